@@ -1,0 +1,138 @@
+//! The one error type.
+//!
+//! Four kinds that never mix, because the caller does something different for each:
+//!
+//! | kind | what it means | what the caller does |
+//! |---|---|---|
+//! | [`Error::Posix`] | the call itself is wrong, as POSIX defines it | corrects the call |
+//! | [`Error::Io`] | a device or the host failed | tries elsewhere, replaces the device |
+//! | [`Error::Unsupported`] | the volume needs what this program does not have | uses a newer program |
+//! | [`Error::Corrupt`] | what is on the device contradicts itself | repairs, restores |
+//!
+//! The errno of each is made in one function, [`Error::errno`].
+
+use std::{fmt, io};
+
+pub use rustix::io::Errno;
+
+/// The result of everything that can fail in offshoot.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The call is wrong for this file or this volume.
+    #[error("{what}: {errno}")]
+    Posix {
+        /// What was asked for.
+        what: String,
+        /// The error that POSIX gives it.
+        errno: Errno,
+    },
+    /// A device or the host failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done, with the device and the place.
+        what: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The volume needs something that is not there.
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// What is stored contradicts itself.
+    #[error(transparent)]
+    Corrupt(Box<Corrupt>),
+}
+
+/// What is wrong in a volume, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Corrupt {
+    /// The damaged structure, by its name in the format.
+    pub structure: String,
+    /// The logical address in the volume, when the structure has one.
+    pub logical: Option<u64>,
+    /// What was expected and what was found.
+    pub problem: String,
+    /// The file that it belongs to: a path, or else an inode and its subvolume.
+    pub file: Option<String>,
+}
+
+impl fmt::Display for Corrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{file}: ")?;
+        }
+        write!(f, "corrupt {}", self.structure)?;
+        if let Some(logical) = self.logical {
+            write!(f, " at logical address {logical}")?;
+        }
+        write!(f, ": {}", self.problem)
+    }
+}
+
+impl std::error::Error for Corrupt {}
+
+impl From<Corrupt> for Error {
+    fn from(corrupt: Corrupt) -> Self {
+        Self::Corrupt(Box::new(corrupt))
+    }
+}
+
+impl Error {
+    /// An error of the POSIX kind about `what`.
+    pub fn posix(errno: Errno, what: impl Into<String>) -> Self {
+        Self::Posix { what: what.into(), errno }
+    }
+
+    /// A failure of the host or a device while doing `what`.
+    pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Io { what: what.into(), source: source.into() }
+    }
+
+    /// A corrupt structure with no logical address of its own.
+    pub fn corrupt(structure: impl Into<String>, problem: impl Into<String>) -> Self {
+        Corrupt { structure: structure.into(), logical: None, problem: problem.into(), file: None }
+            .into()
+    }
+
+    /// A corrupt structure at a logical address.
+    pub fn corrupt_at(
+        structure: impl Into<String>,
+        logical: u64,
+        problem: impl Into<String>,
+    ) -> Self {
+        Corrupt {
+            structure: structure.into(),
+            logical: Some(logical),
+            problem: problem.into(),
+            file: None,
+        }
+        .into()
+    }
+
+    /// Names the file that a corruption belongs to. The caller that knows a better
+    /// name (a path for an inode number) replaces the one from below.
+    #[must_use]
+    pub fn in_file(mut self, file: impl fmt::Display) -> Self {
+        if let Self::Corrupt(corrupt) = &mut self {
+            corrupt.file = Some(file.to_string());
+        }
+        self
+    }
+
+    /// The number that a system call would return for this error.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Posix { errno, .. } => *errno,
+            Self::Io { source, .. } => {
+                source.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+            }
+            Self::Unsupported(_) => Errno::OPNOTSUPP,
+            // What the kernel gives for the same thing (EUCLEAN for metadata, EIO for
+            // data) is not told apart by programs; EIO is the one that all of them know.
+            Self::Corrupt(_) => Errno::IO,
+        }
+    }
+}

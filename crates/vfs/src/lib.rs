@@ -1,0 +1,121 @@
+//! What a filesystem is to its callers.
+//!
+//! An engine implements [`FileSystem`]; the command line, the mount and the tests
+//! call it and know nothing of the format behind it. Three rules hold for every
+//! implementation:
+//!
+//! 1. All methods may be called from many threads at once.
+//! 2. Names, link targets and extended attributes are bytes. A name is 1 to 255
+//!    bytes without `/` and NUL, and is never `.` or `..`; an engine refuses an
+//!    image that holds another one before a caller sees it.
+//! 3. Data and metadata were verified before they are returned. What could not be
+//!    verified is an [`Error`], never bytes.
+//!
+//! A file is named by its [`FileId`]. It stays valid as long as the volume is open;
+//! asking for one that does not exist is an error, not undefined.
+
+mod attr;
+mod error;
+
+use std::ops::{ControlFlow, Range};
+
+pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
+pub use error::{Corrupt, Errno, Error, Result};
+
+/// The longest name of a directory entry, in bytes.
+pub const NAME_MAX: usize = 255;
+
+/// One entry of a directory, as [`FileSystem::read_dir`] shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// The name, 1 to 255 bytes.
+    pub name: &'a [u8],
+    /// The file that the entry leads to, nested subvolumes already crossed.
+    pub file: FileId,
+    /// The type that the directory itself records for the entry.
+    pub file_type: FileType,
+    /// Where to go on after this entry: give it to [`FileSystem::read_dir`] as `after`.
+    /// Stable while the entry exists, whatever happens to others.
+    pub cookie: u64,
+}
+
+/// Where a directory stands: the directory that holds it, and its name there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The directory that holds the entry.
+    pub dir: FileId,
+    /// The name of the entry.
+    pub name: Vec<u8>,
+}
+
+/// A filesystem that is open.
+///
+/// Every method fails with [`Error::Io`] when a device does, with
+/// [`Error::Corrupt`] when what it read does not verify, and with
+/// [`Error::Posix`] as POSIX has it for the call of that name.
+pub trait FileSystem: Send + Sync {
+    /// The directory that the tree starts at.
+    fn root(&self) -> FileId;
+
+    /// Sizes and free space of the whole filesystem.
+    fn statfs(&self) -> Result<StatFs>;
+
+    /// The file called `name` in `dir`; `ENOENT` when there is none and `ENOTDIR`
+    /// when `dir` is not a directory. `.` and `..` are not looked up.
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId>;
+
+    /// The directory that holds the directory `dir`; `None` for the root.
+    ///
+    /// A directory has exactly one parent. A caller that walks a tree that it does
+    /// not trust compares this with where it comes from: that alone rules out
+    /// cycles and directories that are reached twice.
+    fn parent(&self, dir: FileId) -> Result<Option<Parent>>;
+
+    /// The attributes of a file.
+    fn attr(&self, file: FileId) -> Result<Attr>;
+
+    /// Calls `visit` for the entries of `dir` in the order of their cookies, from
+    /// the first one whose cookie is greater than `after` until `visit` breaks.
+    /// Start with 0. `.` and `..` are not shown.
+    fn read_dir(
+        &self,
+        dir: FileId,
+        after: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()>;
+
+    /// The target of a symbolic link.
+    fn read_link(&self, file: FileId) -> Result<Vec<u8>>;
+
+    /// The value of one extended attribute, `ENODATA` when there is none.
+    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>>;
+
+    /// All extended attributes with their values, in no particular order.
+    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+
+    /// Reads into `buf` from byte `offset` on; holes read as zeros. The count is
+    /// short only at the end of the file.
+    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize>;
+
+    /// Gives the data in `range` to `visit`, piece by piece in ascending order,
+    /// each with its offset in the file. Holes, and preallocated space that was
+    /// never written, are left out. This is the fast way to read a whole file:
+    /// a compressed extent is decoded once and nothing is copied.
+    ///
+    /// Stops with the error that `visit` returns.
+    fn read_data(
+        &self,
+        file: FileId,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()>;
+
+    /// The first range at or after `offset` that holds data, cut at the end of the
+    /// file; `None` when only a hole follows. Adjacent data is one range.
+    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>>;
+
+    /// Tells that the caller is about to read all of these regular files. The
+    /// filesystem may start to fetch their data, in the order of the device.
+    /// It is a hint: a file that cannot be read fails when it is read.
+    fn prefetch(&self, files: &[FileId]);
+}
