@@ -1,0 +1,138 @@
+//! Tree blocks: header, leaf items, node pointers.
+//!
+//! ```text
+//! leaf   | header 101 | item 0 | item 1 | ...  free space  ... | data 1 | data 0 |
+//! node   | header 101 | pointer 0 | pointer 1 | ...                              |
+//! ```
+//!
+//! An item is 25 bytes: key, offset of its data from the end of the header, and the
+//! data's size. Data is packed against the end of the block in the order of the
+//! items, without gaps. A pointer is 33 bytes: the lowest key below, the address of
+//! the block and the generation it must have.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::view;
+use crate::key::DiskKey;
+use crate::{Generation, Key, Logical, Malformed, TreeId};
+
+/// The levels a tree may have; the root of the highest one has level 7.
+pub const MAX_LEVEL: u8 = 8;
+
+/// The largest size of a tree block, in bytes.
+pub const MAX_NODESIZE: u32 = 65536;
+
+/// The header of a tree block.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// Checksum of everything after this field.
+    pub csum: [u8; 32],
+    /// The filesystem id (the metadata UUID, where a volume has one).
+    pub fsid: [u8; 16],
+    /// The logical address of this block.
+    pub bytenr: U64,
+    /// [`HEADER_WRITTEN`], [`HEADER_RELOC`]; the top byte is the revision of back references.
+    pub flags: U64,
+    /// The UUID of the chunk tree.
+    pub chunk_tree_uuid: [u8; 16],
+    /// The transaction that wrote it.
+    pub generation: U64,
+    /// The tree that it was made for.
+    pub owner: U64,
+    /// Items of a leaf, pointers of a node.
+    pub nritems: U32,
+    /// 0 for a leaf.
+    pub level: u8,
+}
+
+/// The block was written out since it was last changed.
+pub const HEADER_WRITTEN: u64 = 1;
+/// The block belongs to a relocation tree.
+pub const HEADER_RELOC: u64 = 2;
+
+/// The size of a [`Header`] in bytes, which is also where item offsets count from.
+pub const HEADER_SIZE: usize = size_of::<Header>();
+
+/// An item of a leaf, without its data.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Item {
+    /// Its key.
+    pub key: DiskKey,
+    /// Where its data begins, in bytes after the header.
+    pub offset: U32,
+    /// How many bytes of data it has.
+    pub size: U32,
+}
+
+/// A pointer of a node.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct KeyPtr {
+    /// The lowest key in the block it points to.
+    pub key: DiskKey,
+    /// The address of that block.
+    pub blockptr: U64,
+    /// The generation of that block.
+    pub generation: U64,
+}
+
+impl KeyPtr {
+    /// The address of the block below.
+    #[must_use]
+    pub fn logical(&self) -> Logical {
+        Logical(self.blockptr.get())
+    }
+}
+
+impl Header {
+    /// Views the header of the tree block in `bytes`.
+    pub fn view(bytes: &[u8]) -> Result<&Self, Malformed> {
+        Ok(view("tree block", bytes)?.0)
+    }
+
+    /// The tree that the block was made for.
+    #[must_use]
+    pub fn owner(&self) -> TreeId {
+        TreeId(self.owner.get())
+    }
+
+    /// The transaction that wrote it.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.get())
+    }
+}
+
+/// The items of the leaf in `bytes`, as the header counts them.
+pub fn items(bytes: &[u8]) -> Result<&[Item], Malformed> {
+    entries("leaf", bytes)
+}
+
+/// The pointers of the node in `bytes`, as the header counts them.
+pub fn pointers(bytes: &[u8]) -> Result<&[KeyPtr], Malformed> {
+    entries("node", bytes)
+}
+
+fn entries<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    structure: &'static str,
+    bytes: &'a [u8],
+) -> Result<&'a [T], Malformed> {
+    let (header, rest) = view::<Header>(structure, bytes)?;
+    let count = header.nritems.get() as usize;
+    let (entries, _) = <[T]>::ref_from_prefix_with_elems(rest, count).map_err(|_| {
+        Malformed::new(structure, format!("{count} entries do not fit in {} bytes", bytes.len()))
+    })?;
+    Ok(entries)
+}
+
+/// The data of `item` in the leaf `bytes`.
+pub fn item_data<'a>(bytes: &'a [u8], item: &Item) -> Result<&'a [u8], Malformed> {
+    let start = HEADER_SIZE + item.offset.get() as usize;
+    bytes.get(start..start + item.size.get() as usize).ok_or_else(|| {
+        let key: Key = item.key.get();
+        Malformed::new("leaf", format!("the data of item {key} lies outside of the leaf"))
+    })
+}

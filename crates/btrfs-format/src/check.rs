@@ -1,0 +1,317 @@
+//! The full check of a tree block.
+//!
+//! [`verify`] proves of one block what the block itself can show; [`expect`] compares
+//! it with what the pointer above says. A block that passed both is safe to use:
+//! every typed view of every item in it succeeds, and no number in it leads outside
+//! of what holds it.
+//!
+//! What [`verify`] proves, in the order in which it looks:
+//!
+//! 1. The block has the volume's node size, its checksum is right, and it names the
+//!    volume, its own address, a level below [`MAX_LEVEL`] and an owner that is a tree.
+//! 2. It is not newer than the superblock. Only the blocks of log trees are written
+//!    ahead of it, by exactly one transaction.
+//! 3. Keys ascend strictly.
+//! 4. A node has at least one pointer; each leads to the start of a sector, not to 0,
+//!    and to a block that is not newer than the superblock.
+//! 5. The data of a leaf is packed against its end, without gaps or overlaps, and
+//!    does not reach into the item headers.
+//! 6. Every item has the contents that its type asks for ([`item`] and its parts).
+//!
+//! How strict it is: as strict as what kernels and `btrfs-progs` of the last ten
+//! years write allows, and not stricter. A false alarm takes a user's data away, so
+//! what is odd and yet harmless to a reader passes: item types that are not known,
+//! reserved fields, flags without a meaning here, counters. What a reader relies on
+//! does not: sizes, ranges, names, levels, addresses.
+//!
+//! A block that is right costs no allocation. Messages are made when it is wrong.
+
+mod chunk;
+mod dir;
+mod extent;
+mod file_extent;
+mod inode;
+mod item;
+mod root;
+mod space;
+
+use uuid::Uuid;
+
+use crate::block::{self, HEADER_RELOC, HEADER_SIZE, Header, Item, KeyPtr, MAX_LEVEL};
+use crate::csum::ChecksumType;
+use crate::superblock::{Incompat, Superblock};
+use crate::{Generation, Key, Logical, Malformed, TreeId};
+
+/// What every block of a volume shares.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// The size of a tree block, in bytes.
+    pub node_size: u32,
+    /// The unit of data and of all addresses, in bytes.
+    pub sector_size: u32,
+    /// What checksums are made with.
+    pub checksum: ChecksumType,
+    /// The filesystem id that blocks carry.
+    pub metadata_uuid: Uuid,
+    /// The filesystem ids of the seeds that the volume grew from. Blocks that were
+    /// never rewritten since then still carry the id of the seed they come from.
+    pub seeds: Vec<Uuid>,
+    /// The features of the volume, some of which change what is legal.
+    pub incompat: Incompat,
+    /// The generation of the superblock. No block but one of a log may be newer.
+    pub generation: Generation,
+}
+
+impl Geometry {
+    /// The geometry of the volume that has this superblock, with no seeds yet.
+    #[must_use]
+    pub fn of(superblock: &Superblock) -> Self {
+        Self {
+            node_size: superblock.node_size,
+            sector_size: superblock.sector_size,
+            checksum: superblock.checksum,
+            metadata_uuid: superblock.metadata_uuid,
+            seeds: Vec::new(),
+            incompat: superblock.incompat,
+            generation: superblock.generation,
+        }
+    }
+
+    /// Whether `bytes` is a whole number of sectors.
+    fn is_aligned(&self, bytes: u64) -> bool {
+        bytes & (u64::from(self.sector_size) - 1) == 0
+    }
+}
+
+/// What the pointer that leads to a block says of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// Where the block is.
+    pub logical: Logical,
+    /// Its level.
+    pub level: u8,
+    /// The transaction that wrote it.
+    pub generation: Generation,
+    /// The tree through which it was reached.
+    pub owner: TreeId,
+    /// Its first key; `None` for a root, of which nothing says it.
+    pub first_key: Option<Key>,
+}
+
+const STRUCTURE: &str = "tree block";
+
+#[cold]
+fn bad(problem: String) -> Malformed {
+    Malformed::new(STRUCTURE, problem)
+}
+
+/// Checks all that the block in `bytes`, read from `logical`, shows by itself.
+///
+/// # Errors
+/// The first thing that is wrong, with what was expected and what was found.
+pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(), Malformed> {
+    if bytes.len() != geometry.node_size as usize {
+        return Err(bad(format!(
+            "{} bytes, not the {} of a node",
+            bytes.len(),
+            geometry.node_size
+        )));
+    }
+    let header = Header::view(bytes)?;
+    let computed = geometry.checksum.compute(&bytes[header.csum.len()..]);
+    let stored = &header.csum[..geometry.checksum.len()];
+    if computed.bytes() != stored {
+        return Err(bad(format!("checksum {computed} expected, {} found", hex(stored))));
+    }
+    verify_header(header, geometry, logical)?;
+    if header.level == 0 {
+        verify_leaf(bytes, header, geometry)
+    } else {
+        verify_node(bytes, header, geometry)
+    }
+}
+
+/// The generation that no block of the tree `owner` may exceed.
+fn newest(geometry: &Geometry, owner: TreeId) -> u64 {
+    let committed = geometry.generation.0;
+    if owner == TreeId::TREE_LOG { committed.saturating_add(1) } else { committed }
+}
+
+fn verify_header(header: &Header, geometry: &Geometry, logical: Logical) -> Result<(), Malformed> {
+    let fsid = Uuid::from_bytes(header.fsid);
+    if fsid != geometry.metadata_uuid && !geometry.seeds.contains(&fsid) {
+        return Err(bad(format!(
+            "filesystem id {} expected, {fsid} found",
+            geometry.metadata_uuid
+        )));
+    }
+    if header.bytenr.get() != logical.0 {
+        return Err(bad(format!("address {logical} expected, {} found", header.bytenr)));
+    }
+    if header.level >= MAX_LEVEL {
+        return Err(bad(format!("level {}, the highest is {}", header.level, MAX_LEVEL - 1)));
+    }
+    let owner = header.owner();
+    if !is_tree(owner) {
+        return Err(bad(format!("owner {owner} is not a tree")));
+    }
+    let newest = newest(geometry, owner);
+    if header.generation.get() > newest {
+        return Err(bad(format!(
+            "generation at most {newest} expected, {} found",
+            header.generation
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a tree may have this id. Ids below 256 that nothing uses yet are left to
+/// features that a reader need not know.
+fn is_tree(id: TreeId) -> bool {
+    /// The log tree while it is replayed.
+    const TREE_LOG_FIXUP: TreeId = TreeId(0u64.wrapping_sub(7));
+    let special = [TreeId::TREE_LOG, TREE_LOG_FIXUP, TreeId::TREE_RELOC, TreeId::DATA_RELOC];
+    id.0 != 0 && (id <= TreeId::LAST_FREE || special.contains(&id))
+}
+
+fn verify_node(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
+    let pointers = block::pointers(bytes)?;
+    if pointers.is_empty() {
+        return Err(bad(format!("a node of level {} without pointers", header.level)));
+    }
+    let newest = newest(geometry, header.owner());
+    let mut previous: Option<Key> = None;
+    for (slot, pointer) in pointers.iter().enumerate() {
+        let key = pointer.key.get();
+        if let Some(previous) = previous.filter(|&previous| previous >= key) {
+            return Err(bad(format!("slot {slot}: key {key} does not follow {previous}")));
+        }
+        previous = Some(key);
+        verify_pointer(pointer, geometry, newest)
+            .map_err(|problem| bad(format!("slot {slot} {key}: {problem}")))?;
+    }
+    Ok(())
+}
+
+fn verify_pointer(pointer: &KeyPtr, geometry: &Geometry, newest: u64) -> Result<(), String> {
+    let below = pointer.blockptr.get();
+    if below == 0 || !geometry.is_aligned(below) {
+        return Err(format!(
+            "the address of a block in sectors of {} expected, {below} found",
+            geometry.sector_size
+        ));
+    }
+    if pointer.generation.get() > newest {
+        return Err(format!("generation at most {newest} expected, {} found", pointer.generation));
+    }
+    Ok(())
+}
+
+fn verify_leaf(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
+    let items = block::items(bytes)?;
+    if items.is_empty() {
+        return verify_empty(header, geometry);
+    }
+    let space = bytes.len() - HEADER_SIZE;
+    let mut end = space;
+    let mut previous: Option<(Key, &[u8])> = None;
+    for (slot, item) in items.iter().enumerate() {
+        let key = item.key.get();
+        if let Some((previous, _)) = previous.filter(|&(previous, _)| previous >= key) {
+            return Err(bad(format!("slot {slot}: key {key} does not follow {previous}")));
+        }
+        let (offset, size) = (item.offset.get() as usize, item.size.get() as usize);
+        if offset.checked_add(size) != Some(end) {
+            return Err(bad(format!(
+                "slot {slot} {key}: its data at {offset} with {size} bytes does not end at {end}"
+            )));
+        }
+        end = offset;
+        let data = &bytes[HEADER_SIZE + offset..][..size];
+        item::Context { geometry, owner: header.owner(), slot, key, data, previous }.verify()?;
+        previous = Some((key, data));
+    }
+    let headers = size_of_val(items);
+    if end < headers {
+        return Err(bad(format!(
+            "item data begins at {end}, within {headers} bytes of item headers"
+        )));
+    }
+    Ok(())
+}
+
+/// Trees that have items for as long as they exist are never an empty leaf. The
+/// blocks of a relocation tree carry the id of another tree and may be empty.
+fn verify_empty(header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
+    let owner = header.owner();
+    let never_empty = match owner {
+        TreeId::ROOT | TreeId::CHUNK | TreeId::DEV => true,
+        TreeId::EXTENT => !geometry.incompat.has(Incompat::EXTENT_TREE_V2),
+        _ => false,
+    };
+    if never_empty && header.flags.get() & HEADER_RELOC == 0 {
+        return Err(bad(format!("an empty leaf, which tree {owner} never has")));
+    }
+    Ok(())
+}
+
+/// Compares the block in `bytes`, which passed [`verify`], with the view from above.
+///
+/// The owner of a subvolume's block may be any subvolume, because snapshots share
+/// blocks. The trees of a log and of a relocation hold blocks of the subvolume that
+/// they are about.
+///
+/// # Errors
+/// The first difference.
+pub fn expect(bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
+    let header = Header::view(bytes)?;
+    if header.bytenr.get() != expected.logical.0 {
+        return Err(bad(format!("address {} expected, {} found", expected.logical, header.bytenr)));
+    }
+    if header.level != expected.level {
+        return Err(bad(format!("level {} expected, {} found", expected.level, header.level)));
+    }
+    if header.generation() != expected.generation {
+        return Err(bad(format!(
+            "generation {} expected, {} found",
+            expected.generation, header.generation
+        )));
+    }
+    let owner = header.owner();
+    if !may_own(expected.owner, owner) {
+        return Err(bad(format!("owner {} expected, {owner} found", expected.owner)));
+    }
+    if let Some(first_key) = expected.first_key {
+        let found = first_key_of(bytes, header)?;
+        if found != Some(first_key) {
+            let found = found.map_or("none".to_owned(), |key| key.to_string());
+            return Err(bad(format!("first key {first_key} expected, {found} found")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a block that is reached through `tree` may name `owner` as its owner.
+fn may_own(tree: TreeId, owner: TreeId) -> bool {
+    match tree {
+        TreeId::TREE_LOG | TreeId::TREE_RELOC => owner.is_fs_like(),
+        _ if tree.is_subvolume() => owner.is_subvolume(),
+        _ => owner == tree,
+    }
+}
+
+fn first_key_of(bytes: &[u8], header: &Header) -> Result<Option<Key>, Malformed> {
+    Ok(if header.level == 0 {
+        block::items(bytes)?.first().map(|item: &Item| item.key.get())
+    } else {
+        block::pointers(bytes)?.first().map(|pointer: &KeyPtr| pointer.key.get())
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold("0x".to_owned(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,57 @@
+//! Chunks and devices.
+
+use super::item::{Checked, Context, ensure};
+use crate::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem};
+use crate::error::view;
+use crate::key::objectid;
+use crate::superblock::Incompat;
+
+pub(super) fn verify(item: &Context<'_>) -> Checked {
+    let (chunk, rest) = Chunk::parse_prefix(item.key, item.data, item.geometry.sector_size)?;
+    ensure!(rest.is_empty(), "{} bytes after the stripes", rest.len());
+    verify_types(item, chunk.flags)
+}
+
+/// Checks what a chunk or block group says it holds.
+pub(super) fn verify_types(item: &Context<'_>, flags: BlockGroupFlags) -> Checked {
+    const MIXED: u64 = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+    let types = flags.0 & BlockGroupFlags::TYPES;
+    let known = matches!(
+        types,
+        BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM
+    );
+    let mixed = types == MIXED && item.geometry.incompat.has(Incompat::MIXED_GROUPS);
+    ensure!(known || mixed, "type bits {types:#x} are none of a block group");
+    Ok(())
+}
+
+pub(super) fn verify_device(item: &Context<'_>) -> Checked {
+    ensure!(item.key.objectid == objectid::DEV_ITEMS, "object id {} expected", objectid::DEV_ITEMS);
+    item.size(size_of::<DevItem>())?;
+    let device = DevItem::view(item.data)?;
+    ensure!(
+        device.devid.get() == item.key.offset,
+        "device {} expected, {} found",
+        item.key.offset,
+        device.devid
+    );
+    Ok(())
+}
+
+pub(super) fn verify_device_extent(item: &Context<'_>) -> Checked {
+    item.size(size_of::<DevExtent>())?;
+    let (extent, _) = view::<DevExtent>("device extent", item.data)?;
+    let length = extent.length.get();
+    item.aligned("start", item.key.offset)?;
+    item.aligned("length", length)?;
+    item.aligned("chunk", extent.chunk_offset.get())?;
+    ensure!(
+        length != 0 && item.key.offset.checked_add(length).is_some(),
+        "a length of {length} bytes"
+    );
+    let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
+    let (before, _) = view::<DevExtent>("device extent", data)?;
+    let end = previous.offset.saturating_add(before.length.get());
+    ensure!(end <= item.key.offset, "overlaps the extent before it, which ends at {end}");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Directory entries, extended attributes, and what logs say of directories.
+
+use super::item::{Checked, Context, ensure};
+use crate::ItemType;
+use crate::dir::{DirEntry, NAME_LEN, dir_entries, file_type, name_hash};
+use crate::space::DirLogItem;
+
+/// Checks the name of a file: it can stand as one component of a path, and means
+/// neither the directory itself nor the one above it.
+pub(super) fn verify_name(name: &[u8]) -> Checked {
+    verify_name_length(name)?;
+    ensure!(
+        !name.iter().any(|&byte| byte == 0 || byte == b'/'),
+        "the name {} holds a slash or a NUL",
+        name.escape_ascii()
+    );
+    ensure!(name != b"." && name != b"..", "the name is {}", name.escape_ascii());
+    Ok(())
+}
+
+fn verify_name_length(name: &[u8]) -> Checked {
+    ensure!(
+        (1..=NAME_LEN).contains(&name.len()),
+        "a name of 1 to {NAME_LEN} bytes expected, {} found",
+        name.len()
+    );
+    Ok(())
+}
+
+pub(super) fn verify(item: &Context<'_>) -> Checked {
+    let mut count = 0;
+    for entry in dir_entries(item.data) {
+        let entry = entry?;
+        if item.key.item_type == ItemType::XATTR_ITEM {
+            verify_xattr(&entry)?;
+        } else {
+            verify_entry(&entry)?;
+        }
+        if item.key.item_type != ItemType::DIR_INDEX {
+            let hash = name_hash(entry.name);
+            ensure!(
+                hash == item.key.offset,
+                "the name {} has the hash {hash}",
+                entry.name.escape_ascii()
+            );
+        }
+        count += 1;
+    }
+    // An index is one entry's alone.
+    ensure!(
+        item.key.item_type != ItemType::DIR_INDEX || count == 1,
+        "one entry expected, {count} found"
+    );
+    Ok(())
+}
+
+fn verify_xattr(entry: &DirEntry<'_>) -> Checked {
+    ensure!(
+        entry.file_type == file_type::XATTR,
+        "type {} of an extended attribute expected, {} found",
+        file_type::XATTR,
+        entry.file_type
+    );
+    verify_name_length(entry.name)?;
+    ensure!(!entry.name.contains(&0), "the name {} holds a NUL", entry.name.escape_ascii());
+    Ok(())
+}
+
+fn verify_entry(entry: &DirEntry<'_>) -> Checked {
+    let kind = entry.file_type & !file_type::ENCRYPTED;
+    ensure!(
+        (file_type::REG_FILE..=file_type::SYMLINK).contains(&kind),
+        "type {} is none of a directory entry",
+        entry.file_type
+    );
+    ensure!(entry.data.is_empty(), "{} bytes of data after the name", entry.data.len());
+    verify_name(entry.name)?;
+    let target = entry.location.item_type;
+    ensure!(
+        target == ItemType::INODE_ITEM || target == ItemType::ROOT_ITEM,
+        "leads to {}, neither an inode nor a subvolume",
+        entry.location
+    );
+    Ok(())
+}
+
+pub(super) fn verify_log(item: &Context<'_>) -> Checked {
+    item.size(size_of::<DirLogItem>())
+}

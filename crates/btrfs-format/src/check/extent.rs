@@ -1,0 +1,164 @@
+//! Extents, their references, and checksums of data.
+
+use super::item::{Checked, Context, Problem, ensure};
+use crate::block::MAX_LEVEL;
+use crate::extent::{
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
+    InlineRef,
+};
+use crate::key::objectid;
+use crate::superblock::Incompat;
+use crate::{ItemType, TreeId, U32};
+
+pub(super) fn verify(item: &Context<'_>) -> Checked {
+    item.aligned("address", item.key.objectid)?;
+    let extent = Extent::parse(item.key.item_type, item.data)?;
+    item.generation("generation", extent.item.generation.get())?;
+    let flags = extent.item.flags.get();
+    let is_block = match flags & (EXTENT_FLAG_DATA | EXTENT_FLAG_TREE_BLOCK) {
+        EXTENT_FLAG_TREE_BLOCK => true,
+        EXTENT_FLAG_DATA => false,
+        _ => return Err(format!("flags {flags:#x} are neither data nor a tree block").into()),
+    };
+    if is_block {
+        verify_block(item, &extent)?;
+    } else {
+        ensure!(
+            item.key.item_type == ItemType::EXTENT_ITEM && flags & EXTENT_FLAG_FULL_BACKREF == 0,
+            "flags {flags:#x} of a tree block in an extent of data"
+        );
+        ensure!(item.key.offset != 0, "an extent without length");
+        item.aligned("length", item.key.offset)?;
+    }
+    ensure!(end(item.key, item).is_some(), "its length overflows the address space");
+    let found = count_inline(item, &extent, is_block)?;
+    ensure!(
+        found <= extent.item.refs.get(),
+        "{} references counted, but {found} are inline",
+        extent.item.refs
+    );
+    verify_order(item)
+}
+
+fn verify_block(item: &Context<'_>, extent: &Extent<'_>) -> Checked {
+    let level = if item.key.item_type == ItemType::METADATA_ITEM {
+        ensure!(
+            item.geometry.incompat.has(Incompat::SKINNY_METADATA),
+            "in a volume without SKINNY_METADATA"
+        );
+        item.key.offset
+    } else {
+        ensure!(
+            item.key.offset == u64::from(item.geometry.node_size),
+            "the length of a node, {}, expected",
+            item.geometry.node_size
+        );
+        extent.block.map_or(0, |block| u64::from(block.level))
+    };
+    ensure!(level < u64::from(MAX_LEVEL), "level {level}, the highest is {}", MAX_LEVEL - 1);
+    Ok(())
+}
+
+/// One past the last address of the extent with this key.
+fn end(key: crate::Key, item: &Context<'_>) -> Option<u64> {
+    let length = if key.item_type == ItemType::METADATA_ITEM {
+        u64::from(item.geometry.node_size)
+    } else {
+        key.offset
+    };
+    key.objectid.checked_add(length)
+}
+
+/// Checks the inline references and says how many references they stand for.
+fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Result<u64, Problem> {
+    let mut total = 0u64;
+    for inline in extent.inline_refs() {
+        let inline = inline?;
+        let for_block = matches!(inline, InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_));
+        ensure!(for_block == is_block, "a reference of the other kind: {inline:?}");
+        let count = match inline {
+            InlineRef::TreeBlock(_) => 1,
+            InlineRef::SharedBlock(parent) => {
+                item.aligned("parent", parent)?;
+                1
+            }
+            InlineRef::ExtentData(data_ref) => {
+                item.aligned("file offset", data_ref.offset.get())?;
+                data_ref.count.get()
+            }
+            InlineRef::SharedData { parent, count } => {
+                item.aligned("parent", parent)?;
+                count
+            }
+            // Says who pays for the extent, and is no reference to it.
+            InlineRef::Owner(_) => continue,
+        };
+        ensure!(count != 0, "a reference that is counted 0 times: {inline:?}");
+        total = total.saturating_add(u64::from(count));
+    }
+    Ok(total)
+}
+
+/// Checks that the extent before this one in the leaf ends before it.
+fn verify_order(item: &Context<'_>) -> Checked {
+    let before = item.previous.filter(|(previous, _)| {
+        matches!(previous.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
+    });
+    let Some(end) = before.and_then(|(previous, _)| end(previous, item)) else { return Ok(()) };
+    ensure!(end <= item.key.objectid, "overlaps the extent before it, which ends at {end}");
+    Ok(())
+}
+
+/// Checks a reference that is an item of its own.
+pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
+    item.aligned("address", item.key.objectid)?;
+    match item.key.item_type {
+        ItemType::TREE_BLOCK_REF => item.size(0),
+        ItemType::SHARED_BLOCK_REF => {
+            item.size(0)?;
+            item.aligned("parent", item.key.offset)
+        }
+        ItemType::SHARED_DATA_REF => {
+            item.size(size_of::<U32>())?;
+            item.aligned("parent", item.key.offset)
+        }
+        _ => {
+            let size = size_of::<ExtentDataRef>();
+            ensure!(
+                !item.data.is_empty() && item.data.len().is_multiple_of(size),
+                "references of {size} bytes expected, {} bytes found",
+                item.data.len()
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Checks a run of checksums of data.
+pub(super) fn verify_csums(item: &Context<'_>) -> Checked {
+    ensure!(
+        item.key.objectid == objectid::EXTENT_CSUM,
+        "object id {} expected",
+        objectid::EXTENT_CSUM.cast_signed()
+    );
+    item.aligned("address", item.key.offset)?;
+    let len = item.geometry.checksum.len();
+    ensure!(
+        item.data.len().is_multiple_of(len),
+        "checksums of {len} bytes expected, {} bytes found",
+        item.data.len()
+    );
+    let covered = |data: &[u8]| (data.len() / len) as u64 * u64::from(item.geometry.sector_size);
+    ensure!(
+        item.key.offset.checked_add(covered(item.data)).is_some(),
+        "it covers more than the address space"
+    );
+    // A log collects what several fsyncs wrote, one over the other.
+    if item.owner == TreeId::TREE_LOG {
+        return Ok(());
+    }
+    let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
+    let end = previous.offset.saturating_add(covered(data));
+    ensure!(end <= item.key.offset, "overlaps the checksums before it, which end at {end}");
+    Ok(())
+}

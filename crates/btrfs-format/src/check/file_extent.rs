@@ -1,0 +1,110 @@
+//! File extents.
+//!
+//! What a reader computes with these numbers stays inside: of the file (`offset` of
+//! the key and length), of the extent (`offset` and `num_bytes`), and of the logical
+//! space (`disk_bytenr` and `disk_num_bytes`).
+
+use super::item::{Checked, Context, ensure};
+use crate::compress::Compression;
+use crate::file_extent::{
+    FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, MAX_COMPRESSED_EXTENT,
+};
+
+pub(super) fn verify(item: &Context<'_>) -> Checked {
+    item.aligned("file offset", item.key.offset)?;
+    let extent = FileExtent::parse(item.data)?;
+    match extent.body {
+        FileExtentBody::Inline(data) => verify_inline(item, &extent, data)?,
+        FileExtentBody::Hole { .. } | FileExtentBody::Extent { .. } => {
+            item.size(size_of::<FileExtentHead>() + size_of::<FileExtentTail>())?;
+            verify_regular(item, &extent)?;
+        }
+    }
+    verify_order(item)
+}
+
+fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>, data: &[u8]) -> Checked {
+    ensure!(item.key.offset == 0, "an inline extent that is not at the start of the file");
+    if extent.compression == Compression::None {
+        ensure!(
+            extent.ram_bytes == data.len() as u64,
+            "inline data of {} bytes expected, {} found",
+            extent.ram_bytes,
+            data.len()
+        );
+    }
+    ensure!(
+        extent.ram_bytes <= MAX_COMPRESSED_EXTENT,
+        "inline data of {} bytes when it is decompressed",
+        extent.ram_bytes
+    );
+    Ok(())
+}
+
+fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
+    item.aligned("ram_bytes", extent.ram_bytes)?;
+    let num_bytes = match extent.body {
+        FileExtentBody::Inline(_) => return Ok(()),
+        FileExtentBody::Hole { num_bytes } => num_bytes,
+        FileExtentBody::Extent { num_bytes, preallocated, .. } => {
+            verify_extent(item, extent, preallocated)?;
+            num_bytes
+        }
+    };
+    item.aligned("num_bytes", num_bytes)?;
+    ensure!(num_bytes != 0, "an extent without length");
+    ensure!(
+        item.key.offset.checked_add(num_bytes).is_some(),
+        "{num_bytes} bytes overflow the file"
+    );
+    Ok(())
+}
+
+fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool) -> Checked {
+    let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, .. } = extent.body
+    else {
+        return Ok(());
+    };
+    item.aligned("disk_bytenr", disk_bytenr.0)?;
+    item.aligned("disk_num_bytes", disk_num_bytes)?;
+    item.aligned("offset", offset)?;
+    ensure!(disk_num_bytes != 0, "an extent without length on disk");
+    ensure!(
+        disk_bytenr.0.checked_add(disk_num_bytes).is_some(),
+        "{disk_num_bytes} bytes at {disk_bytenr} overflow the address space"
+    );
+    // Where nothing is compressed, `ram_bytes` repeats `disk_num_bytes`, but not in
+    // all volumes, and nobody reads it.
+    let whole = match extent.compression {
+        Compression::None => disk_num_bytes,
+        _ => extent.ram_bytes,
+    };
+    ensure!(
+        offset.checked_add(num_bytes).is_some_and(|end| end <= whole),
+        "{num_bytes} bytes from {offset} on do not lie in an extent of {whole}"
+    );
+    if extent.compression != Compression::None && !preallocated {
+        ensure!(
+            extent.ram_bytes <= MAX_COMPRESSED_EXTENT && disk_num_bytes <= MAX_COMPRESSED_EXTENT,
+            "a compressed extent of {} bytes, {disk_num_bytes} on disk; at most \
+             {MAX_COMPRESSED_EXTENT} expected",
+            extent.ram_bytes
+        );
+    }
+    Ok(())
+}
+
+/// Checks that the extent before this one ends before it.
+fn verify_order(item: &Context<'_>) -> Checked {
+    let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
+    let previous_extent = FileExtent::parse(data)?;
+    let length = match previous_extent.body {
+        FileExtentBody::Inline(_) => {
+            previous_extent.ram_bytes.next_multiple_of(u64::from(item.geometry.sector_size))
+        }
+        FileExtentBody::Hole { num_bytes } | FileExtentBody::Extent { num_bytes, .. } => num_bytes,
+    };
+    let end = previous.offset.saturating_add(length);
+    ensure!(end <= item.key.offset, "overlaps the extent before it, which ends at {end}");
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Inodes and the names they have.
+
+use super::dir::verify_name;
+use super::item::{Checked, Context, ensure};
+use crate::dir::extref_hash;
+use crate::inode::{
+    InodeExtrefItem, InodeItem, InodeRefItem, inode_extrefs, inode_flags, inode_refs,
+};
+use crate::key::objectid;
+use crate::{Ino, TreeId};
+
+/// The flags whose low half a reader must know. The high half is read-only compatible.
+const KNOWN_FLAGS: u64 = inode_flags::NODATASUM
+    | inode_flags::NODATACOW
+    | inode_flags::READONLY
+    | inode_flags::NOCOMPRESS
+    | inode_flags::PREALLOC
+    | inode_flags::SYNC
+    | inode_flags::IMMUTABLE
+    | inode_flags::APPEND
+    | inode_flags::NODUMP
+    | inode_flags::NOATIME
+    | inode_flags::DIRSYNC
+    | inode_flags::COMPRESS
+    | inode_flags::ROOT_ITEM_INIT;
+const INCOMPATIBLE_FLAGS: u64 = 0xffff_ffff;
+
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+
+pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
+    item.size(size_of::<InodeItem>())?;
+    let id = item.key.objectid;
+    let ordinary = (TreeId::FIRST_FREE.0..=TreeId::LAST_FREE.0).contains(&id);
+    ensure!(
+        ordinary || id == objectid::ROOT_TREE_DIR || id == objectid::FREE_INO,
+        "{id} is not an inode number"
+    );
+    ensure!(item.key.offset == 0, "key offset 0 expected");
+    let inode = InodeItem::view(item.data)?;
+    item.generation("generation", inode.generation.get())?;
+    item.generation("transid", inode.transid.get())?;
+    verify_mode(item, inode)?;
+    let unknown = inode.flags.get() & INCOMPATIBLE_FLAGS & !KNOWN_FLAGS;
+    ensure!(unknown == 0, "unknown flags {unknown:#x}");
+    Ok(())
+}
+
+fn verify_mode(item: &Context<'_>, inode: &InodeItem) -> Checked {
+    let mode = inode.mode.get();
+    ensure!(mode & !(S_IFMT | 0o7777) == 0, "mode {mode:#o} has unknown bits");
+    // Inodes of free-space caches have no name that leads to them, and old kernels
+    // wrote some of them without a type.
+    let hidden = item.owner == TreeId::ROOT || item.key.objectid == objectid::FREE_INO;
+    let known = matches!(mode >> 12, 0o01 | 0o02 | 0o04 | 0o06 | 0o10 | 0o12 | 0o14);
+    ensure!(known || (hidden && mode & S_IFMT == 0), "mode {mode:#o} names no file type");
+    let links = inode.nlink.get();
+    ensure!(mode & S_IFMT != S_IFDIR || links <= 1, "a directory with {links} links");
+    Ok(())
+}
+
+pub(super) fn verify_refs(item: &Context<'_>) -> Checked {
+    item.size_at_least(size_of::<InodeRefItem>())?;
+    let directory = item.key.offset;
+    for name in inode_refs(directory, item.data) {
+        let name = name?.name;
+        // A root directory is called `..` in itself.
+        if directory == item.key.objectid && name == b".." && is_root_directory(directory) {
+            continue;
+        }
+        verify_name(name)?;
+    }
+    Ok(())
+}
+
+fn is_root_directory(id: u64) -> bool {
+    id == Ino::ROOT_DIR.0 || id == objectid::ROOT_TREE_DIR
+}
+
+pub(super) fn verify_extrefs(item: &Context<'_>) -> Checked {
+    item.size_at_least(size_of::<InodeExtrefItem>())?;
+    for name in inode_extrefs(item.data) {
+        let name = name?;
+        verify_name(name.name)?;
+        let hash = extref_hash(name.parent, name.name);
+        ensure!(
+            hash == item.key.offset,
+            "the name {} in {} has the hash {hash}",
+            name.name.escape_ascii(),
+            name.parent
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! The contents of items: which check is for which type.
+//!
+//! A check gets the item with its key and what precedes it in the leaf ([`Context`])
+//! and says what is wrong ([`Problem`]); slot and key are put in front here, once.
+//! Types that are not listed hold nothing that a reader depends on, or are unknown,
+//! and are left alone.
+
+use std::borrow::Cow;
+
+use super::{Geometry, chunk, dir, extent, file_extent, inode, root, space};
+use crate::{ItemType, Key, Malformed, TreeId};
+
+/// An item of a leaf and what is around it.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    /// What the volume's blocks share.
+    pub(super) geometry: &'a Geometry,
+    /// The owner of the leaf.
+    pub(super) owner: TreeId,
+    /// Where in the leaf it stands.
+    pub(super) slot: usize,
+    pub(super) key: Key,
+    pub(super) data: &'a [u8],
+    /// Key and data of the item before it in the leaf.
+    pub(super) previous: Option<(Key, &'a [u8])>,
+}
+
+/// What is wrong with an item.
+pub(super) struct Problem(Cow<'static, str>);
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Self {
+        Self(problem.into())
+    }
+}
+
+impl From<&'static str> for Problem {
+    fn from(problem: &'static str) -> Self {
+        Self(problem.into())
+    }
+}
+
+impl From<Malformed> for Problem {
+    fn from(malformed: Malformed) -> Self {
+        Self(malformed.problem)
+    }
+}
+
+/// The outcome of a check.
+pub(super) type Checked = Result<(), Problem>;
+
+/// Returns the formatted problem when the condition does not hold.
+macro_rules! ensure {
+    ($condition:expr, $($problem:tt)+) => {
+        if !$condition {
+            return Err($crate::check::item::Problem::from(format!($($problem)+)));
+        }
+    };
+}
+pub(super) use ensure;
+
+impl<'a> Context<'a> {
+    /// Checks key and contents.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with slot and key.
+    pub(super) fn verify(&self) -> Result<(), Malformed> {
+        self.verify_contents().map_err(|problem| self.located(&problem))
+    }
+
+    #[cold]
+    fn located(&self, problem: &Problem) -> Malformed {
+        super::bad(format!("slot {} {}: {}", self.slot, self.key, problem.0))
+    }
+
+    fn verify_contents(&self) -> Checked {
+        match self.key.item_type {
+            ItemType::INODE_ITEM => inode::verify_inode(self),
+            ItemType::INODE_REF => inode::verify_refs(self),
+            ItemType::INODE_EXTREF => inode::verify_extrefs(self),
+            ItemType::ORPHAN_ITEM => self.size(0),
+            ItemType::DIR_ITEM | ItemType::DIR_INDEX | ItemType::XATTR_ITEM => dir::verify(self),
+            ItemType::DIR_LOG_ITEM | ItemType::DIR_LOG_INDEX => dir::verify_log(self),
+            ItemType::EXTENT_DATA => file_extent::verify(self),
+            ItemType::EXTENT_CSUM => extent::verify_csums(self),
+            ItemType::ROOT_ITEM => root::verify(self),
+            ItemType::ROOT_REF | ItemType::ROOT_BACKREF => root::verify_ref(self),
+            ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => extent::verify(self),
+            ItemType::TREE_BLOCK_REF
+            | ItemType::SHARED_BLOCK_REF
+            | ItemType::EXTENT_DATA_REF
+            | ItemType::SHARED_DATA_REF => extent::verify_ref(self),
+            ItemType::CHUNK_ITEM => chunk::verify(self),
+            ItemType::DEV_ITEM => chunk::verify_device(self),
+            ItemType::DEV_EXTENT => chunk::verify_device_extent(self),
+            ItemType::BLOCK_GROUP_ITEM => space::verify_block_group(self),
+            _ => space::verify_other(self),
+        }
+    }
+
+    /// Checks that the item has exactly `expected` bytes.
+    pub(super) fn size(&self, expected: usize) -> Checked {
+        ensure!(
+            self.data.len() == expected,
+            "{expected} bytes expected, {} found",
+            self.data.len()
+        );
+        Ok(())
+    }
+
+    /// Checks that the item has `least` bytes or more.
+    pub(super) fn size_at_least(&self, least: usize) -> Checked {
+        ensure!(
+            self.data.len() >= least,
+            "at least {least} bytes expected, {} found",
+            self.data.len()
+        );
+        Ok(())
+    }
+
+    /// Checks that `bytes`, which is the item's `what`, is a whole number of sectors.
+    pub(super) fn aligned(&self, what: &str, bytes: u64) -> Checked {
+        ensure!(
+            self.geometry.is_aligned(bytes),
+            "{what} {bytes} is not a multiple of the sector size {}",
+            self.geometry.sector_size
+        );
+        Ok(())
+    }
+
+    /// Checks that a generation is not newer than an item may carry: the transaction
+    /// after the committed one is that of a log.
+    pub(super) fn generation(&self, what: &str, generation: u64) -> Checked {
+        let newest = self.geometry.generation.0.saturating_add(1);
+        ensure!(generation <= newest, "{what} at most {newest} expected, {generation} found");
+        Ok(())
+    }
+
+    /// The item before this one in the leaf, when it is about the same object and of
+    /// the same type.
+    pub(super) fn previous_alike(&self) -> Option<(Key, &'a [u8])> {
+        self.previous.filter(|(previous, _)| {
+            previous.objectid == self.key.objectid && previous.item_type == self.key.item_type
+        })
+    }
+}

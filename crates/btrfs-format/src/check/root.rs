@@ -1,0 +1,32 @@
+//! Roots of trees and the names of subvolumes.
+
+use super::dir::verify_name;
+use super::item::{Checked, Context, ensure};
+use crate::TreeId;
+use crate::block::MAX_LEVEL;
+use crate::root::{ROOT_SUBVOL_DEAD, ROOT_SUBVOL_RDONLY, RootItem, RootRef, RootRefItem};
+
+pub(super) fn verify(item: &Context<'_>) -> Checked {
+    ensure!(item.key.objectid != 0, "no tree has the id 0");
+    ensure!(
+        item.key.objectid != TreeId::TREE_RELOC.0 || item.key.offset != 0,
+        "a relocation tree of no tree"
+    );
+    let root = RootItem::parse(item.data)?;
+    item.generation("generation", root.generation.get())?;
+    item.generation("generation_v2", root.generation_v2.get())?;
+    item.generation("last_snapshot", root.last_snapshot.get())?;
+    item.aligned("bytenr", root.bytenr.get())?;
+    for (what, level) in [("level", root.level), ("drop_level", root.drop_level)] {
+        ensure!(level < MAX_LEVEL, "{what} {level}, the highest is {}", MAX_LEVEL - 1);
+    }
+    let unknown = root.flags.get() & !(ROOT_SUBVOL_RDONLY | ROOT_SUBVOL_DEAD);
+    ensure!(unknown == 0, "unknown flags {unknown:#x}");
+    Ok(())
+}
+
+pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
+    let root_ref = RootRef::parse(item.data)?;
+    item.size(size_of::<RootRefItem>() + root_ref.name.len())?;
+    verify_name(root_ref.name)
+}

@@ -1,0 +1,124 @@
+//! Directory entries and extended attributes.
+//!
+//! Both are stored as [`DirEntryItem`]s with a name and a value behind them. A
+//! directory entry stands twice: in a DIR_ITEM, found by the hash of its name, and
+//! in a DIR_INDEX, found by the order in which entries were made. A DIR_ITEM or
+//! XATTR_ITEM holds all entries whose names have one hash.
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::{take, view};
+use crate::key::DiskKey;
+use crate::{Key, Malformed};
+
+/// The fixed part of an entry. 30 bytes; the name and then the data follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DirEntryItem {
+    /// What the entry leads to: an inode, or the root of a subvolume. Zero for xattrs.
+    pub location: DiskKey,
+    /// The transaction that made it.
+    pub transid: U64,
+    /// The length of an xattr's value. Zero for directory entries.
+    pub data_len: U16,
+    /// The length of the name.
+    pub name_len: U16,
+    /// One of [`file_type`].
+    pub file_type: u8,
+}
+
+/// Values of [`DirEntryItem::file_type`].
+#[expect(missing_docs, reason = "the names are the format's and say what the values are")]
+pub mod file_type {
+    pub const UNKNOWN: u8 = 0;
+    pub const REG_FILE: u8 = 1;
+    pub const DIR: u8 = 2;
+    pub const CHRDEV: u8 = 3;
+    pub const BLKDEV: u8 = 4;
+    pub const FIFO: u8 = 5;
+    pub const SOCK: u8 = 6;
+    pub const SYMLINK: u8 = 7;
+    pub const XATTR: u8 = 8;
+    /// On a directory in a volume with encryption: the name is encrypted.
+    pub const ENCRYPTED: u8 = 0x80;
+}
+
+/// The longest name of a directory entry or extended attribute, in bytes.
+pub const NAME_LEN: usize = 255;
+
+/// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// What it leads to.
+    pub location: Key,
+    /// The transaction that made it.
+    pub transid: u64,
+    /// One of [`file_type`].
+    pub file_type: u8,
+    /// The name.
+    pub name: &'a [u8],
+    /// The value of an xattr; empty otherwise.
+    pub data: &'a [u8],
+}
+
+/// The entries in `data`. Ends after the first malformed one.
+pub fn dir_entries(data: &[u8]) -> impl Iterator<Item = Result<DirEntry<'_>, Malformed>> {
+    sequence(data, |data| {
+        let (item, rest) = view::<DirEntryItem>("directory entry", data)?;
+        let name_len = usize::from(item.name_len.get());
+        let (name, rest) = take("directory entry", "name", rest, name_len)?;
+        let (data, rest) = take("directory entry", "data", rest, usize::from(item.data_len.get()))?;
+        let entry = DirEntry {
+            location: item.location.get(),
+            transid: item.transid.get(),
+            file_type: item.file_type,
+            name,
+            data,
+        };
+        Ok((entry, rest))
+    })
+}
+
+/// Repeats `parse` over `data` until nothing is left or it fails. `parse` must
+/// consume at least one byte, which a fixed part in front guarantees.
+pub(crate) fn sequence<'a, T>(
+    mut data: &'a [u8],
+    parse: impl Fn(&'a [u8]) -> Result<(T, &'a [u8]), Malformed>,
+) -> impl Iterator<Item = Result<T, Malformed>> {
+    std::iter::from_fn(move || {
+        if data.is_empty() {
+            return None;
+        }
+        match parse(data) {
+            Ok((value, rest)) => {
+                data = rest;
+                Some(Ok(value))
+            }
+            Err(malformed) => {
+                data = &[];
+                Some(Err(malformed))
+            }
+        }
+    })
+}
+
+/// The hash of a name, which is the offset of its DIR_ITEM's or XATTR_ITEM's key:
+/// CRC-32C that begins with -2 and is not inverted at the end.
+#[must_use]
+pub fn name_hash(name: &[u8]) -> u64 {
+    u64::from(raw_crc32c(!1, name))
+}
+
+/// The hash of a name in a directory, which is the offset of its INODE_EXTREF's key.
+#[must_use]
+pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
+    #[expect(clippy::cast_possible_truncation, reason = "the format seeds with the low half")]
+    let seed = parent as u32;
+    u64::from(raw_crc32c(seed, name))
+}
+
+/// CRC-32C without the inversions that the usual definition has on both sides.
+fn raw_crc32c(seed: u32, bytes: &[u8]) -> u32 {
+    !crc32c::crc32c_append(!seed, bytes)
+}

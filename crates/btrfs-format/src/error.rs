@@ -1,0 +1,55 @@
+//! What is wrong with bytes that should be a structure of the format.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+/// Bytes that are not what the format says they must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// The structure, by its name in the format.
+    pub structure: &'static str,
+    /// What was expected and what was found.
+    pub problem: Cow<'static, str>,
+}
+
+impl Malformed {
+    /// A structure and what is wrong with it.
+    pub fn new(structure: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
+        Self { structure, problem: problem.into() }
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.structure, self.problem)
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// Views the start of `bytes` as a `T` and returns what follows it.
+pub(crate) fn view<'a, T: FromBytes + KnownLayout + Immutable>(
+    structure: &'static str,
+    bytes: &'a [u8],
+) -> Result<(&'a T, &'a [u8]), Malformed> {
+    T::ref_from_prefix(bytes).map_err(|_| {
+        Malformed::new(structure, format!("{} bytes, but it needs {}", bytes.len(), size_of::<T>()))
+    })
+}
+
+/// Takes the first `len` bytes of `bytes`, which hold `what`.
+pub(crate) fn take<'a>(
+    structure: &'static str,
+    what: &'static str,
+    bytes: &'a [u8],
+    len: usize,
+) -> Result<(&'a [u8], &'a [u8]), Malformed> {
+    bytes.split_at_checked(len).ok_or_else(|| {
+        Malformed::new(
+            structure,
+            format!("its {what} is {len} bytes, but only {} are left", bytes.len()),
+        )
+    })
+}

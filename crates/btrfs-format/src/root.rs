@@ -1,0 +1,132 @@
+//! Roots of trees, and how subvolumes hold each other.
+
+use uuid::Uuid;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::{take, view};
+use crate::inode::{InodeItem, Timespec};
+use crate::key::DiskKey;
+use crate::{Generation, Logical, Malformed};
+
+/// The root of a tree. 439 bytes; volumes of very old kernels have the first 239 only.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[expect(missing_docs, reason = "fields are named and explained by the format's documentation")]
+pub struct RootItem {
+    pub inode: InodeItem,
+    pub generation: U64,
+    pub root_dirid: U64,
+    pub bytenr: U64,
+    pub byte_limit: U64,
+    pub bytes_used: U64,
+    pub last_snapshot: U64,
+    pub flags: U64,
+    pub refs: U32,
+    pub drop_progress: DiskKey,
+    pub drop_level: u8,
+    pub level: u8,
+    pub generation_v2: U64,
+    pub uuid: [u8; 16],
+    pub parent_uuid: [u8; 16],
+    pub received_uuid: [u8; 16],
+    pub ctransid: U64,
+    pub otransid: U64,
+    pub stransid: U64,
+    pub rtransid: U64,
+    pub ctime: Timespec,
+    pub otime: Timespec,
+    pub stime: Timespec,
+    pub rtime: Timespec,
+    pub reserved: [U64; 8],
+}
+
+/// The subvolume is read-only.
+pub const ROOT_SUBVOL_RDONLY: u64 = 1 << 0;
+/// The subvolume was deleted and is still to be dropped.
+pub const ROOT_SUBVOL_DEAD: u64 = 1 << 48;
+
+/// The size of a root item of kernels before 3.6, in bytes.
+pub const LEGACY_ROOT_ITEM_SIZE: usize = 239;
+
+impl RootItem {
+    /// Parses a root item of either size. The fields that the short one lacks, and
+    /// those of a long one that an old kernel wrote last (`generation_v2` differs
+    /// from `generation` then), are zero.
+    ///
+    /// # Errors
+    /// When the item has neither size.
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        let mut item = Self::new_zeroed();
+        if data.len() != size_of::<Self>() && data.len() != LEGACY_ROOT_ITEM_SIZE {
+            return Err(Malformed::new("root item", format!("{} bytes", data.len())));
+        }
+        item.as_mut_bytes()[..data.len()].copy_from_slice(data);
+        if item.generation_v2 != item.generation {
+            item.as_mut_bytes()[LEGACY_ROOT_ITEM_SIZE..].fill(0);
+        }
+        Ok(item)
+    }
+
+    /// Where the root block is.
+    #[must_use]
+    pub fn logical(&self) -> Logical {
+        Logical(self.bytenr.get())
+    }
+
+    /// The generation that the root block has.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.get())
+    }
+
+    /// Whether the subvolume may not be changed.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.flags.get() & ROOT_SUBVOL_RDONLY != 0
+    }
+
+    /// Whether the subvolume was deleted.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.flags.get() & ROOT_SUBVOL_DEAD != 0 || self.refs.get() == 0
+    }
+
+    /// A stored UUID; `None` when it is all zero.
+    #[must_use]
+    pub fn uuid(bytes: [u8; 16]) -> Option<Uuid> {
+        Some(Uuid::from_bytes(bytes)).filter(|uuid| !uuid.is_nil())
+    }
+}
+
+/// The fixed part of a ROOT_REF or ROOT_BACKREF. 18 bytes; the name follows.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RootRefItem {
+    /// The directory that holds the subvolume.
+    pub dirid: U64,
+    /// The index of its entry there.
+    pub sequence: U64,
+    /// The length of the name.
+    pub name_len: U16,
+}
+
+/// A parsed ROOT_REF or ROOT_BACKREF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RootRef<'a> {
+    /// The inode number of the directory that holds the subvolume.
+    pub dirid: u64,
+    /// The index of its entry there.
+    pub sequence: u64,
+    /// Its name there.
+    pub name: &'a [u8],
+}
+
+impl<'a> RootRef<'a> {
+    /// Parses a ROOT_REF or ROOT_BACKREF.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let (item, rest) = view::<RootRefItem>("root ref", data)?;
+        let (name, _) = take("root ref", "name", rest, usize::from(item.name_len.get()))?;
+        Ok(Self { dirid: item.dirid.get(), sequence: item.sequence.get(), name })
+    }
+}
