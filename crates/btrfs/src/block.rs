@@ -1,0 +1,178 @@
+//! Verified tree blocks, and the cache of them.
+//!
+//! A [`TreeBlock`] is the proof that its bytes were verified: nothing else makes one. Blocks are
+//! shared by [`Arc`], so a hit in the cache copies nothing. The cache holds at most its
+//! budget; it is sharded, a hit takes the shared side of one shard's lock and marks
+//! the block as used with an atomic store, and two threads that miss the same block
+//! read it once.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
+use offshoot_btrfs_format::check::{self, Expected};
+use offshoot_btrfs_format::{Key, Logical, TreeId};
+use offshoot_vfs::{Error, Result};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::volume::Volume;
+
+/// A tree block that was verified.
+#[derive(Debug)]
+pub struct TreeBlock {
+    bytes: Box<[u8]>,
+}
+
+/// Said where verified bytes are viewed again, which cannot fail.
+const VERIFIED: &str = "the block was verified";
+
+impl TreeBlock {
+    /// Wraps bytes that [`check::verify`] accepted.
+    pub(crate) fn verified(bytes: Box<[u8]>) -> Self {
+        Self { bytes }
+    }
+
+    /// The whole block.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Its header.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        Header::view(&self.bytes).expect(VERIFIED)
+    }
+
+    /// Items of a leaf, pointers of a node.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.header().nritems.get() as usize
+    }
+
+    /// Whether it has no items: only the root of an empty tree.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is a leaf.
+    #[must_use]
+    pub fn is_leaf(&self) -> bool {
+        self.header().level == 0
+    }
+
+    /// The items of a leaf.
+    #[must_use]
+    pub fn items(&self) -> &[Item] {
+        items(&self.bytes).expect(VERIFIED)
+    }
+
+    /// The pointers of a node.
+    #[must_use]
+    pub fn pointers(&self) -> &[KeyPtr] {
+        pointers(&self.bytes).expect(VERIFIED)
+    }
+
+    /// The key at `slot`, of an item or of a pointer.
+    #[must_use]
+    pub fn key(&self, slot: usize) -> Key {
+        if self.is_leaf() { self.items()[slot].key.get() } else { self.pointers()[slot].key.get() }
+    }
+
+    /// The data of the item at `slot` of a leaf.
+    #[must_use]
+    pub fn data(&self, slot: usize) -> &[u8] {
+        let item = &self.items()[slot];
+        let start = HEADER_SIZE + item.offset.get() as usize;
+        &self.bytes[start..start + item.size.get() as usize]
+    }
+
+    /// The last slot whose key is not greater than `key`; `None` when all are.
+    #[must_use]
+    pub fn floor(&self, key: Key) -> Option<usize> {
+        let after = if self.is_leaf() {
+            self.items().partition_point(|item| item.key.get() <= key)
+        } else {
+            self.pointers().partition_point(|pointer| pointer.key.get() <= key)
+        };
+        after.checked_sub(1)
+    }
+}
+
+/// Weighs a block by its bytes.
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<u64, Arc<TreeBlock>> for ByBytes {
+    fn weight(&self, _logical: &u64, block: &Arc<TreeBlock>) -> u64 {
+        block.bytes.len() as u64
+    }
+}
+
+/// Verified tree blocks by logical address, within a budget of bytes.
+pub(crate) struct BlockCache {
+    blocks: Cache<u64, Arc<TreeBlock>, ByBytes>,
+}
+
+impl BlockCache {
+    /// A cache of at most `budget_bytes`, for blocks of `node_size` bytes.
+    pub(crate) fn new(budget_bytes: u64, node_size: u32) -> Self {
+        let blocks = usize::try_from(budget_bytes / u64::from(node_size)).unwrap_or(usize::MAX);
+        Self { blocks: Cache::with_weighter(blocks, budget_bytes, ByBytes) }
+    }
+
+    fn contains(&self, logical: Logical) -> bool {
+        self.blocks.contains_key(&logical.0)
+    }
+}
+
+/// How many blocks after the wanted one are read ahead, when the wanted one is not
+/// in the cache: walking a tree in order finds the next leaves under way.
+const READ_AHEAD_BLOCKS: usize = 32;
+
+impl Volume {
+    /// The block that `expected` describes, from the cache or else from the devices.
+    pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+        let logical = expected.logical.0;
+        let mut loaded = false;
+        let block = self.cache.blocks.get_or_insert_with(&logical, || {
+            loaded = true;
+            self.read_block(expected).map(Arc::new)
+        })?;
+        // The block in the cache answered to what another pointer said of it.
+        if !loaded && let Err(e) = check::expect(block.bytes(), expected) {
+            return Err(Error::corrupt_at(e.structure, logical, e.problem));
+        }
+        Ok(block)
+    }
+
+    /// The block that the pointer at `slot` of `node` leads to, in the tree `owner`.
+    pub(crate) fn child(
+        &self,
+        node: &TreeBlock,
+        slot: usize,
+        owner: TreeId,
+    ) -> Result<Arc<TreeBlock>> {
+        let pointer = &node.pointers()[slot];
+        if !self.cache.contains(pointer.logical()) && node.header().level == 1 {
+            let node_size = u64::from(self.superblock().node_size);
+            let ahead = &node.pointers()[slot + 1..];
+            let ahead = &ahead[..ahead.len().min(READ_AHEAD_BLOCKS)];
+            self.prefetch(
+                ahead
+                    .iter()
+                    .map(KeyPtr::logical)
+                    .filter(|&logical| !self.cache.contains(logical))
+                    .map(|logical| (logical, node_size)),
+            );
+        }
+        self.block(&Expected {
+            logical: pointer.logical(),
+            level: node.header().level - 1,
+            generation: offshoot_btrfs_format::Generation(pointer.generation.get()),
+            owner,
+            first_key: Some(pointer.key.get()),
+        })
+    }
+}

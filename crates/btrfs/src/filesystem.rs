@@ -1,0 +1,168 @@
+//! A subvolume as a mount shows it.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::{
+    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs,
+};
+
+use crate::SubvolumeId;
+use crate::data::{self, FileData};
+use crate::inode;
+use crate::subvolume;
+use crate::volume::Volume;
+
+/// A subvolume of a volume, and those nested in it.
+#[derive(Clone)]
+pub struct Filesystem {
+    volume: Arc<Volume>,
+    root: SubvolumeId,
+}
+
+impl Volume {
+    /// The tree of files that begins at the subvolume `root`.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such subvolume.
+    pub fn filesystem(self: &Arc<Self>, root: SubvolumeId) -> Result<Filesystem> {
+        let filesystem = Filesystem { volume: self.clone(), root };
+        inode::attr(self, filesystem.root())?;
+        Ok(filesystem)
+    }
+}
+
+impl Filesystem {
+    /// The volume that this is a view of.
+    #[must_use]
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+}
+
+/// Names the file in errors that do not name one yet.
+fn of(file: FileId) -> impl Fn(Error) -> Error {
+    move |error| match &error {
+        Error::Corrupt(corrupt) if corrupt.file.is_none() => error.in_file(file),
+        _ => error,
+    }
+}
+
+impl FileSystem for Filesystem {
+    fn root(&self) -> FileId {
+        FileId { dev: self.root.0, ino: inode::ROOT_DIR }
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        let superblock = self.volume.superblock();
+        Ok(StatFs {
+            total_bytes: superblock.item.total_bytes.get(),
+            used_bytes: superblock.item.bytes_used.get(),
+            block_size: superblock.sector_size,
+        })
+    }
+
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        inode::lookup(&self.volume, dir, name).map_err(of(dir))
+    }
+
+    fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
+        if dir == self.root() || inode::placeholder_in(dir).is_some() {
+            return Ok(None);
+        }
+        if dir.ino == inode::ROOT_DIR {
+            return subvolume::parent_of(&self.volume, TreeId(dir.dev)).map_err(of(dir));
+        }
+        inode::parent(&self.volume, dir).map(Some).map_err(of(dir))
+    }
+
+    fn attr(&self, file: FileId) -> Result<Attr> {
+        inode::attr(&self.volume, file).map_err(of(file))
+    }
+
+    fn read_dir(
+        &self,
+        dir: FileId,
+        after: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        inode::read_dir(&self.volume, dir, after, visit).map_err(of(dir))
+    }
+
+    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
+        /// A target that is longer cannot be followed by any system call.
+        const PATH_MAX: u64 = 4096;
+        let read = || {
+            let no_link = || Error::posix(Errno::INVAL, format!("{file} is not a symbolic link"));
+            let data = FileData::open(&self.volume, file).map_err(|e| match e {
+                // A directory is no symbolic link either, and `readlink` says so.
+                Error::Posix { errno: Errno::ISDIR, .. } => no_link(),
+                e => e,
+            })?;
+            if inode::type_of(data.inode())? != FileType::Symlink {
+                return Err(no_link());
+            }
+            if data.size() >= PATH_MAX {
+                let problem = format!("the target of a symbolic link has {} bytes", data.size());
+                return Err(Error::corrupt("inode item", problem));
+            }
+            let mut target = Vec::new();
+            data::read_data(&self.volume, &data, 0..data.size(), &mut |_, bytes| {
+                target.extend_from_slice(bytes);
+                Ok(())
+            })?;
+            if target.len() as u64 != data.size() || target.is_empty() || target.contains(&0) {
+                return Err(Error::corrupt("file extent", "the target of a symbolic link is cut"));
+            }
+            Ok(target)
+        };
+        read().map_err(of(file))
+    }
+
+    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+        inode::xattr(&self.volume, file, name).map_err(of(file))
+    }
+
+    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        inode::xattrs(&self.volume, file).map_err(of(file))
+    }
+
+    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut read = || {
+            let data = FileData::open(&self.volume, file)?;
+            let available = data.size().saturating_sub(offset);
+            let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
+            buf[..len].fill(0);
+            let range = offset..offset + len as u64;
+            data::read_data(&self.volume, &data, range, &mut |at, bytes| {
+                let start = usize::try_from(at - offset).expect("the piece lies in `buf`");
+                buf[start..start + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            })?;
+            Ok(len)
+        };
+        read().map_err(of(file))
+    }
+
+    fn read_data(
+        &self,
+        file: FileId,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        FileData::open(&self.volume, file)
+            .and_then(|data| data::read_data(&self.volume, &data, range, visit))
+            .map_err(of(file))
+    }
+
+    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
+        FileData::open(&self.volume, file)
+            .and_then(|data| data::next_data(&self.volume, &data, offset))
+            .map_err(of(file))
+    }
+
+    fn prefetch(&self, files: &[FileId]) {
+        data::prefetch(&self.volume, files);
+    }
+}

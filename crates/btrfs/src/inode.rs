@@ -1,0 +1,280 @@
+//! Inodes: attributes, names, directory entries, extended attributes.
+//!
+//! All functions take the [`FileId`] of a file in some subvolume. Errors of the corrupt
+//! kind name that file.
+
+use std::ops::ControlFlow;
+
+use offshoot_btrfs_format::dir::{DirEntry as FormatEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::inode::{InodeItem, InodeName, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
+
+use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
+use crate::tree::{Cursor, TreeRoot, with_item};
+use crate::volume::Volume;
+
+/// The inode number of the root directory of every subvolume.
+pub(crate) const ROOT_DIR: u64 = Ino::ROOT_DIR.0;
+
+/// Set in the inode number of the empty directory that stands for an entry whose
+/// subvolume is elsewhere (see the essay of `subvolume`). The other bits are the
+/// directory that holds the entry: what is shown of the placeholder comes from it.
+/// No inode number of a real file is as high.
+const PLACEHOLDER: u64 = 1 << 63;
+
+/// The directory that holds the placeholder `file`; `None` when it is a real file.
+pub(crate) fn placeholder_in(file: FileId) -> Option<FileId> {
+    (file.ino & PLACEHOLDER != 0).then_some(FileId { ino: file.ino & !PLACEHOLDER, ..file })
+}
+
+fn no_such_file(file: FileId) -> Error {
+    Error::posix(Errno::NOENT, file.to_string())
+}
+
+/// The tree that `file` is in.
+pub(crate) fn tree_of(volume: &Volume, file: FileId) -> Result<TreeRoot> {
+    let id = TreeId(file.dev);
+    if !id.is_subvolume() {
+        return Err(no_such_file(file));
+    }
+    tree_root(volume, id)
+}
+
+/// The inode item of `file`.
+pub(crate) fn inode_item(volume: &Volume, root: TreeRoot, file: FileId) -> Result<InodeItem> {
+    let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
+    with_item(volume, root, key, |data| InodeItem::view(data).copied().map_err(malformed))?
+        .ok_or_else(|| no_such_file(file))
+}
+
+/// The type of the file with this inode item.
+pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
+    let mode = item.mode.get();
+    FileType::from_mode(mode)
+        .ok_or_else(|| Error::corrupt("inode item", format!("mode {mode:#o} has no file type")))
+}
+
+/// The attributes of `file`.
+pub(crate) fn attr(volume: &Volume, file: FileId) -> Result<Attr> {
+    if let Some(dir) = placeholder_in(file) {
+        let dir = attr(volume, dir)?;
+        let (permissions, size, allocated_bytes, nlink) = (0o755, 0, 0, 1);
+        return Ok(Attr { file, permissions, size, allocated_bytes, nlink, ..dir });
+    }
+    let item = inode_item(volume, tree_of(volume, file)?, file)?;
+    let file_type = type_of(&item)?;
+    let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+    let unit = u64::from(volume.superblock().sector_size);
+    Ok(Attr {
+        file,
+        file_type,
+        permissions: item.mode.get() & 0o7777,
+        nlink: item.nlink.get(),
+        uid: item.uid.get(),
+        gid: item.gid.get(),
+        rdev: if is_device { item.device_number() } else { (0, 0) },
+        size: item.size.get(),
+        // The kernel shows whole sectors, also for data that is inline.
+        allocated_bytes: item.nbytes.get().checked_next_multiple_of(unit).unwrap_or(u64::MAX),
+        atime: timestamp(&item.atime),
+        mtime: timestamp(&item.mtime),
+        ctime: timestamp(&item.ctime),
+        btime: timestamp(&item.otime),
+    })
+}
+
+/// `ENOTDIR` unless `dir` is a directory.
+fn require_dir(volume: &Volume, root: TreeRoot, dir: FileId) -> Result<()> {
+    match type_of(&inode_item(volume, root, dir)?)? {
+        FileType::Directory => Ok(()),
+        _ => Err(Error::posix(Errno::NOTDIR, dir.to_string())),
+    }
+}
+
+/// The file that `entry` of the directory `dir` leads to.
+fn target(volume: &Volume, dir: FileId, entry: &FormatEntry<'_>) -> Result<FileId> {
+    let Key { objectid, item_type, .. } = entry.location;
+    match item_type {
+        ItemType::INODE_ITEM if objectid != ROOT_DIR && objectid & PLACEHOLDER == 0 => {
+            Ok(FileId { dev: dir.dev, ino: objectid })
+        }
+        ItemType::ROOT_ITEM if stands_at(volume, TreeId(objectid), dir, entry.name)? => {
+            Ok(FileId { dev: objectid, ino: ROOT_DIR })
+        }
+        ItemType::ROOT_ITEM => Ok(FileId { dev: dir.dev, ino: dir.ino | PLACEHOLDER }),
+        _ => Err(Error::corrupt(
+            "directory entry",
+            format!("leads to {}, which nothing can stand at", entry.location),
+        )),
+    }
+}
+
+/// The file called `name` in `dir`.
+pub(crate) fn lookup(volume: &Volume, dir: FileId, name: &[u8]) -> Result<FileId> {
+    let missing = || {
+        let name = name.escape_ascii();
+        Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))
+    };
+    if placeholder_in(dir).is_some() {
+        return Err(missing());
+    }
+    let root = tree_of(volume, dir)?;
+    let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
+    let found = with_item(volume, root, key, |data| {
+        for entry in dir_entries(data) {
+            let entry = entry.map_err(malformed)?;
+            if entry.name == name {
+                return target(volume, dir, &entry).map(Some);
+            }
+        }
+        Ok(None)
+    })?;
+    match found.flatten() {
+        Some(file) => Ok(file),
+        None => require_dir(volume, root, dir).and_then(|()| Err(missing())),
+    }
+}
+
+/// Calls `visit` with the entries of `dir` whose index is greater than `after`, until it breaks.
+pub(crate) fn read_dir(
+    volume: &Volume,
+    dir: FileId,
+    after: u64,
+    visit: &mut dyn FnMut(offshoot_vfs::DirEntry<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    if placeholder_in(dir).is_some() {
+        return Ok(());
+    }
+    let root = tree_of(volume, dir)?;
+    require_dir(volume, root, dir)?;
+    let Some(first) = after.checked_add(1) else { return Ok(()) };
+    let mut cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::DIR_INDEX, first))?;
+    while let Some((key, data)) = cursor.item_of(dir.ino, ItemType::DIR_INDEX) {
+        for entry in dir_entries(data) {
+            let entry = entry.map_err(malformed)?;
+            let file = target(volume, dir, &entry)?;
+            let entry = offshoot_vfs::DirEntry {
+                name: entry.name,
+                file,
+                file_type: entry_type(entry.file_type)?,
+                cookie: key.offset,
+            };
+            if visit(entry).is_break() {
+                return Ok(());
+            }
+        }
+        cursor.advance()?;
+    }
+    Ok(())
+}
+
+fn entry_type(value: u8) -> Result<FileType> {
+    Ok(match value {
+        file_type::REG_FILE => FileType::Regular,
+        file_type::DIR => FileType::Directory,
+        file_type::CHRDEV => FileType::CharDevice,
+        file_type::BLKDEV => FileType::BlockDevice,
+        file_type::FIFO => FileType::Fifo,
+        file_type::SOCK => FileType::Socket,
+        file_type::SYMLINK => FileType::Symlink,
+        _ => return Err(Error::corrupt("directory entry", format!("file type {value}"))),
+    })
+}
+
+/// Where the directory `dir`, which is not the root of a subvolume, stands.
+///
+/// # Errors
+/// When it has no name or several: both are damage, in a directory.
+pub(crate) fn parent(volume: &Volume, dir: FileId) -> Result<Parent> {
+    let root = tree_of(volume, dir)?;
+    require_dir(volume, root, dir)?;
+    let mut parents = Vec::with_capacity(1);
+    let parent = |name: InodeName<'_>| Parent {
+        dir: FileId { dev: dir.dev, ino: name.parent },
+        name: name.name.to_vec(),
+    };
+    let mut cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::INODE_REF, 0))?;
+    while parents.len() < 2
+        && let Some((key, data)) = cursor.item().filter(|(key, _)| {
+            key.objectid == dir.ino
+                && matches!(key.item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF)
+        })
+    {
+        if key.item_type == ItemType::INODE_REF {
+            for name in inode_refs(key.offset, data) {
+                parents.push(parent(name.map_err(malformed)?));
+            }
+        } else {
+            for name in inode_extrefs(data) {
+                parents.push(parent(name.map_err(malformed)?));
+            }
+        }
+        cursor.advance()?;
+    }
+    let count = parents.len();
+    match parents.pop() {
+        Some(parent) if count == 1 => Ok(parent),
+        Some(_) => Err(Error::corrupt("inode ref", "a directory with several names")),
+        None => Err(Error::corrupt("inode ref", "a directory without a name")),
+    }
+}
+
+/// Calls `visit` with every extended attribute of `file` until it breaks.
+fn for_each_xattr(
+    volume: &Volume,
+    file: FileId,
+    mut visit: impl FnMut(&FormatEntry<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    if placeholder_in(file).is_some() {
+        return Ok(());
+    }
+    let root = tree_of(volume, file)?;
+    let mut cursor = Cursor::seek(volume, root, Key::new(file.ino, ItemType::XATTR_ITEM, 0))?;
+    while let Some((_, data)) = cursor.item_of(file.ino, ItemType::XATTR_ITEM) {
+        for entry in dir_entries(data) {
+            if visit(&entry.map_err(malformed)?).is_break() {
+                return Ok(());
+            }
+        }
+        cursor.advance()?;
+    }
+    Ok(())
+}
+
+/// The most that all extended attributes of one file may take, in bytes. The kernel
+/// lists at most 64 KiB of names; this is far above what that allows in practice,
+/// and a bound on what a hostile image makes us hold.
+const MAX_XATTR_BYTES: usize = 64 << 20;
+
+/// All extended attributes of `file`.
+pub(crate) fn xattrs(volume: &Volume, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let (mut all, mut bytes) = (Vec::new(), 0);
+    for_each_xattr(volume, file, |entry| {
+        bytes += entry.name.len() + entry.data.len();
+        all.push((entry.name.to_vec(), entry.data.to_vec()));
+        if bytes > MAX_XATTR_BYTES { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if bytes > MAX_XATTR_BYTES {
+        let what = format!("more than {MAX_XATTR_BYTES} bytes of extended attributes of {file}");
+        return Err(Error::Unsupported(what));
+    }
+    Ok(all)
+}
+
+/// The value of the extended attribute `name` of `file`.
+pub(crate) fn xattr(volume: &Volume, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+    let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
+    let value = with_item(volume, tree_of(volume, file)?, key, |data| {
+        for entry in dir_entries(data) {
+            let entry = entry.map_err(malformed)?;
+            if entry.name == name {
+                return Ok(Some(entry.data.to_vec()));
+            }
+        }
+        Ok(None)
+    })?;
+    value.flatten().ok_or_else(|| {
+        Error::posix(Errno::NODATA, format!("xattr `{}` of {file}", name.escape_ascii()))
+    })
+}

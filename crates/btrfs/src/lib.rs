@@ -1,0 +1,35 @@
+//! The btrfs engine: real btrfs volumes, without root and without the kernel.
+//!
+//! A [`Volume`] is opened from its devices; a [`Filesystem`] is one of its
+//! subvolumes, seen as a mount would show it, through the
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait. Both are used by many threads at
+//! once. What is here reads; a volume is never written.
+//!
+//! The modules are the rooms of the engine, from the devices upwards. A room calls
+//! only the ones below it:
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
+//! | `subvolume` | which subvolumes there are and how they hold each other |
+//! | `inode`, `data` | attributes, names, xattrs; file extents, checksums, decompression |
+//! | `tree` | search and iteration over the items of a tree |
+//! | `block` | verified tree blocks and the cache of them |
+//! | `volume` | devices, superblocks, the chunk map, profiles, reading around bad copies |
+
+mod block;
+mod data;
+mod filesystem;
+mod inode;
+mod subvolume;
+mod tree;
+mod volume;
+
+pub use block::TreeBlock;
+pub use filesystem::Filesystem;
+pub use subvolume::SubvolumeInfo;
+pub use tree::{Cursor, TreeRoot};
+pub use volume::{Member, OpenOptions, Report, Reporter, Volume};
+
+/// The id of a subvolume: the id of its tree.
+pub type SubvolumeId = offshoot_btrfs_format::TreeId;

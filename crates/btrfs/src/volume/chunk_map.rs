@@ -1,0 +1,56 @@
+//! The map from logical addresses to chunks.
+
+use offshoot_btrfs_format::Logical;
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_vfs::{Error, Result};
+
+/// A chunk, with the members that its stripes are on.
+#[derive(Debug)]
+pub(super) struct MappedChunk {
+    pub(super) chunk: Chunk,
+    /// For every stripe, the index of its member in [`super::Members`]; `None` when it
+    /// is missing.
+    pub(super) members: Vec<Option<usize>>,
+}
+
+/// All chunks that are known, by address. They do not overlap.
+#[derive(Debug, Default)]
+pub(super) struct ChunkMap {
+    chunks: Vec<MappedChunk>,
+}
+
+impl ChunkMap {
+    /// A map of `chunks`, in any order.
+    ///
+    /// # Errors
+    /// When two of them overlap.
+    pub(super) fn new(mut chunks: Vec<MappedChunk>) -> Result<Self> {
+        chunks.sort_by_key(|mapped| mapped.chunk.start);
+        for pair in chunks.windows(2) {
+            let (left, right) = (&pair[0].chunk, &pair[1].chunk);
+            if left.end() > right.start {
+                return Err(Error::corrupt_at(
+                    "chunk",
+                    right.start.0,
+                    format!("overlaps the chunk at {} with {} bytes", left.start, left.length),
+                ));
+            }
+        }
+        Ok(Self { chunks })
+    }
+
+    /// The chunk that covers `logical`.
+    pub(super) fn find(&self, logical: Logical) -> Option<&MappedChunk> {
+        let after = self.chunks.partition_point(|mapped| mapped.chunk.start <= logical);
+        let mapped = &self.chunks[after.checked_sub(1)?];
+        (logical < mapped.chunk.end()).then_some(mapped)
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Chunk> {
+        self.chunks.iter().map(|mapped| &mapped.chunk)
+    }
+
+    pub(super) fn mapped(&self) -> impl Iterator<Item = &MappedChunk> {
+        self.chunks.iter()
+    }
+}

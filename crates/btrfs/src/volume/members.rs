@@ -1,0 +1,161 @@
+//! Members: the devices of a volume, and their superblocks.
+//!
+//! The superblock of a device is its primary one, when that verifies. When it does not,
+//! it is the copy with the highest generation that does. The copies are never
+//! preferred to a good primary, whatever their generation: the primary is the one
+//! that the kernel reads, and a commit is complete when it is written.
+//!
+//! The volume is what the member with the newest superblock says. The others are
+//! found by the UUIDs that the chunk tree has for them.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::DevItem;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use offshoot_btrfs_format::{DeviceId, Generation};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Error, Result};
+use uuid::Uuid;
+
+use super::report::Report;
+
+/// A device of a volume.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its number.
+    pub id: DeviceId,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// The size that the volume uses, in bytes.
+    pub total_bytes: u64,
+    /// What of it is allocated to chunks, in bytes.
+    pub allocated_bytes: u64,
+    /// Whether it belongs to a seed of the volume.
+    pub is_seed: bool,
+    /// The device; `None` when it is missing.
+    pub device: Option<Arc<dyn BlockDevice>>,
+    stale: bool,
+}
+
+impl Member {
+    /// A member that `device`, with its own `item`, is.
+    pub(super) fn present(
+        item: &DevItem,
+        found: Option<&Found>,
+        fsid: Uuid,
+        newest: Generation,
+    ) -> Self {
+        let seed = Uuid::from_bytes(item.fsid) != fsid;
+        Self {
+            id: item.id(),
+            uuid: Uuid::from_bytes(item.uuid),
+            total_bytes: item.total_bytes.get(),
+            allocated_bytes: item.bytes_used.get(),
+            is_seed: seed,
+            device: found.map(|found| found.device.clone()),
+            // A seed is never written again, so it is as old as it was when it was made one.
+            stale: !seed && found.is_some_and(|found| found.superblock.generation < newest),
+        }
+    }
+
+    /// Whether it missed commits.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.stale
+    }
+
+    /// The name of the device, or its number when it is missing.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.device {
+            Some(device) => device.name().to_owned(),
+            None => format!("missing device {}", self.id),
+        }
+    }
+}
+
+/// All members, by number.
+#[derive(Debug)]
+pub(super) struct Members {
+    all: Vec<Member>,
+}
+
+impl Members {
+    pub(super) fn new(mut all: Vec<Member>) -> Self {
+        all.sort_by_key(|member| (member.id, member.uuid));
+        Self { all }
+    }
+
+    pub(super) fn all(&self) -> &[Member] {
+        &self.all
+    }
+
+    pub(super) fn get(&self, index: usize) -> &Member {
+        &self.all[index]
+    }
+
+    /// The index of the member with this UUID, when it is present.
+    pub(super) fn find_present(&self, uuid: Uuid) -> Option<usize> {
+        self.all.iter().position(|member| member.uuid == uuid && member.device.is_some())
+    }
+}
+
+/// A device that was given, with its superblock.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) superblock: Superblock,
+}
+
+impl Found {
+    /// The UUID of the device.
+    pub(super) fn uuid(&self) -> Uuid {
+        Uuid::from_bytes(self.superblock.item.dev_item.uuid)
+    }
+
+    /// Reads the superblock of `device`, by the rule at the top of this file.
+    ///
+    /// # Errors
+    /// When no superblock of it verifies: what is wrong with the primary.
+    pub(super) fn read(device: Arc<dyn BlockDevice>, report: &mut Vec<Report>) -> Result<Self> {
+        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
+        let fits = |offset: u64| offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes();
+        let read_copies = || {
+            copies.into_iter().filter(|&offset| fits(offset)).map(|o| (o, read_one(&*device, o)))
+        };
+        let problem = match read_one(&*device, primary) {
+            Ok(superblock) => {
+                report.extend(read_copies().filter_map(|(offset, copy)| {
+                    let problem = copy.err()?.to_string();
+                    let device = device.name().to_owned();
+                    Some(Report::BadSuperblockCopy { device, offset, problem })
+                }));
+                return Ok(Self { device, superblock });
+            }
+            Err(problem) => problem,
+        };
+        let best = read_copies()
+            .filter_map(|(offset, copy)| Some((offset, copy.ok()?)))
+            .max_by_key(|(_, superblock)| superblock.generation);
+        let Some((offset, superblock)) = best else { return Err(problem) };
+        report.push(Report::SuperblockCopy {
+            device: device.name().to_owned(),
+            offset,
+            problem: problem.to_string(),
+        });
+        Ok(Self { device, superblock })
+    }
+}
+
+fn read_one(device: &dyn BlockDevice, offset: u64) -> Result<Superblock> {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    device.read_at(offset, &mut bytes).map_err(|e| {
+        Error::io(format!("{}: reading the superblock at {offset}", device.name()), e)
+    })?;
+    Superblock::parse(&bytes, offset).map_err(|malformed| {
+        Error::corrupt(
+            format!("{} of {} at byte {offset}", malformed.structure, device.name()),
+            malformed.problem,
+        )
+    })
+}

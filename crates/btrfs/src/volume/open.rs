@@ -1,0 +1,284 @@
+//! Opening: from devices to a [`Volume`].
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::check::Geometry;
+use offshoot_btrfs_format::chunk::{Chunk, DevItem};
+use offshoot_btrfs_format::superblock::{
+    Incompat, SUPER_FLAG_CHANGING_BG_TREE, SUPER_FLAG_CHANGING_DATA_CSUM, SUPER_FLAG_CHANGING_FSID,
+    SUPER_FLAG_CHANGING_FSID_V2, SUPER_FLAG_CHANGING_META_CSUM, SUPER_FLAG_METADUMP,
+    SUPER_FLAG_METADUMP_V2, SUPER_FLAG_SEEDING, Superblock,
+};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Errno, Error, Result};
+use uuid::Uuid;
+
+use super::chunk_map::{ChunkMap, MappedChunk};
+use super::members::{Found, Member, Members};
+use super::report::{Report, Reporter};
+use super::{Volume, ways};
+use crate::block::BlockCache;
+use crate::subvolume::RootCache;
+use crate::tree::TreeRoot;
+
+/// How a volume is opened.
+#[derive(Clone)]
+pub struct OpenOptions {
+    /// Open it although members are missing.
+    pub degraded: bool,
+    /// What the cache of tree blocks may hold, in bytes.
+    pub cache_bytes: u64,
+    /// Who is told of what was survived.
+    pub reporter: Option<Reporter>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { degraded: false, cache_bytes: 64 << 20, reporter: None }
+    }
+}
+
+/// Everything that the reading half of the engine knows.
+const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
+    .union(Incompat::DEFAULT_SUBVOL)
+    .union(Incompat::MIXED_GROUPS)
+    .union(Incompat::COMPRESS_LZO)
+    .union(Incompat::COMPRESS_ZSTD)
+    .union(Incompat::BIG_METADATA)
+    .union(Incompat::EXTENDED_IREF)
+    .union(Incompat::RAID56)
+    .union(Incompat::SKINNY_METADATA)
+    .union(Incompat::NO_HOLES)
+    .union(Incompat::METADATA_UUID)
+    .union(Incompat::RAID1C34)
+    .union(Incompat::SIMPLE_QUOTA);
+
+impl Volume {
+    /// Opens the volume that `devices` are members of. The order does not matter.
+    ///
+    /// # Errors
+    /// [`Error::Posix`] when the devices do not make up one volume, or one is missing
+    /// and `degraded` was not asked for; [`Error::Unsupported`] when it needs what is not
+    /// there; [`Error::Corrupt`] when its chunk tree or root tree cannot be read.
+    pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
+        let mut reports = Vec::new();
+        let found = devices
+            .into_iter()
+            .map(|device| Found::read(device, &mut reports))
+            .collect::<Result<Vec<_>>>()?;
+        let superblock = choose(&found, &mut reports)?.clone();
+        require_supported(&superblock)?;
+        let mut volume = Self::bootstrap(superblock, &found, options)?;
+        for report in &reports {
+            volume.report(report);
+        }
+        volume.read_chunk_tree(&found, options.degraded)?;
+        volume.csum_tree = match volume.tree(TreeId::CSUM) {
+            Ok(root) => Some(root),
+            Err(Error::Posix { .. }) => None,
+            Err(e) => return Err(e),
+        };
+        Ok(Arc::new(volume))
+    }
+
+    /// A volume that knows the system chunks and the devices that were given, which is
+    /// enough to read the chunk tree.
+    fn bootstrap(superblock: Superblock, found: &[Found], options: &OpenOptions) -> Result<Self> {
+        let (fsid, newest) = (superblock.metadata_uuid, superblock.generation);
+        let members = Members::new(
+            found
+                .iter()
+                .map(|one| Member::present(&one.superblock.item.dev_item, Some(one), fsid, newest))
+                .collect(),
+        );
+        let chunks = map_chunks(superblock.system_chunks.clone(), &members)?;
+        let mut geometry = Geometry::of(&superblock);
+        geometry.seeds = found
+            .iter()
+            .map(|one| one.superblock.metadata_uuid)
+            .filter(|&seed| seed != fsid)
+            .collect();
+        let root_tree = TreeRoot {
+            id: TreeId::ROOT,
+            logical: superblock.root(),
+            level: superblock.item.root_level,
+            generation: superblock.generation,
+        };
+        Ok(Self {
+            members,
+            chunks,
+            geometry,
+            cache: BlockCache::new(options.cache_bytes, superblock.node_size),
+            root_tree,
+            csum_tree: None,
+            subvolume_roots: RootCache::default(),
+            reporter: options.reporter.clone(),
+            superblock,
+        })
+    }
+
+    /// Reads all devices and chunks, and takes them over from what was assumed so far.
+    fn read_chunk_tree(&mut self, found: &[Found], degraded: bool) -> Result<()> {
+        let root = crate::subvolume::chunk_tree_root(self);
+        let (mut devices, mut chunks) = (Vec::new(), Vec::new());
+        let mut cursor = crate::tree::Cursor::seek(self, root, Key::MIN)?;
+        while let Some((key, data)) = cursor.item() {
+            let parsed = match key.item_type {
+                ItemType::DEV_ITEM => DevItem::view(data).map(|item| devices.push(*item)),
+                ItemType::CHUNK_ITEM => Chunk::parse_prefix(key, data, self.superblock.sector_size)
+                    .map(|(chunk, _)| chunks.push(chunk)),
+                _ => Ok(()),
+            };
+            parsed.map_err(|e| Error::corrupt(e.structure, e.problem))?;
+            cursor.advance()?;
+        }
+        drop(cursor);
+        self.members = self.match_members(&devices, found, degraded)?;
+        self.chunks = map_chunks(chunks, &self.members)?;
+        for mapped in self.chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
+            let Chunk { start, length, flags, profile, .. } = &mapped.chunk;
+            let kind = format!("{} {profile}", flags.kind());
+            self.report(&Report::LostChunk { logical: *start, length: *length, kind });
+        }
+        Ok(())
+    }
+
+    /// Pairs the devices that the chunk tree knows with those that were given.
+    fn match_members(
+        &self,
+        devices: &[DevItem],
+        found: &[Found],
+        degraded: bool,
+    ) -> Result<Members> {
+        let (fsid, newest) = (self.superblock.metadata_uuid, self.superblock.generation);
+        let mut all = Vec::with_capacity(devices.len());
+        for item in devices {
+            let uuid = Uuid::from_bytes(item.uuid);
+            let device = found.iter().find(|one| one.uuid() == uuid);
+            let member = Member::present(item, device, fsid, newest);
+            match device {
+                None if !degraded => {
+                    return Err(Error::posix(
+                        Errno::NODEV,
+                        format!(
+                            "device {} ({uuid}) of the volume is missing; name it with --device, \
+                             or read without it with --degraded",
+                            member.id
+                        ),
+                    ));
+                }
+                None => self.report(&Report::MissingMember { id: member.id, uuid }),
+                Some(one) => self.report_condition(&member, one),
+            }
+            all.push(member);
+        }
+        for stranger in found.iter().filter(|one| !all.iter().any(|m| m.uuid == one.uuid())) {
+            self.report(&Report::NotAMember { device: stranger.device.name().to_owned() });
+        }
+        Ok(Members::new(all))
+    }
+
+    fn report_condition(&self, member: &Member, found: &Found) {
+        let device = member.name();
+        if member.is_stale() {
+            self.report(&Report::StaleMember {
+                device: device.clone(),
+                generation: found.superblock.generation,
+                newest: self.superblock.generation,
+            });
+        }
+        let size_bytes = found.device.size_bytes();
+        if size_bytes < member.total_bytes {
+            let expected_bytes = member.total_bytes;
+            self.report(&Report::ShortMember { device, size_bytes, expected_bytes });
+        }
+    }
+}
+
+/// The superblock that says what the volume is: the newest of its members.
+///
+/// The volume is the one that is not a seed; when all that was given is seeds, or
+/// there is no seed, it is that of the first device.
+fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Superblock> {
+    let is_seed = |one: &Found| one.superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0;
+    let main = found
+        .iter()
+        .find(|one| !is_seed(one))
+        .or(found.first())
+        .ok_or_else(|| Error::posix(Errno::INVAL, "no device was given"))?;
+    let fsid = main.superblock.fsid;
+    for (i, one) in found.iter().enumerate() {
+        if one.superblock.fsid != fsid && !is_seed(one) {
+            return Err(Error::posix(
+                Errno::INVAL,
+                format!(
+                    "{} belongs to volume {}, {} to another one, {fsid}",
+                    one.device.name(),
+                    one.superblock.fsid,
+                    main.device.name()
+                ),
+            ));
+        }
+        if let Some(twin) = found[..i].iter().find(|other| other.uuid() == one.uuid()) {
+            return Err(Error::posix(
+                Errno::INVAL,
+                format!(
+                    "{} and {} are the same device of the volume, {}",
+                    twin.device.name(),
+                    one.device.name(),
+                    one.uuid()
+                ),
+            ));
+        }
+    }
+    let newest = found
+        .iter()
+        .map(|one| &one.superblock)
+        .filter(|superblock| superblock.fsid == fsid)
+        .max_by_key(|superblock| superblock.generation)
+        .expect("`main` is one of them");
+    if newest.log_is_pending() {
+        reports.push(Report::LogPending);
+    }
+    if newest.item.flags.get() & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0 {
+        reports.push(Report::MetadataOnly);
+    }
+    Ok(newest)
+}
+
+/// Refuses what the engine does not know, by name. Features that only forbid writing
+/// do not matter to a reader.
+fn require_supported(superblock: &Superblock) -> Result<()> {
+    let unknown = superblock.incompat.without(SUPPORTED).names();
+    if !unknown.is_empty() {
+        return Err(Error::Unsupported(format!("the volume's feature {}", unknown.join(", "))));
+    }
+    let flags = superblock.item.flags.get();
+    for (flag, what) in [
+        (SUPER_FLAG_CHANGING_FSID, "a volume whose fsid is being changed"),
+        (SUPER_FLAG_CHANGING_FSID_V2, "a volume whose fsid is being changed"),
+        (SUPER_FLAG_CHANGING_BG_TREE, "a volume that is being converted to a block group tree"),
+        (SUPER_FLAG_CHANGING_DATA_CSUM, "a volume whose data checksums are being converted"),
+        (SUPER_FLAG_CHANGING_META_CSUM, "a volume whose metadata checksums are being converted"),
+    ] {
+        if flags & flag != 0 {
+            return Err(Error::Unsupported(format!(
+                "{what}; finish it with the program that began it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn map_chunks(chunks: Vec<Chunk>, members: &Members) -> Result<ChunkMap> {
+    ChunkMap::new(
+        chunks
+            .into_iter()
+            .map(|chunk| {
+                let on = chunk.stripes.iter().map(|s| members.find_present(s.device_uuid));
+                MappedChunk { members: on.collect(), chunk }
+            })
+            .collect(),
+    )
+}

@@ -1,0 +1,134 @@
+//! What a caller is told beside results: things that went wrong and were survived.
+
+use std::fmt;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
+use uuid::Uuid;
+
+/// Called with every report, from whichever thread found it. It must not call back into
+/// the volume: the block that is being read may be the one it would wait for.
+pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
+
+/// Something that was survived, or that the user should know of the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Report {
+    /// A copy was bad, and another way gave what was asked for.
+    BadCopy {
+        /// What was read: a tree block, or data.
+        structure: &'static str,
+        /// Its logical address.
+        logical: Logical,
+        /// The device and the offset of the copy, or what was rebuilt from.
+        source: String,
+        /// What was wrong with it.
+        problem: String,
+    },
+    /// The primary superblock of a device is damaged, and a copy is used.
+    SuperblockCopy {
+        /// The device.
+        device: String,
+        /// Where the copy is, in bytes from its start.
+        offset: u64,
+        /// What is wrong with the primary.
+        problem: String,
+    },
+    /// A copy of the superblock is damaged while the primary is good.
+    BadSuperblockCopy {
+        /// The device.
+        device: String,
+        /// Where the copy is, in bytes from its start.
+        offset: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A tree log was not taken over by a commit: an fsync is not in what is read.
+    LogPending,
+    /// The volume holds metadata only (it was made by `btrfs-image`).
+    MetadataOnly,
+    /// A member is not there.
+    MissingMember {
+        /// Its number.
+        id: DeviceId,
+        /// Its UUID.
+        uuid: Uuid,
+    },
+    /// A member missed commits.
+    StaleMember {
+        /// The device.
+        device: String,
+        /// The last commit that it took part in.
+        generation: Generation,
+        /// The last commit of the volume.
+        newest: Generation,
+    },
+    /// A member is shorter than the volume says.
+    ShortMember {
+        /// The device.
+        device: String,
+        /// Its size in bytes.
+        size_bytes: u64,
+        /// What the volume says.
+        expected_bytes: u64,
+    },
+    /// More members are missing than the profile of a chunk survives.
+    LostChunk {
+        /// Where the chunk begins.
+        logical: Logical,
+        /// Its length in bytes.
+        length: u64,
+        /// What it holds and its profile.
+        kind: String,
+    },
+    /// The device is of an earlier state of the volume and is not used.
+    NotAMember {
+        /// The device.
+        device: String,
+    },
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadCopy { structure, logical, source, problem } => write!(
+                f,
+                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another one was used"
+            ),
+            Self::SuperblockCopy { device, offset, problem } => write!(
+                f,
+                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is used"
+            ),
+            Self::BadSuperblockCopy { device, offset, problem } => {
+                write!(f, "{device}: the superblock copy at {offset} is damaged ({problem})")
+            }
+            Self::LogPending => f.write_str(
+                "a tree log is pending: what was fsynced after the last commit is not shown",
+            ),
+            Self::MetadataOnly => {
+                f.write_str("the volume was made by btrfs-image and holds no data of files")
+            }
+            Self::MissingMember { id, uuid } => write!(f, "device {id} ({uuid}) is missing"),
+            Self::StaleMember { device, generation, newest } => write!(
+                f,
+                "{device} missed commits: it is at generation {generation}, the volume at {newest}"
+            ),
+            Self::ShortMember { device, size_bytes, expected_bytes } => write!(
+                f,
+                "{device} has {size_bytes} bytes, but the volume was made on {expected_bytes}"
+            ),
+            Self::LostChunk { logical, length, kind } => write!(
+                f,
+                "too many devices are missing for the {kind} chunk at {logical} ({length} bytes): what it holds cannot all be read"
+            ),
+            Self::NotAMember { device } => {
+                write!(f, "{device} is of an earlier state of the volume and is not used")
+            }
+        }
+    }
+}
+
+/// Where a copy is, for [`Report::BadCopy`] and for errors.
+pub(super) fn place(device: &str, physical: Physical) -> String {
+    format!("{device}, byte {physical}")
+}

@@ -1,0 +1,169 @@
+//! The ways to get at the bytes of a logical address.
+//!
+//! ```text
+//! single, DUP, RAID1*   every stripe is a whole copy of the chunk
+//! RAID0                 64 KiB units go round all stripes
+//! RAID10                64 KiB units go round the pairs of stripes
+//! RAID5, RAID6          64 KiB units go round the data stripes of a row; with every
+//!                       row, all stripes move on by one device:
+//!
+//!                       device    0    1    2    3
+//!                       row 0     D0   D1   P    Q
+//!                       row 1     Q    D0   D1   P
+//!                       row 2     P    Q    D0   D1
+//! ```
+
+use offshoot_btrfs_format::chunk::{Profile, STRIPE_LEN};
+use offshoot_btrfs_format::{Logical, Physical};
+
+use super::chunk_map::MappedChunk;
+use super::members::Members;
+
+/// A place on a member that is present: its index, and the offset on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) member: usize,
+    pub(super) physical: Physical,
+}
+
+/// One way to read a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Read it from here.
+    Direct(Place),
+    /// Solve for it from the other stripes of its row.
+    Rebuild(Rebuild),
+}
+
+/// How to solve for a lost data stripe: from P alone, from Q alone, or from both when
+/// another data stripe is lost too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rebuild {
+    /// The index of the stripe to solve for among the data stripes of the row.
+    pub(super) target: usize,
+    /// The data stripes to read, with their indexes.
+    pub(super) data: Vec<(usize, Place)>,
+    pub(super) p: Option<Place>,
+    pub(super) q: Option<Place>,
+    /// The index of the other lost data stripe.
+    pub(super) other_lost: Option<usize>,
+}
+
+impl Way {
+    /// All places that this way reads.
+    fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        let (direct, rebuild) = match self {
+            Self::Direct(place) => (Some(*place), None),
+            Self::Rebuild(rebuild) => (None, Some(rebuild)),
+        };
+        direct.into_iter().chain(rebuild.into_iter().flat_map(|rebuild| {
+            rebuild.data.iter().map(|(_, place)| *place).chain(rebuild.p).chain(rebuild.q)
+        }))
+    }
+
+    /// Whether it depends on a member that missed commits.
+    pub(super) fn is_stale(&self, members: &Members) -> bool {
+        self.places().any(|place| members.get(place.member).is_stale())
+    }
+}
+
+/// A run of addresses that is contiguous on every stripe it is on.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Its length in bytes.
+    pub(super) len: u64,
+    /// The ways to read it, the best first. Empty when too many members are missing.
+    pub(super) ways: Vec<Way>,
+    /// Whether the profile keeps more than one way when nothing is missing.
+    pub(super) redundant: bool,
+}
+
+/// The segment of at most `len` bytes that begins at `logical`, which `mapped` covers.
+pub(super) fn segment(
+    mapped: &MappedChunk,
+    members: &Members,
+    logical: Logical,
+    len: u64,
+) -> Segment {
+    let chunk = &mapped.chunk;
+    let offset = logical.0 - chunk.start.0;
+    let len = len.min(chunk.end().0 - logical.0);
+    let (unit, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
+    let stripes = chunk.stripes.len() as u64;
+    let place = |stripe: u64, offset: u64| {
+        let index = usize::try_from(stripe).expect("an index into the stripes");
+        let physical = Physical(chunk.stripes[index].physical.0 + offset);
+        mapped.members[index].map(|member| Place { member, physical })
+    };
+    let direct = |places: &mut dyn Iterator<Item = Option<Place>>| -> Vec<Way> {
+        places.flatten().map(Way::Direct).collect()
+    };
+    let in_unit = len.min(STRIPE_LEN - within);
+    let (len, mut ways) = match chunk.profile {
+        Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => {
+            (len, direct(&mut (0..stripes).map(|s| place(s, offset))))
+        }
+        Profile::Raid0 => {
+            let at = unit / stripes * STRIPE_LEN + within;
+            (in_unit, direct(&mut std::iter::once(place(unit % stripes, at))))
+        }
+        Profile::Raid10 => {
+            let pairs = stripes / 2;
+            let (pair, at) = (unit % pairs, unit / pairs * STRIPE_LEN + within);
+            (in_unit, direct(&mut (pair * 2..pair * 2 + 2).map(|s| place(s, at))))
+        }
+        Profile::Raid5 | Profile::Raid6 => {
+            let data = chunk.data_stripes();
+            let (row, target) = (unit / data, unit % data);
+            let of_row = |index: u64| place((index + row) % stripes, row * STRIPE_LEN + within);
+            let q = (chunk.profile == Profile::Raid6).then(|| of_row(data + 1)).flatten();
+            let row_places: Vec<_> = (0..data).map(of_row).collect();
+            let target = usize::try_from(target).expect("an index into the stripes");
+            (in_unit, row_ways(&row_places, of_row(data), q, target))
+        }
+    };
+    ways.sort_by_key(|way| way.is_stale(members));
+    let shape = chunk.profile.shape();
+    Segment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
+}
+
+/// The ways to read data stripe `target` of a row with parity. `data` has a place for
+/// every data stripe whose member is present.
+fn row_ways(data: &[Option<Place>], p: Option<Place>, q: Option<Place>, target: usize) -> Vec<Way> {
+    let mut ways: Vec<Way> = data[target].map(Way::Direct).into_iter().collect();
+    // The stripes other than `target` and `lost`; `None` when one of them is missing.
+    let others = |lost: Option<usize>| -> Option<Vec<(usize, Place)>> {
+        data.iter()
+            .enumerate()
+            .filter(|&(i, _)| i != target && Some(i) != lost)
+            .map(|(i, place)| place.map(|place| (i, place)))
+            .collect()
+    };
+    if let Some(data) = others(None) {
+        for (p, q) in [(p, None), (None, q)] {
+            if p.is_some() || q.is_some() {
+                let data = data.clone();
+                ways.push(Way::Rebuild(Rebuild { target, data, p, q, other_lost: None }));
+            }
+        }
+    }
+    if p.is_some() && q.is_some() {
+        for lost in (0..data.len()).filter(|&lost| lost != target) {
+            if let Some(data) = others(Some(lost)) {
+                ways.push(Way::Rebuild(Rebuild { target, data, p, q, other_lost: Some(lost) }));
+            }
+        }
+    }
+    ways
+}
+
+/// Whether some address of the chunk can be read in no way at all.
+pub(super) fn is_lost(mapped: &MappedChunk) -> bool {
+    let missing = mapped.members.iter().filter(|member| member.is_none()).count();
+    let shape = mapped.chunk.profile.shape();
+    match mapped.chunk.profile {
+        Profile::Raid10 => mapped.members.chunks(2).any(|pair| pair.iter().all(Option::is_none)),
+        Profile::Raid0 | Profile::Raid5 | Profile::Raid6 => missing > usize::from(shape.parity),
+        _ => missing == mapped.members.len(),
+    }
+}
