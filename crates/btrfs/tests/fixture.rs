@@ -1,0 +1,74 @@
+//! The carried volume, on every machine.
+//!
+//! The kernel made the volume and wrote down what it shows of it. Neither root nor the
+//! kernel's driver nor any tool is needed to be judged by that.
+
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
+use offshoot_testkit::fixture;
+use offshoot_testkit::manifest::{differences, manifest};
+
+fn unpacked() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let image = dir.path().join("kernel.btrfs");
+    fixture::unpack(&image).expect("the fixture unpacks");
+    (dir, image)
+}
+
+fn top(device: Arc<dyn BlockDevice>) -> Filesystem {
+    let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
+    let id = volume.default_subvolume().expect("a default subvolume");
+    volume.filesystem(id).expect("it opens")
+}
+
+#[track_caller]
+fn judge(fs: &Filesystem) {
+    let expected = fixture::repository().join(fixture::MANIFEST);
+    let expected = std::fs::read_to_string(expected).expect("the manifest is carried");
+    assert!(expected.lines().count() > 40, "the manifest lists the volume");
+    let ours = manifest(fs).expect("everything is read");
+    assert!(ours == expected, "{:#?}", differences(&ours, &expected));
+}
+
+#[test]
+fn it_shows_what_the_kernel_showed() {
+    let (_dir, image) = unpacked();
+    judge(&top(Arc::new(FileDevice::open(&image).expect("it opens"))));
+}
+
+#[test]
+fn the_same_from_memory() {
+    let (_dir, image) = unpacked();
+    let bytes = std::fs::read(image).expect("it is read");
+    judge(&top(Arc::new(MemoryDevice::new(bytes))));
+}
+
+/// What makes the volume worth carrying: all the kinds of things that the program shows.
+#[test]
+fn it_holds_one_of_each() {
+    let (_dir, image) = unpacked();
+    let device = Arc::new(FileDevice::open(&image).expect("it opens"));
+    let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
+    let subvolumes = volume.subvolumes().expect("a list");
+    assert!(subvolumes.iter().any(|one| one.read_only), "a snapshot");
+    assert!(subvolumes.len() >= 4, "subvolumes");
+    let id = volume.default_subvolume().expect("a default subvolume");
+    let text = manifest(&volume.filesystem(id).expect("it opens")).expect("it is read");
+    for sign in [
+        "xattr:security.capability",
+        "xattr:system.posix_acl_access",
+        "xattr:user.mime_type",
+        "links=3",
+        "CharDevice",
+        "Fifo",
+        "Symlink",
+        "zlib.txt",
+        "lzo.txt",
+        "zstd.txt",
+        "size=1073741824",
+    ] {
+        assert!(text.contains(sign), "the fixture holds no {sign}");
+    }
+}

@@ -1,0 +1,21 @@
+//! The engine before its judges: volumes that `mkfs.btrfs` and the kernel made.
+//!
+//! | module | what is judged |
+//! |---|---|
+//! | `matrix` | volumes of every layout show exactly what the kernel's mount shows |
+//! | `members` | missing, stale, foreign and seed devices |
+//! | `subvolumes` | lists, default, selection |
+//! | `states` | pending logs, unknown features, what a crash leaves |
+//! | `damage` | bad copies are survived and reported; bad only copies are errors |
+//! | `threads` | many threads on one volume |
+//!
+//! One program, so that the tests of all modules share the machine's loop devices and
+//! cores in one queue.
+
+mod common;
+mod damage;
+mod matrix;
+mod members;
+mod states;
+mod subvolumes;
+mod threads;

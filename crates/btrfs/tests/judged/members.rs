@@ -1,0 +1,334 @@
+//! Devices of a volume: missing, stale, foreign, seeds, in any order.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::disks::{Disks, Mount};
+use offshoot_testkit::fill;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
+use offshoot_vfs::{Errno, Error};
+
+use crate::common::{
+    assert_never_wrong, default_filesystem, judge, open, open_degraded, reports_besides,
+};
+
+/// Reads the volume without each of the sets of members in `missing`.
+#[track_caller]
+fn judge_degraded(disks: &Disks, missing: &[&[usize]]) {
+    let mount = disks.mount("ro,noatime");
+    let count = disks.images().len();
+    for gone in missing {
+        let present: Vec<_> = (0..count).filter(|member| !gone.contains(member)).collect();
+        let refused = open(disks.some_devices(&present)).err().expect("degraded was not asked for");
+        assert_eq!(refused.errno(), Errno::NODEV, "{refused}");
+        assert!(refused.to_string().contains("missing"), "{refused}");
+
+        let (volume, reports) =
+            open_degraded(disks.some_devices(&present)).expect("the profile allows it");
+        compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+        reports.assert_said(&["missing"]);
+        let others = reports_besides(&reports, &["is missing"]);
+        assert!(others.is_empty(), "without {gone:?}: {others:?}");
+    }
+}
+
+macro_rules! degraded {
+    ($($name:ident: $devices:literal, $mkfs:literal, $missing:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let Some(judges) = judges::require() else { return };
+                let disks = Recipe::new().devices($devices).mkfs($mkfs).make(&judges);
+                judge_degraded(&disks, &$missing);
+            }
+        )*
+    };
+}
+
+degraded! {
+    raid1_without_1: 2, "-d raid1 -m raid1", [&[0], &[1]];
+    raid1_of_3_without_1: 3, "-d raid1 -m raid1", [&[0], &[1], &[2]];
+    raid1c3_without_2: 3, "-d raid1c3 -m raid1c3", [&[0, 1], &[0, 2], &[1, 2]];
+    raid1c4_without_3: 4, "-d raid1c4 -m raid1c4", [&[0, 1, 2], &[1, 2, 3]];
+    raid10_without_1: 4, "-d raid10 -m raid10", [&[0], &[1], &[2], &[3]];
+    raid5_without_1: 3, "-d raid5 -m raid5", [&[0], &[1], &[2]];
+    raid5_of_4_without_1: 4, "-d raid5 -m raid5 -n 64k", [&[0], &[3]];
+    raid5_of_2_without_1: 2, "-d raid5 -m raid5", [&[0], &[1]];
+    raid6_without_2: 4, "-d raid6 -m raid6", [&[0, 1], &[0, 2], &[0, 3], &[1, 2], &[1, 3], &[2, 3]];
+    raid6_without_1: 4, "-d raid6 -m raid6", [&[0], &[1], &[2], &[3]];
+    raid6_of_5_without_2: 5, "-d raid6 -m raid6 --csum sha256", [&[0, 4], &[1, 2]];
+    raid6_of_3_without_2: 3, "-d raid6 -m raid6", [&[0, 1], &[1, 2]];
+}
+
+/// Every copy of an address can be lost while others are complete: what can still be
+/// read is right, and the rest is an error.
+#[test]
+fn more_missing_than_the_profile_allows() {
+    let Some(judges) = judges::require() else { return };
+    for profile in ["-d raid0 -m raid1c3", "-d raid5 -m raid1c3"] {
+        let disks = Recipe::new().devices(4).mkfs(profile).make(&judges);
+        let mount = disks.mount("ro,noatime");
+        let (volume, reports) =
+            open_degraded(disks.some_devices(&[1, 3])).expect("the metadata is complete");
+        reports.assert_said(&["missing"]);
+        reports.assert_said(&["too many devices"]);
+        let seen = assert_never_wrong(&default_filesystem(&volume), mount.path());
+        assert!(seen.failed > 0, "{profile}: nothing failed");
+        assert!(seen.right > 0, "{profile}: inline files at least must be read");
+    }
+}
+
+#[test]
+fn a_volume_without_its_metadata_is_refused() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().devices(2).mkfs("-d raid0 -m raid0").fill(little).make(&judges);
+    for present in [0, 1] {
+        let Ok((volume, reports)) = open_degraded(disks.some_devices(&[present])) else {
+            continue;
+        };
+        // The roots happen to be on this member: the rest is an error, and it is said.
+        reports.assert_said(&["missing"]);
+        let mount = disks.mount("ro,noatime");
+        let _ = assert_never_wrong(&default_filesystem(&volume), mount.path());
+    }
+}
+
+fn little(root: &Path) {
+    fill::data::fill(root);
+}
+
+#[test]
+fn the_order_of_devices_does_not_matter() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().devices(4).mkfs("-d raid10 -m raid6").fill(little).make(&judges);
+    let mount = disks.mount("ro,noatime");
+    for order in [[3, 2, 1, 0], [1, 3, 0, 2]] {
+        let (volume, reports) = open(disks.some_devices(&order)).expect("the volume opens");
+        compare(&default_filesystem(&volume), mount.path()).assert_same(100);
+        reports.assert_silent();
+    }
+}
+
+#[test]
+fn devices_that_do_not_belong_together_are_refused() {
+    let Some(judges) = judges::require() else { return };
+    let one = Recipe::new().fill(little).make(&judges);
+    let other = Recipe::new().fill(little).make(&judges);
+    let foreign = one.devices().into_iter().chain(other.devices()).collect();
+    let error = open(foreign).err().expect("two volumes are not one");
+    assert!(matches!(error, Error::Posix { .. }), "{error}");
+
+    let twice = one.devices().into_iter().chain(one.devices()).collect();
+    let error = open(twice).err().expect("one device is not two");
+    assert!(matches!(error, Error::Posix { .. }), "{error}");
+
+    let error = open(Vec::new()).err().expect("no device is no volume");
+    assert!(matches!(error, Error::Posix { .. }), "{error}");
+}
+
+/// A seed and what was written over it.
+#[test]
+fn a_seed_and_its_sprout() {
+    let Some(judges) = judges::require() else { return };
+    let disks = sprouted(&judges);
+    // The kernel finds the members of the sprout when it is given both.
+    let mount = disks.mount_some(&[1, 0], "ro,noatime");
+    for order in [[0, 1], [1, 0]] {
+        let (volume, reports) = open(disks.some_devices(&order)).expect("the sprout opens");
+        compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+        reports.assert_silent();
+    }
+    let error = open(disks.some_devices(&[1])).err().expect("the seed is missing");
+    assert_eq!(error.errno(), Errno::NODEV, "{error}");
+}
+
+#[test]
+fn a_seed_alone_is_a_volume() {
+    let Some(judges) = judges::require() else { return };
+    let disks = sprouted(&judges);
+    let mount = disks.mount_some(&[0], "ro,noatime");
+    let (volume, reports) = open(disks.some_devices(&[0])).expect("the seed opens");
+    compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+    reports.assert_silent();
+}
+
+/// Member 0 is the seed, member 1 was added to it and written to.
+fn sprouted(judges: &Judges) -> Disks {
+    let mut disks = Recipe::new().tune("-f -S 1").make(judges);
+    disks.add(512);
+    // A seed mounts read-only until it has a member to write to.
+    let mut mount = disks.mount_some(&[0], "ro,noatime");
+    mount.add_device(&disks.images()[1]);
+    mount.remount("rw,noatime");
+    let grown = fill::directory(mount.path(), "written over the seed");
+    fill::data::fill(&grown);
+    fill::write(&mount.path().join("names/long/..."), b"changed over the seed");
+    mount.sync();
+    drop(mount);
+    disks
+}
+
+/// A member that was away while the others were written: what it still holds is old,
+/// and nothing on it says so but the generation of its superblock.
+#[track_caller]
+fn judge_stale(judges: &Judges, devices: usize, mkfs: &'static str, away: usize) {
+    let disks = Recipe::new().devices(devices).mkfs(mkfs).fill(before).make(judges);
+    let present: Vec<_> = (0..devices).filter(|member| *member != away).collect();
+    let mount = disks.mount_some(&present, "rw,noatime,degraded");
+    after(mount.path());
+    mount.sync();
+    drop(mount);
+    let mount = disks.mount_some(&present, "ro,noatime,degraded");
+    judge_all_orders(&disks.devices(), &mount);
+}
+
+/// The same from another side: all members were there, and then one of them is put back
+/// to what it was before. The kernel does not write to every profile without a member.
+#[track_caller]
+fn judge_put_back(judges: &Judges, devices: usize, mkfs: &'static str) {
+    let disks = Recipe::new().devices(devices).mkfs(mkfs).fill(before).make(judges);
+    let old = disks.copy(judges);
+    let mount = disks.mount("rw,noatime");
+    after(mount.path());
+    mount.sync();
+    drop(mount);
+    let mount = disks.mount("ro,noatime");
+    for member in 0..devices {
+        let mut members = disks.devices();
+        members[member] = old.devices().swap_remove(member);
+        judge_all_orders(&members, &mount);
+    }
+}
+
+#[track_caller]
+fn judge_all_orders(members: &[Arc<dyn BlockDevice>], judge: &Mount) {
+    for backwards in [false, true] {
+        let mut members = members.to_vec();
+        if backwards {
+            members.reverse();
+        }
+        let (volume, reports) = open(members).expect("the volume opens");
+        compare(&default_filesystem(&volume), judge.path()).assert_same(200);
+        reports.assert_said(&["missed commits"]);
+    }
+}
+
+fn before(root: &Path) {
+    fill::data::fill(root);
+    // Overwritten in place and without checksums: nothing tells old from new.
+    let nocow = fill::directory(root, "in-place");
+    run("chattr", &["+C".as_ref(), nocow.as_os_str()]);
+    for name in ["small", "large"] {
+        let bytes = if name == "small" { 20_000 } else { 900_000 };
+        fill::write(&nocow.join(name), &vec![b'o'; bytes]);
+    }
+}
+
+fn after(root: &Path) {
+    use std::os::unix::fs::FileExt;
+    for (name, bytes) in [("small", 20_000), ("large", 900_000)] {
+        let path = root.join("in-place").join(name);
+        let file = std::fs::File::options().write(true).open(path).expect("it is there");
+        file.write_all_at(&vec![b'n'; bytes], 0).expect("written in place");
+        file.sync_all().expect("on the device");
+    }
+    fill::write(&root.join("data-plain/text-4096"), &vec![b'n'; 4096]);
+    fill::write(&root.join("data-zstd/text-131072"), &vec![b'n'; 131_072]);
+    std::fs::remove_file(root.join("data-lzo/text-100")).expect("a file goes");
+    fill::data::fill(&fill::directory(root, "new"));
+}
+
+#[test]
+fn a_stale_second_mirror() {
+    let Some(judges) = judges::require() else { return };
+    judge_stale(&judges, 2, "-d raid1 -m raid1", 1);
+}
+
+#[test]
+fn a_stale_first_mirror() {
+    let Some(judges) = judges::require() else { return };
+    judge_stale(&judges, 2, "-d raid1 -m raid1", 0);
+}
+
+#[test]
+fn a_stale_member_of_raid1c3() {
+    let Some(judges) = judges::require() else { return };
+    judge_stale(&judges, 3, "-d raid1c3 -m raid1c3", 1);
+}
+
+#[test]
+fn a_stale_member_of_raid10() {
+    let Some(judges) = judges::require() else { return };
+    judge_stale(&judges, 4, "-d raid10 -m raid10", 2);
+}
+
+#[test]
+fn members_that_were_put_back() {
+    let Some(judges) = judges::require() else { return };
+    judge_put_back(&judges, 2, "-d raid1 -m raid1");
+    judge_put_back(&judges, 4, "-d raid1c4 -m raid1c3");
+    judge_put_back(&judges, 4, "-d raid10 -m raid10");
+}
+
+#[test]
+fn members_of_raid5_that_were_put_back() {
+    let Some(judges) = judges::require() else { return };
+    judge_put_back(&judges, 3, "-d raid5 -m raid5");
+    judge_put_back(&judges, 4, "-d raid5 -m raid1");
+}
+
+#[test]
+fn members_of_raid6_that_were_put_back() {
+    let Some(judges) = judges::require() else { return };
+    judge_put_back(&judges, 4, "-d raid6 -m raid6");
+    judge_put_back(&judges, 5, "-d raid6 -m raid1c3");
+}
+
+/// A mirror that was cut short gives nothing that the other one cannot give.
+#[test]
+fn a_member_that_was_cut_short() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().devices(2).mkfs("-d raid1 -m raid1").make(&judges);
+    let mount = disks.mount("ro,noatime");
+    let cut = disks.copy(&judges);
+    let file = std::fs::File::options().write(true).open(&cut.images()[0]).expect("it opens");
+    file.set_len(40 << 20).expect("a shorter image");
+    let (volume, reports) = open(cut.devices()).expect("the volume opens");
+    compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+    reports.assert_said(&["bytes, but the volume was made on"]);
+}
+
+/// The kernel replaces a device: its number stays, its UUID changes.
+#[test]
+fn a_replaced_device() {
+    let Some(judges) = judges::require() else { return };
+    let mut disks = Recipe::new().devices(2).mkfs("-d raid1 -m raid1").make(&judges);
+    disks.add(512);
+    {
+        let spare = offshoot_testkit::disks::Attached::new(&disks.images()[2..]);
+        let mount = disks.mount_some(&[0, 1], "rw,noatime");
+        let old = mount.devices()[1].to_owned();
+        let args = ["replace", "start", "-B", "-f", &old, spare.devices()[0]];
+        let mut args: Vec<&std::ffi::OsStr> = args.iter().map(AsRef::as_ref).collect();
+        args.push(mount.path().as_os_str());
+        run("btrfs", &args);
+        drop(mount);
+    }
+    let mount = disks.mount_some(&[0, 2], "ro,noatime");
+    let (volume, reports) = open(disks.some_devices(&[0, 2])).expect("the volume opens");
+    compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+    reports.assert_silent();
+}
+
+/// A volume that is the same on every member judges itself; kept as a control that the
+/// other tests of this module see differences for their own reasons.
+#[test]
+fn all_members_present() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().devices(3).mkfs("-d raid1 -m raid1c3").fill(before).make(&judges);
+    judge(&disks, 150);
+}

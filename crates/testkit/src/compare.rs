@@ -1,0 +1,464 @@
+//! Two filesystems, path by path.
+//!
+//! [`Compare::run`] walks what we show and what the judge shows at the same time and
+//! writes down every difference: entries and their order, identity, type, mode, owner,
+//! times, links, device numbers, sizes, allocated space, extended attributes, link
+//! targets, holes, and the content through every way there is to read it. It also asks
+//! for what must not be there: missing names (one that has the hash of a name that is
+//! there), missing attributes, and calls that do not fit the type of the file.
+//!
+//! A difference never ends the walk, so that one run tells all of them; an error of
+//! either side is a difference too. Random choices come from a seed that the failure
+//! prints.
+
+mod attributes;
+mod content;
+
+pub(crate) use content::data_ranges;
+
+use std::collections::HashMap;
+use std::fmt::{self, Debug, Write};
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{Errno, FileId, FileSystem, FileType, Result};
+
+use crate::host::HostFilesystem;
+use crate::names;
+use crate::random::Random;
+
+/// The most differences that are kept with their text; the others are counted.
+const KEPT: usize = 40;
+
+/// The inode number that the kernel shows for the entry of a nested subvolume that a
+/// snapshot holds without the subvolume: an empty directory that is stored nowhere.
+/// Its times are those of the moment at which it was looked at.
+const EMPTY_SUBVOLUME_INO: u64 = 2;
+
+/// Something that two filesystems need not agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aspect {
+    /// Numbers of inodes and subvolumes. Identity is still compared: two paths are one
+    /// file on both sides or on none.
+    Ids,
+    /// The order of directory entries.
+    Order,
+    /// Change and birth time, and the access time, which reading the other side changes.
+    StoredTimes,
+    /// The part of a modification time that is below a second.
+    Nanoseconds,
+    /// Size, link count and modification time of directories, which every format
+    /// counts its own way.
+    DirectoryShape,
+    /// Where there are holes, and the allocated space.
+    Allocation,
+}
+
+/// What to compare.
+#[derive(Clone, Debug, Default)]
+pub struct Compare {
+    without: Vec<Aspect>,
+}
+
+/// What a comparison saw.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Directories on both sides, subvolumes included.
+    pub directories: u64,
+    /// Names of everything else.
+    pub files: u64,
+    /// Extended attributes whose values were compared.
+    pub xattrs: u64,
+    /// Bytes of content that were compared.
+    pub bytes: u64,
+    /// The first differences, a line each.
+    pub differences: Vec<String>,
+    /// How many more there were.
+    pub more: u64,
+    seed: u64,
+}
+
+impl Outcome {
+    /// Fails the test unless the two sides are equal and `at_least` names were seen,
+    /// because two empty trees are equal as well.
+    #[track_caller]
+    pub fn assert_same(&self, at_least: u64) {
+        assert!(self.differences.is_empty(), "{self}");
+        let names = self.files + self.directories;
+        assert!(names >= at_least, "only {names} names were compared, not {at_least}: {self}");
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} differences in {} directories, {} files, {} attributes, {} bytes (seed {:#x})",
+            self.differences.len() as u64 + self.more,
+            self.directories,
+            self.files,
+            self.xattrs,
+            self.bytes,
+            self.seed
+        )?;
+        for difference in &self.differences {
+            writeln!(f, "  {difference}")?;
+        }
+        if self.more > 0 {
+            writeln!(f, "  and {} more", self.more)?;
+        }
+        Ok(())
+    }
+}
+
+/// Compares everything that the kernel shows at `path` with `ours`.
+#[must_use]
+pub fn compare(ours: &dyn FileSystem, path: &std::path::Path) -> Outcome {
+    Compare::default().run(ours, path)
+}
+
+impl Compare {
+    /// Leaves `aspect` out of the comparison.
+    #[must_use]
+    pub fn without(mut self, aspect: Aspect) -> Self {
+        self.without.push(aspect);
+        self
+    }
+
+    /// Compares `ours` with the directory of the host at `path`.
+    #[must_use]
+    pub fn run(&self, ours: &dyn FileSystem, path: &std::path::Path) -> Outcome {
+        let judge = HostFilesystem::new(path).expect("the directory of the judge opens");
+        self.start(ours, &judge, judge.tells_subvolumes())
+    }
+
+    /// Compares `ours` with any other filesystem.
+    #[must_use]
+    pub fn run_filesystems(&self, ours: &dyn FileSystem, judge: &dyn FileSystem) -> Outcome {
+        self.start(ours, judge, false)
+    }
+
+    fn start(&self, ours: &dyn FileSystem, judge: &dyn FileSystem, btrfs: bool) -> Outcome {
+        let seed = std::process::id().into();
+        let mut walk = Walk {
+            ours,
+            judge,
+            compare: self,
+            btrfs,
+            outcome: Outcome { seed, ..Outcome::default() },
+            identities: HashMap::new(),
+            random: Random::new(seed),
+        };
+        walk.run();
+        walk.outcome
+    }
+
+    fn with(&self, aspect: Aspect) -> bool {
+        !self.without.contains(&aspect)
+    }
+}
+
+/// A file on both sides.
+#[derive(Clone, Debug)]
+struct Pair {
+    path: Vec<u8>,
+    ours: FileId,
+    judge: FileId,
+}
+
+/// A directory entry that outlives the visit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    name: Vec<u8>,
+    file: FileId,
+    file_type: FileType,
+    cookie: u64,
+}
+
+struct Walk<'a> {
+    ours: &'a dyn FileSystem,
+    judge: &'a dyn FileSystem,
+    compare: &'a Compare,
+    /// Whether the judge is a btrfs mount of the kernel.
+    btrfs: bool,
+    outcome: Outcome,
+    /// The file of ours that stands for each one of the judge, and whether its
+    /// contents were compared already under another name.
+    identities: HashMap<FileId, FileId>,
+    random: Random,
+}
+
+impl Walk<'_> {
+    fn run(&mut self) {
+        let root = Pair { path: b".".to_vec(), ours: self.ours.root(), judge: self.judge.root() };
+        let parent = self.ours.parent(root.ours);
+        self.same(&root, "parent of the root", &parent.map_err(|e| e.to_string()), &Ok(None));
+        let mut stack = vec![root];
+        while let Some(pair) = stack.pop() {
+            if self.node(&pair) == Some(FileType::Directory) {
+                self.outcome.directories += 1;
+                self.directory(&pair, &mut stack);
+            } else {
+                self.outcome.files += 1;
+            }
+        }
+    }
+
+    /// Compares one file apart from its entries; tells its type if both agree on it.
+    fn node(&mut self, pair: &Pair) -> Option<FileType> {
+        let empty_subvolume = self.is_empty_subvolume(pair);
+        let first_visit = empty_subvolume || self.identity(pair);
+        let file_type = self.attributes(pair, empty_subvolume)?;
+        if first_visit && !empty_subvolume {
+            self.xattrs(pair);
+            match file_type {
+                FileType::Regular => self.content(pair),
+                FileType::Symlink => {
+                    let ours = self.ours.read_link(pair.ours);
+                    let judge = self.judge.read_link(pair.judge);
+                    self.same_results(pair, "link target", ours, judge);
+                }
+                _ => {}
+            }
+            self.refusals(pair, file_type);
+        }
+        Some(file_type)
+    }
+
+    fn is_empty_subvolume(&self, pair: &Pair) -> bool {
+        self.btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
+    }
+
+    /// Compares who the file is; tells whether this is its first name.
+    fn identity(&mut self, pair: &Pair) -> bool {
+        if self.compare.with(Aspect::Ids) {
+            self.same(pair, "identity", &pair.ours, &pair.judge);
+        }
+        match self.identities.insert(pair.judge, pair.ours) {
+            None => true,
+            Some(before) => {
+                self.same(pair, "identity under another name", &pair.ours, &before);
+                false
+            }
+        }
+    }
+
+    /// Calls that do not fit the file must fail as the kernel fails them.
+    fn refusals(&mut self, pair: &Pair, file_type: FileType) {
+        let missing = self.ours.xattr(pair.ours, b"user.not there");
+        self.refused(pair, "a missing attribute", missing.map(drop), Errno::NODATA);
+        if file_type != FileType::Symlink {
+            let target = self.ours.read_link(pair.ours);
+            self.refused(pair, "the target of no link", target.map(drop), Errno::INVAL);
+        }
+        if file_type == FileType::Directory {
+            let read = self.ours.read(pair.ours, 0, &mut [0; 16]);
+            self.refused(pair, "reading a directory", read.map(drop), Errno::ISDIR);
+        } else {
+            let found = self.ours.lookup(pair.ours, b"x");
+            self.refused(pair, "a name in no directory", found.map(drop), Errno::NOTDIR);
+        }
+    }
+
+    fn directory(&mut self, pair: &Pair, stack: &mut Vec<Pair>) {
+        let listings = (entries(self.ours, pair.ours), entries(self.judge, pair.judge));
+        let (mut ours, mut judge) = match listings {
+            (Ok(ours), Ok(judge)) => (ours, judge),
+            (ours, judge) => {
+                self.same_results(pair, "entries", ours, judge);
+                return;
+            }
+        };
+        self.piecewise(pair, &ours);
+        if !self.compare.with(Aspect::Order) {
+            ours.sort_by(|a, b| a.name.cmp(&b.name));
+            judge.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        let names = |list: &[Entry]| list.iter().map(|e| e.name.clone()).collect::<Vec<_>>();
+        if names(&ours) != names(&judge) {
+            self.explain_names(pair, &ours, &judge);
+        }
+        let by_name: HashMap<_, _> = ours.iter().map(|entry| (&entry.name, entry)).collect();
+        for theirs in &judge {
+            let mut path = pair.path.clone();
+            path.push(b'/');
+            path.extend_from_slice(&theirs.name);
+            let Some(mine) = by_name.get(&theirs.name) else { continue };
+            let below = Pair { path, ours: mine.file, judge: theirs.file };
+            self.same(&below, "type in the directory", &mine.file_type, &theirs.file_type);
+            let found = self.ours.lookup(pair.ours, &theirs.name).map_err(|e| e.to_string());
+            self.same(&below, "lookup", &found, &Ok(mine.file));
+            if theirs.file_type == FileType::Directory {
+                self.below(pair, &below, &theirs.name);
+            }
+            stack.push(below);
+        }
+        self.missing_names(pair, &judge);
+    }
+
+    /// The way back up from a directory.
+    fn below(&mut self, dir: &Pair, below: &Pair, name: &[u8]) {
+        if self.is_empty_subvolume(below) {
+            return;
+        }
+        let parent = self.ours.parent(below.ours).map_err(|e| e.to_string());
+        let expected = offshoot_vfs::Parent { dir: dir.ours, name: name.to_vec() };
+        self.same(below, "parent", &parent, &Ok(Some(expected)));
+    }
+
+    /// Reading a directory in pieces shows what reading it at once does.
+    fn piecewise(&mut self, pair: &Pair, whole: &[Entry]) {
+        let mut pieces: Vec<Entry> = Vec::new();
+        let mut after = 0;
+        loop {
+            let mut left = 1 + self.random.below(1 + whole.len() as u64);
+            let before = pieces.len();
+            let result = self.ours.read_dir(pair.ours, after, &mut |entry| {
+                pieces.push(Entry::from(entry));
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            if let Err(error) = result {
+                self.differs(pair, &format!("entries after {after}: {error}"));
+                return;
+            }
+            match pieces.last() {
+                Some(last) if pieces.len() > before => after = last.cookie,
+                _ => break,
+            }
+            if pieces.len() > whole.len() {
+                break;
+            }
+        }
+        if pieces != whole {
+            self.differs(pair, "entries read in pieces are not those read at once");
+        }
+        if !whole.is_sorted_by(|a, b| a.cookie < b.cookie) {
+            self.differs(pair, "cookies do not ascend");
+        }
+    }
+
+    fn missing_names(&mut self, pair: &Pair, judge: &[Entry]) {
+        let mut absent = vec![b"not there".to_vec(), vec![b'z'; 255]];
+        if let Some(first) = judge.first() {
+            let hash = names::hash(&first.name);
+            absent.push(names::with_hash(b"", 20, hash, &mut self.random));
+            let mut longer = first.name.clone();
+            longer.truncate(254);
+            longer.push(0xfe);
+            absent.push(longer);
+        }
+        for name in absent {
+            if judge.iter().all(|entry| entry.name != name) {
+                let found = self.ours.lookup(pair.ours, &name);
+                self.refused(pair, "a missing name", found.map(drop), Errno::NOENT);
+            }
+        }
+    }
+
+    fn explain_names(&mut self, pair: &Pair, ours: &[Entry], judge: &[Entry]) {
+        let mut counts: HashMap<&[u8], i64> = HashMap::new();
+        for entry in ours {
+            *counts.entry(&entry.name).or_default() += 1;
+        }
+        for entry in judge {
+            *counts.entry(&entry.name).or_default() -= 1;
+        }
+        let mut same_set = true;
+        for (name, count) in counts {
+            if count != 0 {
+                same_set = false;
+                let side = if count > 0 { "only ours has" } else { "only the judge has" };
+                self.differs(pair, &format!("{side} the entry {}", show(name)));
+            }
+        }
+        if same_set {
+            let at = ours.iter().zip(judge).position(|(a, b)| a.name != b.name);
+            self.differs(pair, &format!("the order of entries differs from entry {at:?} on"));
+        }
+    }
+
+    fn refused(&mut self, pair: &Pair, what: &str, result: Result<()>, errno: Errno) {
+        match result {
+            Err(offshoot_vfs::Error::Posix { errno: found, .. }) if found == errno => {}
+            Err(error) => self.differs(pair, &format!("{what}: {error} instead of {errno}")),
+            Ok(()) => self.differs(pair, &format!("{what} succeeds instead of {errno}")),
+        }
+    }
+
+    fn same_results<T: PartialEq + Debug>(
+        &mut self,
+        pair: &Pair,
+        what: &str,
+        ours: Result<T>,
+        judge: Result<T>,
+    ) {
+        // Both sides failing is no agreement: a judge that cannot answer is no judge.
+        if let Err(error) = &judge {
+            self.differs(pair, &format!("{what}: the judge fails: {error}"));
+        }
+        let text = |result: Result<T>| result.map_err(|error| error.to_string());
+        self.same(pair, what, &text(ours), &text(judge));
+    }
+
+    fn same<T: PartialEq + Debug>(&mut self, pair: &Pair, what: &str, ours: &T, judge: &T) {
+        if ours != judge {
+            let mut text = format!("{what}: ours {ours:?}, judge {judge:?}");
+            if let Some((cut, _)) = text.char_indices().nth(600) {
+                text.truncate(cut);
+                text.push_str(" ...");
+            }
+            self.differs(pair, &text);
+        }
+    }
+
+    fn differs(&mut self, pair: &Pair, what: &str) {
+        if self.outcome.differences.len() < KEPT {
+            self.outcome.differences.push(format!("{}: {what}", show_path(&pair.path)));
+        } else {
+            self.outcome.more += 1;
+        }
+    }
+}
+
+impl From<offshoot_vfs::DirEntry<'_>> for Entry {
+    fn from(entry: offshoot_vfs::DirEntry<'_>) -> Self {
+        Self {
+            name: entry.name.to_vec(),
+            file: entry.file,
+            file_type: entry.file_type,
+            cookie: entry.cookie,
+        }
+    }
+}
+
+fn entries(fs: &dyn FileSystem, dir: FileId) -> Result<Vec<Entry>> {
+    let mut list = Vec::new();
+    fs.read_dir(dir, 0, &mut |entry| {
+        list.push(Entry::from(entry));
+        ControlFlow::Continue(())
+    })?;
+    Ok(list)
+}
+
+/// A path for a message: of a long one the two ends.
+fn show_path(path: &[u8]) -> String {
+    match path {
+        [start @ .., _] if start.len() > 300 => {
+            format!("{}...{}", show(&path[..100]), show(&path[path.len() - 150..]))
+        }
+        _ => show(path),
+    }
+}
+
+/// Bytes of a path for a message: what is no printable ASCII is escaped.
+#[must_use]
+pub fn show(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, &byte| {
+        if byte.is_ascii_graphic() && byte != b'\\' {
+            text.push(byte.into());
+        } else {
+            write!(text, "\\x{byte:02x}").expect("writing to a string");
+        }
+        text
+    })
+}

@@ -1,0 +1,70 @@
+//! Attributes of one file: what `stat` and `listxattr` tell.
+
+use offshoot_vfs::{Attr, FileType};
+
+use super::{Aspect, Pair, Walk};
+
+impl Walk<'_> {
+    /// Compares what `stat` tells; returns the type if both sides have one.
+    pub(super) fn attributes(&mut self, pair: &Pair, empty_subvolume: bool) -> Option<FileType> {
+        let (ours, judge) = match (self.ours.attr(pair.ours), self.judge.attr(pair.judge)) {
+            (Ok(ours), Ok(judge)) => (ours, judge),
+            (ours, judge) => {
+                self.same_results(pair, "attributes", ours, judge);
+                return None;
+            }
+        };
+        self.same(pair, "type", &ours.file_type, &judge.file_type);
+        self.same(pair, "permissions", &ours.permissions, &judge.permissions);
+        if !empty_subvolume {
+            self.stored_attributes(pair, &ours, &judge);
+        }
+        (ours.file_type == judge.file_type).then_some(judge.file_type)
+    }
+
+    fn stored_attributes(&mut self, pair: &Pair, ours: &Attr, judge: &Attr) {
+        self.same(pair, "own identity", &ours.file, &pair.ours);
+        self.same(pair, "owner", &(ours.uid, ours.gid), &(judge.uid, judge.gid));
+        self.same(pair, "device number", &ours.rdev, &judge.rdev);
+        if self.compare.with(Aspect::StoredTimes) {
+            self.same(pair, "access time", &ours.atime, &judge.atime);
+            self.same(pair, "change time", &ours.ctime, &judge.ctime);
+            self.same(pair, "birth time", &ours.btime, &judge.btime);
+        }
+        let is_dir = judge.file_type == FileType::Directory;
+        if !is_dir || self.compare.with(Aspect::DirectoryShape) {
+            self.same(pair, "modification second", &ours.mtime.secs, &judge.mtime.secs);
+            if self.compare.with(Aspect::Nanoseconds) {
+                self.same(pair, "modification time", &ours.mtime, &judge.mtime);
+            }
+            self.same(pair, "links", &ours.nlink, &judge.nlink);
+            self.same(pair, "size", &ours.size, &judge.size);
+            if self.compare.with(Aspect::Allocation) {
+                self.same(pair, "allocated bytes", &ours.allocated_bytes, &judge.allocated_bytes);
+            }
+        }
+    }
+
+    /// Compares the extended attributes, listed and one by one.
+    pub(super) fn xattrs(&mut self, pair: &Pair) {
+        let sorted = |mut list: Vec<(Vec<u8>, Vec<u8>)>| {
+            list.sort();
+            list
+        };
+        let ours = self.ours.xattrs(pair.ours).map(sorted);
+        let judge = self.judge.xattrs(pair.judge).map(sorted);
+        if let Ok(list) = &judge {
+            self.outcome.xattrs += list.len() as u64;
+            for (name, value) in list {
+                let one = self.ours.xattr(pair.ours, name).map_err(|e| e.to_string());
+                self.same(
+                    pair,
+                    &format!("attribute {}", super::show(name)),
+                    &one,
+                    &Ok(value.clone()),
+                );
+            }
+        }
+        self.same_results(pair, "attributes", ours, judge);
+    }
+}

@@ -1,0 +1,97 @@
+//! Bad bytes at chosen places.
+//!
+//! [`Faulty`] puts a device with faults over every member, so that one set of images
+//! serves many kinds of damage. What has to be inside the image itself, because a
+//! checksum must fit it, is patched there.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_device::{BlockDevice, Fault, FaultDevice};
+
+use crate::disks::Disks;
+use crate::progs::Place;
+
+/// Where the superblock and its copies are on a member.
+pub const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
+
+/// How many bytes a superblock has.
+pub const SUPERBLOCK_BYTES: u64 = 4096;
+
+/// The members of a volume with faults over them.
+#[derive(Debug)]
+pub struct Faulty {
+    members: Vec<Arc<FaultDevice>>,
+}
+
+impl Faulty {
+    /// The members of `disks`, sound until a fault is added.
+    #[must_use]
+    pub fn over(disks: &Disks) -> Self {
+        let devices = disks.devices().into_iter();
+        Self { members: devices.map(|device| Arc::new(FaultDevice::new(device))).collect() }
+    }
+
+    /// Makes `len` bytes at a place faulty.
+    pub fn strike(&self, place: &Place, len: u64, fault: Fault) {
+        self.strike_at(place.member, place.physical, len, fault);
+    }
+
+    /// Makes `len` bytes at `offset` of one member faulty.
+    pub fn strike_at(&self, member: usize, offset: u64, len: u64, fault: Fault) {
+        self.members[member].add(offset..offset + len, fault);
+    }
+
+    /// All members as devices.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        self.members.iter().map(|member| member.clone() as Arc<dyn BlockDevice>).collect()
+    }
+}
+
+/// Inverts the bits of `mask` in the byte at `offset` of an image.
+pub fn flip(image: &Path, offset: u64, mask: u8) {
+    let file = File::options().read(true).write(true).open(image).expect("an image opens");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).expect("the byte is in the image");
+    file.write_all_at(&[byte[0] ^ mask], offset).expect("the byte is written");
+}
+
+/// Changes every superblock of an image with `edit` and gives it a fitting CRC-32C.
+pub fn edit_superblocks(image: &Path, edit: impl Fn(&mut [u8])) {
+    let file = File::options().read(true).write(true).open(image).expect("an image opens");
+    let size = file.metadata().expect("its length").len();
+    for offset in SUPERBLOCKS.into_iter().filter(|offset| offset + SUPERBLOCK_BYTES <= size) {
+        let mut block = [0; 4096];
+        file.read_exact_at(&mut block, offset).expect("a superblock is read");
+        edit(&mut block);
+        let sum = crc32c::crc32c(&block[32..]);
+        block[..32].fill(0);
+        block[..4].copy_from_slice(&sum.to_le_bytes());
+        file.write_all_at(&block, offset).expect("a superblock is written");
+    }
+}
+
+/// The kinds of features in a superblock, by the place of their bits.
+#[derive(Clone, Copy, Debug)]
+pub enum Features {
+    /// Not knowing one forbids to write.
+    ReadOnlyCompatible,
+    /// Not knowing one forbids to open.
+    Incompatible,
+}
+
+/// Sets feature bits in every superblock of an image.
+pub fn set_features(image: &Path, kind: Features, bits: u64) {
+    let at = match kind {
+        Features::ReadOnlyCompatible => 0xb4,
+        Features::Incompatible => 0xbc,
+    };
+    edit_superblocks(image, |block| {
+        let field: &mut [u8] = &mut block[at..at + 8];
+        let old = u64::from_le_bytes(field.try_into().expect("eight bytes"));
+        field.copy_from_slice(&(old | bits).to_le_bytes());
+    });
+}

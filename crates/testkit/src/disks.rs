@@ -1,0 +1,343 @@
+//! Image files, loop devices and mounts, undone on drop.
+//!
+//! ```text
+//! Disks     sparse image files in a temporary directory; one per member
+//!   Mount   all or some of them attached to loop devices and mounted somewhere
+//!     Loop  one image file on one loop device
+//! ```
+//!
+//! Everything is undone in the reverse order, a panic included: unmount, make the
+//! kernel forget the members, detach the loop devices, remove the files. What cannot
+//! be undone is said on standard error and fails the test, because a loop device that
+//! stays behind harms whoever runs next.
+//!
+//! Loop devices belong to the whole machine and other programs take them at the same
+//! time, so attaching is tried again when somebody else was faster.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use offshoot_device::{BlockDevice, FileDevice};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use tempfile::TempDir;
+
+use crate::judges::Judges;
+use crate::run::{run, try_run};
+
+/// The image files of one volume.
+#[derive(Debug)]
+pub struct Disks {
+    images: Vec<PathBuf>,
+    dir: TempDir,
+}
+
+impl Disks {
+    /// `count` empty images of `mib` MiB each, all of them holes.
+    #[must_use]
+    pub fn create(_judges: &Judges, count: usize, mib: u64) -> Self {
+        let dir = scratch_dir();
+        let images = (0..count)
+            .map(|index| {
+                let path = dir.path().join(format!("member{index}.img"));
+                let file = File::create(&path).expect("an image file");
+                file.set_len(mib << 20).expect("a sparse image file");
+                path
+            })
+            .collect();
+        Self { images, dir }
+    }
+
+    /// Copies of these images as they are now, which may be while they are mounted.
+    #[must_use]
+    pub fn copy(&self, _judges: &Judges) -> Self {
+        let dir = scratch_dir();
+        let images = self
+            .images
+            .iter()
+            .map(|image| {
+                let copy = dir.path().join(image.file_name().expect("a file name"));
+                run("cp", &["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]);
+                copy
+            })
+            .collect();
+        Self { images, dir }
+    }
+
+    /// Adds one more image.
+    pub fn add(&mut self, mib: u64) {
+        let path = self.dir.path().join(format!("member{}.img", self.images.len()));
+        let file = File::create(&path).expect("an image file");
+        file.set_len(mib << 20).expect("a sparse image file");
+        self.images.push(path);
+    }
+
+    /// The image files, in the order in which they became members.
+    #[must_use]
+    pub fn images(&self) -> &[PathBuf] {
+        &self.images
+    }
+
+    /// Runs `mkfs.btrfs` with `options` over all images.
+    pub fn mkfs(&self, options: &[&str]) {
+        let mut args: Vec<&std::ffi::OsStr> = vec!["-q".as_ref(), "-f".as_ref()];
+        args.extend(options.iter().map(std::ffi::OsStr::new));
+        args.extend(self.images.iter().map(|image| image.as_os_str()));
+        run("mkfs.btrfs", &args);
+    }
+
+    /// Mounts all members with `options`, as `mount -o` has them.
+    #[must_use]
+    pub fn mount(&self, options: &str) -> Mount {
+        Mount::new(&self.images, options)
+    }
+
+    /// Mounts only the members of these indexes.
+    #[must_use]
+    pub fn mount_some(&self, members: &[usize], options: &str) -> Mount {
+        let images: Vec<_> = members.iter().map(|&index| self.images[index].clone()).collect();
+        Mount::new(&images, options)
+    }
+
+    /// All members as devices that the engine reads.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        self.images.iter().map(|image| device(image)).collect()
+    }
+
+    /// The members of these indexes as devices that the engine reads.
+    #[must_use]
+    pub fn some_devices(&self, members: &[usize]) -> Vec<Arc<dyn BlockDevice>> {
+        members.iter().map(|&index| device(&self.images[index])).collect()
+    }
+}
+
+fn device(image: &Path) -> Arc<dyn BlockDevice> {
+    Arc::new(FileDevice::open(image).expect("an image that was just made opens"))
+}
+
+/// A new directory for images: in memory where there is room, because the judges
+/// force everything they write to the disk and the tests need none of it to last.
+#[must_use]
+pub fn scratch_dir() -> TempDir {
+    const ROOM_BYTES: u64 = 4 << 30;
+    let shm = Path::new("/dev/shm");
+    let roomy =
+        rustix::fs::statvfs(shm).is_ok_and(|stat| stat.f_bavail * stat.f_frsize >= ROOM_BYTES);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("offshoot-test-");
+    let made = match std::env::var_os("OFFSHOOT_TEST_DIR") {
+        Some(dir) => builder.tempdir_in(dir),
+        None if roomy => builder.tempdir_in(shm),
+        None => builder.tempdir(),
+    };
+    made.expect("a temporary directory")
+}
+
+/// One image on one loop device.
+#[derive(Debug)]
+struct Loop {
+    device: String,
+    image: PathBuf,
+}
+
+impl Loop {
+    fn attach(image: &Path) -> Self {
+        // Two threads of one process need not fight for the same free device.
+        static ATTACHING: Mutex<()> = Mutex::new(());
+        let args = ["--find".as_ref(), "--show".as_ref(), image.as_os_str()];
+        let mut reason = String::new();
+        for attempt in 0..50 {
+            let attached = {
+                let _turn = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+                try_run("losetup", &args)
+            };
+            match attached {
+                Ok(device) => {
+                    return Self { device: device.trim().to_owned(), image: image.to_owned() };
+                }
+                Err(error) => reason = error,
+            }
+            std::thread::sleep(Duration::from_millis(10 + attempt * 4));
+        }
+        panic!("no loop device for {}: {reason}", image.display());
+    }
+
+    /// The file that the device is attached to now, if any.
+    fn backing_file(&self) -> Option<String> {
+        let name = self.device.strip_prefix("/dev/")?;
+        let path = format!("/sys/block/{name}/loop/backing_file");
+        std::fs::read_to_string(path).ok().map(|file| file.trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // The kernel remembers the members of unmounted volumes. A later volume on
+        // the same loop device, or a degraded mount, must not find this one.
+        let _ = try_run("btrfs", &["device", "scan", "--forget", &self.device]);
+        let mut reason = String::new();
+        for attempt in 0..50 {
+            // Somebody may have taken the device already once ours was off it.
+            if self.backing_file().is_none_or(|file| Path::new(&file) != self.image) {
+                return;
+            }
+            if let Err(error) = try_run("losetup", &["--detach", &self.device]) {
+                reason = error;
+            }
+            std::thread::sleep(Duration::from_millis(2 + attempt * 4));
+        }
+        loudly(&format!("{} stays on {}: {reason}", self.image.display(), self.device));
+    }
+}
+
+/// Members of a volume, attached and mounted.
+#[derive(Debug)]
+pub struct Mount {
+    // Dropped in this order, after the unmount in `drop`.
+    loops: Vec<Loop>,
+    dir: TempDir,
+}
+
+impl Mount {
+    fn new(images: &[PathBuf], options: &str) -> Self {
+        Self::try_new(images, options).unwrap_or_else(|reason| panic!("{reason}"))
+    }
+
+    /// Attaches and mounts `images`.
+    ///
+    /// # Errors
+    /// What the kernel said when it refused to mount them.
+    pub fn try_new(images: &[PathBuf], options: &str) -> Result<Self, String> {
+        let mount = Attached::new(images);
+        mount.mount(options)
+    }
+
+    /// Where the volume shows.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The loop devices of the members, in the order in which they were given.
+    #[must_use]
+    pub fn devices(&self) -> Vec<&str> {
+        self.loops.iter().map(|member| member.device.as_str()).collect()
+    }
+
+    /// Attaches one more image and makes it a member with `btrfs device add`.
+    pub fn add_device(&mut self, image: &Path) {
+        let member = Loop::attach(image);
+        let dir = self.dir.path();
+        run(
+            "btrfs",
+            &[
+                "device".as_ref(),
+                "add".as_ref(),
+                "-f".as_ref(),
+                member.device.as_ref(),
+                dir.as_os_str(),
+            ],
+        );
+        self.loops.push(member);
+    }
+
+    /// Changes the options of the mount.
+    pub fn remount(&self, options: &str) {
+        let (flags, data) = split_options(options);
+        rustix::mount::mount_remount(self.path(), flags, data.as_c_str())
+            .unwrap_or_else(|error| panic!("remount with {options}: {error}"));
+    }
+
+    /// Makes everything that was written a committed state on the images.
+    pub fn sync(&self) {
+        let root = File::open(self.path()).expect("the root of a mount opens");
+        rustix::fs::syncfs(root).expect("sync of a mounted volume");
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let mut result = Ok(());
+        for attempt in 0..50 {
+            result = rustix::mount::unmount(self.dir.path(), UnmountFlags::empty());
+            match result {
+                Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(2 + attempt * 4)),
+                _ => break,
+            }
+        }
+        if let Err(error) = result {
+            loudly(&format!("unmount {}: {error}", self.dir.path().display()));
+        }
+    }
+}
+
+/// Images on loop devices that are not mounted: for tools that want block devices.
+#[derive(Debug)]
+pub struct Attached {
+    loops: Vec<Loop>,
+}
+
+impl Attached {
+    /// Attaches all of `images`.
+    #[must_use]
+    pub fn new(images: &[PathBuf]) -> Self {
+        Self { loops: images.iter().map(|image| Loop::attach(image)).collect() }
+    }
+
+    /// The loop devices, in the order of the images.
+    #[must_use]
+    pub fn devices(&self) -> Vec<&str> {
+        self.loops.iter().map(|member| member.device.as_str()).collect()
+    }
+
+    /// Mounts them.
+    fn mount(self, options: &str) -> Result<Mount, String> {
+        let dir = tempfile::Builder::new()
+            .prefix("offshoot-mount-")
+            .tempdir()
+            .map_err(|error| format!("a mount point: {error}"))?;
+        let (flags, mut data) = split_options(options);
+        // The kernel finds the members that it was told of, and no other ones.
+        for member in &self.loops {
+            let separator = if data.as_bytes().is_empty() { "" } else { "," };
+            let mut bytes = data.into_bytes();
+            bytes.extend_from_slice(format!("{separator}device={}", member.device).as_bytes());
+            data = CString::new(bytes).expect("no NUL in mount options");
+        }
+        rustix::mount::mount(&self.loops[0].device, dir.path(), "btrfs", flags, data.as_c_str())
+            .map_err(|error| format!("the kernel does not mount with `{options}`: {error}"))?;
+        Ok(Mount { loops: self.loops, dir })
+    }
+}
+
+/// The flags among `options`, and the rest, which goes to the filesystem.
+fn split_options(options: &str) -> (MountFlags, CString) {
+    let mut flags = MountFlags::empty();
+    let mut rest = Vec::new();
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        match option {
+            "ro" => flags |= MountFlags::RDONLY,
+            "rw" => {}
+            "noatime" => flags |= MountFlags::NOATIME,
+            _ => rest.push(option),
+        }
+    }
+    (flags, CString::new(rest.join(",")).expect("no NUL in mount options"))
+}
+
+/// Says what could not be undone, and fails the test if nothing else has yet.
+fn loudly(problem: &str) {
+    assert!(std::thread::panicking(), "left behind: {problem}");
+    eprintln!("left behind: {problem}");
+}
+
+/// The bytes of a path, which is what the kernel knows of it.
+#[must_use]
+pub fn path_bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}

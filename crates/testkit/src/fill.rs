@@ -1,0 +1,101 @@
+//! What the kernel writes into a volume before we read it.
+//!
+//! [`everything`] fills a mounted volume with all the shapes that a reader has to
+//! understand, a directory for each family of them:
+//!
+//! | directory | holds |
+//! |---|---|
+//! | `names` | names of every byte value and of 255 bytes, hash collisions |
+//! | `links` | more hard links than one reference item holds |
+//! | `data-*` | contents of many sizes, with and without compression and checksums |
+//! | `shapes` | holes, preallocation, clones, overwritten and truncated extents |
+//! | `special` | device nodes, fifos, sockets, symbolic links, owners and modes |
+//! | `times` | before 1970, after 2446, nanoseconds |
+//! | `xattrs` | every namespace, access control lists, capabilities, large values |
+//! | `deep` | a path longer than `PATH_MAX` |
+//! | `volumes` | subvolumes in subvolumes, snapshots, and what they leave behind |
+//!
+//! [`crowd`] makes many entries, for trees that are high. Everything that is random
+//! comes from fixed seeds.
+
+pub mod data;
+pub mod names;
+pub mod shapes;
+pub mod special;
+pub mod subvolumes;
+pub mod xattrs;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The ways to compress data.
+pub const METHODS: [&str; 3] = ["zlib", "lzo", "zstd"];
+
+/// Fills the volume that is mounted at `root` with one of everything.
+pub fn everything(root: &Path) {
+    everything_by(root, &METHODS);
+}
+
+/// The same, for a mount whose options forbid to compress.
+pub fn everything_uncompressed(root: &Path) {
+    everything_by(root, &[]);
+}
+
+fn everything_by(root: &Path, methods: &[&str]) {
+    names::fill(&directory(root, "names"));
+    names::hard_links(&directory(root, "links"));
+    data::fill_by(root, methods);
+    shapes::fill_by(&directory(root, "shapes"), methods);
+    special::fill(&directory(root, "special"));
+    special::times(&directory(root, "times"));
+    xattrs::fill(&directory(root, "xattrs"));
+    names::deep(&directory(root, "deep"));
+    subvolumes::fill(&directory(root, "volumes"));
+    sync(root);
+}
+
+/// The names that [`everything`] leaves behind at least, for a comparison that wants
+/// to know that it saw them.
+pub const EVERYTHING_AT_LEAST: u64 = 1000;
+
+/// A directory of `entries` files with few bytes each.
+pub fn crowd(root: &Path, entries: u32) {
+    let dir = directory(root, "crowd");
+    for number in 0..entries {
+        let path = dir.join(format!("entry-{number:06}"));
+        let mut file = File::create(path).expect("a file in a large directory");
+        if number % 8 == 0 {
+            writeln!(file, "{number}").expect("a few bytes");
+        }
+    }
+    sync(root);
+}
+
+/// Subvolumes with several thousand files each, which take the kernel a while to drop.
+pub fn subvolumes_of_a_crowd(root: &Path) {
+    for name in ["one", "two", "three", "kept"] {
+        let path = root.join(name);
+        subvolumes::create(&path);
+        crowd(&path, if name == "kept" { 30 } else { 8000 });
+    }
+}
+
+/// Makes the directory `name` in `parent`.
+#[must_use]
+pub fn directory(parent: &Path, name: &str) -> PathBuf {
+    let dir = parent.join(name);
+    std::fs::create_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    dir
+}
+
+/// Writes a file at once.
+pub fn write(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+/// Commits everything that was written to the filesystem of `path`.
+pub fn sync(path: &Path) {
+    let file = File::open(path).expect("a directory opens");
+    rustix::fs::syncfs(file).expect("sync of a mounted volume");
+}

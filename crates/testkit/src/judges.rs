@@ -1,0 +1,165 @@
+//! Who judges here, and whether a test may go without.
+//!
+//! This is the one place that decides it:
+//!
+//! - Root (with the right to mount) on a machine with loop devices: the judges must
+//!   be there. One that is missing **fails** the test with the line that installs it.
+//! - Anything less: the kernel cannot judge, and the test says `skipped: ...`.
+//!
+//! [`require`] returns a [`Judges`], without which no disk can be made; it also is
+//! the test's place in the line of those that use loop devices at the same time, so
+//! that a wide test run does not swamp a small machine.
+
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::run::try_run;
+
+/// The oldest `btrfs-progs` that makes and checks everything the tests make.
+pub const PROGS_AT_LEAST: (u32, u32) = (6, 14);
+
+/// The proof that the judges are there, and a place among the tests that use them.
+#[derive(Debug)]
+pub struct Judges {
+    _private: (),
+}
+
+/// The judges, or `None` (and a line on standard error) where there can be none.
+///
+/// Waits while as many tests as the machine bears are already at it.
+///
+/// # Panics
+/// When a judge is missing on a machine that could have it.
+#[must_use]
+pub fn require() -> Option<Judges> {
+    static VERDICT: OnceLock<Verdict> = OnceLock::new();
+    match VERDICT.get_or_init(examine) {
+        Verdict::Present => Some(Judges::queue()),
+        Verdict::Impossible(reason) => {
+            let thread = std::thread::current();
+            eprintln!("skipped: {}: {reason}", thread.name().unwrap_or("a test"));
+            None
+        }
+        Verdict::Missing(reason) => panic!("{reason}"),
+    }
+}
+
+enum Verdict {
+    Present,
+    Impossible(String),
+    Missing(String),
+}
+
+fn examine() -> Verdict {
+    if let Err(reason) = may_mount() {
+        return Verdict::Impossible(reason);
+    }
+    match missing_judge() {
+        None => Verdict::Present,
+        Some(reason) => Verdict::Missing(reason),
+    }
+}
+
+/// Whether this process could mount a loop device if the tools were there.
+fn may_mount() -> Result<(), String> {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0);
+    if !rustix::process::geteuid().is_root() || capabilities >> CAP_SYS_ADMIN & 1 == 0 {
+        return Err("the kernel judges only for root with the right to mount".to_owned());
+    }
+    std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")
+        .map(drop)
+        .map_err(|error| format!("no loop devices: /dev/loop-control: {error}"))
+}
+
+fn missing_judge() -> Option<String> {
+    const SETUP: &str = "`cargo xtask setup` installs it";
+    if try_run("losetup", &["--version"]).is_err() {
+        return Some(format!("losetup is missing: {SETUP} (Debian package `mount`)"));
+    }
+    let Ok(found) = try_run("btrfs", &["--version"]) else {
+        return Some(format!("btrfs-progs is missing: {SETUP} (Debian package `btrfs-progs`)"));
+    };
+    if progs_version(&found).is_none_or(|version| version < PROGS_AT_LEAST) {
+        let (major, minor) = PROGS_AT_LEAST;
+        let found = found.lines().next().unwrap_or("nothing");
+        return Some(format!(
+            "btrfs-progs {major}.{minor} or newer is needed, `{found}` is installed: {SETUP} \
+             (on Debian 12 from the suite `bookworm-backports`)"
+        ));
+    }
+    if !kernel_knows_btrfs() {
+        // A module that is there is loaded on demand; the second look is the answer.
+        let _ = try_run("modprobe", &["btrfs"]);
+        if !kernel_knows_btrfs() {
+            return Some(
+                "the kernel has no btrfs: boot one that has, or load its module \
+                 (`modprobe btrfs`; Debian package `linux-image-amd64`)"
+                    .to_owned(),
+            );
+        }
+    }
+    None
+}
+
+/// The version in the first line of `btrfs --version`.
+fn progs_version(output: &str) -> Option<(u32, u32)> {
+    let version = output.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
+    let mut parts = version.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn kernel_knows_btrfs() -> bool {
+    std::fs::read_to_string("/proc/filesystems")
+        .is_ok_and(|list| list.lines().any(|line| line.trim() == "btrfs"))
+}
+
+/// How many tests use loop devices now. A test waits for its turn here and nowhere
+/// else, so there is no order of locks to keep.
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static DONE: Condvar = Condvar::new();
+
+fn running() -> MutexGuard<'static, usize> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Judges {
+    fn queue() -> Self {
+        // One more than there are cores: while one test waits for the disk, the
+        // others compute.
+        let at_most = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+        let mut count = running();
+        while *count >= at_most {
+            count = DONE.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+        *count += 1;
+        Self { _private: () }
+    }
+}
+
+impl Drop for Judges {
+    fn drop(&mut self) {
+        *running() -= 1;
+        DONE.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_btrfs_prints_them() {
+        assert_eq!(progs_version("btrfs-progs v6.14\n-EXPERIMENTAL"), Some((6, 14)));
+        assert_eq!(progs_version("btrfs-progs v6.2"), Some((6, 2)));
+        assert_eq!(progs_version("btrfs-progs v6.16.1 "), Some((6, 16)));
+        assert_eq!(progs_version("something else"), None);
+    }
+}

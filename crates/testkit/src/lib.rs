@@ -1,0 +1,42 @@
+//! Judges, volumes and comparisons for the tests of offshoot.
+//!
+//! A test that only our own code judges proves that we agree with ourselves. This
+//! crate brings in the outside judges, the Linux kernel over a loop device and
+//! `btrfs-progs`, and everything a test needs to use them:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`judges`] | decides whether a test may run here, must fail, or is skipped |
+//! | [`disks`] | image files, loop devices and mounts, undone on drop |
+//! | [`fill`] | what the kernel writes into a volume before we read it |
+//! | [`host`] | a mounted directory as a [`offshoot_vfs::FileSystem`] |
+//! | [`compare`] | two filesystems, path by path |
+//! | [`manifest`] | what a filesystem shows, as text |
+//! | [`progs`] | what `btrfs-progs` knows of an image: places, trees, subvolumes |
+//! | [`damage`] | bad bytes at chosen places |
+//! | [`fixture`] | the volume that the repository carries |
+//! | [`names`] | names whose hashes collide |
+//! | [`random`] | reproducible bytes |
+//! | [`recipe`] | how a volume is made |
+//!
+//! What it sets up for a test either succeeds or panics with the reason: a test
+//! without its volume has nothing to go on with. What it finds it returns.
+
+#![expect(
+    clippy::missing_panics_doc,
+    reason = "a set-up that fails panics, as the essay above says once for all of them"
+)]
+
+pub mod compare;
+pub mod damage;
+pub mod disks;
+pub mod fill;
+pub mod fixture;
+pub mod host;
+pub mod judges;
+pub mod manifest;
+pub mod names;
+pub mod progs;
+pub mod random;
+pub mod recipe;
+pub mod run;

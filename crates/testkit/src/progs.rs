@@ -1,0 +1,192 @@
+//! What `btrfs-progs` knows of a volume.
+//!
+//! A test that damages a block has to know where it is without asking the engine that
+//! it tests: `btrfs-map-logical` tells the places of a logical address and
+//! `btrfs inspect-internal dump-tree` tells the addresses. Both want block devices to
+//! find all members, so the images are attached (and not mounted) meanwhile.
+
+use std::path::{Path, PathBuf};
+
+use crate::disks::{Attached, Disks};
+use crate::run::run;
+
+/// The tools over the members of one volume.
+#[derive(Debug)]
+pub struct Progs {
+    attached: Attached,
+    images: Vec<PathBuf>,
+}
+
+/// One copy of a piece of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which copy: 1 is the one that is read first, with parity the data itself.
+    pub mirror: u32,
+    /// The logical address.
+    pub logical: u64,
+    /// Which member, by its place among the images.
+    pub member: usize,
+    /// The byte offset in it.
+    pub physical: u64,
+}
+
+/// Where the data of one extent item of a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The logical address of the extent.
+    pub logical: u64,
+    /// How many bytes it has on the device.
+    pub disk_bytes: u64,
+}
+
+impl Progs {
+    /// Attaches all members of `disks`, which must not be mounted.
+    #[must_use]
+    pub fn of(disks: &Disks) -> Self {
+        Self { attached: Attached::new(disks.images()), images: disks.images().to_vec() }
+    }
+
+    /// What `dump-tree` prints for a tree, which it calls by number or by name.
+    #[must_use]
+    pub fn dump_tree(&self, tree: &str) -> String {
+        let device = self.attached.devices()[0];
+        run("btrfs", &["inspect-internal", "dump-tree", "-t", tree, device])
+    }
+
+    /// The logical addresses of the blocks of a tree, the root first.
+    #[must_use]
+    pub fn blocks(&self, tree: &str) -> Vec<u64> {
+        let dump = self.dump_tree(tree);
+        let mut blocks: Vec<u64> = Vec::new();
+        for line in dump.lines() {
+            let mut words = line.split_whitespace();
+            if matches!(words.next(), Some("leaf" | "node"))
+                && let Some(logical) = words.next().and_then(|word| word.parse().ok())
+                && !blocks.contains(&logical)
+            {
+                blocks.push(logical);
+            }
+        }
+        assert!(!blocks.is_empty(), "dump-tree shows no block of tree {tree}:\n{dump}");
+        blocks
+    }
+
+    /// The extents of a file that are not inline and no hole, in the order of the file.
+    #[must_use]
+    pub fn extents(&self, tree: &str, ino: u64) -> Vec<Extent> {
+        let dump = self.dump_tree(tree);
+        let mut extents = Vec::new();
+        let mut in_file = false;
+        for line in dump.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words[..] {
+                ["item", ..] => in_file = line.contains(&format!("key ({ino} EXTENT_DATA")),
+                ["extent", "data", "disk", "byte", logical, "nr", disk_bytes] if in_file => {
+                    let number = |text: &str| text.parse::<u64>().expect("a number");
+                    let extent =
+                        Extent { logical: number(logical), disk_bytes: number(disk_bytes) };
+                    if extent.logical != 0 {
+                        extents.push(extent);
+                    }
+                }
+                _ => {}
+            }
+        }
+        assert!(!extents.is_empty(), "dump-tree shows no extents of inode {ino}");
+        extents
+    }
+
+    /// Every copy of `len` bytes at `logical`, a place for each stripe that they touch.
+    /// With parity the last mirrors are places of the parity.
+    #[must_use]
+    pub fn places(&self, logical: u64, len: u64) -> Vec<Place> {
+        let (logical, len) = (logical.to_string(), len.to_string());
+        let devices = self.attached.devices();
+        let output = run("btrfs-map-logical", &["-l", &logical, "-b", &len, devices[0]]);
+        let places: Vec<_> = output.lines().filter_map(|line| place(line, &devices)).collect();
+        assert!(!places.is_empty(), "btrfs-map-logical tells no place of {logical}:\n{output}");
+        places
+    }
+
+    /// The images behind [`Place::member`].
+    #[must_use]
+    pub fn images(&self) -> &[PathBuf] {
+        &self.images
+    }
+}
+
+/// `mirror 1 logical 22020096 physical 22020096 device /dev/loop0`
+fn place(line: &str, devices: &[&str]) -> Option<Place> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let ["mirror", mirror, "logical", logical, "physical", physical, "device", device] = words[..]
+    else {
+        return None;
+    };
+    Some(Place {
+        mirror: mirror.parse().ok()?,
+        logical: logical.parse().ok()?,
+        physical: physical.parse().ok()?,
+        member: devices.iter().position(|known| *known == device)?,
+    })
+}
+
+/// A subvolume as `btrfs subvolume list` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subvolume {
+    /// Its number.
+    pub id: u64,
+    /// The number of the subvolume that it is nested in.
+    pub parent: u64,
+    /// The last transaction that changed it.
+    pub generation: u64,
+    /// The transaction that made it.
+    pub created: u64,
+    /// Its UUID, as 32 digits with dashes.
+    pub uuid: String,
+    /// The UUID of what it is a snapshot of; `-` for none.
+    pub parent_uuid: String,
+    /// The UUID of what it was received from; `-` for none.
+    pub received_uuid: String,
+    /// Its path from the top of the volume.
+    pub path: String,
+    /// Whether it refuses to be changed.
+    pub read_only: bool,
+}
+
+/// The subvolumes of a mounted volume, ordered by number.
+#[must_use]
+pub fn subvolumes(mount: &Path) -> Vec<Subvolume> {
+    let list = |options: &str| {
+        run("btrfs", &["subvolume".as_ref(), "list".as_ref(), options.as_ref(), mount.as_os_str()])
+    };
+    let id_of = |line: &str| line.split_whitespace().nth(1).and_then(|id| id.parse().ok());
+    let read_only: Vec<u64> = list("-r").lines().filter_map(id_of).collect();
+    let mut found: Vec<_> = list("-pcguqR")
+        .lines()
+        .map(|line| {
+            // `ID 256 gen 9 cgen 9 parent 5 top level 5 parent_uuid - received_uuid -
+            // uuid ... path ...`; only the path may hold spaces.
+            let (fields, path) = line.split_once(" path ").expect("a path in the list");
+            let words: Vec<_> = fields.split_whitespace().collect();
+            let field = |name: &str| {
+                let at = words.iter().position(|word| *word == name).expect("a field");
+                words[at + 1].to_owned()
+            };
+            let number = |name: &str| field(name).parse().expect("a number");
+            let id = number("ID");
+            Subvolume {
+                id,
+                parent: number("parent"),
+                generation: number("gen"),
+                created: number("cgen"),
+                uuid: field("uuid"),
+                parent_uuid: field("parent_uuid"),
+                received_uuid: field("received_uuid"),
+                path: path.to_owned(),
+                read_only: read_only.contains(&id),
+            }
+        })
+        .collect();
+    found.sort();
+    found
+}

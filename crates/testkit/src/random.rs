@@ -1,0 +1,74 @@
+//! Reproducible bytes.
+//!
+//! One small generator (SplitMix64), so that a seed that a failing test prints makes
+//! the same bytes on every machine and with every version of every crate.
+
+/// A generator of numbers that only its seed decides.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The generator that starts at `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.number() % bound
+    }
+
+    /// `len` bytes that no compression makes smaller.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend_from_slice(&self.number().to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// `len` bytes of words and lines that compress about as well as source text.
+    pub fn text(&mut self, len: usize) -> Vec<u8> {
+        const WORDS: [&str; 16] = [
+            "extent",
+            "chunk",
+            "leaf",
+            "node",
+            "root",
+            "tree",
+            "generation",
+            "stripe",
+            "mirror",
+            "of",
+            "the",
+            "a",
+            "is",
+            "inode",
+            "subvolume",
+            "checksum",
+        ];
+        let mut bytes = Vec::with_capacity(len + 32);
+        while bytes.len() < len {
+            let number = self.number();
+            bytes.extend_from_slice(WORDS[(number % 16) as usize].as_bytes());
+            match (number >> 8) % 12 {
+                0 => bytes.extend_from_slice(format!(" {}\n", number >> 40).as_bytes()),
+                1 => bytes.extend_from_slice(b".\n"),
+                _ => bytes.push(b' '),
+            }
+        }
+        bytes.truncate(len);
+        bytes
+    }
+}

@@ -1,0 +1,107 @@
+//! Recipes: how a volume is made, mounted and filled.
+//!
+//! ```no_run
+//! # use offshoot_testkit::{judges, recipe::Recipe};
+//! # let judges = judges::require().unwrap();
+//! let disks = Recipe::new()
+//!     .devices(3)
+//!     .mkfs("-d raid1c3 -m raid1c3 --csum xxhash")
+//!     .mount("compress=zstd")
+//!     .make(&judges);
+//! ```
+
+use std::path::Path;
+
+use crate::disks::{Attached, Disks};
+use crate::fill;
+use crate::judges::Judges;
+use crate::run::run;
+
+/// How to make a volume. What is not said is as `mkfs.btrfs` and the kernel do it.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    devices: usize,
+    mib: u64,
+    mkfs: &'static str,
+    mount: &'static str,
+    fill: fn(&Path),
+    tune: Vec<&'static str>,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Recipe {
+    /// One device, filled with [`fill::everything`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self { devices: 1, mib: 512, mkfs: "", mount: "", fill: fill::everything, tune: Vec::new() }
+    }
+
+    /// How many members the volume has.
+    #[must_use]
+    pub fn devices(mut self, count: usize) -> Self {
+        self.devices = count;
+        self
+    }
+
+    /// The size of each member in MiB.
+    #[must_use]
+    pub fn mib(mut self, mib: u64) -> Self {
+        self.mib = mib;
+        self
+    }
+
+    /// Options of `mkfs.btrfs`, parted by spaces.
+    #[must_use]
+    pub fn mkfs(mut self, options: &'static str) -> Self {
+        self.mkfs = options;
+        self
+    }
+
+    /// Options with which it is mounted to be filled.
+    #[must_use]
+    pub fn mount(mut self, options: &'static str) -> Self {
+        self.mount = options;
+        self
+    }
+
+    /// What is written into it.
+    #[must_use]
+    pub fn fill(mut self, fill: fn(&Path)) -> Self {
+        self.fill = fill;
+        self
+    }
+
+    /// A `btrfstune` that is run over its first member when it is filled: its options.
+    /// Several are run in turn.
+    #[must_use]
+    pub fn tune(mut self, options: &'static str) -> Self {
+        self.tune.push(options);
+        self
+    }
+
+    /// Makes the volume. It is not mounted when this returns.
+    #[must_use]
+    pub fn make(&self, judges: &Judges) -> Disks {
+        let disks = Disks::create(judges, self.devices, self.mib);
+        disks.mkfs(&self.mkfs.split_whitespace().collect::<Vec<_>>());
+        // The fill is the point of the volume: `noatime` keeps reading it from adding.
+        let mount = disks.mount(&format!("rw,noatime,{}", self.mount));
+        (self.fill)(mount.path());
+        mount.sync();
+        drop(mount);
+        for options in &self.tune {
+            let mut args: Vec<&std::ffi::OsStr> =
+                options.split_whitespace().map(AsRef::as_ref).collect();
+            // The tool finds the other members when all of them are block devices.
+            let attached = Attached::new(disks.images());
+            args.push(attached.devices()[0].as_ref());
+            run("btrfstune", &args);
+        }
+        disks
+    }
+}

@@ -1,0 +1,53 @@
+//! Programs of the host.
+//!
+//! The judges are programs. Each is run with the administrator's directories on its
+//! `PATH` (a plain shell of an ordinary user has them not), in the `C` locale, and
+//! with its standard error kept for the message of a failure.
+
+use std::ffi::OsStr;
+use std::process::{Command, Output};
+
+/// A command for `program`, found in the administrator's directories too.
+#[must_use]
+pub fn command(program: &str) -> Command {
+    let mut path = std::env::var("PATH").unwrap_or_default();
+    for dir in ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"] {
+        path.push(':');
+        path.push_str(dir);
+    }
+    // `Command` looks a plain name up in the `PATH` that it gives to the child.
+    let mut command = Command::new(program);
+    command.env("PATH", path).env("LC_ALL", "C");
+    command
+}
+
+/// Runs `program` and returns what it printed, or the reason why it failed.
+///
+/// # Errors
+/// When it cannot be started, or ends with another status than 0.
+pub fn try_run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result<String, String> {
+    let output = command(program)
+        .args(args)
+        .output()
+        .map_err(|error| format!("{program} cannot be started: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(describe(program, args, &output))
+}
+
+/// Runs `program`, which must succeed, and returns what it printed.
+pub fn run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
+    try_run(program, args).unwrap_or_else(|reason| panic!("{reason}"))
+}
+
+fn describe<S: AsRef<OsStr>>(program: &str, args: &[S], output: &Output) -> String {
+    let args: Vec<_> = args.iter().map(|arg| arg.as_ref().to_string_lossy()).collect();
+    format!(
+        "`{program} {}` ended with {}\n{}{}",
+        args.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}

@@ -1,0 +1,58 @@
+//! Set-up, tests and benchmarks of offshoot: `cargo xtask TASK`.
+//!
+//! Every task is a program that a person could type; what it runs it prints first, and
+//! it ends with the first command that fails. Nothing that the tests do is known only to
+//! a continuous integration: that runs `cargo xtask test` like anybody else.
+
+mod apt;
+mod demo;
+mod setup;
+mod shell;
+mod test;
+
+use std::process::ExitCode;
+
+use offshoot_testkit::{fixture, judges};
+
+const HELP: &str = "\
+Usage: cargo xtask TASK
+
+Tasks:
+  demo     Show what is in the volume that the repository carries
+  test     Run everything that has to pass: format, lints, tests, licences
+  setup    Install the judges that the tests need (as root), or say how to
+  fixture  Make the carried volume anew with the kernel (as root)
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match args[..] {
+        ["demo"] => demo::demo(),
+        ["test"] => test::test(),
+        ["setup"] => setup::setup(),
+        ["fixture"] => make_fixture(),
+        ["help" | "-h" | "--help"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("xtask: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn make_fixture() -> shell::Result {
+    let judges = judges::require().ok_or("the kernel makes the volume, which takes root")?;
+    fixture::make(&judges).map_err(|error| format!("the fixture: {error}"))?;
+    println!("made {} and {}", fixture::VOLUME, fixture::MANIFEST);
+    Ok(())
+}

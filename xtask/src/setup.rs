@@ -1,0 +1,75 @@
+//! `cargo xtask setup`: what the tests need besides a Rust toolchain.
+//!
+//! The judges are `losetup` and `btrfs-progs`. On Debian and Ubuntu they are installed
+//! for root; elsewhere the task says what is missing. Somebody who is not root cannot
+//! use them anyway, so their absence stops only those for whom the tests would fail.
+
+use offshoot_testkit::judges::PROGS_AT_LEAST;
+
+use crate::apt;
+use crate::shell::{Result, cargo, output};
+
+/// Installs what is missing, or says how to.
+pub(crate) fn setup() -> Result {
+    toolchain()?;
+    let missing = missing();
+    if missing.is_empty() {
+        println!("everything is there");
+        return Ok(());
+    }
+    if output("apt-get", &["--version"]).is_none() {
+        return Err(format!("please install {}", missing.join(" and ")));
+    }
+    if !is_root() {
+        println!("missing: {}", missing.join(" and "));
+        println!("as root: cargo xtask setup");
+        println!("or:      {}", apt::by_hand());
+        return Ok(());
+    }
+    apt::install()?;
+    let still = self::missing();
+    if still.is_empty() { Ok(()) } else { Err(format!("still missing: {}", still.join(" and "))) }
+}
+
+/// The set-up if the tests would fail without it.
+pub(crate) fn ready() -> Result {
+    toolchain()?;
+    if is_root() && !missing().is_empty() {
+        return setup();
+    }
+    Ok(())
+}
+
+/// The parts of the toolchain that not every installation has.
+fn toolchain() -> Result {
+    for (command, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
+        if output("cargo", &[command, "--version"]).is_none() {
+            println!("$ rustup component add {component}");
+            if output("rustup", &["component", "add", component]).is_none() {
+                return Err(format!(
+                    "`cargo {command}` is missing: `rustup component add {component}`, or the \
+                     package of your distribution"
+                ));
+            }
+        }
+    }
+    cargo(&["--version"])
+}
+
+fn is_root() -> bool {
+    output("id", &["-u"]).is_some_and(|id| id.trim() == "0")
+}
+
+/// The judges that are not there, in words.
+fn missing() -> Vec<String> {
+    let (major, minor) = PROGS_AT_LEAST;
+    let mut missing = Vec::new();
+    if output("losetup", &["--version"]).is_none() {
+        missing.push("losetup (util-linux)".to_owned());
+    }
+    let version = output("btrfs", &["--version"]).and_then(|text| apt::version(&text));
+    if version.is_none_or(|version| version < PROGS_AT_LEAST) {
+        missing.push(format!("btrfs-progs {major}.{minor} or newer"));
+    }
+    missing
+}
