@@ -1,0 +1,190 @@
+//! The command line: verbs, options, help.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block
+device. When several files fit, the longest name before a `:/` that exists is the volume.
+
+Examples:
+  offshoot info disk.img
+  offshoot ls -l disk.img:/etc
+  offshoot cat disk.img:/etc/fstab
+  offshoot extract disk.img out
+  offshoot extract disk.img:/home --tar - | zstd > home.tar.zst
+  offshoot ls --subvolume snapshots/monday disk.img
+  offshoot ls /dev/sdb --device /dev/sdc --degraded
+
+Names with control characters, invisible characters or bytes that are not UTF-8 are shown
+with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings only `\\xff` and `\\\\`
+are used besides JSON's own escapes.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the volume is corrupt, 4 the volume needs a
+feature that is not supported.";
+
+/// btrfs volumes from the command line, without root and without the kernel.
+#[derive(Parser)]
+#[command(name = "offshoot", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Show what a volume is: sizes, features, devices, profiles
+    Info(InfoArguments),
+    /// List a directory
+    Ls(LsArguments),
+    /// Show everything that is known of a file
+    Stat(StatArguments),
+    /// Write the contents of a file to standard output
+    Cat(CatArguments),
+    /// Take a file or a whole tree out of a volume
+    #[command(after_help = EXTRACT_HELP)]
+    Extract(ExtractArguments),
+    /// Work with subvolumes
+    #[command(subcommand)]
+    Subvolume(SubvolumeVerb),
+    /// Show structures of the format
+    #[command(subcommand)]
+    Dump(DumpVerb),
+}
+
+/// How a volume is opened.
+#[derive(Args)]
+pub(crate) struct OpenArguments {
+    /// A further device of the same volume
+    #[arg(long = "device", value_name = "FILE", action = ArgAction::Append)]
+    pub(crate) devices: Vec<PathBuf>,
+    /// Open the volume although devices are missing
+    #[arg(long)]
+    pub(crate) degraded: bool,
+}
+
+/// Where in a volume, and how it is opened.
+#[derive(Args)]
+pub(crate) struct PlaceArguments {
+    /// The place in a volume, VOLUME or VOLUME:/PATH
+    #[arg(value_name = "PLACE")]
+    pub(crate) place: OsString,
+    /// Start at this subvolume instead of the default one: an id, or a path from the top level
+    #[arg(long, value_name = "ID|PATH")]
+    pub(crate) subvolume: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) open: OpenArguments,
+}
+
+/// A volume without a path.
+#[derive(Args)]
+pub(crate) struct VolumeArguments {
+    /// The image or block device
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volume: PathBuf,
+    #[command(flatten)]
+    pub(crate) open: OpenArguments,
+}
+
+#[derive(Args)]
+pub(crate) struct InfoArguments {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArguments,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct LsArguments {
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+    /// Show type, mode, links, owner, group, size and time (UTC) of each
+    #[arg(short = 'l', long)]
+    pub(crate) long: bool,
+    /// List the directories below, too
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+    /// Write a JSON array with one object for each file
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct StatArguments {
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct CatArguments {
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+}
+
+const EXTRACT_HELP: &str = "\
+The destination is made, or is an empty directory. It gets the contents and the attributes of
+the directory at PLACE; a file at PLACE is put into it. Nothing is ever written outside of it.
+
+Owner, mode, set-id bits, nanosecond times, extended attributes with ACLs and capabilities,
+hard links, holes, device nodes, fifos and sockets are made as they are in the volume. Think of
+that before you extract a volume that you do not trust as root. Without root, what may
+not be made is left out, and one summary at the end says so.
+
+A file that cannot be read is reported and left out, and the rest goes on. In a tar archive a
+large file may be half written by then; the archive ends there.
+
+Examples:
+  offshoot extract disk.img out
+  offshoot extract disk.img:/etc/fstab out
+  offshoot extract disk.img --tar disk.tar
+  offshoot extract disk.img:/etc --tar - | tar -tv";
+
+#[derive(Args)]
+pub(crate) struct ExtractArguments {
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+    /// The directory to extract into
+    #[arg(value_name = "DIRECTORY", required_unless_present = "tar", conflicts_with = "tar")]
+    pub(crate) destination: Option<PathBuf>,
+    /// Write a tar archive instead, to FILE or with `-` to standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tar: Option<PathBuf>,
+    /// Write what was done as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum SubvolumeVerb {
+    /// List all subvolumes with their path from the top level
+    List(InfoArguments),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum DumpVerb {
+    /// The superblock, field by field
+    Super(InfoArguments),
+    /// The chunk map: which range is where on which device
+    Chunks(InfoArguments),
+    /// All items of a tree, one line each
+    Tree(DumpTreeArguments),
+}
+
+#[derive(Args)]
+pub(crate) struct DumpTreeArguments {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArguments,
+    /// The tree, by its number or as root, extent, chunk, dev, fs, csum, quota, uuid, free-space,
+    /// block-group, raid-stripe, data-reloc
+    #[arg(value_name = "TREE")]
+    pub(crate) tree: String,
+    /// Write one JSON object on each line
+    #[arg(long)]
+    pub(crate) json: bool,
+}

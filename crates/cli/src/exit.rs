@@ -1,0 +1,123 @@
+//! How the program ends.
+//!
+//! Every verb returns a [`Failure`] or nothing; `main` turns it into one line on
+//! standard error and one of the five exit codes that the help documents. A reader of
+//! standard output that goes away is not a failure: [`Failure::is_broken_pipe`].
+
+use std::{fmt, io};
+
+use offshoot_vfs as vfs;
+
+/// The exit codes. Their numbers are part of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum ExitStatus {
+    /// Everything that was asked for was done.
+    Done = 0,
+    /// Something failed: an operation, a device, the host.
+    Failed = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// The volume contradicts itself.
+    Corrupt = 3,
+    /// The volume needs a feature that is not supported.
+    Unsupported = 4,
+}
+
+impl ExitStatus {
+    /// The code that an error of the volume ends the program with.
+    pub(crate) fn of(error: &vfs::Error) -> Self {
+        match error {
+            vfs::Error::Posix { .. } | vfs::Error::Io { .. } => Self::Failed,
+            vfs::Error::Unsupported(_) => Self::Unsupported,
+            vfs::Error::Corrupt(_) => Self::Corrupt,
+        }
+    }
+}
+
+/// Why a verb did not do all of what it was asked for.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line asks for something that makes no sense.
+    Usage(String),
+    /// Opening or reading the volume failed.
+    Volume(vfs::Error),
+    /// The host failed outside the volume, while doing what the text says.
+    Host(String, io::Error),
+    /// Writing to standard output failed.
+    Output(io::Error),
+    /// The errors were printed where they occurred; only the code is left to give.
+    Reported(ExitStatus),
+}
+
+/// The result of a verb.
+pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    /// The exit code for it.
+    pub(crate) fn status(&self) -> ExitStatus {
+        match self {
+            Self::Usage(_) => ExitStatus::Usage,
+            Self::Volume(error) => ExitStatus::of(error),
+            Self::Host(..) | Self::Output(_) => ExitStatus::Failed,
+            Self::Reported(status) => *status,
+        }
+    }
+
+    /// Whether the reader of standard output simply had enough.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// Whether there is something left to print.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self, Self::Reported(_))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(message) => f.write_str(message),
+            Self::Volume(error) => error.fmt(f),
+            Self::Host(what, error) => write!(f, "{what}: {error}"),
+            Self::Output(error) => write!(f, "standard output: {error}"),
+            Self::Reported(_) => Ok(()),
+        }
+    }
+}
+
+/// An error about a file whose path is printed beside it: what the library calls the file
+/// would only repeat it with a number.
+pub(crate) struct Nameless<'a>(pub(crate) &'a vfs::Error);
+
+impl fmt::Display for Nameless<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            vfs::Error::Corrupt(corrupt) => {
+                vfs::Corrupt { file: None, ..vfs::Corrupt::clone(corrupt) }.fmt(f)
+            }
+            other => other.fmt(f),
+        }
+    }
+}
+
+impl From<vfs::Error> for Failure {
+    fn from(error: vfs::Error) -> Self {
+        Self::Volume(error)
+    }
+}
+
+/// Plain I/O errors in verbs come from `write!` to standard output and nothing else;
+/// work on files of the host names the file in a [`Failure::Host`].
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Output(error.into())
+    }
+}

@@ -1,0 +1,147 @@
+//! Taking a tree out of a volume: into a directory, or as a tar stream.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`walk`] | goes through a tree that is not trusted |
+//! | [`name`] | the only way from a name in the volume to one in the destination |
+//! | [`destination`] | the directory that is filled, the limits of the process |
+//! | [`tree`], [`file`], [`large`], [`directory`] | making things in it, on all cores |
+//! | [`attributes`] | owner, mode, extended attributes, times |
+//! | [`links`] | hard links, in a table on disk |
+//! | [`tar`] | the archive |
+//! | [`problems`] | errors as they come, one summary at the end |
+//!
+//! Three promises. Nothing is written outside of the destination: every call works on a
+//! descriptor of a directory that we made in it, with one checked name, and never follows a
+//! symbolic link. What cannot be read is not there afterwards: no file is left with
+//! less than its data. And memory does not grow with the volume.
+
+mod attributes;
+mod context;
+mod destination;
+mod directory;
+mod file;
+mod large;
+mod links;
+mod name;
+mod problems;
+mod tar;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod walk;
+
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use offshoot_vfs::{FileId, FileSystem, FileType};
+use rustix::fs::Mode;
+use serde::Serialize;
+
+use crate::exit::{Failure, Result};
+use crate::output::Console;
+use context::Context;
+use destination::{Destination, Limits};
+use directory::DirectoryRef;
+use name::SafeName;
+use problems::{Problems, Refusal};
+use walk::Entry;
+
+pub(crate) use self::tar::{Archive, extract_tar};
+
+/// A filesystem in memory, for the tests of other modules.
+#[cfg(test)]
+pub(crate) use tests::memory as testing;
+
+/// The most files that go to a worker at once.
+const BATCH_FILES: usize = 64;
+
+/// The most data that goes to a worker at once, but for a single larger file.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// How many workers there are: one for every core, within reason.
+fn workers() -> usize {
+    static WORKERS: OnceLock<usize> = OnceLock::new();
+    *WORKERS.get_or_init(|| std::thread::available_parallelism().map_or(2, usize::from).min(32))
+}
+
+/// What is extracted.
+pub(crate) struct Source<'a> {
+    /// The volume.
+    pub(crate) fs: &'a dyn FileSystem,
+    /// The file or directory in it.
+    pub(crate) top: FileId,
+    /// Its path there, for messages, without a `/` at its end.
+    pub(crate) path: &'a [u8],
+}
+
+/// What an extraction did.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    /// Directories that were made, the top included.
+    pub(crate) directories: u64,
+    /// Names of other files that were made.
+    pub(crate) files: u64,
+    /// Bytes of data, holes left out.
+    pub(crate) bytes: u64,
+    /// Files that could not be extracted.
+    pub(crate) errors: u64,
+    /// What could not be applied, by kind.
+    pub(crate) not_applied: Vec<Refusal>,
+}
+
+/// Extracts into the directory `path`: what is in the source when it is a directory, which
+/// then also gives `path` its attributes, or else the one file.
+pub(crate) fn extract(
+    source: &Source<'_>,
+    path: &Path,
+    console: &Console,
+) -> Result<(Outcome, Result<()>)> {
+    let limits = Limits::raise(tree::batches_in_flight())
+        .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
+    let attr = source.fs.attr(source.top)?;
+    let destination = Destination::open(path)?;
+    let fail = |error| Failure::Host(path.display().to_string(), error);
+    let problems = Problems::new(console);
+    let progress = console.start_progress("extracted");
+    let is_directory = attr.file_type == FileType::Directory;
+    let prefix = if is_directory { source.path } else { parent_path(source.path) };
+    let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
+    context.owner_of_new = destination.owner_of_new;
+    context.destination = Some(destination.fd.try_clone().map_err(fail)?);
+    let fd = destination.fd.try_clone().map_err(fail)?;
+    if is_directory {
+        let top = DirectoryRef::top(&context, fd, source.top, Some(attr));
+        tree::extract_below(&context, limits, source.top, top.clone());
+        context.counters.directories.fetch_add(1, Ordering::Relaxed);
+    } else {
+        let top = DirectoryRef::top(&context, fd, source.top, None);
+        let name = SafeName::new(source.path.get(prefix.len() + 1..).unwrap_or_default())?;
+        let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
+        tree::extract_one(&context, limits, &top, &entry);
+        rustix::fs::fchmod(&destination.fd, Mode::from_raw_mode(destination.mode_before))
+            .map_err(|errno| fail(errno.into()))?;
+    }
+    console.stop_progress();
+    let counters = std::mem::take(&mut context.counters);
+    drop(context);
+    Ok(finish(counters, problems))
+}
+
+/// The path of the directory that holds `path`, without a `/` at its end.
+fn parent_path(path: &[u8]) -> &[u8] {
+    &path[..path.iter().rposition(|&byte| byte == b'/').unwrap_or(0)]
+}
+
+fn finish(counters: context::Counters, problems: Problems<'_>) -> (Outcome, Result<()>) {
+    let (not_applied, errors, result) = problems.finish();
+    let outcome = Outcome {
+        directories: counters.directories.into_inner(),
+        files: counters.files.into_inner(),
+        bytes: counters.bytes.into_inner(),
+        errors,
+        not_applied,
+    };
+    (outcome, result)
+}

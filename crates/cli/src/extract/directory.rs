@@ -1,0 +1,104 @@
+//! Directories that are being filled.
+//!
+//! A directory gets its attributes when everything in it was made, because making things
+//! changes its times and a read-only mode would stop the making. The walk and every job hold
+//! a [`DirectoryRef`]; the last one that goes applies the attributes and closes the
+//! directory, on whatever thread that is. A directory does not keep the one above it: that one has its
+//! entry already, so they may finish in any order. The top alone is held by the extraction until
+//! all threads are done, because it keeps others out.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use offshoot_vfs::{Attr, FileId};
+use rustix::fs::{self, Mode, OFlags};
+
+use super::attributes::{Handle, Made};
+use super::context::{Context, Trouble};
+use super::name::SafeName;
+
+/// A directory of the destination.
+struct Directory {
+    fd: File,
+    file: FileId,
+    /// What it is to become; `None` for a top that has nothing to become.
+    attr: Option<Attr>,
+    parent: FileId,
+    name: Box<[u8]>,
+}
+
+/// A share in a directory; see the top of this file.
+pub(crate) struct DirectoryRef<'a> {
+    context: &'a Context<'a>,
+    /// Taken out only while it is dropped.
+    directory: Option<Arc<Directory>>,
+}
+
+impl<'a> DirectoryRef<'a> {
+    /// The destination itself, made with mode 0700.
+    pub(crate) fn top(
+        context: &'a Context<'a>,
+        fd: File,
+        file: FileId,
+        attr: Option<Attr>,
+    ) -> Self {
+        let directory = Directory { fd, file, attr, parent: file, name: Box::default() };
+        Self { context, directory: Some(Arc::new(directory)) }
+    }
+
+    /// Makes a directory in this one, for its owner alone until it is finished.
+    pub(crate) fn make(&self, name: &SafeName, attr: &Attr) -> Result<Self, Trouble> {
+        let fail = |errno| Trouble::Host("cannot make the directory", errno);
+        fs::mkdirat(self.fd(), &**name, Mode::RWXU).map_err(fail)?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = fs::openat(self.fd(), &**name, flags, Mode::empty()).map_err(fail)?;
+        let directory = Directory {
+            fd: fd.into(),
+            file: attr.file,
+            attr: Some(*attr),
+            parent: self.file(),
+            name: (&**name).into(),
+        };
+        Ok(Self { context: self.context, directory: Some(Arc::new(directory)) })
+    }
+
+    fn directory(&self) -> &Directory {
+        self.directory.as_ref().expect("only `drop` takes it, and nothing runs after it")
+    }
+
+    /// The directory in the destination.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.directory().fd.as_fd()
+    }
+
+    /// The directory in the volume.
+    pub(crate) fn file(&self) -> FileId {
+        self.directory().file
+    }
+}
+
+impl Clone for DirectoryRef<'_> {
+    fn clone(&self) -> Self {
+        Self { context: self.context, directory: self.directory.clone() }
+    }
+}
+
+impl Drop for DirectoryRef<'_> {
+    fn drop(&mut self) {
+        // Of several threads that let go at once, exactly one gets it.
+        let Some(directory) = self.directory.take().and_then(Arc::into_inner) else { return };
+        let Some(attr) = &directory.attr else { return };
+        let made = Made {
+            handle: Handle::Open(directory.fd.as_fd()),
+            attr,
+            mode_now: 0o700,
+            parent: directory.parent,
+            name: &directory.name,
+        };
+        if let Err(error) = made.apply(self.context) {
+            let path = self.context.path(directory.parent, &directory.name);
+            self.context.problems.unreadable(&path, &error);
+        }
+    }
+}

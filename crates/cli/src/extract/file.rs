@@ -1,0 +1,204 @@
+//! Making one file in a directory of the destination.
+//!
+//! Every name is made with a call that fails when the name exists (`O_EXCL`, `mknod`,
+//! `symlink`), so what is written to is always new. A file whose data cannot be read is
+//! removed again, with all names that it was given by then.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType};
+use rustix::fs::{self, AtFlags, Mode, OFlags};
+
+use super::attributes::{Handle, Made};
+use super::context::{Context, Trouble};
+use super::directory::DirectoryRef;
+use super::links::Name;
+use super::name::SafeName;
+use super::problems::Unapplied;
+
+/// A file to be made.
+pub(crate) struct FileJob<'a> {
+    /// Where.
+    pub(crate) directory: DirectoryRef<'a>,
+    /// Under which name.
+    pub(crate) name: SafeName,
+    /// What it is to become.
+    pub(crate) attr: Attr,
+    /// The file, when it was made already because it has several names.
+    pub(crate) made: Option<File>,
+}
+
+impl FileJob<'_> {
+    /// Makes it, and reports what goes wrong.
+    pub(crate) fn run(mut self, context: &Context<'_>) {
+        let result = match self.attr.file_type {
+            FileType::Regular => match self.made.take() {
+                Some(file) => Ok(file),
+                None => create(&self.directory, &self.name, &self.attr),
+            }
+            .and_then(|file| self.fill(context, &file)),
+            _ => make_special(context, &self.directory, &self.name, &self.attr),
+        };
+        match result {
+            Ok(()) => {
+                context.counters.files.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(trouble) => {
+                context.report(&context.path(self.directory.file(), &self.name), &trouble);
+            }
+        }
+    }
+
+    fn fill(&self, context: &Context<'_>, file: &File) -> Result<(), Trouble> {
+        let size = self.attr.size;
+        let result = copy(context, file, self.attr.file, 0..size)
+            .and_then(|end| if end < size { set_size(file, size) } else { Ok(()) });
+        match result {
+            Ok(()) => finish(context, &self.directory, &self.name, &self.attr, file),
+            Err(trouble) => {
+                remove(context, &self.directory, &self.name, &self.attr);
+                Err(trouble)
+            }
+        }
+    }
+}
+
+/// Makes an empty regular file with its permissions, but for the set-id and sticky bits.
+pub(crate) fn create(
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+    attr: &Attr,
+) -> Result<File, Trouble> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(attr.permissions & 0o777);
+    let file = fs::openat(directory.fd(), &**name, flags, mode);
+    Ok(file.map_err(|errno| Trouble::Host("cannot make the file", errno))?.into())
+}
+
+/// Copies the data in `range`, holes left out, and gives the end of what was written.
+pub(crate) fn copy(
+    context: &Context<'_>,
+    file: &File,
+    id: FileId,
+    range: Range<u64>,
+) -> Result<u64, Trouble> {
+    let mut end = range.start;
+    let mut refused = None;
+    let result = context.fs.read_data(id, range.clone(), &mut |offset, data| {
+        let inside = offset >= end && (data.len() as u64) <= range.end.saturating_sub(offset);
+        if !inside {
+            return Err(Error::corrupt("file extent", "data outside of the range that was read"));
+        }
+        file.write_all_at(data, offset).map_err(|error| {
+            refused = Some(Trouble::from_io("cannot write", &error));
+            Error::posix(Errno::IO, "the destination refused data")
+        })?;
+        end = offset + data.len() as u64;
+        context.count_bytes(data.len());
+        Ok(())
+    });
+    match (refused, result) {
+        (Some(trouble), _) => Err(trouble),
+        (None, Err(error)) => Err(error.into()),
+        (None, Ok(())) => Ok(end),
+    }
+}
+
+/// Gives a file its length, when it ends with a hole.
+pub(crate) fn set_size(file: &File, size: u64) -> Result<(), Trouble> {
+    fs::ftruncate(file, size).map_err(|errno| Trouble::Host("cannot set the size", errno))
+}
+
+/// Gives a regular file that is complete its attributes.
+pub(crate) fn finish(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+    attr: &Attr,
+    file: &File,
+) -> Result<(), Trouble> {
+    let handle = Handle::Open(file.as_fd());
+    let mode_now = attr.permissions & 0o777;
+    Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
+    Ok(())
+}
+
+/// Makes anything but a regular file or a directory, with its attributes.
+pub(crate) fn make_special(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+    attr: &Attr,
+) -> Result<(), Trouble> {
+    let mode_now = attr.permissions & 0o777;
+    let node = |file_type, device| {
+        fs::mknodat(directory.fd(), &**name, file_type, Mode::from_raw_mode(mode_now), device)
+    };
+    let device = fs::makedev(attr.rdev.0, attr.rdev.1);
+    let result = match attr.file_type {
+        FileType::Symlink => {
+            let target = context.fs.read_link(attr.file)?;
+            fs::symlinkat(&target[..], directory.fd(), &**name)
+        }
+        FileType::Fifo => node(fs::FileType::Fifo, 0),
+        FileType::Socket => node(fs::FileType::Socket, 0),
+        FileType::CharDevice => node(fs::FileType::CharacterDevice, device),
+        FileType::BlockDevice => node(fs::FileType::BlockDevice, device),
+        FileType::Regular | FileType::Directory => Err(Errno::INVAL),
+    };
+    match result {
+        Ok(()) => {}
+        Err(errno @ Errno::PERM)
+            if matches!(attr.file_type, FileType::CharDevice | FileType::BlockDevice) =>
+        {
+            context.unapplied(Unapplied::Device, directory.file(), name, errno);
+            return Ok(());
+        }
+        Err(errno) => return Err(Trouble::Host("cannot make it", errno)),
+    }
+    let handle = Handle::Named(directory.fd(), name);
+    Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
+    Ok(())
+}
+
+/// Removes a file whose data could not be read, under every name that it was given.
+pub(crate) fn remove(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+    attr: &Attr,
+) {
+    let report = |parent, name: &SafeName, errno| {
+        let trouble = Trouble::Host("cannot remove what was written of it", errno);
+        context.report(&context.path(parent, name), &trouble);
+    };
+    if attr.nlink < 2 {
+        if let Err(errno) = fs::unlinkat(directory.fd(), &**name, AtFlags::empty()) {
+            report(directory.file(), name, errno);
+        }
+        return;
+    }
+    let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut remove_all = || -> std::io::Result<()> {
+        links.mark_unreadable(attr.file)?;
+        for made in links.names(attr.file)? {
+            let Name { parent, name } = made?;
+            let removed =
+                context.with_directory(parent, |fd| fs::unlinkat(fd, &*name, AtFlags::empty()));
+            match removed {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => report(parent, &name, errno),
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = remove_all() {
+        let trouble = Trouble::from_io("cannot remove its names", &error);
+        context.report(&context.path(directory.file(), name), &trouble);
+    }
+}

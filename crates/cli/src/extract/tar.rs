@@ -1,0 +1,61 @@
+//! Extraction as one tar stream.
+//!
+//! The archive is POSIX pax: whatever the old header cannot hold (long names, nanoseconds,
+//! extended attributes, large numbers) is in an extended header before it, and holes are kept in the
+//! GNU sparse format 1.0, which GNU tar and libarchive restore. Names are `./path`, as
+//! `tar -C directory -c .` writes them. The same volume gives the same bytes, whatever
+//! the number of threads.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`header`] | the blocks in front of the data |
+//! | [`render`] | one entry as bytes |
+//! | [`stream`] | all of them: read and rendered on all cores |
+//! | [`writer`] | what comes of that, written in order |
+
+mod header;
+mod render;
+mod stream;
+mod writer;
+
+use std::io::Write;
+
+use offshoot_vfs::FileType;
+
+use super::context::Context;
+use super::name::SafeName;
+use super::problems::Problems;
+use super::walk::Entry;
+use super::{Outcome, Source, finish, parent_path};
+use crate::exit::Result;
+use crate::output::Console;
+
+pub(crate) use stream::Archive;
+
+/// Writes the source as a tar archive: what is in it when it is a directory, or else the one
+/// file.
+pub(crate) fn extract_tar<W: Write>(
+    source: &Source<'_>,
+    archive: Archive<W>,
+    console: &Console,
+) -> Result<(Outcome, Result<()>)> {
+    let attr = source.fs.attr(source.top)?;
+    let problems = Problems::new(console);
+    let progress = console.start_progress("archived");
+    let is_directory = attr.file_type == FileType::Directory;
+    let prefix = if is_directory { source.path } else { parent_path(source.path) };
+    let name = source.path.get(prefix.len() + 1..).unwrap_or_default();
+    let name = if is_directory { None } else { Some(SafeName::new(name)?) };
+    let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
+    let written = stream::write(&context, archive, |stream| match &name {
+        None => stream.directory(source.top, &attr),
+        Some(name) => {
+            stream.file(&Entry { parent: source.top, name, path: name, attr: &attr });
+        }
+    });
+    console.stop_progress();
+    let counters = std::mem::take(&mut context.counters);
+    drop(context);
+    written?;
+    Ok(finish(counters, problems))
+}

@@ -1,0 +1,149 @@
+//! The writer's end of the archive: segments in their order, and the window that bounds what
+//! waits for it.
+
+use std::io::{self, Write};
+use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crossbeam_channel::Receiver;
+use offshoot_vfs::{Attr, Error, FileId};
+
+use super::super::context::{Context, Trouble};
+use super::super::links::Known;
+use super::stream::Pending;
+
+/// What tar calls a record: an archive is a whole number of them.
+const RECORD_BYTES: u64 = 10_240;
+
+/// The data that may be between the walk and the writer.
+const WINDOW_BYTES: u64 = 48 << 20;
+
+/// A piece of the archive, or what stands in its place.
+pub(super) enum Segment {
+    /// Bytes of the archive.
+    Bytes(Vec<u8>),
+    /// A further name of a file; it goes out only if the file did.
+    Link { file: FileId, path: Vec<u8>, bytes: Vec<u8> },
+    /// An entry that could not be read and is left out.
+    LeftOut { path: Vec<u8>, attr: Attr, error: Error },
+    /// Entries of a batch that grew too large, still to be rendered.
+    Rest(Vec<Pending>),
+    /// A part of a file whose beginning was written already.
+    Broken { path: Vec<u8>, error: Error },
+}
+
+/// What the writer writes next.
+pub(super) struct Order {
+    /// What it gives back to the window.
+    pub(super) window_bytes: u64,
+    /// Where they come from.
+    pub(super) segments: Receiver<Vec<Segment>>,
+}
+
+/// The writer's end.
+pub(super) struct Writer<'a, W> {
+    context: &'a Context<'a>,
+    out: W,
+    written: u64,
+}
+
+impl<'a, W> Writer<'a, W> {
+    /// A writer of an archive that begins with the first segment.
+    pub(super) fn new(context: &'a Context<'a>, out: W) -> Self {
+        Self { context, out, written: 0 }
+    }
+}
+
+impl<W: Write> Writer<'_, W> {
+    /// Writes what an order is for.
+    pub(super) fn order(&mut self, order: &Order) -> io::Result<()> {
+        let Ok(segments) = order.segments.recv() else {
+            // The worker is gone without an answer: it has panicked, which the scope passes on.
+            self.context.problems.stop();
+            return Ok(());
+        };
+        segments.into_iter().try_for_each(|segment| self.segment(segment))
+    }
+
+    fn segment(&mut self, segment: Segment) -> io::Result<()> {
+        let context = self.context;
+        let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
+        match segment {
+            Segment::Bytes(bytes) => {
+                drop(links);
+                self.put(&bytes)
+            }
+            Segment::Link { file, path, bytes } => {
+                let newest = links.newest(file)?;
+                drop(links);
+                if newest == Some(Known::Unreadable) {
+                    context.report(&context.shown(&path), &Trouble::OtherName);
+                    return Ok(());
+                }
+                context.counters.files.fetch_add(1, Ordering::Relaxed);
+                self.put(&bytes)
+            }
+            Segment::LeftOut { path, attr, error } => {
+                if attr.nlink > 1 {
+                    links.mark_unreadable(attr.file)?;
+                }
+                context.problems.unreadable(&context.shown(&path), &error);
+                Ok(())
+            }
+            Segment::Rest(entries) => {
+                drop(links);
+                let mut segments = entries.into_iter().flat_map(|entry| entry.render(context));
+                segments.try_for_each(|segment| self.segment(segment))
+            }
+            Segment::Broken { path, error } => {
+                let path = context.shown(&path);
+                context.problems.unreadable(&path, &error);
+                context.problems.not_made(
+                    &path,
+                    &"the archive ends here, because the beginning of this file is in it; \
+                      extracting to a directory goes on after such a file",
+                );
+                context.problems.stop();
+                Ok(())
+            }
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.out.write_all(bytes)?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Two empty blocks, and zeros to the end of the record.
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        let end = (self.written + 2 * 512).next_multiple_of(RECORD_BYTES);
+        let zeros = vec![0; usize::try_from(end - self.written).map_err(io::Error::other)?];
+        self.put(&zeros)?;
+        self.out.flush()
+    }
+}
+
+/// Bounds the data between the walk and the writer.
+#[derive(Default)]
+pub(super) struct Window {
+    used: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Window {
+    /// Waits until `bytes` fit. What is larger than the window fits when it is empty.
+    pub(super) fn take(&self, bytes: u64) {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self
+            .changed
+            .wait_while(used, |used| *used > 0 && *used + bytes > WINDOW_BYTES)
+            .unwrap_or_else(PoisonError::into_inner);
+        *used += bytes;
+    }
+
+    pub(super) fn give_back(&self, bytes: u64) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
+        self.changed.notify_all();
+    }
+}

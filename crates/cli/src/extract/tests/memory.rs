@@ -1,0 +1,210 @@
+//! A filesystem in memory that does what it is told, lies included.
+
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
+
+use offshoot_vfs::{
+    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs, Timestamp,
+};
+
+pub(crate) const ROOT: u64 = 256;
+
+pub(crate) fn id(ino: u64) -> FileId {
+    FileId { dev: 5, ino }
+}
+
+/// One inode.
+pub(crate) struct Node {
+    pub(crate) attr: Attr,
+    pub(crate) entries: Vec<(Vec<u8>, u64)>,
+    pub(crate) parent: Option<(u64, Vec<u8>)>,
+    pub(crate) pieces: Vec<(u64, Vec<u8>)>,
+    pub(crate) target: Vec<u8>,
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Reading its data fails after the pieces.
+    pub(crate) is_damaged: bool,
+    /// The directory goes on forever.
+    pub(crate) is_endless: bool,
+}
+
+/// The filesystem: inodes by number.
+#[derive(Default)]
+pub(crate) struct Memory {
+    pub(crate) nodes: BTreeMap<u64, Node>,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        let mut memory = Self::default();
+        memory.node(ROOT, FileType::Directory);
+        memory
+    }
+
+    /// Makes an inode without a name.
+    pub(crate) fn node(&mut self, ino: u64, file_type: FileType) -> &mut Node {
+        let time = |secs| Timestamp { secs, nanos: 123_456_789 };
+        let attr = Attr {
+            file: id(ino),
+            file_type,
+            permissions: if file_type == FileType::Directory { 0o755 } else { 0o644 },
+            nlink: 1,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            rdev: (0, 0),
+            size: 0,
+            allocated_bytes: 0,
+            atime: time(1_000_000_000),
+            mtime: time(1_100_000_000),
+            ctime: time(1_200_000_000),
+            btime: time(900_000_000),
+        };
+        self.nodes.entry(ino).or_insert(Node {
+            attr,
+            entries: Vec::new(),
+            parent: None,
+            pieces: Vec::new(),
+            target: Vec::new(),
+            xattrs: Vec::new(),
+            is_damaged: false,
+            is_endless: false,
+        })
+    }
+
+    /// Gives an inode a name, whatever that does to the tree.
+    pub(crate) fn enter(&mut self, parent: u64, name: &[u8], ino: u64) {
+        self.nodes.get_mut(&parent).expect("the parent").entries.push((name.to_vec(), ino));
+    }
+
+    /// Makes an inode with a name.
+    pub(crate) fn add(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+        ino: u64,
+        file_type: FileType,
+    ) -> &mut Node {
+        self.node(ino, file_type).parent = Some((parent, name.to_vec()));
+        self.enter(parent, name, ino);
+        self.node(ino, file_type)
+    }
+
+    /// Makes a regular file with data at its beginning.
+    pub(crate) fn file(&mut self, parent: u64, name: &[u8], ino: u64, data: &[u8]) -> &mut Node {
+        let node = self.add(parent, name, ino, FileType::Regular);
+        node.attr.size = data.len() as u64;
+        node.pieces = vec![(0, data.to_vec())];
+        node
+    }
+
+    fn get(&self, file: FileId) -> Result<&Node> {
+        self.nodes.get(&file.ino).ok_or_else(|| Error::posix(Errno::NOENT, file.to_string()))
+    }
+}
+
+impl FileSystem for Memory {
+    fn root(&self) -> FileId {
+        id(ROOT)
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        Ok(StatFs { total_bytes: 0, used_bytes: 0, block_size: 4096 })
+    }
+
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        let node = self.get(dir)?;
+        if node.attr.file_type != FileType::Directory {
+            return Err(Error::posix(Errno::NOTDIR, dir.to_string()));
+        }
+        let entry = node.entries.iter().find(|(entry, _)| entry == name);
+        entry.map(|(_, ino)| id(*ino)).ok_or_else(|| Error::posix(Errno::NOENT, dir.to_string()))
+    }
+
+    fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
+        let parent = self.get(dir)?.parent.clone();
+        Ok(parent.map(|(dir, name)| Parent { dir: id(dir), name }))
+    }
+
+    fn attr(&self, file: FileId) -> Result<Attr> {
+        Ok(self.get(file)?.attr)
+    }
+
+    fn read_dir(
+        &self,
+        dir: FileId,
+        after: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let node = self.get(dir)?;
+        let count = node.entries.len() as u64;
+        let mut at = after;
+        while at < count || (node.is_endless && count > 0) {
+            let (name, ino) = &node.entries[usize::try_from(at % count).expect("small")];
+            // An endless directory starts over, cookies included.
+            let cookie = at % count + 1;
+            let file_type = self.get(id(*ino)).map_or(FileType::Regular, |n| n.attr.file_type);
+            if visit(DirEntry { name, file: id(*ino), file_type, cookie }).is_break() {
+                break;
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
+        Ok(self.get(file)?.target.clone())
+    }
+
+    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+        let found = self.get(file)?.xattrs.iter().find(|(xattr, _)| xattr == name);
+        found.map(|(_, value)| value.clone()).ok_or(Error::posix(Errno::NODATA, ""))
+    }
+
+    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        Ok(self.get(file)?.xattrs.clone())
+    }
+
+    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let size = self.get(file)?.attr.size;
+        let len = size.saturating_sub(offset).min(buf.len() as u64);
+        let len = usize::try_from(len).expect("at most the buffer");
+        buf[..len].fill(0);
+        self.read_data(file, offset..offset + len as u64, &mut |at, data| {
+            let at = usize::try_from(at - offset).expect("in the range");
+            buf[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        })?;
+        Ok(len)
+    }
+
+    fn read_data(
+        &self,
+        file: FileId,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let node = self.get(file)?;
+        for (offset, data) in &node.pieces {
+            let end = offset + data.len() as u64;
+            if end <= range.start || *offset >= range.end {
+                continue;
+            }
+            let from = usize::try_from(range.start.saturating_sub(*offset)).expect("small");
+            // A piece that ends behind the file is a lie, which is told.
+            let to = if end > node.attr.size { end } else { end.min(range.end) };
+            let to = usize::try_from(to - offset).expect("small");
+            visit(offset + from as u64, &data[from..to])?;
+        }
+        if node.is_damaged {
+            return Err(Error::corrupt_at("data", 1 << 20, "checksum"));
+        }
+        Ok(())
+    }
+
+    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
+        let node = self.get(file)?;
+        let mut ranges = node.pieces.iter().map(|(at, data)| *at..*at + data.len() as u64);
+        Ok(ranges.find(|range| range.end > offset).map(|range| range.start.max(offset)..range.end))
+    }
+
+    fn prefetch(&self, _files: &[FileId]) {}
+}

@@ -1,0 +1,250 @@
+//! Extraction into a directory.
+//!
+//! One thread walks: it reads metadata ahead, makes the directories, and collects files into
+//! batches. The filesystem is told of a batch before it goes to the workers, one for every
+//! core, which make the files, fill them and finish them.
+//!
+//! ```text
+//! walk --- batch: up to 64 files, 4 MiB ---> channel (bounded) ---> workers
+//!     \--- part of a large file: 16 MiB --/
+//! ```
+//!
+//! Memory is bounded by the channel: nothing but names and attributes waits in it, data goes
+//! straight from the filesystem's buffers into the destination. Files with several names are made by
+//! the walk itself, so that the next name of one can be linked to it when it comes.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender};
+use offshoot_vfs::{Errno, Error, FileId, FileType};
+use rustix::fs::{self, AtFlags};
+
+use super::context::{Context, Trouble};
+use super::destination::Limits;
+use super::directory::DirectoryRef;
+use super::file::{self, FileJob};
+use super::large::{LARGE_BYTES, LargeRef};
+use super::links::{Known, LinkTable, Name};
+use super::problems::Unapplied;
+use super::walk::{Entry, Visitor, walk};
+use super::{BATCH_BYTES, workers};
+
+/// What a worker is handed.
+enum Job<'a> {
+    Files(Vec<FileJob<'a>>),
+    Part(LargeRef<'a>, Range<u64>),
+}
+
+/// Batches that can be held by somebody at once: in the channel, by workers, by the walk.
+pub(crate) fn batches_in_flight() -> usize {
+    workers() * 3 + 1
+}
+
+/// Extracts everything below `top`, which has become `directory`.
+pub(crate) fn extract_below<'a>(
+    context: &'a Context<'a>,
+    limits: Limits,
+    top: FileId,
+    directory: DirectoryRef<'a>,
+) {
+    with_workers(context, limits, |tree| {
+        walk(context.fs, top, directory, limits.depth_max, tree);
+    });
+}
+
+/// Extracts one file into `directory`.
+pub(crate) fn extract_one<'a>(
+    context: &'a Context<'a>,
+    limits: Limits,
+    directory: &DirectoryRef<'a>,
+    entry: &Entry<'_>,
+) {
+    with_workers(context, limits, |tree| tree.visit(directory, entry));
+}
+
+fn with_workers<'a>(context: &'a Context<'a>, limits: Limits, fill: impl FnOnce(&mut Tree<'a>)) {
+    thread::scope(|scope| {
+        let (jobs, queue) = crossbeam_channel::bounded(workers() * 2);
+        for _ in 0..workers() {
+            let queue = queue.clone();
+            scope.spawn(move || work(context, &queue));
+        }
+        drop(queue);
+        let mut tree = Tree { context, limits, jobs, batch: Vec::new(), batch_bytes: 0 };
+        fill(&mut tree);
+        tree.send_batch();
+    });
+}
+
+fn work<'a>(context: &'a Context<'a>, queue: &Receiver<Job<'a>>) {
+    for job in queue {
+        // When all must end, the rest is only let go.
+        match job {
+            _ if context.problems.is_stopped() => {}
+            Job::Files(files) => files.into_iter().for_each(|file| file.run(context)),
+            Job::Part(large, part) => large.copy(part),
+        }
+    }
+}
+
+/// The visitor that makes a tree.
+struct Tree<'a> {
+    context: &'a Context<'a>,
+    limits: Limits,
+    jobs: Sender<Job<'a>>,
+    batch: Vec<FileJob<'a>>,
+    batch_bytes: u64,
+}
+
+impl<'a> Visitor for Tree<'a> {
+    type Directory = DirectoryRef<'a>;
+
+    fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+        match parent.make(entry.name, entry.attr) {
+            Ok(directory) => {
+                self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
+                Some(directory)
+            }
+            Err(trouble) => {
+                self.context.report(&self.context.shown(entry.path), &trouble);
+                None
+            }
+        }
+    }
+
+    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+        if let Err(trouble) = self.take(parent, entry) {
+            self.context.report(&self.context.shown(entry.path), &trouble);
+        }
+    }
+
+    fn failed(&mut self, path: &[u8], error: &Error) {
+        self.context.problems.unreadable(&self.context.shown(path), error);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.context.problems.is_stopped()
+    }
+}
+
+/// What became of a name of a file with several names.
+enum Linked {
+    /// It is there.
+    Done,
+    /// It is the first one: the file is made and is to be filled.
+    First(File),
+}
+
+impl<'a> Tree<'a> {
+    fn take(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<(), Trouble> {
+        let attr = *entry.attr;
+        let mut made = None;
+        if attr.nlink > 1 {
+            match self.link(parent, entry)? {
+                Linked::Done => {
+                    self.context.counters.files.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Linked::First(file) => made = Some(file),
+            }
+        }
+        let name = entry.name.clone();
+        if attr.file_type == FileType::Regular && attr.size >= LARGE_BYTES {
+            let file = match made {
+                Some(file) => file,
+                None => file::create(parent, &name, &attr)?,
+            };
+            // What was collected comes first, so that the order is that of the volume.
+            self.send_batch();
+            let large = LargeRef::new(self.context, parent.clone(), name, attr, file);
+            large.for_each_part(|share, part| {
+                !self.is_stopped() && self.jobs.send(Job::Part(share, part)).is_ok()
+            });
+            return Ok(());
+        }
+        self.batch_bytes += if attr.file_type == FileType::Regular { attr.size } else { 0 };
+        self.batch.push(FileJob { directory: parent.clone(), name, attr, made });
+        if self.batch.len() >= self.limits.batch_files || self.batch_bytes >= BATCH_BYTES {
+            self.send_batch();
+        }
+        Ok(())
+    }
+
+    fn send_batch(&mut self) {
+        let files = std::mem::take(&mut self.batch);
+        self.batch_bytes = 0;
+        let with_data: Vec<FileId> = files
+            .iter()
+            .filter(|job| job.attr.file_type == FileType::Regular && job.attr.size > 0)
+            .map(|job| job.attr.file)
+            .collect();
+        if !with_data.is_empty() {
+            self.context.fs.prefetch(&with_data);
+        }
+        if !files.is_empty() {
+            // The workers outlive this sender; when they are gone, they have panicked, and
+            // the scope passes that on.
+            let _ = self.jobs.send(Job::Files(files));
+        }
+    }
+
+    /// Makes one name of a file that has several.
+    fn link(&self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<Linked, Trouble> {
+        let fail = |error: std::io::Error| Trouble::from_io("the table of hard links", &error);
+        let context = self.context;
+        let file = entry.attr.file;
+        // Held until the name is in the table, so that a worker that cannot read the file
+        // finds all of its names.
+        let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
+        match links.newest(file).map_err(fail)? {
+            None => {}
+            Some(Known::Unreadable) => return Err(Trouble::OtherName),
+            Some(Known::Name(name)) => match link_to(context, &name, parent, entry) {
+                Ok(()) => {
+                    add(&mut links, file, entry).map_err(fail)?;
+                    return Ok(Linked::Done);
+                }
+                Err(errno @ Errno::EXIST) => {
+                    return Err(Trouble::Host("cannot make the hard link", errno));
+                }
+                // The destination has no more links for it, or none at all.
+                Err(errno) => {
+                    context.unapplied(Unapplied::HardLink, parent.file(), entry.name, errno);
+                }
+            },
+        }
+        let linked = if entry.attr.file_type == FileType::Regular {
+            Linked::First(file::create(parent, entry.name, entry.attr)?)
+        } else {
+            file::make_special(context, parent, entry.name, entry.attr)?;
+            Linked::Done
+        };
+        add(&mut links, file, entry).map_err(fail)?;
+        Ok(linked)
+    }
+}
+
+fn add(links: &mut LinkTable, file: FileId, entry: &Entry<'_>) -> std::io::Result<()> {
+    links.add(file, &Name { parent: entry.parent, name: entry.name.clone() })
+}
+
+fn link_to(
+    context: &Context<'_>,
+    old: &Name,
+    parent: &DirectoryRef<'_>,
+    entry: &Entry<'_>,
+) -> rustix::io::Result<()> {
+    let link = |from: BorrowedFd<'_>| {
+        fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())
+    };
+    if old.parent == parent.file() {
+        link(parent.fd())
+    } else {
+        context.with_directory(old.parent, link)
+    }
+}

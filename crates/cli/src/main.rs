@@ -1,0 +1,89 @@
+//! The program `offshoot`: btrfs volumes from the command line.
+//!
+//! ```text
+//! arguments -> session (devices, volume, subvolume) -> verb -> output
+//! ```
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`args`], [`place`] | the command line, and the places in it |
+//! | [`session`], [`resolve`] | opening a volume, following a path in it |
+//! | [`verbs`] | what each verb does |
+//! | [`extract`] | taking trees out, which is most of the program |
+//! | [`output`], [`exit`] | what is printed, and how it ends |
+//!
+//! A verb writes to standard output and returns a failure; only this file prints it and chooses
+//! the exit code. A reader of standard output that goes away ends the program without an
+//! error.
+
+mod args;
+mod exit;
+mod extract;
+mod output;
+mod place;
+mod resolve;
+mod session;
+mod verbs;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use args::Arguments;
+use exit::{ExitStatus, Failure, Result};
+use output::Console;
+
+fn main() -> ExitCode {
+    let console = Arc::new(Console::default());
+    let status = match run(&console) {
+        Ok(()) => ExitStatus::Done,
+        Err(failure) if failure.is_broken_pipe() => ExitStatus::Done,
+        Err(failure) => {
+            if !failure.is_silent() {
+                print(&console, &failure);
+            }
+            failure.status()
+        }
+    };
+    console.finish();
+    ExitCode::from(status as u8)
+}
+
+fn print(console: &Console, failure: &Failure) {
+    match failure {
+        // The usage has several lines, which come from clap and not from a volume.
+        Failure::Usage(text) => {
+            let mut lines = text.lines().filter(|line| !line.is_empty());
+            console.error(&lines.next().unwrap_or_default());
+            lines.for_each(|line| console.detail(&line.trim_start()));
+        }
+        other => console.error(other),
+    }
+}
+
+fn run(console: &Arc<Console>) -> Result {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // Help and version are not errors, and go to standard output.
+        Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            return Err(Failure::Usage("a verb is missing; --help shows them all".into()));
+        }
+        Err(message) if !message.use_stderr() => return Ok(message.print()?),
+        Err(message) => return Err(Failure::Usage(usage(&message))),
+    };
+    let mut out = io::BufWriter::with_capacity(64 << 10, io::stdout().lock());
+    let result = verbs::run(&arguments.verb, &mut out, console);
+    // Before any error is printed, so that both streams are in order on a terminal.
+    let flushed = out.flush();
+    result?;
+    Ok(flushed?)
+}
+
+/// What clap has to say, without the word with which every message of ours begins.
+fn usage(message: &clap::Error) -> String {
+    let text = message.render().to_string();
+    text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_owned()
+}

@@ -1,0 +1,18 @@
+//! What people and programs see: escaped names, sizes, times, JSON, and the one place
+//! that writes to standard error.
+
+mod console;
+mod escape;
+mod human;
+mod json;
+mod mode;
+mod record;
+mod time;
+
+pub(crate) use console::Console;
+pub(crate) use escape::{Escaped, json_name, message};
+pub(crate) use human::human_size;
+pub(crate) use json::{JsonArray, write_line};
+pub(crate) use mode::{ModeLetters, type_words};
+pub(crate) use record::FileRecord;
+pub(crate) use time::{CivilTime, json_time};

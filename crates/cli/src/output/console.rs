@@ -1,0 +1,88 @@
+//! Standard error: the one place where errors, warnings and progress are written.
+//!
+//! A line is `offshoot: MESSAGE`, and a warning `offshoot: warning: MESSAGE`. Messages may
+//! quote names of a hostile volume, so all of them are made harmless here. Warnings of the
+//! library are bounded in number: a volume with a million bad copies says so in a few
+//! lines and a count. The progress line exists on a terminal only.
+
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::message;
+
+/// How many warnings are printed before they are only counted.
+const WARNINGS_PRINTED: u64 = 20;
+
+/// Standard error, shared by all threads.
+#[derive(Default)]
+pub(crate) struct Console {
+    warnings: AtomicU64,
+    progress: Mutex<Option<ProgressBar>>,
+}
+
+impl Console {
+    /// Prints an error.
+    pub(crate) fn error(&self, text: &dyn fmt::Display) {
+        self.line(&format!("offshoot: {text}"));
+    }
+
+    /// Prints a line that belongs to the message before it.
+    pub(crate) fn detail(&self, text: &dyn fmt::Display) {
+        self.line(&format!("  {text}"));
+    }
+
+    /// Prints a warning, or counts it when there were many.
+    pub(crate) fn warning(&self, text: &dyn fmt::Display) {
+        if self.warnings.fetch_add(1, Ordering::Relaxed) < WARNINGS_PRINTED {
+            self.line(&format!("offshoot: warning: {text}"));
+        }
+    }
+
+    /// Says how many warnings were only counted.
+    pub(crate) fn finish(&self) {
+        let hidden = self.warnings.load(Ordering::Relaxed).saturating_sub(WARNINGS_PRINTED);
+        if hidden > 0 {
+            self.line(&format!("offshoot: warning: and {hidden} more warnings like these"));
+        }
+    }
+
+    /// Starts a progress line that counts bytes, if anybody watches.
+    pub(crate) fn start_progress(&self, verb: &'static str) -> ProgressBar {
+        if !std::io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template(
+            "{spinner} {prefix} {bytes} in {elapsed}, {bytes_per_sec} {msg}",
+        )
+        .unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10))
+            .with_style(style)
+            .with_prefix(verb);
+        bar.enable_steady_tick(Duration::from_millis(100));
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        bar
+    }
+
+    /// Takes the progress line away.
+    pub(crate) fn stop_progress(&self) {
+        if let Some(bar) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn line(&self, text: &str) {
+        let print = || {
+            // When standard error cannot be written there is nobody left to tell.
+            let _ = writeln!(std::io::stderr().lock(), "{}", message(text));
+        };
+        match &*self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Places: `VOLUME:/PATH`, or `VOLUME` alone for its root.
+//!
+//! Both sides are bytes, and both may hold a colon, so one rule decides, and it asks the
+//! host:
+//!
+//! 1. When a file with the whole text as its name exists, it is the volume.
+//! 2. Otherwise the text is split at the last `:/` before which the name of an existing file
+//!    (not a directory) stands.
+//! 3. When there is no such file, it is split at the first `:/`, so that the error names
+//!    what most likely was meant.
+//! 4. A text without `:/` is a volume.
+//!
+//! `a:/b` in a directory called `a:` is thus still reached as a volume, and
+//! `disk.img:/x:/y` is the path `/x:/y` in `disk.img`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// A path in a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The image or block device.
+    pub(crate) volume: PathBuf,
+    /// The path in the volume, beginning with `/`.
+    pub(crate) path: Vec<u8>,
+}
+
+impl Place {
+    /// The place that `text` names on this host.
+    pub(crate) fn parse(text: &OsStr) -> Self {
+        Self::parse_with(text, |path| path.metadata().is_ok_and(|metadata| !metadata.is_dir()))
+    }
+
+    fn parse_with(text: &OsStr, is_file: impl Fn(&Path) -> bool) -> Self {
+        let bytes = text.as_bytes();
+        let prefix = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
+        // A colon in front of everything leaves no name for a volume.
+        let splits: Vec<usize> =
+            (1..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/")).collect();
+        let split = if is_file(Path::new(text)) {
+            None
+        } else {
+            splits.iter().rev().find(|&&at| is_file(prefix(at))).or(splits.first()).copied()
+        };
+        match split {
+            Some(at) => Self { volume: prefix(at).to_path_buf(), path: bytes[at + 1..].to_vec() },
+            None => Self { volume: OsString::from_vec(bytes.to_vec()).into(), path: b"/".to_vec() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, files: &[&str]) -> (String, String) {
+        let place = Place::parse_with(OsStr::new(text), |path| {
+            files.iter().any(|file| Path::new(file) == path)
+        });
+        (place.volume.display().to_string(), String::from_utf8(place.path).unwrap())
+    }
+
+    #[test]
+    fn places() {
+        for (text, files, volume, path) in [
+            ("disk.img", &["disk.img"][..], "disk.img", "/"),
+            ("disk.img:/", &["disk.img"], "disk.img", "/"),
+            ("disk.img:/etc", &["disk.img"], "disk.img", "/etc"),
+            ("disk.img:/a:/b", &["disk.img"], "disk.img", "/a:/b"),
+            ("disk.img:/a:/b", &["disk.img", "disk.img:/a"], "disk.img:/a", "/b"),
+            ("disk.img:/a", &["disk.img", "disk.img:/a"], "disk.img:/a", "/"),
+            ("pci-0:1:0/x.img:/b", &["pci-0:1:0/x.img"], "pci-0:1:0/x.img", "/b"),
+            ("missing:/a:/b", &[], "missing", "/a:/b"),
+            ("missing", &[], "missing", "/"),
+            ("x:y", &[], "x:y", "/"),
+            (":/a", &[], ":/a", "/"),
+            ("", &[], "", "/"),
+        ] {
+            assert_eq!(parse(text, files), (volume.into(), path.into()), "{text} with {files:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_survive() {
+        let place = Place::parse_with(OsStr::from_bytes(b"v\xff:/p\xfe"), |_| false);
+        assert_eq!(place.volume.as_os_str().as_bytes(), b"v\xff");
+        assert_eq!(place.path, b"/p\xfe");
+    }
+}

@@ -1,0 +1,197 @@
+//! From a path to a file, as a mount of the volume would resolve it.
+//!
+//! The root is the root of the filesystem that was opened. `.` and empty components are
+//! skipped, `..` goes to the parent and stays at the root there. Symbolic links on the way
+//! are followed inside the volume only: an absolute target starts at the volume's root. At
+//! most [`LINKS_MAX`] are followed, like in the kernel; together with the length of
+//! a target that bounds the work.
+
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Result};
+
+use crate::output::Escaped;
+
+/// How many symbolic links one path may follow.
+const LINKS_MAX: u32 = 40;
+
+/// The longest target of a symbolic link that is followed, `PATH_MAX` of the kernel.
+const TARGET_MAX: usize = 4096;
+
+/// What to do with a symbolic link at the end of the path. A path that ends in `/`
+/// follows it in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastLink {
+    /// Follow it.
+    Follow,
+    /// It is the file that was meant.
+    Keep,
+}
+
+/// The file at `path`.
+pub(crate) fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<FileId> {
+    let fail = |errno| Error::posix(errno, Escaped(path).to_string());
+    // Errors from below speak of inodes; the path is what the caller knows.
+    let name_path = |error| match error {
+        Error::Posix { errno, .. } => fail(errno),
+        other => other,
+    };
+    let mut must_be_directory = path.ends_with(b"/");
+    let mut todo: Vec<Vec<u8>> = components(path).collect();
+    let mut links = 0;
+    let mut at = fs.root();
+    while let Some(name) = todo.pop() {
+        if name == b".." {
+            at = fs.parent(at).map_err(name_path)?.map_or(at, |parent| parent.dir);
+            continue;
+        }
+        if name.len() > offshoot_vfs::NAME_MAX {
+            return Err(fail(Errno::NAMETOOLONG));
+        }
+        let next = fs.lookup(at, &name).map_err(name_path)?;
+        let file_type = fs.attr(next)?.file_type;
+        let is_last = todo.is_empty();
+        match file_type {
+            FileType::Symlink if !is_last || must_be_directory || last == LastLink::Follow => {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(fail(Errno::LOOP));
+                }
+                let target = fs.read_link(next)?;
+                if target.is_empty() {
+                    return Err(fail(Errno::NOENT));
+                }
+                if target.len() >= TARGET_MAX {
+                    return Err(fail(Errno::NAMETOOLONG));
+                }
+                must_be_directory |= is_last && target.ends_with(b"/");
+                if target.starts_with(b"/") {
+                    at = fs.root();
+                }
+                todo.extend(components(&target));
+            }
+            FileType::Directory => at = next,
+            _ if !is_last || must_be_directory => return Err(fail(Errno::NOTDIR)),
+            _ => at = next,
+        }
+    }
+    Ok(at)
+}
+
+/// The components of a path, last one first, so that a stack of them pops the next one.
+fn components(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    path.rsplit(|&byte| byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+        .map(<[u8]>::to_vec)
+}
+
+/// The path of a directory from `top`, without a `/` in front, found by climbing; `None`
+/// when `top` is not above it or the way is longer than `len_max` bytes.
+pub(crate) fn climb(
+    fs: &dyn FileSystem,
+    top: FileId,
+    directory: FileId,
+    len_max: usize,
+) -> Result<Option<Vec<u8>>> {
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut len = 0;
+    let mut at = directory;
+    while at != top {
+        let Some(parent) = fs.parent(at)? else { return Ok(None) };
+        // A name has at least one byte, so this bounds the climb in a cycle, too.
+        len += parent.name.len() + 1;
+        if len > len_max {
+            return Ok(None);
+        }
+        names.push(parent.name);
+        at = parent.dir;
+    }
+    names.reverse();
+    Ok(Some(names.join(&b'/')))
+}
+
+/// The path of a file for messages, from the root and without a `/` at its end: that of a
+/// directory is found by climbing; a file keeps the one by which it was reached, and its name.
+pub(crate) fn climb_file(fs: &dyn FileSystem, file: FileId, given: &[u8]) -> Result<Vec<u8>> {
+    /// More than a path that anybody gives on a command line.
+    const PATH_MAX: usize = 1 << 20;
+    if fs.attr(file)?.file_type != FileType::Directory {
+        let names: Vec<Vec<u8>> = components(given).collect();
+        let mut path = b"/".to_vec();
+        path.extend(names.into_iter().rev().collect::<Vec<_>>().join(&b'/'));
+        return Ok(path);
+    }
+    Ok(match climb(fs, fs.root(), file, PATH_MAX)? {
+        Some(path) if path.is_empty() => Vec::new(),
+        Some(path) => [b"/", &path[..]].concat(),
+        None => given.strip_suffix(b"/").unwrap_or(given).to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_vfs::FileType;
+
+    use super::*;
+    use crate::extract::testing::{Memory, ROOT, id};
+
+    fn volume() -> Memory {
+        let mut fs = Memory::new();
+        fs.add(ROOT, b"etc", 300, FileType::Directory);
+        fs.file(300, b"fstab", 301, b"x");
+        fs.add(ROOT, b"a", 302, FileType::Directory);
+        fs.add(302, b"abs", 303, FileType::Symlink).target = b"/etc/./fstab".to_vec();
+        fs.add(302, b"up", 304, FileType::Symlink).target = b"../../../etc".to_vec();
+        fs.add(302, b"loop", 305, FileType::Symlink).target = b"loop".to_vec();
+        fs.add(302, b"file", 306, FileType::Symlink).target = b"/etc/fstab/".to_vec();
+        for n in 0..50 {
+            let target = if n == 0 { "/etc".into() } else { format!("l{}", n - 1) };
+            fs.add(ROOT, format!("l{n}").as_bytes(), 400 + n, FileType::Symlink).target =
+                target.into_bytes();
+        }
+        fs
+    }
+
+    #[test]
+    fn paths_as_in_a_mount() {
+        let fs = volume();
+        let keep = |path: &str| resolve(&fs, path.as_bytes(), LastLink::Keep);
+        let follow = |path: &str| resolve(&fs, path.as_bytes(), LastLink::Follow);
+        for (path, ino) in [
+            ("/", ROOT),
+            ("", ROOT),
+            ("/..", ROOT),
+            ("/etc/fstab", 301),
+            ("//etc/./../etc//fstab", 301),
+            ("/a/abs", 303),
+            ("/a/up/fstab", 301),
+            ("/a/up/", 300),
+            ("/a/up/..", ROOT),
+            ("/l30/fstab", 301),
+        ] {
+            assert_eq!(keep(path).unwrap(), id(ino), "{path}");
+        }
+        assert_eq!(follow("/a/abs").unwrap(), id(301));
+        assert_eq!(follow("/l39").unwrap(), id(300));
+        for (path, errno) in [
+            ("/no", Errno::NOENT),
+            ("/etc/no/x", Errno::NOENT),
+            ("/etc/fstab/", Errno::NOTDIR),
+            ("/etc/fstab/x", Errno::NOTDIR),
+            ("/a/file", Errno::NOTDIR),
+            ("/a/loop", Errno::LOOP),
+            ("/l40", Errno::LOOP),
+        ] {
+            assert_eq!(follow(path).unwrap_err().errno(), errno, "{path}");
+        }
+        let long = format!("/{}", "n".repeat(256));
+        assert_eq!(follow(&long).unwrap_err().errno(), Errno::NAMETOOLONG);
+    }
+
+    #[test]
+    fn climbing_ends() {
+        let mut fs = volume();
+        assert_eq!(climb(&fs, id(ROOT), id(300), 99).unwrap().as_deref(), Some(&b"etc"[..]));
+        assert_eq!(climb(&fs, id(300), id(302), 99).unwrap(), None);
+        fs.node(500, FileType::Directory).parent = Some((500, b"self".to_vec()));
+        assert_eq!(climb(&fs, id(ROOT), id(500), 4096).unwrap(), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! Opening what the command line names: devices, volume, subvolume, file.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use offshoot_btrfs::{Filesystem, OpenOptions, Report, SubvolumeId, Volume};
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
+
+use crate::args::{OpenArguments, PlaceArguments, VolumeArguments};
+use crate::exit::{Failure, Result};
+use crate::output::{Console, Escaped};
+use crate::place::Place;
+use crate::resolve::{LastLink, resolve};
+
+/// How many reports are kept for `info`.
+const REPORTS_KEPT: usize = 100;
+
+/// A volume that is open.
+pub(crate) struct Session {
+    /// The volume.
+    pub(crate) volume: Arc<Volume>,
+    reports: Arc<Mutex<Vec<String>>>,
+}
+
+/// A volume that is open, with a place in it.
+pub(crate) struct PlaceSession {
+    /// The tree of files that the place is in.
+    pub(crate) fs: Filesystem,
+    /// The path in it.
+    pub(crate) path: Vec<u8>,
+}
+
+impl Session {
+    /// Opens a volume that the command line names without a path.
+    pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
+        Self::open_path(&arguments.volume, &arguments.open, console)
+    }
+
+    fn open_path(path: &Path, arguments: &OpenArguments, console: &Arc<Console>) -> Result<Self> {
+        let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
+        for path in std::iter::once(path).chain(arguments.devices.iter().map(AsRef::as_ref)) {
+            let device = FileDevice::open(path)
+                .map_err(|error| Failure::Host(path.display().to_string(), error))?;
+            devices.push(Arc::new(device));
+        }
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let (console, kept) = (console.clone(), reports.clone());
+        let reporter = move |report: &Report| {
+            console.warning(report);
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.len() < REPORTS_KEPT {
+                kept.push(report.to_string());
+            }
+        };
+        let options = OpenOptions {
+            degraded: arguments.degraded,
+            reporter: Some(Arc::new(reporter)),
+            ..OpenOptions::default()
+        };
+        Ok(Self { volume: Volume::open(devices, &options)?, reports })
+    }
+
+    /// What the library reported so far.
+    pub(crate) fn reports(&self) -> Vec<String> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The subvolume that `name` (an id, or a path from the top level) names.
+    fn subvolume(&self, name: &OsStr) -> Result<SubvolumeId> {
+        if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
+            return Ok(self.volume.subvolume(TreeId(id))?.id);
+        }
+        let top = self.volume.filesystem(TreeId::FS)?;
+        let file = resolve(&top, name.as_bytes(), LastLink::Follow)?;
+        let root = self.volume.filesystem(TreeId(file.dev))?.root();
+        if file != root {
+            let what = format!("{} is no subvolume", Escaped(name.as_bytes()));
+            return Err(Error::posix(Errno::INVAL, what).into());
+        }
+        Ok(TreeId(file.dev))
+    }
+}
+
+impl PlaceSession {
+    /// Opens a place.
+    pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
+        let Place { volume, path } = Place::parse(&arguments.place);
+        let session = Session::open_path(&volume, &arguments.open, console)?;
+        let root = match &arguments.subvolume {
+            Some(name) => session.subvolume(name)?,
+            None => session.volume.default_subvolume()?,
+        };
+        Ok(Self { fs: session.volume.filesystem(root)?, path })
+    }
+
+    /// The file at the place.
+    pub(crate) fn file(&self, last: LastLink) -> Result<FileId> {
+        Ok(resolve(&self.fs, &self.path, last)?)
+    }
+
+    /// Names the place in an error about the file there.
+    pub(crate) fn named(&self, error: Error) -> Failure {
+        error.in_file(Escaped(&self.path)).into()
+    }
+
+    /// The file at the place, which must not be a directory.
+    pub(crate) fn regular_file(&self) -> Result<FileId> {
+        let file = self.file(LastLink::Follow)?;
+        let name = Escaped(&self.path);
+        match self.fs.attr(file)?.file_type {
+            FileType::Regular => Ok(file),
+            FileType::Directory => Err(Error::posix(Errno::ISDIR, name.to_string()).into()),
+            _ => {
+                let what = format!("{name} is no regular file");
+                Err(Error::posix(Errno::INVAL, what).into())
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What each verb does.
+
+mod cat;
+mod dump;
+mod extract;
+mod info;
+mod ls;
+mod stat;
+mod subvolume;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::args::{SubvolumeVerb, Verb};
+use crate::exit::Result;
+use crate::output::Console;
+
+/// Does what the command line asks for, with `out` as standard output.
+pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    match verb {
+        Verb::Info(arguments) => info::run(arguments, out, console),
+        Verb::Ls(arguments) => ls::run(arguments, out, console),
+        Verb::Stat(arguments) => stat::run(arguments, out, console),
+        Verb::Cat(arguments) => cat::run(arguments, out, console),
+        Verb::Extract(arguments) => extract::run(arguments, out, console),
+        Verb::Subvolume(SubvolumeVerb::List(arguments)) => subvolume::list(arguments, out, console),
+        Verb::Dump(verb) => dump::run(verb, out, console),
+    }
+}

@@ -1,0 +1,25 @@
+//! `offshoot dump`: structures of the format, decoded.
+//!
+//! What is shown is decoded once, into [`fields::Fields`], and written either as lines for
+//! people or as JSON.
+
+mod chunks;
+mod fields;
+mod items;
+mod superblock;
+mod tree;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::args::DumpVerb;
+use crate::exit::Result;
+use crate::output::Console;
+
+pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    match verb {
+        DumpVerb::Super(arguments) => superblock::run(arguments, out, console),
+        DumpVerb::Chunks(arguments) => chunks::run(arguments, out, console),
+        DumpVerb::Tree(arguments) => tree::run(arguments, out, console),
+    }
+}

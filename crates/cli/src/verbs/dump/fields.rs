@@ -1,0 +1,164 @@
+//! Named values: what a structure was decoded into.
+
+use std::fmt;
+
+use offshoot_btrfs_format::inode::Timespec;
+use serde::{Serialize, Serializer};
+use uuid::Uuid;
+
+use crate::output::{Escaped, json_name};
+
+/// One value.
+pub(super) enum Value {
+    /// A number.
+    Number(u64),
+    /// Text of ours.
+    Text(String),
+    /// Bytes from the volume: a name, a label.
+    Name(Vec<u8>),
+    /// Several values.
+    List(Vec<Value>),
+    /// A structure in a structure.
+    Fields(Fields),
+}
+
+/// Values with their names, in the order of the structure.
+#[derive(Default)]
+pub(super) struct Fields(pub(super) Vec<(&'static str, Value)>);
+
+impl Fields {
+    /// Adds a value.
+    #[must_use]
+    pub(super) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.0.push((name, value.into()));
+        self
+    }
+
+    /// Adds a name from the volume.
+    #[must_use]
+    pub(super) fn name(self, name: &'static str, bytes: &[u8]) -> Self {
+        self.with(name, Value::Name(bytes.to_vec()))
+    }
+
+    /// Adds a UUID.
+    #[must_use]
+    pub(super) fn uuid(self, name: &'static str, bytes: [u8; 16]) -> Self {
+        self.with(name, Uuid::from_bytes(bytes).to_string())
+    }
+
+    /// Adds a time.
+    #[must_use]
+    pub(super) fn time(self, name: &'static str, time: &Timespec) -> Self {
+        let time = offshoot_vfs::Timestamp { secs: time.seconds(), nanos: time.nsec.get() };
+        self.with(name, crate::output::json_time(time))
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ty),*) => {$(
+        impl From<$type> for Value {
+            fn from(number: $type) -> Self {
+                Self::Number(u64::from(number))
+            }
+        }
+    )*};
+}
+
+numbers!(u8, u16, u32, u64);
+
+macro_rules! stored_numbers {
+    ($($type:ident),*) => {$(
+        impl From<offshoot_btrfs_format::$type> for Value {
+            fn from(number: offshoot_btrfs_format::$type) -> Self {
+                Self::Number(u64::from(number.get()))
+            }
+        }
+    )*};
+}
+
+stored_numbers!(U16, U32, U64);
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<Fields> for Value {
+    fn from(fields: Fields) -> Self {
+        Self::Fields(fields)
+    }
+}
+
+impl<T: Into<Value>> From<Vec<T>> for Value {
+    fn from(list: Vec<T>) -> Self {
+        Self::List(list.into_iter().map(Into::into).collect())
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => f.write_str(text),
+            Self::Name(name) => write!(f, "\"{}\"", Escaped(name)),
+            Self::List(list) => {
+                f.write_str("[")?;
+                for (at, value) in list.iter().enumerate() {
+                    write!(f, "{}{value}", if at > 0 { ", " } else { "" })?;
+                }
+                f.write_str("]")
+            }
+            Self::Fields(fields) => write!(f, "{{{fields}}}"),
+        }
+    }
+}
+
+impl fmt::Display for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (name, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{name}={value}", if at > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Text(text) => serializer.serialize_str(text),
+            Self::Name(name) => serializer.serialize_str(&json_name(name)),
+            Self::List(list) => serializer.collect_seq(list),
+            Self::Fields(fields) => fields.serialize(serializer),
+        }
+    }
+}
+
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms() {
+        let fields = Fields::default()
+            .with("number", 7u64)
+            .name("name", b"a\x1b\xff")
+            .with("list", vec![Fields::default().with("x", 1u8), Fields::default()]);
+        assert_eq!(fields.to_string(), "number=7 name=\"a\\u{1b}\\xff\" list=[{x=1}, {}]");
+        let json = serde_json::to_string(&fields).unwrap();
+        assert_eq!(json, "{\"number\":7,\"name\":\"a\\u001b\\\\xff\",\"list\":[{\"x\":1},{}]}");
+    }
+}

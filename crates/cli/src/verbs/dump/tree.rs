@@ -1,0 +1,108 @@
+//! `offshoot dump tree`: all items of a tree, as they come.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use serde::Serialize;
+
+use super::fields::Fields;
+use super::items::{self, Source};
+use crate::args::DumpTreeArguments;
+use crate::exit::{Failure, Result};
+use crate::output::{Console, Escaped, write_line};
+use crate::session::Session;
+
+const NAMES: [(&str, TreeId); 13] = [
+    ("root", TreeId::ROOT),
+    ("extent", TreeId::EXTENT),
+    ("chunk", TreeId::CHUNK),
+    ("dev", TreeId::DEV),
+    ("device", TreeId::DEV),
+    ("fs", TreeId::FS),
+    ("csum", TreeId::CSUM),
+    ("quota", TreeId::QUOTA),
+    ("uuid", TreeId::UUID),
+    ("free-space", TreeId::FREE_SPACE),
+    ("block-group", TreeId::BLOCK_GROUP),
+    ("raid-stripe", TreeId::RAID_STRIPE),
+    ("data-reloc", TreeId::DATA_RELOC),
+];
+
+#[derive(Serialize)]
+struct Line<'a> {
+    key: JsonKey,
+    size: usize,
+    item: &'a Fields,
+}
+
+#[derive(Serialize)]
+struct JsonKey {
+    objectid: u64,
+    r#type: String,
+    offset: u64,
+}
+
+pub(super) fn run(
+    arguments: &DumpTreeArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let id = tree_id(&arguments.tree)?;
+    let session = Session::open(&arguments.volume, console)?;
+    let root = session.volume.tree(id)?;
+    let source = Source { tree: id, sector_size: session.volume.superblock().sector_size };
+    let mut written = Ok(());
+    session.volume.for_each_item(root, Key::MIN, |key, data| {
+        written = write_item(out, source, key, data, arguments.json);
+        match written {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    })?;
+    written.map_err(Failure::Output)
+}
+
+fn write_item(
+    out: &mut dyn Write,
+    source: Source,
+    key: Key,
+    data: &[u8],
+    is_json: bool,
+) -> io::Result<()> {
+    // A block is checked before it is shown, so this is a kind of item that the check
+    // does not know as deeply as the dump.
+    let item = items::decode(source, key, data)
+        .unwrap_or_else(|malformed| Fields::default().with("malformed", malformed.to_string()));
+    if is_json {
+        let key = JsonKey {
+            objectid: key.objectid,
+            r#type: type_name(key.item_type),
+            offset: key.offset,
+        };
+        return Ok(write_line(out, &Line { key, size: data.len(), item: &item })?);
+    }
+    let type_name = type_name(key.item_type);
+    write!(out, "({} {type_name} {}) size={}", key.objectid, key.offset, data.len())?;
+    if item.0.is_empty() { writeln!(out) } else { writeln!(out, " {item}") }
+}
+
+fn type_name(item_type: ItemType) -> String {
+    item_type.to_string()
+}
+
+fn tree_id(text: &str) -> Result<TreeId> {
+    if let Ok(id) = text.parse() {
+        return Ok(TreeId(id));
+    }
+    let found = NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    found.map(|(_, id)| *id).ok_or_else(|| {
+        let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+        Failure::Usage(format!(
+            "no tree is called {}; the names are {}, and a number names any tree",
+            Escaped(text.as_bytes()),
+            names.join(", ")
+        ))
+    })
+}

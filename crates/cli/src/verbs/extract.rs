@@ -1,0 +1,72 @@
+//! `offshoot extract`: a tree into a directory or an archive.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_vfs::FileSystem;
+
+use crate::args::ExtractArguments;
+use crate::exit::{Failure, Result};
+use crate::extract::{Archive, Outcome, Source, extract, extract_tar};
+use crate::output::{Console, write_line};
+use crate::place::Place;
+use crate::resolve::{LastLink, climb_file};
+use crate::session::PlaceSession;
+
+pub(super) fn run(
+    arguments: &ExtractArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let to_stdout = arguments.tar.as_deref() == Some(Path::new("-"));
+    if to_stdout && arguments.json {
+        return Err(Failure::Usage(
+            "--json cannot be used with --tar -, because standard output is the archive".into(),
+        ));
+    }
+    let session = PlaceSession::open(&arguments.place, console)?;
+    let top = session.file(LastLink::Follow)?;
+    let path = climb_file(&session.fs, top, &session.path)?;
+    let source = Source { fs: &session.fs as &dyn FileSystem, top, path: &path };
+    let (outcome, result): (Outcome, Result) = match (&arguments.tar, &arguments.destination) {
+        (Some(_), _) if to_stdout => {
+            extract_tar(&source, Archive { writer: &mut *out, failure: Failure::Output }, console)?
+        }
+        (Some(file), _) => {
+            refuse_devices(arguments, file)?;
+            let fail = |error| Failure::Host(file.display().to_string(), error);
+            let writer = BufWriter::with_capacity(1 << 20, File::create(file).map_err(fail)?);
+            extract_tar(&source, Archive { writer, failure: archive_failure }, console)?
+        }
+        (None, Some(directory)) => extract(&source, directory, console)?,
+        (None, None) => return Err(Failure::Usage("no destination".into())),
+    };
+    if arguments.json {
+        write_line(out, &outcome)?;
+    }
+    result
+}
+
+fn archive_failure(error: io::Error) -> Failure {
+    Failure::Host("writing the archive".into(), error)
+}
+
+/// Refuses to overwrite the volume itself.
+fn refuse_devices(arguments: &ExtractArguments, file: &Path) -> Result {
+    let Ok(target) = file.metadata() else { return Ok(()) };
+    let volume = Place::parse(&arguments.place.place).volume;
+    for device in std::iter::once(&volume).chain(&arguments.place.open.devices) {
+        let is_same = device.metadata().is_ok_and(|device| {
+            (device.dev(), device.ino()) == (target.dev(), target.ino())
+                || (device.rdev() != 0 && device.rdev() == target.rdev())
+        });
+        if is_same {
+            let message = format!("{} is a device of the volume", file.display());
+            return Err(Failure::Usage(message));
+        }
+    }
+    Ok(())
+}

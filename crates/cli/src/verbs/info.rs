@@ -1,0 +1,222 @@
+//! `offshoot info`: what a volume is.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs::Volume;
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
+use offshoot_btrfs_format::space::BlockGroupItem;
+use offshoot_btrfs_format::superblock::CompatRo;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs as vfs;
+use serde::Serialize;
+
+use crate::args::InfoArguments;
+use crate::exit::Result;
+use crate::output::{Console, Escaped, human_size, json_name, write_line};
+use crate::session::Session;
+
+#[derive(Serialize)]
+struct Info {
+    label: String,
+    uuid: String,
+    metadata_uuid: String,
+    generation: u64,
+    size: u64,
+    used: u64,
+    node_size: u32,
+    sector_size: u32,
+    checksum: &'static str,
+    incompat: Vec<String>,
+    compat_ro: Vec<String>,
+    compat: u64,
+    log_pending: bool,
+    default_subvolume: u64,
+    subvolumes: usize,
+    devices: Vec<Device>,
+    profiles: Vec<Allocation>,
+    reports: Vec<String>,
+    #[serde(skip)]
+    label_bytes: Vec<u8>,
+}
+
+#[derive(Serialize)]
+struct Device {
+    id: u64,
+    uuid: String,
+    path: Option<String>,
+    missing: bool,
+    stale: bool,
+    seed: bool,
+    size: u64,
+    allocated: u64,
+}
+
+#[derive(Serialize)]
+struct Allocation {
+    holds: &'static str,
+    profile: String,
+    block_groups: u64,
+    size: u64,
+    /// Absent when the block group items cannot be read.
+    used: Option<u64>,
+}
+
+pub(super) fn run(
+    arguments: &InfoArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let session = Session::open(&arguments.volume, console)?;
+    let info = Info::new(&session, console)?;
+    if arguments.json {
+        return Ok(write_line(out, &info)?);
+    }
+    info.print(out)
+}
+
+impl Info {
+    fn new(session: &Session, console: &Console) -> Result<Self> {
+        let volume = &session.volume;
+        let superblock = volume.superblock();
+        let devices = volume.members().iter().map(|member| Device {
+            id: member.id.0,
+            uuid: member.uuid.to_string(),
+            path: member.device.as_ref().map(|device| device.name().to_owned()),
+            missing: member.device.is_none(),
+            stale: member.is_stale(),
+            seed: member.is_seed,
+            size: member.total_bytes,
+            allocated: member.allocated_bytes,
+        });
+        Ok(Self {
+            label: json_name(superblock.item.label()),
+            label_bytes: superblock.item.label().to_vec(),
+            uuid: superblock.fsid.to_string(),
+            metadata_uuid: superblock.metadata_uuid.to_string(),
+            generation: superblock.generation.0,
+            size: superblock.item.total_bytes.get(),
+            used: superblock.item.bytes_used.get(),
+            node_size: superblock.node_size,
+            sector_size: superblock.sector_size,
+            checksum: superblock.checksum.name(),
+            incompat: superblock.incompat.names(),
+            compat_ro: superblock.compat_ro.names(),
+            compat: superblock.item.compat_flags.get(),
+            log_pending: superblock.log_is_pending(),
+            default_subvolume: volume.default_subvolume()?.0,
+            subvolumes: volume.subvolumes()?.len(),
+            devices: devices.collect(),
+            profiles: profiles(volume, console),
+            // Last, because everything above may report something.
+            reports: session.reports(),
+        })
+    }
+
+    fn print(&self, out: &mut dyn Write) -> Result {
+        let or_none = |list: &[String]| {
+            if list.is_empty() { "none".to_owned() } else { list.join(", ") }
+        };
+        let label = Escaped(&self.label_bytes).to_string();
+        let mut line = |name: &str, text: &str| writeln!(out, "{name:<18} {text}");
+        line("label", if label.is_empty() { "none" } else { &label })?;
+        line("UUID", &self.uuid)?;
+        if self.metadata_uuid != self.uuid {
+            line("metadata UUID", &self.metadata_uuid)?;
+        }
+        line("size", &human_size(self.size))?;
+        line("used", &human_size(self.used))?;
+        line("node size", &human_size(self.node_size.into()))?;
+        line("sector size", &human_size(self.sector_size.into()))?;
+        line("checksum", self.checksum)?;
+        line("generation", &self.generation.to_string())?;
+        line("incompat", &or_none(&self.incompat))?;
+        line("compat_ro", &or_none(&self.compat_ro))?;
+        if self.compat != 0 {
+            line("compat", &format!("{:#x}", self.compat))?;
+        }
+        line("subvolumes", &format!("{}, default {}", self.subvolumes, self.default_subvolume))?;
+        line("log", if self.log_pending { "pending" } else { "none" })?;
+        writeln!(out, "devices")?;
+        for device in &self.devices {
+            let mut notes = String::new();
+            for (is_set, note) in [(device.stale, ", missed commits"), (device.seed, ", seed")] {
+                notes.push_str(if is_set { note } else { "" });
+            }
+            let path = device.path.as_deref().unwrap_or("MISSING");
+            writeln!(
+                out,
+                "  {:<4} {:>10}, {:>10} allocated  {}  {}{notes}",
+                device.id,
+                human_size(device.size),
+                human_size(device.allocated),
+                device.uuid,
+                Escaped(path.as_bytes())
+            )?;
+        }
+        writeln!(out, "block groups")?;
+        for profile in &self.profiles {
+            let used = profile.used.map_or("unknown".to_owned(), human_size);
+            writeln!(
+                out,
+                "  {:<14} {:<8} {:>10}, {used:>10} used, in {}",
+                profile.holds,
+                profile.profile,
+                human_size(profile.size),
+                profile.block_groups
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn profiles(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
+    let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
+    for chunk in volume.chunks() {
+        let profile = by_flags.entry(chunk.flags).or_insert_with(|| Allocation {
+            holds: chunk.flags.kind(),
+            profile: chunk.profile.to_string(),
+            block_groups: 0,
+            size: 0,
+            used: Some(0),
+        });
+        profile.block_groups += 1;
+        profile.size = profile.size.saturating_add(chunk.length);
+        profile.used = profile.used.and_then(|used| match used_of(volume, chunk) {
+            Ok(more) => Some(used.saturating_add(more)),
+            Err(error) => {
+                console.warning(&error);
+                None
+            }
+        });
+    }
+    by_flags.into_values().collect()
+}
+
+/// How much of a chunk is used: one search, not a walk through the extent tree.
+fn used_of(volume: &Arc<Volume>, chunk: &Chunk) -> vfs::Result<u64> {
+    let id = if volume.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
+        TreeId::BLOCK_GROUP
+    } else {
+        TreeId::EXTENT
+    };
+    let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);
+    let mut used = None;
+    volume.for_each_item(volume.tree(id)?, key, |found, data| {
+        if found == key {
+            used = Some(BlockGroupItem::view(data).map(|item| item.used.get()));
+        }
+        ControlFlow::Break(())
+    })?;
+    let missing = || {
+        vfs::Error::corrupt_at(
+            "block group",
+            chunk.start.0,
+            "the chunk here has no block group item",
+        )
+    };
+    used.ok_or_else(missing)?
+        .map_err(|error| vfs::Error::corrupt_at(error.structure, chunk.start.0, error.problem))
+}

@@ -1,0 +1,309 @@
+//! `offshoot ls`: what is in a directory.
+//!
+//! Names are sorted by their bytes, as `ls` does in the C locale. A directory is sorted in
+//! memory as long as no more than [`SORTED_MAX`] entries are held on all levels together; a
+//! larger one is shown in its own order, as it comes. With `-R` the directories below a
+//! directory follow it; each is entered through the one entry that it has for its parent, so
+//! cycles in a hostile image end.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+
+use crate::args::LsArguments;
+use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::output::{CivilTime, Console, Escaped, FileRecord, JsonArray, ModeLetters};
+use crate::resolve::LastLink;
+use crate::session::PlaceSession;
+
+/// How many entries are held in memory to be sorted.
+const SORTED_MAX: usize = 1_000_000;
+
+/// How many entries are read from a directory at a time.
+const BATCH: usize = 1024;
+
+/// The longest path that `-R` goes down, in bytes.
+const PATH_MAX: usize = 64 * 1024;
+
+/// How many errors are printed before they are only counted.
+const ERRORS_PRINTED: u64 = 50;
+
+pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let session = PlaceSession::open(&arguments.place, console)?;
+    // As in ls: with -l a link is shown, without it what it leads to.
+    let last = if arguments.long { LastLink::Keep } else { LastLink::Follow };
+    let file = session.file(last)?;
+    let attr = session.fs.attr(file)?;
+    let form = match (arguments.json, arguments.long) {
+        (true, _) => Form::Json(JsonArray::new(out)?),
+        (false, true) => Form::Long(out),
+        (false, false) => Form::Names(out),
+    };
+    let path = session.path.clone();
+    let mut listing = Listing { fs: &session.fs, form, console, errors: 0, status: None };
+    if attr.file_type == FileType::Directory {
+        listing.tree(file, path, arguments.recursive)?;
+    } else {
+        listing.show(&path, &path, &attr)?;
+    }
+    listing.finish()
+}
+
+enum Form<'o> {
+    Names(&'o mut dyn Write),
+    Long(&'o mut dyn Write),
+    Json(JsonArray<&'o mut dyn Write>),
+}
+
+struct Listing<'a, 'o> {
+    fs: &'a dyn FileSystem,
+    form: Form<'o>,
+    console: &'a Console,
+    errors: u64,
+    status: Option<ExitStatus>,
+}
+
+struct Named {
+    name: Vec<u8>,
+    file: FileId,
+    cookie: u64,
+}
+
+/// A directory whose subdirectories are being listed.
+struct Level {
+    directory: FileId,
+    /// The length of its path, with which the path of every level below begins.
+    path_len: usize,
+    /// The subdirectories that are still to come.
+    todo: std::vec::IntoIter<Named>,
+    /// Where to read more of them, when the directory was not sorted.
+    after: Option<u64>,
+}
+
+impl Listing<'_, '_> {
+    fn tree(&mut self, top: FileId, mut path: Vec<u8>, is_recursive: bool) -> Result {
+        let mut levels = Vec::new();
+        let mut held = 0;
+        self.begin(&path, is_recursive, true)?;
+        self.enter(&mut levels, &mut held, top, &path)?;
+        while is_recursive && let Some(level) = levels.last_mut() {
+            path.truncate(level.path_len);
+            let Some(next) = level.todo.next() else {
+                if let Some(after) = level.after {
+                    // What cannot be read was reported when the directory was listed.
+                    let batch = self.batch(level.directory, after);
+                    let (entries, is_last) = batch.unwrap_or((Vec::new(), true));
+                    level.after = entries.last().map(|e| e.cookie).filter(|_| !is_last);
+                    level.todo = self.directories(entries).into_iter();
+                } else {
+                    levels.pop();
+                }
+                continue;
+            };
+            held = held.saturating_sub(1);
+            path = join(&path, &next.name);
+            if let Err(error) = self.may_enter(level.directory, &next, path.len()) {
+                self.error(&path, &error);
+                continue;
+            }
+            self.begin(&path, true, false)?;
+            self.enter(&mut levels, &mut held, next.file, &path)?;
+        }
+        Ok(())
+    }
+
+    /// Lists a directory, and keeps what is needed to go below it.
+    fn enter(
+        &mut self,
+        levels: &mut Vec<Level>,
+        held: &mut usize,
+        directory: FileId,
+        path: &[u8],
+    ) -> Result {
+        let mut entries = Vec::new();
+        let mut after = 0;
+        let mut is_complete = false;
+        while !is_complete && *held + entries.len() < SORTED_MAX {
+            let (batch, is_last) = self.batch_or_report(directory, after, path);
+            after = batch.last().map_or(after, |entry| entry.cookie);
+            is_complete = is_last;
+            entries.extend(batch);
+        }
+        if is_complete {
+            entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            for entry in &entries {
+                self.entry(path, entry)?;
+            }
+            let todo = self.directories(entries);
+            *held += todo.len();
+            levels.push(Level {
+                directory,
+                path_len: path.len(),
+                todo: todo.into_iter(),
+                after: None,
+            });
+            return Ok(());
+        }
+        while !entries.is_empty() {
+            for entry in &entries {
+                self.entry(path, entry)?;
+            }
+            let last = if is_complete { None } else { entries.last().map(|e| e.cookie) };
+            entries = Vec::new();
+            if let Some(last) = last {
+                (entries, is_complete) = self.batch_or_report(directory, last, path);
+            }
+        }
+        levels.push(Level {
+            directory,
+            path_len: path.len(),
+            todo: Vec::new().into_iter(),
+            after: Some(0),
+        });
+        Ok(())
+    }
+
+    fn batch_or_report(&mut self, dir: FileId, after: u64, path: &[u8]) -> (Vec<Named>, bool) {
+        self.batch(dir, after).unwrap_or_else(|error| {
+            self.error(path, &error);
+            (Vec::new(), true)
+        })
+    }
+
+    /// The next entries of a directory, and whether they are the last ones.
+    fn batch(&self, directory: FileId, after: u64) -> Result<(Vec<Named>, bool), Error> {
+        let mut batch: Vec<Named> = Vec::new();
+        let mut last = after;
+        let mut descends = false;
+        self.fs.read_dir(directory, after, &mut |entry| {
+            descends = entry.cookie <= last;
+            if descends || batch.len() == BATCH {
+                return ControlFlow::Break(());
+            }
+            last = entry.cookie;
+            batch.push(Named { name: entry.name.to_vec(), file: entry.file, cookie: last });
+            ControlFlow::Continue(())
+        })?;
+        if descends {
+            return Err(Error::corrupt("directory", "its entries are not in ascending order"));
+        }
+        let is_last = batch.len() < BATCH;
+        Ok((batch, is_last))
+    }
+
+    fn directories(&self, entries: Vec<Named>) -> Vec<Named> {
+        let is_directory =
+            |file| self.fs.attr(file).is_ok_and(|attr| attr.file_type == FileType::Directory);
+        entries.into_iter().filter(|entry| is_directory(entry.file)).collect()
+    }
+
+    fn may_enter(&self, directory: FileId, entry: &Named, path_len: usize) -> Result<(), Error> {
+        if path_len > PATH_MAX {
+            return Err(Error::Unsupported(format!("a path of more than {PATH_MAX} bytes")));
+        }
+        match self.fs.parent(entry.file)? {
+            Some(parent) if parent.dir == directory && parent.name == entry.name => Ok(()),
+            // An empty stand-in for a subvolume that is elsewhere.
+            None if entry.file != self.fs.root() => Ok(()),
+            _ => Err(Error::corrupt(
+                "directory entry",
+                format!("it leads to {}, which is at another place in the tree", entry.file),
+            )),
+        }
+    }
+
+    fn begin(&mut self, path: &[u8], is_recursive: bool, is_first: bool) -> Result {
+        if let Form::Names(out) | Form::Long(out) = &mut self.form
+            && is_recursive
+        {
+            let gap = if is_first { "" } else { "\n" };
+            writeln!(out, "{gap}{}:", Escaped(path))?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, directory: &[u8], entry: &Named) -> Result {
+        if let Form::Names(out) = &mut self.form {
+            return Ok(writeln!(out, "{}", Escaped(&entry.name))?);
+        }
+        let path = join(directory, &entry.name);
+        match self.fs.attr(entry.file) {
+            Ok(attr) => self.show(&path, &entry.name, &attr),
+            Err(error) => {
+                self.error(&path, &error);
+                Ok(())
+            }
+        }
+    }
+
+    fn show(&mut self, path: &[u8], name: &[u8], attr: &Attr) -> Result {
+        if let Form::Names(out) = &mut self.form {
+            return Ok(writeln!(out, "{}", Escaped(name))?);
+        }
+        let mut target = None;
+        if attr.file_type == FileType::Symlink {
+            match self.fs.read_link(attr.file) {
+                Ok(found) => target = Some(found),
+                Err(error) => self.error(path, &error),
+            }
+        }
+        match &mut self.form {
+            Form::Json(array) => {
+                array.push(&FileRecord::new(path, attr, target.as_deref()))?;
+            }
+            Form::Long(out) | Form::Names(out) => {
+                write!(
+                    out,
+                    "{} {:>3} {:>5} {:>5} {:>12} {:#} {}",
+                    ModeLetters(attr.file_type, attr.permissions),
+                    attr.nlink,
+                    attr.uid,
+                    attr.gid,
+                    size_or_device(attr),
+                    CivilTime(attr.mtime),
+                    Escaped(name)
+                )?;
+                match target {
+                    Some(target) => writeln!(out, " -> {}", Escaped(&target))?,
+                    None => writeln!(out)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&mut self, path: &[u8], error: &Error) {
+        self.status = self.status.max(Some(ExitStatus::of(error)));
+        self.errors += 1;
+        if self.errors <= ERRORS_PRINTED {
+            self.console.error(&format_args!("{}: {}", Escaped(path), Nameless(error)));
+        }
+    }
+
+    fn finish(self) -> Result {
+        if let Form::Json(array) = self.form {
+            array.finish()?;
+        }
+        if self.errors > ERRORS_PRINTED {
+            let hidden = self.errors - ERRORS_PRINTED;
+            self.console.error(&format_args!("and {hidden} more errors like these"));
+        }
+        self.status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
+    }
+}
+
+fn size_or_device(attr: &Attr) -> String {
+    match attr.file_type {
+        FileType::CharDevice | FileType::BlockDevice => {
+            format!("{}, {}", attr.rdev.0, attr.rdev.1)
+        }
+        _ => attr.size.to_string(),
+    }
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let directory = directory.strip_suffix(b"/").unwrap_or(directory);
+    [directory, b"/", name].concat()
+}

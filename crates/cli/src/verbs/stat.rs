@@ -1,0 +1,79 @@
+//! `offshoot stat`: everything that is known of a file.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use offshoot_vfs::{FileSystem, FileType};
+
+use crate::args::StatArguments;
+use crate::exit::Result;
+use crate::output::{CivilTime, Console, Escaped, FileRecord, ModeLetters, type_words, write_line};
+use crate::resolve::LastLink;
+use crate::session::PlaceSession;
+
+/// The longest value of an extended attribute that is shown to people.
+const VALUE_SHOWN: usize = 256;
+
+pub(super) fn run(
+    arguments: &StatArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let session = PlaceSession::open(&arguments.place, console)?;
+    let file = session.file(LastLink::Keep)?;
+    let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
+    let target = match attr.file_type {
+        FileType::Symlink => {
+            Some(session.fs.read_link(file).map_err(|error| session.named(error))?)
+        }
+        _ => None,
+    };
+    let mut xattrs = session.fs.xattrs(file).map_err(|error| session.named(error))?;
+    xattrs.sort();
+    if arguments.json {
+        let record = FileRecord::new(&session.path, &attr, target.as_deref());
+        return Ok(write_line(out, &record.with_xattrs(&xattrs))?);
+    }
+    write!(out, "  File: {}", Escaped(&session.path))?;
+    if let Some(target) = &target {
+        write!(out, " -> {}", Escaped(target))?;
+    }
+    let is_device = matches!(attr.file_type, FileType::CharDevice | FileType::BlockDevice);
+    writeln!(
+        out,
+        "\n  Size: {:<15} Blocks: {:<10} IO Block: {:<6} {}",
+        attr.size,
+        attr.allocated_bytes.div_ceil(512),
+        session.fs.statfs()?.block_size,
+        type_words(attr.file_type)
+    )?;
+    write!(out, "Subvolume: {:<10} Inode: {:<11} Links: {}", file.dev, file.ino, attr.nlink)?;
+    if is_device {
+        write!(out, "     Device type: {},{}", attr.rdev.0, attr.rdev.1)?;
+    }
+    writeln!(
+        out,
+        "\nAccess: ({:04o}/{})  Uid: {:>5}   Gid: {:>5}",
+        attr.permissions,
+        ModeLetters(attr.file_type, attr.permissions),
+        attr.uid,
+        attr.gid
+    )?;
+    for (name, time) in [
+        ("Access", attr.atime),
+        ("Modify", attr.mtime),
+        ("Change", attr.ctime),
+        (" Birth", attr.btime),
+    ] {
+        writeln!(out, "{name}: {}", CivilTime(time))?;
+    }
+    for (name, value) in &xattrs {
+        let shown = &value[..value.len().min(VALUE_SHOWN)];
+        write!(out, " Xattr: {}={}", Escaped(name), Escaped(shown))?;
+        match value.len() - shown.len() {
+            0 => writeln!(out)?,
+            more => writeln!(out, "... and {more} more bytes")?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! The program from outside, where no volume is needed: exit codes, help, messages.
+
+use std::process::{Command, Output};
+
+fn offshoot(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_offshoot")).args(arguments).output().expect("it runs")
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("messages are text")
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for arguments in [&["--help"][..], &["--version"], &["extract", "--help"], &["help", "ls"]] {
+        let output = offshoot(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert!(output.stderr.is_empty());
+        assert!(!output.stdout.is_empty());
+    }
+    let help = String::from_utf8(offshoot(&["--help"]).stdout).expect("help is text");
+    assert!(help.contains("Examples:") && help.contains("offshoot extract disk.img out"));
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    for arguments in [
+        &[][..],
+        &["frobnicate"],
+        &["ls"],
+        &["ls", "--no-such-option", "x"],
+        &["extract", "x"],
+        &["extract", "x", "out", "--tar", "-"],
+        &["extract", "x", "--tar", "-", "--json"],
+        &["dump", "tree", "x", "no-such-tree"],
+        &["dump", "tree", "x"],
+    ] {
+        let output = offshoot(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", error(&output));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn messages_have_one_form() {
+    let output = offshoot(&["ls", "/no/such\u{1b}[2J/disk.img:/etc"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = error(&output);
+    assert!(message.starts_with("offshoot: /no/such\\u{1b}[2J/disk.img: "), "{message}");
+    assert_eq!(message.lines().count(), 1);
+    assert!(error(&offshoot(&["frobnicate"])).starts_with("offshoot: "));
+}
+
+#[test]
+fn what_is_no_volume_is_3() {
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let path = temp.path().join("noise");
+    std::fs::write(&path, vec![7; 1 << 20]).expect("a file in it");
+    let text = path.to_str().expect("its path is text");
+    for arguments in [
+        &["info", text][..],
+        &["ls", text],
+        &["stat", text],
+        &["cat", text],
+        &["extract", text, "/no/such/destination"],
+        &["subvolume", "list", text],
+        &["dump", "super", text],
+        &["dump", "chunks", text],
+        &["dump", "tree", text, "fs"],
+    ] {
+        let output = offshoot(arguments);
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {}", error(&output));
+        assert!(output.stdout.is_empty());
+    }
+    assert_eq!(offshoot(&["info", temp.path().to_str().expect("text")]).status.code(), Some(1));
+}
