@@ -196,7 +196,9 @@ impl Profile {
             Self::Raid1c4 => (4, 0, 4, Some(4), 3),
             Self::Raid10 => (2, 0, 2, None, 1),
             Self::Raid5 => (1, 1, 2, None, 1),
-            Self::Raid6 => (1, 2, 3, None, 2),
+            // The field of 256 elements has as many coefficients for Q as it has elements
+            // other than zero: 255 data stripes, and the two of parity.
+            Self::Raid6 => (1, 2, 3, Some(257), 2),
         };
         Shape { copies, parity, min_stripes, max_stripes, tolerated }
     }
@@ -234,7 +236,9 @@ pub struct Stripe {
 /// 1. `start` and `length` are multiples of the sector size, `length` is not 0 and
 ///    their sum does not overflow.
 /// 2. The profile is one of [`Profile`] and has a number of stripes that it allows.
-/// 3. The length is a whole number of rows of stripes, and every stripe's end fits in 64 bits.
+/// 3. The length divides evenly over the stripes, and over whole units of [`STRIPE_LEN`]
+///    where data goes round them.
+/// 4. It ends below 2^63, and so does every stripe: no file or device is larger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Where it begins in the logical space.
@@ -291,7 +295,7 @@ impl Chunk {
         if *length == 0 || length % unit != 0 || start.0 % unit != 0 {
             return Err(format!("start {start} or length {length} is not in whole sectors"));
         }
-        if start.0.checked_add(*length).is_none() {
+        if !ends_within(start.0, *length) {
             return Err(format!("length {length} overflows the address space"));
         }
         if flags.0 & !(BlockGroupFlags::TYPES | BlockGroupFlags::PROFILES) != 0 {
@@ -312,7 +316,12 @@ impl Chunk {
         if stripe_bytes * self.data_stripes() != *length {
             return Err(format!("length {length} does not divide over {count} stripes"));
         }
-        match self.stripes.iter().find(|s| s.physical.0.checked_add(stripe_bytes).is_none()) {
+        let is_striped =
+            matches!(profile, Profile::Raid0 | Profile::Raid10 | Profile::Raid5 | Profile::Raid6);
+        if is_striped && !stripe_bytes.is_multiple_of(STRIPE_LEN) {
+            return Err(format!("{stripe_bytes} bytes on each of {count} stripes"));
+        }
+        match self.stripes.iter().find(|s| !ends_within(s.physical.0, stripe_bytes)) {
             Some(s) => Err(format!("a stripe at {} overflows device {}", s.physical, s.device)),
             None => Ok(()),
         }
@@ -338,6 +347,11 @@ impl Chunk {
     pub fn end(&self) -> Logical {
         Logical(self.start.0 + self.length)
     }
+}
+
+/// Whether a range of `length` bytes from `start` on ends where a file may end.
+fn ends_within(start: u64, length: u64) -> bool {
+    start.checked_add(length).is_some_and(|end| end <= i64::MAX.cast_unsigned())
 }
 
 impl StripeItem {

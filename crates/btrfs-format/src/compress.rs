@@ -147,15 +147,18 @@ impl Contexts {
             }
         };
         context.reset(ResetDirective::SessionOnly).map_err(fail)?;
-        // In one go, without a window of its own, when the whole frame fits.
         let frame = zstd_safe::find_frame_compressed_size(input).map_err(fail)?;
         let frame = input.get(..frame).ok_or_else(|| bad("zstd frame ends early".to_owned()))?;
-        if let Ok(made) = context.decompress(output, frame) {
-            return Ok(made);
+        // In one go, without a window of its own, when the whole frame fits.
+        let claimed = zstd_safe::get_frame_content_size(frame).ok().flatten();
+        if claimed.is_none_or(|bytes| bytes <= output.len() as u64) {
+            if let Ok(made) = context.decompress(output, frame) {
+                return Ok(made);
+            }
+            context.reset(ResetDirective::SessionOnly).map_err(fail)?;
         }
         // It holds more than `output` takes, or it is damaged: piece by piece, which
         // tells these apart.
-        context.reset(ResetDirective::SessionOnly).map_err(fail)?;
         let capacity = output.len();
         let mut from = InBuffer::around(frame);
         let mut to = OutBuffer::around(output);

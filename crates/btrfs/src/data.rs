@@ -194,6 +194,10 @@ impl Pieces<'_> {
 /// How much of the file an extent item covers, in bytes.
 fn extent_len(extent: &FileExtent<'_>) -> u64 {
     match extent.body {
+        // Old kernels truncated inline data and left `ram_bytes` as it was.
+        FileExtentBody::Inline(data) if extent.compression == Compression::None => {
+            data.len() as u64
+        }
         FileExtentBody::Inline(_) => extent.ram_bytes,
         FileExtentBody::Hole { num_bytes } | FileExtentBody::Extent { num_bytes, .. } => num_bytes,
     }

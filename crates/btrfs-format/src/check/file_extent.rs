@@ -14,7 +14,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     item.aligned("file offset", item.key.offset)?;
     let extent = FileExtent::parse(item.data)?;
     match extent.body {
-        FileExtentBody::Inline(data) => verify_inline(item, &extent, data)?,
+        FileExtentBody::Inline(_) => verify_inline(item, &extent)?,
         FileExtentBody::Hole { .. } | FileExtentBody::Extent { .. } => {
             item.size(size_of::<FileExtentHead>() + size_of::<FileExtentTail>())?;
             verify_regular(item, &extent)?;
@@ -23,16 +23,10 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     verify_order(item)
 }
 
-fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>, data: &[u8]) -> Checked {
+/// Where nothing is compressed, `ram_bytes` repeats the length of the data, but old
+/// kernels forgot it when they truncated a file. The length of the data is what counts.
+fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
     ensure!(item.key.offset == 0, "an inline extent that is not at the start of the file");
-    if extent.compression == Compression::None {
-        ensure!(
-            extent.ram_bytes == data.len() as u64,
-            "inline data of {} bytes expected, {} found",
-            extent.ram_bytes,
-            data.len()
-        );
-    }
     ensure!(
         extent.ram_bytes <= MAX_COMPRESSED_EXTENT,
         "inline data of {} bytes when it is decompressed",
@@ -52,7 +46,6 @@ fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
         }
     };
     item.aligned("num_bytes", num_bytes)?;
-    ensure!(num_bytes != 0, "an extent without length");
     ensure!(
         item.key.offset.checked_add(num_bytes).is_some(),
         "{num_bytes} bytes overflow the file"
@@ -99,8 +92,10 @@ fn verify_order(item: &Context<'_>) -> Checked {
     let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
     let previous_extent = FileExtent::parse(data)?;
     let length = match previous_extent.body {
-        FileExtentBody::Inline(_) => {
-            previous_extent.ram_bytes.next_multiple_of(u64::from(item.geometry.sector_size))
+        FileExtentBody::Inline(data) => {
+            let is_plain = previous_extent.compression == Compression::None;
+            let len = if is_plain { data.len() as u64 } else { previous_extent.ram_bytes };
+            len.next_multiple_of(u64::from(item.geometry.sector_size))
         }
         FileExtentBody::Hole { num_bytes } | FileExtentBody::Extent { num_bytes, .. } => num_bytes,
     };

@@ -53,8 +53,8 @@ pub(super) fn verify_other(item: &Context<'_>) -> Checked {
         }
         // Simple quotas added a field.
         ItemType::QGROUP_STATUS => item.size_at_least(size_of::<QgroupStatusItem>()),
-        ItemType::QGROUP_INFO => item.size(size_of::<QgroupInfoItem>()),
-        ItemType::QGROUP_LIMIT => item.size(size_of::<QgroupLimitItem>()),
+        ItemType::QGROUP_INFO => item.size_at_least(size_of::<QgroupInfoItem>()),
+        ItemType::QGROUP_LIMIT => item.size_at_least(size_of::<QgroupLimitItem>()),
         ItemType::QGROUP_RELATION => item.size(0),
         ItemType::PERSISTENT_ITEM if item.key.objectid == objectid::DEV_STATS => {
             item.size_at_least(size_of::<DevStatsItem>())

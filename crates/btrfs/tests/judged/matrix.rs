@@ -5,11 +5,14 @@
 
 use std::path::Path;
 
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
 use offshoot_testkit::{fill, judges};
+use offshoot_vfs::FileSystem;
 
-use crate::common::judge;
+use crate::common::{default_filesystem, judge, open};
 
 /// One test for each recipe, by the name of its line.
 macro_rules! matrix {
@@ -161,6 +164,43 @@ fn grown_and_converted() {
     run("btrfs", &args);
     drop(mount);
     judge(&disks, fill::EVERYTHING_AT_LEAST);
+}
+
+/// Files over many chunks, on devices of different sizes: once the small ones are full, the
+/// chunks have fewer stripes.
+#[test]
+fn chunks_of_different_widths() {
+    let Some(judges) = judges::require() else { return };
+    for (profile, mib) in [("raid0", 420), ("raid5", 200), ("single", 300)] {
+        let mut disks = Disks::create(&judges, 1, 160);
+        disks.add(300);
+        disks.add(500);
+        disks.mkfs(&["-d", profile, "-m", "raid1"]);
+        let mount = disks.mount("rw,noatime");
+        fill::bulk(mount.path(), mib);
+        drop(mount);
+        let chunks = offshoot_testkit::progs::Progs::of(&disks).dump_tree("chunk");
+        let widths: std::collections::BTreeSet<_> = chunks
+            .lines()
+            .skip_while(|line| !line.contains("CHUNK_ITEM"))
+            .filter(|line| line.contains("num_stripes"))
+            .collect();
+        assert!(profile == "single" || widths.len() > 1, "{profile}: {widths:?}");
+        judge(&disks, mib / 64);
+    }
+}
+
+/// The sizes of the whole volume.
+#[test]
+fn sizes() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().make(&judges);
+    let mount = disks.mount("ro,noatime");
+    let (volume, _) = open(disks.devices()).expect("the volume opens");
+    let ours = default_filesystem(&volume).statfs().expect("sizes");
+    let host = HostFilesystem::new(mount.path()).expect("the mount opens");
+    let judge = host.statfs().expect("sizes");
+    assert_eq!((ours.total_bytes, ours.block_size), (judge.total_bytes, judge.block_size));
 }
 
 /// The filler makes what it promises: a volume without one of these would prove nothing

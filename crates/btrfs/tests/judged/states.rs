@@ -149,6 +149,7 @@ fn sectors_of_other_sizes() {
             .without(Aspect::Nanoseconds)
             .without(Aspect::DirectoryShape)
             .without(Aspect::Allocation)
+            .without(Aspect::Holes)
             .run(&default_filesystem(&volume), source.path());
         eprintln!("{options}: {outcome}");
         outcome.assert_same(500);

@@ -1,0 +1,254 @@
+//! What is damaged, and how.
+
+#![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::block::{self, HEADER_SIZE, Header, KeyPtr};
+use offshoot_btrfs_format::csum::ChecksumType;
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::random::Random;
+
+use crate::image::{Image, Patched};
+use crate::mutation::{index, mutate_item, pack, scramble, unpack};
+
+/// A tree block of the last commit, and all places where it is.
+pub(crate) struct Block {
+    bytes: Vec<u8>,
+    /// Member and offset on it.
+    places: Vec<(usize, u64)>,
+}
+
+/// A volume that is to be damaged.
+pub(crate) struct Target {
+    images: Vec<Arc<Image>>,
+    blocks: Vec<Block>,
+    checksum: ChecksumType,
+    /// Whether all data has checksums, so that damage to it never goes unnoticed.
+    pub(crate) all_checked: bool,
+}
+
+/// What may be seen of a damaged volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allowed {
+    /// Exactly what there was: another copy is good.
+    Nothing,
+    /// Errors, but nothing other than what there was: a checksum shows the damage.
+    Errors,
+    /// Anything that is not a crash: the checksums were made right again.
+    Anything,
+}
+
+impl Target {
+    /// The volume that `images` are the members of, which are in order.
+    pub(crate) fn new(images: Vec<Arc<Image>>, all_checked: bool) -> Self {
+        let superblock = superblock(&images[0], SUPERBLOCK_OFFSETS[0]);
+        let superblock = Superblock::parse(&superblock, SUPERBLOCK_OFFSETS[0]).expect("a volume");
+        let blocks = blocks(&images, &superblock);
+        Self { images, blocks, checksum: superblock.checksum, all_checked }
+    }
+
+    /// The members, undamaged.
+    pub(crate) fn sound(&self) -> Vec<Patched> {
+        self.images.iter().map(Patched::new).collect()
+    }
+
+    /// The members with one damage to them, and what may be seen of it.
+    pub(crate) fn damaged(&self, random: &mut Random) -> (Vec<Patched>, Allowed) {
+        let mut members = self.sound();
+        let allowed = match random.below(20) {
+            0 => self.truncate(random, &mut members),
+            1..4 => self.garbage(random, &mut members),
+            4 => self.superblock(random, &mut members, false),
+            5 | 6 => self.superblock(random, &mut members, true),
+            7..10 => self.flip(random, &mut members),
+            _ => self.lie(random, &mut members),
+        };
+        (members, allowed)
+    }
+
+    /// Cuts the end off a member.
+    fn truncate(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+        let member = index(random, members.len());
+        let used = self.images[member].used();
+        members[member].truncate(used[index(random, used.len())] + random.below(4096));
+        Allowed::Errors
+    }
+
+    /// Writes noise or zeros over a page that is in use.
+    fn garbage(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+        let member = index(random, members.len());
+        let used = self.images[member].used();
+        let page = used[index(random, used.len())];
+        let len = 1 + index(random, 4096);
+        let noise = if random.below(2) == 0 { vec![0; len] } else { random.bytes(len) };
+        members[member].write(page, &noise);
+        if self.all_checked { Allowed::Errors } else { Allowed::Anything }
+    }
+
+    /// Damages superblocks: all copies with a checksum that fits, or the primary of one member.
+    fn superblock(&self, random: &mut Random, members: &mut [Patched], fit: bool) -> Allowed {
+        let member = index(random, members.len());
+        let mut bytes = superblock(&self.images[member], SUPERBLOCK_OFFSETS[0]);
+        let end = [299, 1200, SUPERBLOCK_SIZE][index(random, 3)];
+        (0..=random.below(2)).for_each(|_| scramble(random, &mut bytes[32..end]));
+        if !fit {
+            members[member].write(SUPERBLOCK_OFFSETS[0], &bytes);
+            return Allowed::Nothing;
+        }
+        for offset in SUPERBLOCK_OFFSETS {
+            if offset + SUPERBLOCK_SIZE as u64 <= members[member].size_bytes() {
+                bytes[48..56].copy_from_slice(&offset.to_le_bytes());
+                self.fit_checksum(&mut bytes);
+                members[member].write(offset, &bytes);
+            }
+        }
+        Allowed::Anything
+    }
+
+    /// Changes bytes of a tree block, in one copy of it or in all.
+    fn flip(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+        let block = self.block(random);
+        let one = random.below(3) == 0;
+        let mut bytes = block.bytes.clone();
+        (0..=random.below(3)).for_each(|_| scramble(random, &mut bytes));
+        let places = &block.places[..if one { 1 } else { block.places.len() }];
+        for &(member, offset) in places {
+            members[member].write(offset, &bytes);
+        }
+        if places.len() < block.places.len() { Allowed::Nothing } else { Allowed::Errors }
+    }
+
+    /// Changes what a tree block says, in all copies, with a checksum that fits.
+    fn lie(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+        for _ in 0..=random.below(3) {
+            let block = self.block(random);
+            let is_leaf = header(&block.bytes).level == 0;
+            let mut bytes = match random.below(10) {
+                0 => {
+                    let mut bytes = block.bytes.clone();
+                    scramble(random, &mut bytes[32..]);
+                    bytes
+                }
+                1..5 if is_leaf => self.splice(random, &block.bytes),
+                _ if is_leaf => mutate_item(random, &block.bytes),
+                _ => self.redirect(random, &block.bytes),
+            };
+            self.fit_checksum(&mut bytes);
+            for &(member, offset) in &block.places {
+                members[member].write(offset, &bytes);
+            }
+        }
+        Allowed::Anything
+    }
+
+    fn block(&self, random: &mut Random) -> &Block {
+        &self.blocks[index(random, self.blocks.len())]
+    }
+
+    /// Gives an item of a leaf the contents of another one of its type.
+    fn splice(&self, random: &mut Random, leaf: &[u8]) -> Vec<u8> {
+        let mut items = unpack(leaf);
+        if items.is_empty() {
+            return leaf.to_vec();
+        }
+        let at = index(random, items.len());
+        let donors = (0..8).flat_map(|_| {
+            let donor = &self.block(random).bytes;
+            if header(donor).level == 0 { unpack(donor) } else { Vec::new() }
+        });
+        let kind = items[at].0.item_type;
+        let donors: Vec<_> = donors.filter(|(key, _)| key.item_type == kind).collect();
+        if let Some((_, data)) = donors.get(index(random, donors.len().max(1))) {
+            items[at].1.clone_from(data);
+        }
+        pack(leaf, &items)
+    }
+
+    /// Makes a pointer of a node lead to another block that exists.
+    fn redirect(&self, random: &mut Random, node: &[u8]) -> Vec<u8> {
+        let mut bytes = node.to_vec();
+        let count = block::pointers(node).map_or(0, <[KeyPtr]>::len);
+        let at = HEADER_SIZE + index(random, count.max(1)) * size_of::<KeyPtr>();
+        let target = header(&self.block(random).bytes);
+        bytes[at + 17..at + 25].copy_from_slice(&target.bytenr.get().to_le_bytes());
+        bytes[at + 25..at + 33].copy_from_slice(&target.generation.get().to_le_bytes());
+        bytes
+    }
+
+    fn fit_checksum(&self, bytes: &mut [u8]) {
+        let sum = self.checksum.compute(&bytes[32..]);
+        bytes[..self.checksum.len()].copy_from_slice(sum.bytes());
+    }
+}
+
+fn header(bytes: &[u8]) -> &Header {
+    Header::view(bytes).expect("a whole block")
+}
+
+fn superblock(image: &Arc<Image>, offset: u64) -> Vec<u8> {
+    let mut bytes = vec![0; SUPERBLOCK_SIZE];
+    Patched::new(image).read_at(offset, &mut bytes).expect("every image has a superblock");
+    bytes
+}
+
+/// All tree blocks that the superblock leads to.
+fn blocks(images: &[Arc<Image>], superblock: &Superblock) -> Vec<Block> {
+    let mut written = scan(images, superblock);
+    let mut wanted = vec![
+        (superblock.root().0, superblock.generation.0),
+        (superblock.chunk_root().0, superblock.item.chunk_root_generation.get()),
+    ];
+    let mut found = Vec::new();
+    while let Some(place) = wanted.pop() {
+        // A block that several trees share was met already.
+        let Some(block) = written.remove(&place) else { continue };
+        if header(&block.bytes).level > 0 {
+            let pointers = block::pointers(&block.bytes).expect("a node");
+            wanted.extend(pointers.iter().map(|p| (p.blockptr.get(), p.generation.get())));
+        } else {
+            wanted.extend(roots_in(&block.bytes));
+        }
+        found.push(block);
+    }
+    assert!(found.len() > 10, "a volume has more than {} tree blocks", found.len());
+    // A fixed order: the same seed does the same damage.
+    found.sort_by_key(|block| header(&block.bytes).bytenr.get());
+    found
+}
+
+fn roots_in(leaf: &[u8]) -> Vec<(u64, u64)> {
+    let root = |(key, data): &(Key, Vec<u8>)| {
+        let root = (key.item_type == ItemType::ROOT_ITEM).then(|| RootItem::parse(data))?.ok()?;
+        Some((root.logical().0, root.generation().0))
+    };
+    unpack(leaf).iter().filter_map(root).collect()
+}
+
+/// All tree blocks there are, current or not, by address and generation.
+fn scan(images: &[Arc<Image>], superblock: &Superblock) -> HashMap<(u64, u64), Block> {
+    let mut found: HashMap<(u64, u64), Block> = HashMap::new();
+    let mut bytes = vec![0; superblock.node_size as usize];
+    for (member, image) in images.iter().enumerate() {
+        let device = Patched::new(image);
+        for offset in image.used() {
+            if device.read_at(offset, &mut bytes).is_err() || bytes[64..72] == *b"_BHRfS_M" {
+                continue;
+            }
+            let head = header(&bytes);
+            let sum = superblock.checksum.compute(&bytes[32..]);
+            if head.fsid == *superblock.metadata_uuid.as_bytes()
+                && head.csum.starts_with(sum.bytes())
+            {
+                let place = (head.bytenr.get(), head.generation.get());
+                let new = || Block { bytes: bytes.clone(), places: Vec::new() };
+                found.entry(place).or_insert_with(new).places.push((member, offset));
+            }
+        }
+    }
+    found
+}

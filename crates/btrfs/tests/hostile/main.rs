@@ -1,0 +1,179 @@
+//! Hostile volumes: every operation of the library on thousands of damaged volumes.
+//!
+//! A volume is damaged somewhere, mostly in its metadata, and then everything is done with
+//! it that the library can do. Three things must hold:
+//!
+//! 1. Nothing panics, and nothing takes more than [`CASE_LIMIT`] or [`CASE_MEMORY`].
+//! 2. What checksums protect is never wrong: where they were not made to fit the damage,
+//!    whatever is returned is what the sound volume returns, and a second good copy
+//!    means that there is not even an error.
+//! 3. Where they were made to fit, the checks behind the checksums are met, and the first
+//!    point still holds.
+//!
+//! `OFFSHOOT_SWEEP` is the number of cases for each volume, `OFFSHOOT_SEED` repeats a run.
+
+mod damage;
+mod image;
+#[path = "../../../btrfs-format/tests/mutation/mod.rs"]
+mod mutation;
+mod survey;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use damage::{Allowed, Target};
+use image::{Image, Patched};
+use mutation::{from_env, seed_of};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::random::Random;
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::{fixture, judges};
+use survey::{Survey, survey};
+
+/// What one damaged volume may take, time of a slow machine included.
+const CASE_LIMIT: Duration = Duration::from_secs(60);
+
+/// What one damaged volume may add to the memory that is in use, in KiB.
+const CASE_MEMORY_KIB: u64 = 256 << 10;
+
+/// The cases for a volume in an ordinary run: for the small one that the repository
+/// carries, and for each that the kernel makes.
+const CASES_CARRIED: u64 = 500;
+const CASES_MADE: u64 = 25;
+
+fn devices(members: &[Patched]) -> Vec<Arc<dyn BlockDevice>> {
+    members.iter().map(|member| Arc::new(member.clone()) as Arc<dyn BlockDevice>).collect()
+}
+
+/// A line of `/proc/self/status`, in KiB.
+fn memory_kib(line: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("there is /proc");
+    let value = status.lines().find_map(|l| l.strip_prefix(line)).expect("a line of memory");
+    value.trim_matches([':', ' ', '\t', 'k', 'B']).parse().expect("a number")
+}
+
+/// One sweep at a time: the memory that one uses is told by the whole process.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs one survey on a thread of its own, within the limits.
+fn survey_within_limits(members: &[Patched], degraded: bool, case: &str) -> Survey {
+    // Makes the kernel forget the highest use of memory so far.
+    std::fs::write("/proc/self/clear_refs", "5").expect("a process may reset its own mark");
+    let before = memory_kib("VmRSS");
+    let (done, result) = mpsc::channel();
+    let devices = devices(members);
+    std::thread::spawn(move || {
+        let _ = done.send(catch_unwind(AssertUnwindSafe(|| survey(devices, degraded))));
+    });
+    let result = result.recv_timeout(CASE_LIMIT);
+    let seen = result.unwrap_or_else(|_| panic!("{case}: not done after {CASE_LIMIT:?}"));
+    let seen = seen.unwrap_or_else(|_| panic!("{case}: it panics"));
+    let used = memory_kib("VmHWM").saturating_sub(before);
+    assert!(used < CASE_MEMORY_KIB, "{case}: {used} KiB of memory");
+    seen
+}
+
+/// Holds what was seen of a damaged volume against what the sound one shows.
+fn judge(sound: &Survey, seen: &Survey, allowed: Allowed, case: &str) {
+    if allowed == Allowed::Anything {
+        return;
+    }
+    let mut failed = 0;
+    for (what, found) in seen {
+        match found {
+            Ok(found) => {
+                let expected = sound.get(what).and_then(|expected| expected.as_ref().ok());
+                assert_eq!(Some(found), expected, "{case}: {what} is wrong");
+            }
+            Err(error) => {
+                assert!(allowed == Allowed::Errors, "{case}: {what}: {error}");
+                failed += 1;
+            }
+        }
+    }
+    if failed == 0 {
+        let missing = sound.keys().find(|what| !seen.contains_key(*what));
+        assert_eq!(missing, None, "{case}: left out without an error");
+    }
+}
+
+fn sweep(name: &str, target: &Target, cases: u64) {
+    let seed = seed_of(name);
+    let cases = from_env("OFFSHOOT_SWEEP").unwrap_or(cases);
+    let mut random = Random::new(seed);
+    let sound = survey_within_limits(&target.sound(), false, "the sound volume");
+    let errors: Vec<_> = sound.iter().filter(|(_, found)| found.is_err()).collect();
+    assert!(sound.len() > 100 && errors.is_empty(), "the sound volume: {errors:?}");
+    let (mut refused, mut same) = (0, 0);
+    for number in 0..cases {
+        let (members, allowed) = target.damaged(&mut random);
+        let case = format!("{name} OFFSHOOT_SEED={seed} case {number} ({allowed:?})");
+        let found = survey_within_limits(&members, random.below(4) == 0, &case);
+        judge(&sound, &found, allowed, &case);
+        let complete = found.values().all(Result::is_ok);
+        refused += u64::from(!complete);
+        same += u64::from(complete && found.len() == sound.len());
+    }
+    println!("{name}: {cases} cases, {refused} with errors, {same} without and complete");
+    // Damage that nobody notices would say nothing (parity undoes most of it), and neither
+    // would damage so gross that nothing behind the first check is reached.
+    if cases >= CASES_CARRIED {
+        assert!(refused > cases / 30, "only {refused} of {cases} cases are damaged");
+        assert!(same > cases / 50, "only {same} of {cases} cases survive");
+    }
+}
+
+fn images(paths: &[impl AsRef<Path>]) -> Vec<Arc<Image>> {
+    paths.iter().map(|path| Arc::new(Image::read(path.as_ref()).expect("an image"))).collect()
+}
+
+/// The volume that the repository carries, on every machine.
+#[test]
+fn the_carried_volume() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("kernel.btrfs");
+    fixture::unpack(&path).expect("the fixture unpacks");
+    sweep("the_carried_volume", &Target::new(images(&[path]), true), CASES_CARRIED);
+}
+
+fn of(disks: &Disks) -> Target {
+    Target::new(images(disks.images()), false)
+}
+
+#[test]
+fn small_nodes_and_old_features() {
+    let _turn = turn();
+    let Some(judges) = judges::require() else { return };
+    let recipe = Recipe::new().mkfs("-n 4096 -O ^no-holes,^free-space-tree");
+    sweep("small_nodes_and_old_features", &of(&recipe.make(&judges)), CASES_MADE);
+}
+
+#[test]
+fn mixed_groups() {
+    let _turn = turn();
+    let Some(judges) = judges::require() else { return };
+    sweep("mixed_groups", &of(&Recipe::new().mkfs("--mixed").make(&judges)), CASES_MADE);
+}
+
+#[test]
+fn raid6() {
+    let _turn = turn();
+    let Some(judges) = judges::require() else { return };
+    let recipe = Recipe::new().devices(4).mkfs("-d raid6 -m raid6");
+    sweep("raid6", &of(&recipe.make(&judges)), CASES_MADE);
+}
+
+#[test]
+fn raid10_with_another_checksum() {
+    let _turn = turn();
+    let Some(judges) = judges::require() else { return };
+    let recipe = Recipe::new().devices(4).mkfs("-d raid0 -m raid10 --csum xxhash");
+    sweep("raid10_with_another_checksum", &of(&recipe.make(&judges)), CASES_MADE);
+}

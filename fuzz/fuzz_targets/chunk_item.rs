@@ -1,0 +1,12 @@
+//! A chunk item, and the same bytes as a system chunk array.
+//!
+//! What is done with the bytes is shared with the stable tests of the format crate.
+
+#![no_main]
+
+#[path = "../../crates/btrfs-format/tests/bodies/mod.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    bodies::chunk_item(data);
+});
