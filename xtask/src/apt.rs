@@ -14,8 +14,8 @@ use crate::shell::{Result, output, run};
 
 const PACKAGE: &str = "btrfs-progs";
 
-/// The packages besides `btrfs-progs`: `losetup` is in `mount`.
-const OTHERS: [&str; 1] = ["mount"];
+/// The package of `losetup`.
+const LOSETUP: &str = "mount";
 
 /// The file for the suite that is added.
 const ADDED: &str = "/etc/apt/sources.list.d/offshoot-backports.sources";
@@ -33,6 +33,9 @@ pub(crate) fn by_hand() -> String {
 /// Installs the judges. This is for root.
 pub(crate) fn install() -> Result {
     update();
+    if output("losetup", &["--version"]).is_none() {
+        apt_get(&["install", "--yes", "--no-install-recommends", LOSETUP])?;
+    }
     if !offered() {
         add_backports()?;
         update();
@@ -43,15 +46,18 @@ pub(crate) fn install() -> Result {
     };
     println!("{PACKAGE} {version} comes from {suite}");
     let package = format!("{PACKAGE}={version}");
-    let mut args = vec!["install", "--yes", "--no-install-recommends", "-t", &suite, &package];
-    args.extend(OTHERS);
-    run("apt-get", &args)
+    apt_get(&["install", "--yes", "--no-install-recommends", "-t", &suite, &package])
+}
+
+/// Runs `apt-get`, which must not stop to ask.
+fn apt_get(args: &[&str]) -> Result {
+    run("env", &[&["DEBIAN_FRONTEND=noninteractive", "apt-get"], args].concat())
 }
 
 /// Reads the lists of packages. A source that has nothing to do with the judges may be
 /// out of reach; whether the right one was read shows when a package is looked for.
 fn update() {
-    if let Err(reason) = run("apt-get", &["update", "--quiet"]) {
+    if let Err(reason) = apt_get(&["update", "--quiet"]) {
         println!("going on although {reason}");
     }
 }
@@ -118,6 +124,8 @@ fn sources() -> Vec<String> {
     let mut paths = vec![Path::new("/etc/apt/sources.list").to_owned()];
     let listed = std::fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
     paths.extend(listed.map(|entry| entry.path()));
+    // Other endings are files that apt does not read.
+    paths.retain(|path| path.extension().is_some_and(|end| end == "list" || end == "sources"));
     paths.sort();
     paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect()
 }

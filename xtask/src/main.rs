@@ -5,7 +5,9 @@
 //! a continuous integration: that runs `cargo xtask test` like anybody else.
 
 mod apt;
+mod bench;
 mod demo;
+mod licences;
 mod setup;
 mod shell;
 mod test;
@@ -21,7 +23,10 @@ Tasks:
   demo     Show what is in the volume that the repository carries
   test     Run everything that has to pass: format, lints, tests, licences
   setup    Install the judges that the tests need (as root), or say how to
+  licences Check that everything that is linked is under a permissive licence
   fixture  Make the carried volume anew with the kernel (as root)
+  bench extract [--rounds N] [--source PATH]
+           Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
 ";
 
 fn main() -> ExitCode {
@@ -31,7 +36,9 @@ fn main() -> ExitCode {
         ["demo"] => demo::demo(),
         ["test"] => test::test(),
         ["setup"] => setup::setup(),
+        ["licences"] => licences::check(),
         ["fixture"] => make_fixture(),
+        ["bench", what, ref options @ ..] => bench::bench(what, options),
         ["help" | "-h" | "--help"] => {
             print!("{HELP}");
             Ok(())

@@ -49,8 +49,10 @@ pub enum Aspect {
     /// Size, link count and modification time of directories, which every format
     /// counts its own way.
     DirectoryShape,
-    /// Where there are holes, and the allocated space.
+    /// How much space data takes, which compression and preallocation change.
     Allocation,
+    /// Where there are holes.
+    Holes,
 }
 
 /// What to compare.

@@ -16,7 +16,6 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -171,7 +170,9 @@ impl Loop {
     fn backing_file(&self) -> Option<String> {
         let name = self.device.strip_prefix("/dev/")?;
         let path = format!("/sys/block/{name}/loop/backing_file");
-        std::fs::read_to_string(path).ok().map(|file| file.trim().to_owned())
+        let file = std::fs::read_to_string(path).ok()?;
+        // An image that was removed first still holds its loop device.
+        Some(file.trim().trim_end_matches(" (deleted)").to_owned())
     }
 }
 
@@ -334,10 +335,4 @@ fn split_options(options: &str) -> (MountFlags, CString) {
 fn loudly(problem: &str) {
     assert!(std::thread::panicking(), "left behind: {problem}");
     eprintln!("left behind: {problem}");
-}
-
-/// The bytes of a path, which is what the kernel knows of it.
-#[must_use]
-pub fn path_bytes(path: &Path) -> &[u8] {
-    path.as_os_str().as_bytes()
 }

@@ -72,6 +72,22 @@ pub fn crowd(root: &Path, entries: u32) {
     sync(root);
 }
 
+/// Files of 64 MiB that together have `mib` MiB: more than one chunk holds.
+pub fn bulk(root: &Path, mib: u64) {
+    let mut piece = crate::random::Random::new(0xb01c).bytes(1 << 20);
+    let mut file = None;
+    for number in 0..mib {
+        if number % 64 == 0 {
+            let path = root.join(format!("bulk-{number}"));
+            file = Some(File::create(path).expect("a file"));
+        }
+        // Every piece is different, so that one in the place of another shows.
+        piece[..8].copy_from_slice(&number.to_le_bytes());
+        file.as_mut().expect("opened above").write_all(&piece).expect("room for it");
+    }
+    sync(root);
+}
+
 /// Subvolumes with several thousand files each, which take the kernel a while to drop.
 pub fn subvolumes_of_a_crowd(root: &Path) {
     for name in ["one", "two", "three", "kept"] {

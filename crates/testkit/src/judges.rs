@@ -10,6 +10,7 @@
 //! the test's place in the line of those that use loop devices at the same time, so
 //! that a wide test run does not swamp a small machine.
 
+use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::run::try_run;
@@ -36,7 +37,9 @@ pub fn require() -> Option<Judges> {
         Verdict::Present => Some(Judges::queue()),
         Verdict::Impossible(reason) => {
             let thread = std::thread::current();
-            eprintln!("skipped: {}: {reason}", thread.name().unwrap_or("a test"));
+            let name = thread.name().unwrap_or("a test");
+            // Not `eprintln!`, which the test runner keeps for tests that fail.
+            let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
             None
         }
         Verdict::Missing(reason) => panic!("{reason}"),
@@ -59,8 +62,12 @@ fn examine() -> Verdict {
     }
 }
 
-/// Whether this process could mount a loop device if the tools were there.
-fn may_mount() -> Result<(), String> {
+/// Whether this process could mount a loop device if the tools were there: whether a
+/// missing judge fails the tests.
+///
+/// # Errors
+/// Why it could not.
+pub fn may_mount() -> Result<(), String> {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let capabilities = status

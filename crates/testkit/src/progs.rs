@@ -5,7 +5,7 @@
 //! `btrfs inspect-internal dump-tree` tells the addresses. Both want block devices to
 //! find all members, so the images are attached (and not mounted) meanwhile.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::disks::{Attached, Disks};
 use crate::run::run;
@@ -14,7 +14,6 @@ use crate::run::run;
 #[derive(Debug)]
 pub struct Progs {
     attached: Attached,
-    images: Vec<PathBuf>,
 }
 
 /// One copy of a piece of a volume.
@@ -43,7 +42,7 @@ impl Progs {
     /// Attaches all members of `disks`, which must not be mounted.
     #[must_use]
     pub fn of(disks: &Disks) -> Self {
-        Self { attached: Attached::new(disks.images()), images: disks.images().to_vec() }
+        Self { attached: Attached::new(disks.images()) }
     }
 
     /// What `dump-tree` prints for a tree, which it calls by number or by name.
@@ -106,12 +105,6 @@ impl Progs {
         let places: Vec<_> = output.lines().filter_map(|line| place(line, &devices)).collect();
         assert!(!places.is_empty(), "btrfs-map-logical tells no place of {logical}:\n{output}");
         places
-    }
-
-    /// The images behind [`Place::member`].
-    #[must_use]
-    pub fn images(&self) -> &[PathBuf] {
-        &self.images
     }
 }
 

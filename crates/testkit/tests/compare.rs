@@ -43,6 +43,7 @@ enum Lie {
     ReadDataByte,
     ReadDataMissing,
     HoleFilled,
+    ReadDataHole,
     DataHidden,
     ReadsPastTheEnd,
     ReadsDirectories,
@@ -50,7 +51,7 @@ enum Lie {
     HardLink,
 }
 
-const ALL: [Lie; 30] = [
+const ALL: [Lie; 31] = [
     Lie::EntryMissing,
     Lie::EntryTwice,
     Lie::Order,
@@ -76,6 +77,7 @@ const ALL: [Lie; 30] = [
     Lie::ReadDataByte,
     Lie::ReadDataMissing,
     Lie::HoleFilled,
+    Lie::ReadDataHole,
     Lie::DataHidden,
     Lie::ReadsPastTheEnd,
     Lie::ReadsDirectories,
@@ -252,6 +254,10 @@ impl FileSystem for Liar {
         let file = self.really(file);
         if self.lies(Lie::ReadDataMissing, file) {
             return Ok(());
+        }
+        if self.lies(Lie::ReadDataHole, file) && range.start < 4096 && range.end >= 4096 {
+            let hole = usize::try_from(4096 - range.start).expect("at most 4096");
+            visit(range.start, &vec![0; hole])?;
         }
         self.truth.read_data(file, range, &mut |offset, bytes| {
             let mut bytes = bytes.to_vec();

@@ -26,11 +26,11 @@ impl Walk<'_> {
             Ok(ranges) => ranges,
             Err(error) => return self.differs(pair, &format!("the judge fails: {error}")),
         };
-        if self.compare.with(Aspect::Allocation) {
+        if self.compare.with(Aspect::Holes) {
             self.holes(pair, size, &ranges);
         }
         for window in windows(size, &ranges) {
-            if let Err(error) = self.window(pair, &window) {
+            if let Err(error) = self.window(pair, &window, &ranges) {
                 self.differs(pair, &format!("content at {window:?}: {error}"));
             }
         }
@@ -50,7 +50,7 @@ impl Walk<'_> {
         }
     }
 
-    fn window(&mut self, pair: &Pair, window: &Range<u64>) -> Result<()> {
+    fn window(&mut self, pair: &Pair, window: &Range<u64>, ranges: &[Range<u64>]) -> Result<()> {
         let len = usize::try_from(window.end - window.start).expect("a window fits memory");
         self.outcome.bytes += len as u64;
         let mut expected = vec![0; len];
@@ -59,11 +59,23 @@ impl Walk<'_> {
             return Err(Error::corrupt("the judge", format!("reads {count} of {len} bytes")));
         }
         self.read_in_steps(pair, window, &expected)?;
-        self.visited_data(pair, window.clone(), window, &expected)?;
+        let mut parts = vec![window.clone()];
         if len > 1 {
             let start = window.start + self.random.below(len as u64);
             let end = start + self.random.below(window.end - start + 1);
-            self.visited_data(pair, start..end, window, &expected)?;
+            parts.push(start..end);
+        }
+        for part in parts {
+            let pieces = self.visited_data(pair, part, window, &expected)?;
+            // A hole that is shown as zeros would be written out by whoever copies it.
+            let in_data = |piece: &Range<u64>| {
+                ranges.iter().any(|data| data.start <= piece.start && piece.end <= data.end)
+            };
+            if self.compare.with(Aspect::Holes)
+                && let Some(piece) = pieces.iter().find(|piece| !in_data(piece))
+            {
+                self.differs(pair, &format!("read_data shows {piece:?}, which is partly hole"));
+            }
         }
         Ok(())
     }
@@ -96,16 +108,18 @@ impl Walk<'_> {
     }
 
     /// `read_data` of `range`, which lies in `window`, whose bytes are `expected`.
+    /// Returns the pieces that it showed.
     fn visited_data(
         &mut self,
         pair: &Pair,
         range: Range<u64>,
         window: &Range<u64>,
         expected: &[u8],
-    ) -> Result<()> {
+    ) -> Result<Vec<Range<u64>>> {
         let offset_in = |at: u64| usize::try_from(at - window.start).expect("inside the window");
         let mut painted = vec![0; expected.len()];
         let mut problem = None;
+        let mut pieces = Vec::new();
         let mut reached = range.start;
         self.ours.read_data(pair.ours, range.clone(), &mut |offset, bytes| {
             let end = offset + bytes.len() as u64;
@@ -114,6 +128,7 @@ impl Walk<'_> {
             } else {
                 painted[offset_in(offset)..offset_in(end)].copy_from_slice(bytes);
                 reached = end;
+                pieces.push(offset..end);
             }
             Ok(())
         })?;
@@ -131,7 +146,7 @@ impl Walk<'_> {
                 ),
             );
         }
-        Ok(())
+        Ok(pieces)
     }
 
     /// The count is short at the end of the file, and 0 behind it.

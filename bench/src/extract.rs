@@ -1,0 +1,172 @@
+//! A whole volume, taken out: into a directory, and as a tar stream.
+//!
+//! | side | what it does |
+//! |---|---|
+//! | ours | `offshoot extract` |
+//! | restore | `btrfs restore` with metadata, symbolic links and attributes |
+//! | kernel + cp | the kernel mounts the image, `cp -a` copies |
+//! | kernel + tar | the kernel mounts the image, `tar` streams |
+//!
+//! A stream goes through a pipe to `cat`: a `tar` that sees `/dev/null` reads nothing.
+
+use std::path::Path;
+use std::process::Command;
+
+use offshoot_testkit::judges;
+use offshoot_testkit::run::command;
+
+use crate::measure::run;
+use crate::table::{self, Side};
+use crate::volumes::{Input, prepare};
+use crate::{Options, Result};
+
+/// Mounts "$1" at "$2" without the second cache that a buffered loop device has, runs
+/// the rest there, and undoes both whatever happened.
+const WITH_MOUNT: &str = r#"
+set -eu
+image=$1 mnt=$2; shift 2
+loop=$(losetup --find --show --read-only --direct-io=on "$image")
+trap 'umount "$mnt" || true; losetup --detach "$loop"' EXIT
+mount -t btrfs -o ro,noatime "$loop" "$mnt"
+(cd "$mnt" && eval "$1")
+"#;
+
+/// Runs every side of every job in turns, over one volume after the other.
+fn run_sides(options: &Options, inputs: &[Input]) -> Result<Vec<Side>> {
+    let (outputs, mnt) = (options.dir.join("out"), options.dir.join("mnt"));
+    clear(&outputs)?;
+    for dir in [&outputs, &mnt] {
+        std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    }
+    let mut sides: Vec<Side> = Vec::new();
+    for input in inputs {
+        let jobs = jobs(options, input, &mnt);
+        let first = sides.len();
+        sides.extend(jobs.iter().map(|(job, name, _)| Side {
+            job: format!("{} {job}", input.name),
+            name: (*name).to_owned(),
+            runs: Vec::new(),
+        }));
+        let mut counts = Vec::new();
+        for round in 0..options.rounds {
+            for (index, (job, name, make)) in jobs.iter().enumerate() {
+                eprintln!(
+                    "round {} of {}: {} {job}: {name}",
+                    round + 1,
+                    options.rounds,
+                    input.name
+                );
+                let out = outputs.join(format!("{}-{round}-{index}", input.name));
+                sides[first + index].runs.push(run(&mut make(&out))?);
+                if out.exists() {
+                    counts.push((*name, entries(&out)?));
+                }
+            }
+        }
+        // A side that leaves files out would win for nothing.
+        if let Some(odd) = counts.iter().find(|one| one.1 != counts[0].1) {
+            return Err(format!(
+                "{} made {} entries, {} made {}",
+                counts[0].0, counts[0].1, odd.0, odd.1
+            ));
+        }
+    }
+    clear(&outputs)?;
+    Ok(sides)
+}
+
+type Job<'a> = (&'static str, &'static str, Box<dyn Fn(&Path) -> Command + 'a>);
+
+fn jobs<'a>(options: &'a Options, input: &'a Input, mnt: &'a Path) -> Vec<Job<'a>> {
+    let image = &input.image;
+    let kernel = move |script: String| {
+        let mut sh = command("sh");
+        sh.args(["-c", WITH_MOUNT, "sh"]).arg(image).arg(mnt).arg(script);
+        sh
+    };
+    vec![
+        (
+            "to directory",
+            "ours",
+            Box::new(move |out| {
+                let mut ours = Command::new(&options.offshoot);
+                ours.arg("extract").arg(image).arg(out);
+                ours
+            }),
+        ),
+        (
+            "to directory",
+            "btrfs restore -m -S -x",
+            Box::new(move |out| {
+                let mut sh = command("sh");
+                sh.args(["-c", r#"mkdir "$2" && btrfs restore -m -S -x "$1" "$2""#, "sh"]);
+                sh.arg(image).arg(out);
+                sh
+            }),
+        ),
+        (
+            "to directory",
+            "kernel + cp -a",
+            Box::new(move |out| kernel(format!("cp -a . '{}'", out.display()))),
+        ),
+        (
+            "to tar",
+            "ours",
+            Box::new(move |_| {
+                let mut sh = command("sh");
+                let script = r#""$1" extract "$2" --tar - | cat > /dev/null"#;
+                sh.args(["-c", script, "sh"]).arg(&options.offshoot).arg(image);
+                sh
+            }),
+        ),
+        (
+            "to tar",
+            "kernel + tar",
+            Box::new(move |_| {
+                kernel("tar --xattrs --acls --sparse -cf - . | cat > /dev/null".to_owned())
+            }),
+        ),
+    ]
+}
+
+/// Removes the outputs of all runs. Not between two runs: ext4 looks for inodes that were not
+/// freed just now, and whoever comes after a removal pays for that search.
+fn clear(out: &Path) -> Result {
+    match std::fs::remove_dir_all(out) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{}: {error}", out.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How many files, directories and links are below `dir`.
+fn entries(dir: &Path) -> Result<u64> {
+    let mut count = 0;
+    let mut stack = vec![dir.to_owned()];
+    while let Some(dir) = stack.pop() {
+        let failed = |error: std::io::Error| format!("{}: {error}", dir.display());
+        for entry in std::fs::read_dir(&dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            count += 1;
+            if entry.file_type().map_err(failed)?.is_dir() {
+                stack.push(entry.path());
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// Prepares the input, runs all sides in turns, prints the table.
+pub(crate) fn benchmark(options: &Options) -> Result {
+    let _judges = judges::require().ok_or("the peers mount volumes, which takes root")?;
+    std::fs::create_dir_all(&options.dir)
+        .map_err(|error| format!("{}: {error}", options.dir.display()))?;
+    let inputs = prepare(&options.dir, &options.source)?;
+    let sides = run_sides(options, &inputs)?;
+    table::print(&sides);
+    let json = options.dir.join("extract.json");
+    table::write_json(&json, &sides)?;
+    println!("all runs: {}", json.display());
+    Ok(())
+}

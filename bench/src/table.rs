@@ -1,0 +1,89 @@
+//! Medians of several runs, as text and as JSON.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::measure::Run;
+
+/// One side of one job: all its runs.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// The job, which several sides do.
+    pub(crate) job: String,
+    /// Who does it.
+    pub(crate) name: String,
+    /// Its runs.
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Side {
+    fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+        let mut values: Vec<_> = self.runs.iter().map(figure).collect();
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            values[middle - 1].midpoint(values[middle])
+        }
+    }
+
+    fn wall(&self) -> f64 {
+        self.median(|run| run.wall.as_secs_f64())
+    }
+
+    fn spread(&self) -> (f64, f64) {
+        let walls = self.runs.iter().map(|run| run.wall.as_secs_f64());
+        (walls.clone().fold(f64::MAX, f64::min), walls.fold(0.0, f64::max))
+    }
+
+    fn json(&self) -> Value {
+        let seconds = |figure: fn(&Run) -> Duration| -> Vec<f64> {
+            self.runs.iter().map(|run| figure(run).as_secs_f64()).collect()
+        };
+        json!({
+            "job": self.job,
+            "side": self.name,
+            "wall_s": seconds(|run| run.wall),
+            "sync_s": seconds(|run| run.sync),
+            "cpu_s": seconds(|run| run.cpu),
+            "machine_cpu_s": seconds(|run| run.machine),
+            "peak_kib": self.runs.iter().map(|run| run.peak_kib).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Prints the table. The first side of every job is ours; the last column says how many
+/// times as long as ours each of the others takes.
+pub(crate) fn print(sides: &[Side]) {
+    println!(
+        "{:<18} {:<24} {:>8} {:>15} {:>8} {:>8} {:>9} {:>9} {:>8}",
+        "job", "side", "time s", "min..max", "sync s", "CPU s", "machine s", "peak MiB", "x ours"
+    );
+    for side in sides {
+        let ours = sides.iter().find(|one| one.job == side.job).map_or(f64::NAN, Side::wall);
+        let (min, max) = side.spread();
+        println!(
+            "{:<18} {:<24} {:>8.2} {:>15} {:>8.2} {:>8.2} {:>9.2} {:>9.1} {:>8.2}",
+            side.job,
+            side.name,
+            side.wall(),
+            format!("{min:.2}..{max:.2}"),
+            side.median(|run| run.sync.as_secs_f64()),
+            side.median(|run| run.cpu.as_secs_f64()),
+            side.median(|run| run.machine.as_secs_f64()),
+            side.median(|run| f64::from(u32::try_from(run.peak_kib).unwrap_or(u32::MAX))) / 1024.0,
+            side.wall() / ours,
+        );
+    }
+}
+
+/// Writes all runs of all sides to `path`.
+pub(crate) fn write_json(path: &Path, sides: &[Side]) -> Result {
+    let all: Vec<_> = sides.iter().map(Side::json).collect();
+    let text = serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?;
+    std::fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,63 @@
+//! The input: volumes that the kernel filled with a source tree.
+//!
+//! They are made once and kept in the directory of the benchmark, so that a later run
+//! measures the same bytes in the same places. A volume whose making was interrupted has
+//! another name and is made again.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use offshoot_testkit::disks::Mount;
+use offshoot_testkit::run::try_run;
+
+use crate::Result;
+
+/// A volume to read.
+#[derive(Debug)]
+pub(crate) struct Input {
+    /// How the table calls it.
+    pub(crate) name: &'static str,
+    /// The image.
+    pub(crate) image: PathBuf,
+}
+
+/// The volumes of the benchmark, from `source`: one plain, one compressed.
+pub(crate) fn prepare(dir: &Path, source: &Path) -> Result<Vec<Input>> {
+    [("plain", "noatime"), ("zstd", "noatime,compress=zstd")]
+        .into_iter()
+        .map(|(name, options)| {
+            let image = dir.join(format!("{name}.btrfs"));
+            if !image.exists() {
+                make(&image, options, source)?;
+            }
+            Ok(Input { name, image })
+        })
+        .collect()
+}
+
+fn make(image: &Path, options: &str, source: &Path) -> Result {
+    const SIZE_BYTES: u64 = 4 << 30;
+    eprintln!("making {}", image.display());
+    if !source.exists() {
+        return Err(format!(
+            "{} is not there: `apt-get install linux-source-6.1` brings the default source",
+            source.display()
+        ));
+    }
+    let unfinished = image.with_extension("unfinished");
+    File::create(&unfinished)
+        .and_then(|file| file.set_len(SIZE_BYTES))
+        .map_err(|error| format!("{}: {error}", unfinished.display()))?;
+    try_run("mkfs.btrfs", &["-q".as_ref(), unfinished.as_os_str()])?;
+    let mount = Mount::try_new(std::slice::from_ref(&unfinished), options)?;
+    if source.is_dir() {
+        let from = source.join(".");
+        try_run("cp", &["-a".as_ref(), from.as_os_str(), mount.path().as_os_str()])?;
+    } else {
+        let to = mount.path().as_os_str();
+        try_run("tar", &["-xf".as_ref(), source.as_os_str(), "-C".as_ref(), to])?;
+    }
+    mount.sync();
+    drop(mount);
+    std::fs::rename(&unfinished, image).map_err(|error| format!("{}: {error}", image.display()))
+}

@@ -1,0 +1,18 @@
+//! `cargo xtask bench WHAT`: builds the program and the benchmark, and runs it.
+
+use std::ffi::OsString;
+
+use crate::shell::{Result, cargo, run, target_dir};
+
+/// Runs the benchmark `what` with the options that it is given.
+pub(crate) fn bench(what: &str, options: &[&str]) -> Result {
+    let packages = ["--package", "offshoot", "--package", "offshoot-bench"];
+    cargo(&[&["build", "--quiet", "--release"], &packages[..]].concat())?;
+    let target = target_dir();
+    let release = target.join("release");
+    let mut args: Vec<OsString> = vec![what.into()];
+    args.extend(["--offshoot".into(), release.join("offshoot").into()]);
+    args.extend(["--dir".into(), target.join("bench").into()]);
+    args.extend(options.iter().map(OsString::from));
+    run(&release.join("offshoot-bench").display().to_string(), &args)
+}
