@@ -124,8 +124,12 @@ impl FileSystem for Filesystem {
         inode::xattr(&self.volume, file, name).map_err(of(file))
     }
 
-    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        inode::xattrs(&self.volume, file).map_err(of(file))
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        inode::xattrs(&self.volume, file, visit).map_err(of(file))
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {

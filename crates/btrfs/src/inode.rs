@@ -220,11 +220,11 @@ pub(crate) fn parent(volume: &Volume, dir: FileId) -> Result<Parent> {
     }
 }
 
-/// Calls `visit` with every extended attribute of `file` until it breaks.
-fn for_each_xattr(
+/// Calls `visit` with name and value of every extended attribute of `file` until it breaks.
+pub(crate) fn xattrs(
     volume: &Volume,
     file: FileId,
-    mut visit: impl FnMut(&FormatEntry<'_>) -> ControlFlow<()>,
+    mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<()> {
     if placeholder_in(file).is_some() {
         return Ok(());
@@ -233,33 +233,14 @@ fn for_each_xattr(
     let mut cursor = Cursor::seek(volume, root, Key::new(file.ino, ItemType::XATTR_ITEM, 0))?;
     while let Some((_, data)) = cursor.item_of(file.ino, ItemType::XATTR_ITEM) {
         for entry in dir_entries(data) {
-            if visit(&entry.map_err(malformed)?).is_break() {
+            let entry = entry.map_err(malformed)?;
+            if visit(entry.name, entry.data).is_break() {
                 return Ok(());
             }
         }
         cursor.advance()?;
     }
     Ok(())
-}
-
-/// The most that all extended attributes of one file may take, in bytes. The kernel
-/// lists at most 64 KiB of names; this is far above what that allows in practice,
-/// and a bound on what a hostile image makes us hold.
-const MAX_XATTR_BYTES: usize = 64 << 20;
-
-/// All extended attributes of `file`.
-pub(crate) fn xattrs(volume: &Volume, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let (mut all, mut bytes) = (Vec::new(), 0);
-    for_each_xattr(volume, file, |entry| {
-        bytes += entry.name.len() + entry.data.len();
-        all.push((entry.name.to_vec(), entry.data.to_vec()));
-        if bytes > MAX_XATTR_BYTES { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
-    if bytes > MAX_XATTR_BYTES {
-        let what = format!("more than {MAX_XATTR_BYTES} bytes of extended attributes of {file}");
-        return Err(Error::Unsupported(what));
-    }
-    Ok(all)
 }
 
 /// The value of the extended attribute `name` of `file`.

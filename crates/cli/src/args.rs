@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-const EXAMPLES: &str = "\
-A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block
+// Lines that are longer than the terminal are wrapped: a paragraph is one line here.
+
+const HELP: &str = "\
+A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
 Examples:
@@ -18,16 +20,62 @@ Examples:
   offshoot ls --subvolume snapshots/monday disk.img
   offshoot ls /dev/sdb --device /dev/sdc --degraded
 
-Names with control characters, invisible characters or bytes that are not UTF-8 are shown
-with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings only `\\xff` and `\\\\`
-are used besides JSON's own escapes.
+Names with control characters, invisible characters or bytes that are not UTF-8 are shown \
+with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings only `\\xff` and \
+`\\\\` are used besides JSON's own escapes.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the volume is corrupt, 4 the volume needs a
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the volume is corrupt, 4 the volume needs a \
 feature that is not supported.";
+
+const INFO_HELP: &str = "\
+Examples:
+  offshoot info disk.img
+  offshoot info /dev/sdb --device /dev/sdc
+  offshoot info disk.img --json | jq .devices";
+
+const LS_HELP: &str = "\
+Of several places the files come first, then the directories, each under its path. \
+A place that cannot be listed is reported, and the others are listed.
+
+Examples:
+  offshoot ls -l disk.img:/etc
+  offshoot ls -lR disk.img
+  offshoot ls disk.img:/bin disk.img:/usr/bin
+  offshoot ls --subvolume 256 disk.img:/home";
+
+const STAT_HELP: &str = "\
+A symbolic link is shown itself, and not what it leads to.
+
+Examples:
+  offshoot stat disk.img:/etc/passwd
+  offshoot stat --json disk.img:/usr/bin/ping";
+
+const CAT_HELP: &str = "\
+A file that cannot be read is reported, and the others are written.
+
+Examples:
+  offshoot cat disk.img:/etc/fstab
+  offshoot cat disk.img:/etc/hostname disk.img:/etc/hosts
+  offshoot cat --subvolume snapshots/monday disk.img:/etc/fstab | diff - fstab";
+
+const SUBVOLUME_LIST_HELP: &str = "\
+Flags: ro is read-only, snap is a snapshot of another subvolume, default is what a mount shows.
+
+Examples:
+  offshoot subvolume list disk.img
+  offshoot subvolume list --json disk.img | jq -r '.[].path'";
+
+const DUMP_HELP: &str = "\
+Examples:
+  offshoot dump super disk.img
+  offshoot dump chunks disk.img
+  offshoot dump tree disk.img extent
+  offshoot dump tree disk.img 256 --json | jq .";
 
 /// btrfs volumes from the command line, without root and without the kernel.
 #[derive(Parser)]
-#[command(name = "offshoot", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "offshoot", version, after_help = HELP, max_term_width = 100)]
+#[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -36,21 +84,26 @@ pub(crate) struct Arguments {
 #[derive(Subcommand)]
 pub(crate) enum Verb {
     /// Show what a volume is: sizes, features, devices, profiles
+    #[command(after_help = INFO_HELP)]
     Info(InfoArguments),
-    /// List a directory
+    /// List directories
+    #[command(after_help = LS_HELP)]
     Ls(LsArguments),
     /// Show everything that is known of a file
+    #[command(after_help = STAT_HELP)]
     Stat(StatArguments),
-    /// Write the contents of a file to standard output
+    /// Write the contents of files to standard output, one after the other
+    #[command(after_help = CAT_HELP)]
     Cat(CatArguments),
     /// Take a file or a whole tree out of a volume
     #[command(after_help = EXTRACT_HELP)]
     Extract(ExtractArguments),
     /// Work with subvolumes
-    #[command(subcommand)]
+    #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Subvolume(SubvolumeVerb),
     /// Show structures of the format
-    #[command(subcommand)]
+    #[command(subcommand, after_help = DUMP_HELP)]
+    #[command(subcommand_value_name = "STRUCTURE", subcommand_help_heading = "Structures")]
     Dump(DumpVerb),
 }
 
@@ -65,17 +118,34 @@ pub(crate) struct OpenArguments {
     pub(crate) degraded: bool,
 }
 
+/// How the tree of files in a volume is opened.
+#[derive(Args)]
+pub(crate) struct TreeArguments {
+    /// Start at this subvolume instead of the default one: an id, or a path from the top level
+    #[arg(long, value_name = "ID|PATH")]
+    pub(crate) subvolume: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) open: OpenArguments,
+}
+
 /// Where in a volume, and how it is opened.
 #[derive(Args)]
 pub(crate) struct PlaceArguments {
     /// The place in a volume, VOLUME or VOLUME:/PATH
     #[arg(value_name = "PLACE")]
     pub(crate) place: OsString,
-    /// Start at this subvolume instead of the default one: an id, or a path from the top level
-    #[arg(long, value_name = "ID|PATH")]
-    pub(crate) subvolume: Option<OsString>,
     #[command(flatten)]
-    pub(crate) open: OpenArguments,
+    pub(crate) tree: TreeArguments,
+}
+
+/// Where in one or several volumes, and how all of them are opened.
+#[derive(Args)]
+pub(crate) struct PlacesArguments {
+    /// The places, each VOLUME or VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) tree: TreeArguments,
 }
 
 /// A volume without a path.
@@ -100,7 +170,7 @@ pub(crate) struct InfoArguments {
 #[derive(Args)]
 pub(crate) struct LsArguments {
     #[command(flatten)]
-    pub(crate) place: PlaceArguments,
+    pub(crate) places: PlacesArguments,
     /// Show type, mode, links, owner, group, size and time (UTC) of each
     #[arg(short = 'l', long)]
     pub(crate) long: bool,
@@ -124,19 +194,22 @@ pub(crate) struct StatArguments {
 #[derive(Args)]
 pub(crate) struct CatArguments {
     #[command(flatten)]
-    pub(crate) place: PlaceArguments,
+    pub(crate) places: PlacesArguments,
 }
 
 const EXTRACT_HELP: &str = "\
-The destination is made, or is an empty directory. It gets the contents and the attributes of
+The destination is made, or is an empty directory. It gets the contents and the attributes of \
 the directory at PLACE; a file at PLACE is put into it. Nothing is ever written outside of it.
 
-Owner, mode, set-id bits, nanosecond times, extended attributes with ACLs and capabilities,
-hard links, holes, device nodes, fifos and sockets are made as they are in the volume. Think of
-that before you extract a volume that you do not trust as root. Without root, what may
+Owner, mode, set-id bits, nanosecond times, extended attributes with ACLs and capabilities, \
+hard links, holes, device nodes, fifos and sockets are made as they are in the volume. As \
+root, think of that before you extract a volume that you do not trust. Without root, what may \
 not be made is left out, and one summary at the end says so.
 
-A file that cannot be read is reported and left out, and the rest goes on. In a tar archive a
+A tar archive holds the same but for sockets. GNU tar restores all of it with \
+`tar --acls --xattrs --xattrs-include='*' -xpf`.
+
+A file that cannot be read is reported and left out, and the rest goes on. In a tar archive a \
 large file may be half written by then; the archive ends there.
 
 Examples:
@@ -163,6 +236,7 @@ pub(crate) struct ExtractArguments {
 #[derive(Subcommand)]
 pub(crate) enum SubvolumeVerb {
     /// List all subvolumes with their path from the top level
+    #[command(after_help = SUBVOLUME_LIST_HELP)]
     List(InfoArguments),
 }
 

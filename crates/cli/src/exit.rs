@@ -6,7 +6,9 @@
 
 use std::{fmt, io};
 
-use offshoot_vfs as vfs;
+use offshoot_vfs::{self as vfs, Errno, OsReason};
+
+use crate::output::Console;
 
 /// The exit codes. Their numbers are part of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,9 +71,21 @@ impl Failure {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Whether there is something left to print.
-    pub(crate) fn is_silent(&self) -> bool {
-        matches!(self, Self::Reported(_))
+    /// Prints what is left to print.
+    pub(crate) fn print(&self, console: &Console) {
+        match self {
+            Self::Reported(_) => {}
+            // The usage has several lines, which come from clap and not from a volume.
+            Self::Usage(text) => {
+                let mut lines = text.lines().filter(|line| !line.is_empty());
+                console.error(&lines.next().unwrap_or_default());
+                lines.for_each(|line| console.detail(&line.trim_start()));
+            }
+            other => console.error(other),
+        }
+        if let Self::Volume(vfs::Error::Posix { errno: Errno::NODEV, .. }) = self {
+            console.detail(&"name it with --device, or read without it with --degraded");
+        }
     }
 }
 
@@ -80,8 +94,8 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) => f.write_str(message),
             Self::Volume(error) => error.fmt(f),
-            Self::Host(what, error) => write!(f, "{what}: {error}"),
-            Self::Output(error) => write!(f, "standard output: {error}"),
+            Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
+            Self::Output(error) => write!(f, "standard output: {}", OsReason(error)),
             Self::Reported(_) => Ok(()),
         }
     }

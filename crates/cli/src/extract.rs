@@ -5,7 +5,7 @@
 //! | [`walk`] | goes through a tree that is not trusted |
 //! | [`name`] | the only way from a name in the volume to one in the destination |
 //! | [`destination`] | the directory that is filled, the limits of the process |
-//! | [`tree`], [`file`], [`large`], [`directory`] | making things in it, on all cores |
+//! | [`tree`], [`mod@file`], [`large`], [`directory`] | making things in it, on all cores |
 //! | [`attributes`] | owner, mode, extended attributes, times |
 //! | [`links`] | hard links, in a table on disk |
 //! | [`tar`] | the archive |

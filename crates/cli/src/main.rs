@@ -6,10 +6,11 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`args`], [`place`] | the command line, and the places in it |
+//! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
+//! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
 //! | [`output`], [`exit`] | what is printed, and how it ends |
 //!
 //! A verb writes to standard output and returns a failure; only this file prints it and chooses
@@ -21,9 +22,11 @@ mod exit;
 mod extract;
 mod output;
 mod place;
+mod places;
 mod resolve;
 mod session;
 mod verbs;
+mod xattrs;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -42,9 +45,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitStatus::Done,
         Err(failure) if failure.is_broken_pipe() => ExitStatus::Done,
         Err(failure) => {
-            if !failure.is_silent() {
-                print(&console, &failure);
-            }
+            failure.print(&console);
             failure.status()
         }
     };
@@ -52,24 +53,14 @@ fn main() -> ExitCode {
     ExitCode::from(status as u8)
 }
 
-fn print(console: &Console, failure: &Failure) {
-    match failure {
-        // The usage has several lines, which come from clap and not from a volume.
-        Failure::Usage(text) => {
-            let mut lines = text.lines().filter(|line| !line.is_empty());
-            console.error(&lines.next().unwrap_or_default());
-            lines.for_each(|line| console.detail(&line.trim_start()));
-        }
-        other => console.error(other),
-    }
-}
-
 fn run(console: &Arc<Console>) -> Result {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         // Help and version are not errors, and go to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            return Err(Failure::Usage("a verb is missing; --help shows them all".into()));
+            return Err(Failure::Usage(
+                "the command is incomplete; --help shows what can follow".into(),
+            ));
         }
         Err(message) if !message.use_stderr() => return Ok(message.print()?),
         Err(message) => return Err(Failure::Usage(usage(&message))),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Report, SubvolumeId, Volume};
@@ -10,7 +10,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
 
-use crate::args::{OpenArguments, PlaceArguments, VolumeArguments};
+use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place;
@@ -28,6 +28,8 @@ pub(crate) struct Session {
 
 /// A volume that is open, with a place in it.
 pub(crate) struct PlaceSession {
+    /// The image or block device that the place names.
+    pub(crate) volume: PathBuf,
     /// The tree of files that the place is in.
     pub(crate) fs: Filesystem,
     /// The path in it.
@@ -69,6 +71,15 @@ impl Session {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The tree of files that `arguments` name.
+    fn tree(&self, arguments: &TreeArguments) -> Result<Filesystem> {
+        let root = match &arguments.subvolume {
+            Some(name) => self.subvolume(name)?,
+            None => self.volume.default_subvolume()?,
+        };
+        Ok(self.volume.filesystem(root)?)
+    }
+
     /// The subvolume that `name` (an id, or a path from the top level) names.
     fn subvolume(&self, name: &OsStr) -> Result<SubvolumeId> {
         if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
@@ -85,16 +96,21 @@ impl Session {
     }
 }
 
+/// Opens a volume, and in it the tree of files that `arguments` name.
+pub(crate) fn open_tree(
+    volume: &Path,
+    arguments: &TreeArguments,
+    console: &Arc<Console>,
+) -> Result<Filesystem> {
+    Session::open_path(volume, &arguments.open, console)?.tree(arguments)
+}
+
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
         let Place { volume, path } = Place::parse(&arguments.place);
-        let session = Session::open_path(&volume, &arguments.open, console)?;
-        let root = match &arguments.subvolume {
-            Some(name) => session.subvolume(name)?,
-            None => session.volume.default_subvolume()?,
-        };
-        Ok(Self { fs: session.volume.filesystem(root)?, path })
+        let fs = open_tree(&volume, &arguments.tree, console)?;
+        Ok(Self { volume, fs, path })
     }
 
     /// The file at the place.

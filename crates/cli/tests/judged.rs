@@ -6,6 +6,8 @@
 //! inodes, times of change and birth, the order of directories, and the space that
 //! compression saves.
 
+use std::ffi::OsStr;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -15,7 +17,7 @@ use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::recipe::Recipe;
-use offshoot_testkit::run::run;
+use offshoot_testkit::run::{run, try_run};
 
 /// An empty btrfs to extract to.
 fn destination(judges: &Judges) -> Disks {
@@ -72,7 +74,7 @@ fn a_stream_is_what_the_kernel_shows() {
     let out = fill::directory(to.path(), "out");
     let stream = to.path().join("stream.tar");
     extract(&[&disks.images()[0], Path::new("--tar"), &stream]);
-    unpack(&stream, &out);
+    unpack("tar", &[&XATTRS[..], &["--numeric-owner"]].concat(), &stream, &out);
     let mount = disks.mount("ro,noatime");
     let ours = HostFilesystem::new(&out).expect("the destination opens");
     as_copies().run(&ours, mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
@@ -86,9 +88,46 @@ fn what_tar_holds(root: &Path) {
     std::fs::remove_file(root.join("special/socket")).expect("the socket goes");
 }
 
-fn unpack(stream: &Path, to: &Path) {
-    let attributes = ["--xattrs", "--xattrs-include=*", "--numeric-owner"];
-    let mut args: Vec<&std::ffi::OsStr> = attributes.iter().map(AsRef::as_ref).collect();
+/// What makes GNU `tar` restore extended attributes.
+const XATTRS: [&str; 2] = ["--xattrs", "--xattrs-include=*"];
+
+fn unpack(tar: &str, options: &[&str], stream: &Path, to: &Path) {
+    let mut args: Vec<&OsStr> = options.iter().map(AsRef::as_ref).collect();
     args.extend(["-xpf".as_ref(), stream.as_os_str(), "-C".as_ref(), to.as_os_str()]);
-    run("tar", &args);
+    run(tar, &args);
+}
+
+/// Access control lists come back by whatever way the unpacking program takes: raw, as text, or
+/// both. The ids need no user and no group on this host.
+#[test]
+fn access_control_lists_come_back_from_a_stream() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(lists).make(&judges);
+    let empty = destination(&judges);
+    let to = empty.mount("rw,noatime");
+    let stream = to.path().join("stream.tar");
+    extract(&[&disks.images()[0], Path::new("--tar"), &stream]);
+    let mount = disks.mount("ro,noatime");
+    let both = [&["--acls"], &XATTRS[..]].concat();
+    let mut ways = vec![("tar", &XATTRS[..]), ("tar", &["--acls"][..]), ("tar", &both)];
+    if try_run("bsdtar", &["--version"]).is_ok() {
+        ways.extend([("bsdtar", &["--acls", "--no-xattrs"][..]), ("bsdtar", &["--acls"])]);
+    } else {
+        // Not `eprintln!`, which the test runner keeps for tests that fail.
+        let _ = writeln!(std::io::stderr(), "skipped: bsdtar (Debian package libarchive-tools)");
+    }
+    for (number, (tar, options)) in ways.into_iter().enumerate() {
+        let out = fill::directory(to.path(), &number.to_string());
+        unpack(tar, options, &stream, &out);
+        // bsdtar leaves the times of the directory alone that it unpacks into.
+        let ours = HostFilesystem::new(&out.join("lists")).expect("the destination opens");
+        let outcome = as_copies().run(&ours, &mount.path().join("lists"));
+        let is_same = outcome.differences.is_empty() && outcome.xattrs >= 6;
+        assert!(is_same, "{tar} {options:?}: {outcome}");
+    }
+}
+
+/// Directories and files with lists, and nothing else that only some programs restore.
+fn lists(root: &Path) {
+    fill::xattrs::access_control_lists(&fill::directory(root, "lists"));
 }

@@ -28,6 +28,7 @@ fn wrong_usage_is_2() {
         &[][..],
         &["frobnicate"],
         &["ls"],
+        &["cat"],
         &["ls", "--no-such-option", "x"],
         &["extract", "x"],
         &["extract", "x", "out", "--tar", "-"],

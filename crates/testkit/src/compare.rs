@@ -14,6 +14,7 @@
 mod attributes;
 mod content;
 
+pub use attributes::sorted_xattrs;
 pub(crate) use content::data_ranges;
 
 use std::collections::HashMap;

@@ -288,16 +288,22 @@ impl FileSystem for HostFilesystem {
         Ok(value)
     }
 
-    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
         let (_keep, path) = self.path(file)?;
         let len = rustix::fs::llistxattr_query(&path).map_err(posix(file))?;
         let mut list = Vec::with_capacity(len + 1);
         rustix::fs::llistxattr(&path, rustix::buffer::spare_capacity(&mut list))
             .map_err(posix(file))?;
-        list.split(|&byte| byte == 0)
-            .filter(|name| !name.is_empty())
-            .map(|name| Ok((name.to_vec(), self.xattr(file, name)?)))
-            .collect()
+        for name in list.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+            if visit(name, &self.xattr(file, name)?).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {

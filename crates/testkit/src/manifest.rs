@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{FileId, FileSystem, FileType, Result, Timestamp};
 
-use crate::compare::show;
+use crate::compare::{show, sorted_xattrs};
 
 /// The manifest of everything below the root of `fs`.
 ///
@@ -61,9 +61,7 @@ fn line(fs: &dyn FileSystem, path: &[u8], file: FileId) -> Result<String> {
         let Timestamp { secs, nanos } = time;
         add(name, &format!("{secs}.{nanos:09}"));
     }
-    let mut xattrs = fs.xattrs(file)?;
-    xattrs.sort();
-    for (name, value) in xattrs {
+    for (name, value) in sorted_xattrs(fs, file)? {
         add(&format!("xattr:{}", show(&name)), &show(&value));
     }
     match attr.file_type {

@@ -6,7 +6,7 @@
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::compare::{Aspect, Compare, sorted_xattrs};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::{fill, judges};
@@ -214,15 +214,20 @@ impl FileSystem for Liar {
         Ok(value)
     }
 
-    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let mut list = self.truth.xattrs(self.really(file))?;
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut list = sorted_xattrs(&self.truth, self.really(file))?;
         if self.lies(Lie::XattrMissing, file) {
             list.pop();
         }
         if self.lies(Lie::XattrValue, file) {
             list[0].1.push(b'!');
         }
-        Ok(list)
+        let _ = list.iter().try_for_each(|(name, value)| visit(name, value));
+        Ok(())
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -369,8 +374,12 @@ fn a_failing_judge_is_no_agreement() {
         fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
             self.0.xattr(file, name)
         }
-        fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-            self.0.xattrs(file)
+        fn xattrs(
+            &self,
+            file: FileId,
+            visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+        ) -> Result<()> {
+            self.0.xattrs(file, visit)
         }
         fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
             self.0.read(file, offset, buf)

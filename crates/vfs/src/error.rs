@@ -22,7 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The call is wrong for this file or this volume.
-    #[error("{what}: {errno}")]
+    #[error("{what}: {}", OsReason(errno))]
     Posix {
         /// What was asked for.
         what: String,
@@ -30,7 +30,7 @@ pub enum Error {
         errno: Errno,
     },
     /// A device or the host failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", OsReason(source))]
     Io {
         /// What was being done, with the device and the place.
         what: String,
@@ -43,6 +43,22 @@ pub enum Error {
     /// What is stored contradicts itself.
     #[error(transparent)]
     Corrupt(Box<Corrupt>),
+}
+
+/// An error of the operating system in its own words alone: the standard library ends
+/// them with `(os error 5)`, which tells programmers what [`Error::errno`] and the source
+/// of the error do, and users nothing.
+pub struct OsReason<'a, E>(pub &'a E);
+
+impl<E: fmt::Display> fmt::Display for OsReason<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        let words = text
+            .strip_suffix(')')
+            .map(|text| text.trim_end_matches(|c: char| c.is_ascii_digit()))
+            .and_then(|text| text.strip_suffix(" (os error "));
+        f.write_str(words.unwrap_or(&text))
+    }
 }
 
 /// What is wrong in a volume, and where.
@@ -134,5 +150,30 @@ impl Error {
             // data) is not told apart by programs; EIO is the one that all of them know.
             Self::Corrupt(_) => Errno::IO,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn messages_end_with_the_words_of_the_system() {
+        let io = Error::io("reading 4096 bytes at 65536", io::Error::from_raw_os_error(5));
+        assert_eq!(io.to_string(), "reading 4096 bytes at 65536: Input/output error");
+        let posix = Error::posix(Errno::NOENT, "/etc/fstab");
+        assert_eq!(posix.to_string(), "/etc/fstab: No such file or directory");
+        let other = Error::io("a name (5)", io::Error::other("ends (here 5)"));
+        assert_eq!(other.to_string(), "a name (5): ends (here 5)");
+    }
+
+    #[test]
+    fn the_source_keeps_the_number() {
+        let io = Error::io("reading", Errno::IO);
+        let source = io.source().and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.and_then(io::Error::raw_os_error), Some(Errno::IO.raw_os_error()));
+        assert_eq!(io.errno(), Errno::IO);
     }
 }

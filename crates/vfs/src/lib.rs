@@ -20,7 +20,7 @@ mod error;
 use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
-pub use error::{Corrupt, Errno, Error, Result};
+pub use error::{Corrupt, Errno, Error, OsReason, Result};
 
 /// The longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -69,6 +69,10 @@ pub trait FileSystem: Send + Sync {
     /// A directory has exactly one parent. A caller that walks a tree that it does
     /// not trust compares this with where it comes from: that alone rules out
     /// cycles and directories that are reached twice.
+    ///
+    /// A directory that only stands in for something that is elsewhere (what a snapshot
+    /// shows in place of a subvolume nested in its source) has no parent either, and is
+    /// always empty: it may be reached in several ways, and leads nowhere.
     fn parent(&self, dir: FileId) -> Result<Option<Parent>>;
 
     /// The attributes of a file.
@@ -90,8 +94,17 @@ pub trait FileSystem: Send + Sync {
     /// The value of one extended attribute, `ENODATA` when there is none.
     fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>>;
 
-    /// All extended attributes with their values, in no particular order.
-    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    /// Calls `visit` with name and value of every extended attribute, in no particular
+    /// order, until it breaks.
+    ///
+    /// All of them together may be as large as the volume: a caller that keeps them sets
+    /// a bound of its own.
+    #[expect(clippy::type_complexity, reason = "it has the form of `read_dir`")]
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()>;
 
     /// Reads into `buf` from byte `offset` on; holes read as zeros. The count is
     /// short only at the end of the file.

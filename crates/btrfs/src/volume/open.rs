@@ -161,11 +161,7 @@ impl Volume {
                 None if !degraded => {
                     return Err(Error::posix(
                         Errno::NODEV,
-                        format!(
-                            "device {} ({uuid}) of the volume is missing; name it with --device, \
-                             or read without it with --degraded",
-                            member.id
-                        ),
+                        format!("device {} ({uuid}) of the volume is missing", member.id),
                     ));
                 }
                 None => self.report(&Report::MissingMember { id: member.id, uuid }),

@@ -15,6 +15,7 @@ const MAX_ENTRIES: usize = 20_000;
 const MAX_DATA_BYTES: u64 = 128 << 20;
 const MAX_ITEMS: usize = 300_000;
 const MAX_RANGES: usize = 5000;
+const MAX_XATTR_BYTES: usize = 16 << 20;
 
 /// What was seen, by what it was seen of: a digest, or why not.
 pub(crate) type Survey = BTreeMap<String, Result<String>>;
@@ -165,7 +166,12 @@ impl<'f> Walk<'f> {
     fn file(&mut self, file: FileId) -> Result<String> {
         let attr = self.fs.attr(file)?;
         let mut sum = Digest::default();
-        let mut xattrs = self.fs.xattrs(file)?;
+        let (mut xattrs, mut bytes) = (Vec::new(), 0);
+        self.fs.xattrs(file, &mut |name, value| {
+            bytes += name.len() + value.len();
+            xattrs.push((name.to_vec(), value.to_vec()));
+            if bytes > MAX_XATTR_BYTES { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
         xattrs.sort();
         for (name, value) in &xattrs {
             sum.add(name);

@@ -9,6 +9,7 @@
 //! be opened without side effects and is reached through its directory and its name, never
 //! following a symbolic link.
 
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Timestamp};
@@ -64,16 +65,16 @@ impl Made<'_> {
         {
             refused(Unapplied::Mode, errno);
         }
-        let xattrs = context.fs.xattrs(self.attr.file);
-        for (name, value) in xattrs.as_deref().unwrap_or_default() {
+        let xattrs = context.fs.xattrs(self.attr.file, &mut |name, value| {
             if let Err(errno) = self.set_xattr(name, value) {
                 refused(Unapplied::Xattr, errno);
             }
-        }
+            ControlFlow::Continue(())
+        });
         if let Err(errno) = self.set_times() {
             refused(Unapplied::Times, errno);
         }
-        xattrs.map(drop)
+        xattrs
     }
 
     fn set_owner(&self, owner_now: Option<(u32, u32)>) -> io::Result<()> {

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::ProgressBar;
-use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem};
+use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, OsReason};
 use rustix::fs::{self, Mode, OFlags};
 
 use super::links::LinkTable;
@@ -129,7 +129,7 @@ impl<'a> Context<'a> {
                 if self.problems.is_stopped() {
                     return;
                 }
-                let reason = format!("{what}: {errno}");
+                let reason = format!("{what}: {}", OsReason(errno));
                 self.problems.not_made(path, &message(&reason));
                 // These come back for every file that follows.
                 if matches!(*errno, Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS) {

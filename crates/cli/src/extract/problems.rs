@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use offshoot_vfs::{self as vfs, Errno};
+use offshoot_vfs::{self as vfs, Errno, OsReason};
 use serde::Serialize;
 
 use crate::exit::{ExitStatus, Failure, Nameless};
@@ -126,7 +126,7 @@ impl<'a> Problems<'a> {
             kind: KINDS[kind as usize].0,
             count: 1,
             first: json_name(&path),
-            reason: errno.to_string(),
+            reason: OsReason(&errno).to_string(),
         });
         state.shown[kind as usize] = ShownPath(&path).to_string();
     }

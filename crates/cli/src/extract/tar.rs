@@ -9,10 +9,12 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`header`] | the blocks in front of the data |
+//! | [`acl`] | access control lists, which are in there as text, too |
 //! | [`render`] | one entry as bytes |
 //! | [`stream`] | all of them: read and rendered on all cores |
 //! | [`writer`] | what comes of that, written in order |
 
+mod acl;
 mod header;
 mod render;
 mod stream;

@@ -5,10 +5,12 @@ use serde::Serialize;
 
 use super::mode::type_name;
 use super::{json_name, json_time};
+use crate::xattrs::Xattr;
 
 /// The object that `ls --json` and `stat --json` write.
 #[derive(Serialize)]
-pub(crate) struct FileRecord {
+pub(crate) struct FileRecord<'a> {
+    volume: &'a str,
     path: String,
     #[serde(rename = "type")]
     file_type: &'static str,
@@ -30,23 +32,24 @@ pub(crate) struct FileRecord {
     ctime: String,
     btime: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    xattrs: Option<Vec<Xattr>>,
+    xattrs: Option<Vec<XattrRecord>>,
 }
 
 #[derive(Serialize)]
-struct Xattr {
+struct XattrRecord {
     name: String,
     value: String,
 }
 
-impl FileRecord {
-    /// The file at `path`; `target` is that of a symbolic link.
-    pub(crate) fn new(path: &[u8], attr: &Attr, target: Option<&[u8]>) -> Self {
+impl<'a> FileRecord<'a> {
+    /// The file at `path` in `volume`, a JSON name; `target` is that of a symbolic link.
+    pub(crate) fn new(volume: &'a str, path: &[u8], attr: &Attr, target: Option<&[u8]>) -> Self {
         let is_device = matches!(
             attr.file_type,
             offshoot_vfs::FileType::CharDevice | offshoot_vfs::FileType::BlockDevice
         );
         Self {
+            volume,
             path: json_name(path),
             file_type: type_name(attr.file_type),
             mode: format!("{:04o}", attr.permissions),
@@ -68,11 +71,9 @@ impl FileRecord {
     }
 
     /// The same with extended attributes.
-    pub(crate) fn with_xattrs(mut self, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Self {
-        let xattr = |(name, value): &(Vec<u8>, Vec<u8>)| Xattr {
-            name: json_name(name),
-            value: json_name(value),
-        };
+    pub(crate) fn with_xattrs(mut self, xattrs: &[Xattr]) -> Self {
+        let xattr =
+            |(name, value): &Xattr| XattrRecord { name: json_name(name), value: json_name(value) };
         self.xattrs = Some(xattrs.iter().map(xattr).collect());
         self
     }

@@ -1,4 +1,4 @@
-//! `offshoot cat`: the contents of a file.
+//! `offshoot cat`: the contents of files. One that cannot be read does not keep the others back.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -8,13 +8,38 @@ use offshoot_vfs::{Errno, Error, FileSystem};
 use crate::args::CatArguments;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
+use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
 
 /// How much is asked for at once. Holes are written from a buffer of this size, too.
 const STEP_BYTES: u64 = 1 << 20;
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    let session = PlaceSession::open(&arguments.place, console)?;
+    let mut places = Places::new(&arguments.places, console);
+    let mut failures = Failures::new(&places);
+    while let Some(place) = places.next() {
+        let session = match place {
+            Ok(session) => session,
+            Err(failure) => {
+                failures.opening(&failure);
+                continue;
+            }
+        };
+        match copy(&session, out) {
+            Ok(()) => {}
+            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure) => {
+                // What was read comes before the reason why no more was.
+                out.flush()?;
+                failures.inside(&session.volume, failure.status(), &failure);
+            }
+        }
+    }
+    failures.result()
+}
+
+/// Writes the contents of the file at a place.
+fn copy(session: &PlaceSession, out: &mut dyn Write) -> Result {
     let file = session.regular_file()?;
     let size = session.fs.attr(file).map_err(|error| session.named(error))?.size;
     let zeros = vec![0; 64 << 10];

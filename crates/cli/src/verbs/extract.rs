@@ -58,7 +58,7 @@ fn archive_failure(error: io::Error) -> Failure {
 fn refuse_devices(arguments: &ExtractArguments, file: &Path) -> Result {
     let Ok(target) = file.metadata() else { return Ok(()) };
     let volume = Place::parse(&arguments.place.place).volume;
-    for device in std::iter::once(&volume).chain(&arguments.place.open.devices) {
+    for device in std::iter::once(&volume).chain(&arguments.place.tree.open.devices) {
         let is_same = device.metadata().is_ok_and(|device| {
             (device.dev(), device.ino()) == (target.dev(), target.ino())
                 || (device.rdev() != 0 && device.rdev() == target.rdev())

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use offshoot_btrfs::Volume;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
-use offshoot_btrfs_format::space::BlockGroupItem;
-use offshoot_btrfs_format::superblock::CompatRo;
+use offshoot_btrfs_format::space::{BlockGroupItem, QgroupStatusItem};
+use offshoot_btrfs_format::superblock::{CompatRo, SUPER_FLAG_SEEDING};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs as vfs;
+use offshoot_vfs::{self as vfs, Errno};
 use serde::Serialize;
 
 use crate::args::InfoArguments;
@@ -33,6 +33,10 @@ struct Info {
     compat_ro: Vec<String>,
     compat: u64,
     log_pending: bool,
+    seed: bool,
+    /// The state of the quotas in words, empty when there are none; absent when it cannot be
+    /// read.
+    quotas: Option<Vec<&'static str>>,
     default_subvolume: u64,
     subvolumes: usize,
     devices: Vec<Device>,
@@ -106,6 +110,8 @@ impl Info {
             compat_ro: superblock.compat_ro.names(),
             compat: superblock.item.compat_flags.get(),
             log_pending: superblock.log_is_pending(),
+            seed: superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0,
+            quotas: quotas(volume).map_err(|error| console.warning(&error)).ok(),
             default_subvolume: volume.default_subvolume()?.0,
             subvolumes: volume.subvolumes()?.len(),
             devices: devices.collect(),
@@ -137,8 +143,16 @@ impl Info {
         if self.compat != 0 {
             line("compat", &format!("{:#x}", self.compat))?;
         }
-        line("subvolumes", &format!("{}, default {}", self.subvolumes, self.default_subvolume))?;
-        line("log", if self.log_pending { "pending" } else { "none" })?;
+        line("subvolumes", &format!("{}, default is {}", self.subvolumes, self.default_subvolume))?;
+        match self.quotas.as_deref() {
+            Some([]) => line("quotas", "off")?,
+            Some(words) => line("quotas", &words.join(", "))?,
+            None => line("quotas", "unknown")?,
+        }
+        line("tree log", if self.log_pending { "pending" } else { "none" })?;
+        if self.seed {
+            line("seed", "yes, read-only")?;
+        }
         writeln!(out, "devices")?;
         for device in &self.devices {
             let mut notes = String::new();
@@ -156,12 +170,13 @@ impl Info {
                 Escaped(path.as_bytes())
             )?;
         }
-        writeln!(out, "block groups")?;
+        writeln!(out, "space")?;
         for profile in &self.profiles {
             let used = profile.used.map_or("unknown".to_owned(), human_size);
+            let groups = if profile.block_groups == 1 { "block group" } else { "block groups" };
             writeln!(
                 out,
-                "  {:<14} {:<8} {:>10}, {used:>10} used, in {}",
+                "  {:<14} {:<8} {:>10}, {used:>10} used, in {} {groups}",
                 profile.holds,
                 profile.profile,
                 human_size(profile.size),
@@ -170,6 +185,27 @@ impl Info {
         }
         Ok(())
     }
+}
+
+/// What the status item of the quota tree says, in words.
+fn quotas(volume: &Arc<Volume>) -> vfs::Result<Vec<&'static str>> {
+    const FLAGS: [(u64, &str); 4] =
+        [(1, "on"), (1 << 1, "rescan pending"), (1 << 2, "inconsistent"), (1 << 3, "simple")];
+    let tree = match volume.tree(TreeId::QUOTA) {
+        Ok(tree) => tree,
+        Err(vfs::Error::Posix { errno: Errno::NOENT, .. }) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
+    let mut flags = Ok(0);
+    volume.for_each_item(tree, key, |found, data| {
+        if found == key {
+            flags = QgroupStatusItem::view(data).map(|item| item.flags.get());
+        }
+        ControlFlow::Break(())
+    })?;
+    let flags = flags.map_err(|error| vfs::Error::corrupt(error.structure, error.problem))?;
+    Ok(FLAGS.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| *word).collect())
 }
 
 fn profiles(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {

@@ -1,20 +1,26 @@
-//! `offshoot ls`: what is in a directory.
+//! `offshoot ls`: what is in directories.
 //!
 //! Names are sorted by their bytes, as `ls` does in the C locale. A directory is sorted in
 //! memory as long as no more than [`SORTED_MAX`] entries are held on all levels together; a
 //! larger one is shown in its own order, as it comes. With `-R` the directories below a
 //! directory follow it; each is entered through the one entry that it has for its parent, so
 //! cycles in a hostile image end.
+//!
+//! Several places are shown as ls shows them: files first, then the directories, each
+//! under its path. A place that is not there is reported, and the others are shown.
 
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
 
 use crate::args::LsArguments;
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::output::{CivilTime, Console, Escaped, FileRecord, JsonArray, ModeLetters};
+use crate::output::{CivilTime, Console, Escaped, FileRecord, JsonArray, ModeLetters, json_name};
+use crate::places::{Failures, Places};
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 
@@ -31,24 +37,50 @@ const PATH_MAX: usize = 64 * 1024;
 const ERRORS_PRINTED: u64 = 50;
 
 pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    let session = PlaceSession::open(&arguments.place, console)?;
     // As in ls: with -l a link is shown, without it what it leads to.
     let last = if arguments.long { LastLink::Keep } else { LastLink::Follow };
-    let file = session.file(last)?;
-    let attr = session.fs.attr(file)?;
+    let mut places = Places::new(&arguments.places, console);
+    let mut failures = Failures::new(&places);
+    let (mut files, mut directories) = (Vec::new(), Vec::new());
+    while let Some(place) = places.next() {
+        match place.map(|session| find(session, last)) {
+            Ok(Ok(top)) if top.attr.file_type == FileType::Directory => directories.push(top),
+            Ok(Ok(top)) => files.push(top),
+            Ok(Err((volume, failure))) => failures.inside(&volume, failure.status(), &failure),
+            Err(failure) => failures.opening(&failure),
+        }
+    }
+    if files.is_empty() && directories.is_empty() {
+        return failures.result();
+    }
     let form = match (arguments.json, arguments.long) {
         (true, _) => Form::Json(JsonArray::new(out)?),
         (false, true) => Form::Long(out),
         (false, false) => Form::Names(out),
     };
-    let path = session.path.clone();
-    let mut listing = Listing { fs: &session.fs, form, console, errors: 0, status: None };
-    if attr.file_type == FileType::Directory {
-        listing.tree(file, path, arguments.recursive)?;
-    } else {
-        listing.show(&path, &path, &attr)?;
+    let is_recursive = arguments.recursive;
+    let has_headers = is_recursive || arguments.places.places.len() > 1;
+    let mut listing =
+        Listing { form, console, failures, errors: 0, is_recursive, has_headers, is_empty: true };
+    for top in files.into_iter().chain(directories) {
+        listing.top(top)?;
     }
     listing.finish()
+}
+
+/// What a place leads to.
+struct Top {
+    session: PlaceSession,
+    file: FileId,
+    attr: Attr,
+}
+
+fn find(session: PlaceSession, last: LastLink) -> Result<Top, (PathBuf, Failure)> {
+    let found = session.file(last).and_then(|file| Ok((file, session.fs.attr(file)?)));
+    match found {
+        Ok((file, attr)) => Ok(Top { session, file, attr }),
+        Err(error) => Err((session.volume, error)),
+    }
 }
 
 enum Form<'o> {
@@ -57,12 +89,26 @@ enum Form<'o> {
     Json(JsonArray<&'o mut dyn Write>),
 }
 
+/// All places of the command line.
 struct Listing<'a, 'o> {
-    fs: &'a dyn FileSystem,
     form: Form<'o>,
     console: &'a Console,
+    failures: Failures<'a>,
     errors: u64,
-    status: Option<ExitStatus>,
+    is_recursive: bool,
+    /// Whether the path of a directory stands above what is in it.
+    has_headers: bool,
+    /// Whether nothing was written yet.
+    is_empty: bool,
+}
+
+/// One of them.
+struct Tree<'l, 'a, 'o> {
+    listing: &'l mut Listing<'a, 'o>,
+    fs: &'l dyn FileSystem,
+    volume: &'l Path,
+    /// The volume as a JSON name.
+    json_volume: String,
 }
 
 struct Named {
@@ -83,12 +129,48 @@ struct Level {
 }
 
 impl Listing<'_, '_> {
-    fn tree(&mut self, top: FileId, mut path: Vec<u8>, is_recursive: bool) -> Result {
+    /// Lists one place.
+    fn top(&mut self, top: Top) -> Result {
+        let Top { session: PlaceSession { volume, fs, path }, file, attr } = top;
+        let json_volume = json_name(volume.as_os_str().as_bytes());
+        let mut tree = Tree { listing: self, fs: &fs, volume: &volume, json_volume };
+        if attr.file_type == FileType::Directory {
+            return tree.directory(file, path);
+        }
+        let name = tree.full_path(&path);
+        tree.show(&path, &name, &attr)
+    }
+
+    fn finish(self) -> Result {
+        if let Form::Json(array) = self.form {
+            array.finish()?;
+        }
+        if self.errors > ERRORS_PRINTED {
+            let hidden = self.errors - ERRORS_PRINTED;
+            self.console.error(&format_args!("and {hidden} more errors like these"));
+        }
+        self.failures.result()
+    }
+}
+
+impl Tree<'_, '_, '_> {
+    /// A path with the volume in front of it where that is needed to tell it from others.
+    fn full_path(&self, path: &[u8]) -> Vec<u8> {
+        if self.listing.failures.names_volume() {
+            [self.volume.as_os_str().as_bytes(), b":", path].concat()
+        } else {
+            path.to_vec()
+        }
+    }
+
+    fn directory(&mut self, top: FileId, mut path: Vec<u8>) -> Result {
         let mut levels = Vec::new();
         let mut held = 0;
-        self.begin(&path, is_recursive, true)?;
+        self.begin(&path)?;
         self.enter(&mut levels, &mut held, top, &path)?;
-        while is_recursive && let Some(level) = levels.last_mut() {
+        while self.listing.is_recursive
+            && let Some(level) = levels.last_mut()
+        {
             path.truncate(level.path_len);
             let Some(next) = level.todo.next() else {
                 if let Some(after) = level.after {
@@ -108,7 +190,7 @@ impl Listing<'_, '_> {
                 self.error(&path, &error);
                 continue;
             }
-            self.begin(&path, true, false)?;
+            self.begin(&path)?;
             self.enter(&mut levels, &mut held, next.file, &path)?;
         }
         Ok(())
@@ -214,18 +296,20 @@ impl Listing<'_, '_> {
         }
     }
 
-    fn begin(&mut self, path: &[u8], is_recursive: bool, is_first: bool) -> Result {
-        if let Form::Names(out) | Form::Long(out) = &mut self.form
-            && is_recursive
+    fn begin(&mut self, path: &[u8]) -> Result {
+        let header = self.full_path(path);
+        let Listing { form, has_headers, is_empty, .. } = &mut *self.listing;
+        if let Form::Names(out) | Form::Long(out) = form
+            && *has_headers
         {
-            let gap = if is_first { "" } else { "\n" };
-            writeln!(out, "{gap}{}:", Escaped(path))?;
+            let gap = if std::mem::take(is_empty) { "" } else { "\n" };
+            writeln!(out, "{gap}{}:", Escaped(&header))?;
         }
         Ok(())
     }
 
     fn entry(&mut self, directory: &[u8], entry: &Named) -> Result {
-        if let Form::Names(out) = &mut self.form {
+        if let Form::Names(out) = &mut self.listing.form {
             return Ok(writeln!(out, "{}", Escaped(&entry.name))?);
         }
         let path = join(directory, &entry.name);
@@ -239,7 +323,8 @@ impl Listing<'_, '_> {
     }
 
     fn show(&mut self, path: &[u8], name: &[u8], attr: &Attr) -> Result {
-        if let Form::Names(out) = &mut self.form {
+        self.listing.is_empty = false;
+        if let Form::Names(out) = &mut self.listing.form {
             return Ok(writeln!(out, "{}", Escaped(name))?);
         }
         let mut target = None;
@@ -249,9 +334,9 @@ impl Listing<'_, '_> {
                 Err(error) => self.error(path, &error),
             }
         }
-        match &mut self.form {
+        match &mut self.listing.form {
             Form::Json(array) => {
-                array.push(&FileRecord::new(path, attr, target.as_deref()))?;
+                array.push(&FileRecord::new(&self.json_volume, path, attr, target.as_deref()))?;
             }
             Form::Long(out) | Form::Names(out) => {
                 write!(
@@ -275,22 +360,15 @@ impl Listing<'_, '_> {
     }
 
     fn error(&mut self, path: &[u8], error: &Error) {
-        self.status = self.status.max(Some(ExitStatus::of(error)));
-        self.errors += 1;
-        if self.errors <= ERRORS_PRINTED {
-            self.console.error(&format_args!("{}: {}", Escaped(path), Nameless(error)));
+        let Listing { failures, errors, .. } = &mut *self.listing;
+        let status = ExitStatus::of(error);
+        *errors += 1;
+        if *errors <= ERRORS_PRINTED {
+            let text = format_args!("{}: {}", Escaped(path), Nameless(error));
+            failures.inside(self.volume, status, &text);
+        } else {
+            failures.note(status);
         }
-    }
-
-    fn finish(self) -> Result {
-        if let Form::Json(array) = self.form {
-            array.finish()?;
-        }
-        if self.errors > ERRORS_PRINTED {
-            let hidden = self.errors - ERRORS_PRINTED;
-            self.console.error(&format_args!("and {hidden} more errors like these"));
-        }
-        self.status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
     }
 }
 

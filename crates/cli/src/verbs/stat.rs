@@ -1,15 +1,19 @@
 //! `offshoot stat`: everything that is known of a file.
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::{FileSystem, FileType};
 
 use crate::args::StatArguments;
 use crate::exit::Result;
-use crate::output::{CivilTime, Console, Escaped, FileRecord, ModeLetters, type_words, write_line};
+use crate::output::{
+    CivilTime, Console, Escaped, FileRecord, ModeLetters, json_name, type_words, write_line,
+};
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
+use crate::xattrs::held_xattrs;
 
 /// The longest value of an extended attribute that is shown to people.
 const VALUE_SHOWN: usize = 256;
@@ -28,10 +32,11 @@ pub(super) fn run(
         }
         _ => None,
     };
-    let mut xattrs = session.fs.xattrs(file).map_err(|error| session.named(error))?;
+    let mut xattrs = held_xattrs(&session.fs, file).map_err(|error| session.named(error))?;
     xattrs.sort();
     if arguments.json {
-        let record = FileRecord::new(&session.path, &attr, target.as_deref());
+        let volume = json_name(session.volume.as_os_str().as_bytes());
+        let record = FileRecord::new(&volume, &session.path, &attr, target.as_deref());
         return Ok(write_line(out, &record.with_xattrs(&xattrs))?);
     }
     write!(out, "  File: {}", Escaped(&session.path))?;

@@ -1,6 +1,8 @@
 //! Attributes of one file: what `stat` and `listxattr` tell.
 
-use offshoot_vfs::{Attr, FileType};
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{Attr, FileId, FileSystem, FileType, Result};
 
 use super::{Aspect, Pair, Walk};
 
@@ -47,12 +49,8 @@ impl Walk<'_> {
 
     /// Compares the extended attributes, listed and one by one.
     pub(super) fn xattrs(&mut self, pair: &Pair) {
-        let sorted = |mut list: Vec<(Vec<u8>, Vec<u8>)>| {
-            list.sort();
-            list
-        };
-        let ours = self.ours.xattrs(pair.ours).map(sorted);
-        let judge = self.judge.xattrs(pair.judge).map(sorted);
+        let ours = sorted_xattrs(self.ours, pair.ours);
+        let judge = sorted_xattrs(self.judge, pair.judge);
         if let Ok(list) = &judge {
             self.outcome.xattrs += list.len() as u64;
             for (name, value) in list {
@@ -67,4 +65,18 @@ impl Walk<'_> {
         }
         self.same_results(pair, "attributes", ours, judge);
     }
+}
+
+/// All extended attributes of a file, by name. The volume is one of ours: nothing bounds it.
+///
+/// # Errors
+/// That of the filesystem.
+pub fn sorted_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut list = Vec::new();
+    fs.xattrs(file, &mut |name, value| {
+        list.push((name.to_vec(), value.to_vec()));
+        ControlFlow::Continue(())
+    })?;
+    list.sort();
+    Ok(list)
 }

@@ -97,7 +97,8 @@ fn capability(dir: &Path) {
 /// An entry of an access control list: its tag, permissions and id.
 type AclEntry = (u16, u16, u32);
 
-fn access_control_lists(dir: &Path) {
+/// Access control lists on files and directories, set and inherited.
+pub fn access_control_lists(dir: &Path) {
     const NO_ID: u32 = u32::MAX;
     let entries: [AclEntry; 6] = [
         (1, 7, NO_ID),

@@ -12,7 +12,9 @@
 use offshoot_vfs::{Attr, Timestamp};
 use tar::{EntryType, Header};
 
+use super::acl::acl_record;
 use crate::output::json_time;
+use crate::xattrs::Xattr;
 
 /// The unit of a tar archive.
 pub(super) const BLOCK: usize = 512;
@@ -37,7 +39,7 @@ pub(super) struct Front<'a> {
     /// The length of a sparse file, whose data begins with a map.
     pub(super) sparse_size: Option<u64>,
     /// Extended attributes.
-    pub(super) xattrs: &'a [(Vec<u8>, Vec<u8>)],
+    pub(super) xattrs: &'a [Xattr],
 }
 
 impl Front<'_> {
@@ -111,6 +113,9 @@ impl Front<'_> {
             record(&mut records, key, json_time(time).as_bytes());
         }
         for (name, value) in self.xattrs {
+            if let Some((key, text)) = acl_record(name, value, self.attr.file_type) {
+                record(&mut records, key, text.as_bytes());
+            }
             let mut key = b"SCHILY.xattr.".to_vec();
             for &byte in name {
                 // The key ends at the first `=`; GNU tar reads this encoding of one.
@@ -245,7 +250,9 @@ mod tests {
     fn what_does_not_fit_the_header_is_read_back_from_the_records() {
         let path = [b"./".to_vec(), vec![b'd'; 200], b"/".to_vec(), vec![0xff; 255]].concat();
         let attr = attr();
-        let xattrs = vec![(b"user.a=b%".to_vec(), b"a=b\0".to_vec())];
+        let no_list = b"system.posix_acl_access".to_vec();
+        let xattrs =
+            vec![(b"user.a=b%".to_vec(), b"a=b\0".to_vec()), (no_list, b"no list".to_vec())];
         let front = Front {
             entry_type: EntryType::Regular,
             path: &path,
@@ -274,6 +281,8 @@ mod tests {
         assert_eq!(found[&b"uid"[..]], b"3000000");
         assert!(!found.contains_key(&b"gid"[..]));
         assert_eq!(found[&b"SCHILY.xattr.user.a%3Db%25"[..]], b"a=b\0");
+        assert_eq!(found[&b"SCHILY.xattr.system.posix_acl_access"[..]], b"no list");
+        assert!(!found.contains_key(&b"SCHILY.acl.access"[..]));
         let mut data = String::new();
         entry.read_to_string(&mut data).unwrap();
         assert_eq!(data, "hello");

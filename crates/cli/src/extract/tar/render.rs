@@ -6,6 +6,7 @@ use offshoot_vfs::{Attr, Error, FileSystem, FileType, Result};
 use tar::EntryType;
 
 use super::header::{BLOCK, Front, pad};
+use crate::xattrs::{Xattr, held_xattrs};
 
 /// Holes smaller than this, all together, are not worth a sparse entry.
 const HOLES_MIN: u64 = 4096;
@@ -19,20 +20,6 @@ pub(super) fn entry_path(path: &[u8], file_type: FileType) -> Vec<u8> {
     }
 }
 
-/// The most that the extended attributes of one entry may take in an archive, in bytes.
-const XATTRS_MAX: usize = 4 << 20;
-
-/// The extended attributes of a file, as many as an archive takes.
-pub(super) fn xattrs(fs: &dyn FileSystem, attr: &Attr) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let xattrs = fs.xattrs(attr.file)?;
-    let bytes: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if bytes > XATTRS_MAX {
-        let what = format!("{bytes} bytes of extended attributes in a tar archive");
-        return Err(Error::Unsupported(what));
-    }
-    Ok(xattrs)
-}
-
 /// Appends an entry with all of its data, or nothing when there is an error.
 pub(super) fn render(
     fs: &dyn FileSystem,
@@ -40,7 +27,7 @@ pub(super) fn render(
     attr: &Attr,
     out: &mut Vec<u8>,
 ) -> Result<usize> {
-    let xattrs = xattrs(fs, attr)?;
+    let xattrs = held_xattrs(fs, attr.file)?;
     let mut link = Vec::new();
     let entry_type = match attr.file_type {
         FileType::Regular => return render_regular(fs, path, attr, &xattrs, out),
@@ -90,7 +77,7 @@ fn render_regular(
     fs: &dyn FileSystem,
     path: &[u8],
     attr: &Attr,
-    xattrs: &[(Vec<u8>, Vec<u8>)],
+    xattrs: &[Xattr],
     out: &mut Vec<u8>,
 ) -> Result<usize> {
     let mut data = Vec::new();
@@ -166,7 +153,7 @@ pub(super) struct Regular<'a> {
     /// The attributes.
     pub(super) attr: &'a Attr,
     /// The extended attributes.
-    pub(super) xattrs: &'a [(Vec<u8>, Vec<u8>)],
+    pub(super) xattrs: &'a [Xattr],
 }
 
 impl Regular<'_> {

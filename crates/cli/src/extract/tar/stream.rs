@@ -30,11 +30,12 @@ use super::super::problems::Unapplied;
 use super::super::walk::{Entry, Visitor, walk};
 use super::super::{BATCH_BYTES, BATCH_FILES, workers};
 use super::render::{
-    Regular, SparseMap, entry_path, map_line, out_of_order, pad_map, render, render_link, xattrs,
+    Regular, SparseMap, entry_path, map_line, out_of_order, pad_map, render, render_link,
 };
 use super::writer::{Order, Segment, Window, Writer};
 use crate::exit::Failure;
 use crate::resolve::climb;
+use crate::xattrs::held_xattrs;
 
 /// The largest file that is rendered whole.
 const WHOLE_BYTES: u64 = 8 << 20;
@@ -371,7 +372,7 @@ impl Stream<'_> {
     fn large(&mut self, path: Vec<u8>, attr: &Attr) -> Result<(), Error> {
         self.send_batch();
         let fs = self.context.fs;
-        let xattrs = xattrs(fs, attr)?;
+        let xattrs = held_xattrs(fs, attr.file)?;
         let mut map = SparseMap::default();
         let mut ranges = Parts::new(attr.size, u64::MAX);
         while let Some(range) = ranges.next(|at| fs.next_data(attr.file, at))? {

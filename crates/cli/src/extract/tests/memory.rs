@@ -159,8 +159,14 @@ impl FileSystem for Memory {
         found.map(|(_, value)| value.clone()).ok_or(Error::posix(Errno::NODATA, ""))
     }
 
-    fn xattrs(&self, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        Ok(self.get(file)?.xattrs.clone())
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let xattrs = &self.get(file)?.xattrs;
+        let _ = xattrs.iter().try_for_each(|(name, value)| visit(name, value));
+        Ok(())
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
