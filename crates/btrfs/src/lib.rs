@@ -27,7 +27,7 @@ mod volume;
 
 pub use block::TreeBlock;
 pub use filesystem::Filesystem;
-pub use subvolume::SubvolumeInfo;
+pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use tree::{Cursor, TreeRoot};
 pub use volume::{Member, OpenOptions, Report, Reporter, Volume};
 

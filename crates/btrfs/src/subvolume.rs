@@ -64,8 +64,10 @@ pub(crate) fn malformed(e: Malformed) -> Error {
     Error::corrupt(e.structure, e.problem)
 }
 
+/// A stored time. The format does not bound the nanoseconds, so that a damaged value may be
+/// anything; it is cut, because a file is worth more than the end of a second.
 pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
-    Timestamp { secs: time.seconds(), nanos: time.nsec.get() }
+    Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
 }
 
 /// The last root item of the tree `id`. Its key's offset is 0, or the generation in
@@ -171,31 +173,8 @@ impl Volume {
     }
 
     /// All subvolumes that were not deleted, the top level first, by id.
-    pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        let mut ids = Vec::new();
-        let first = Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, 0);
-        let mut cursor = Cursor::seek(self, self.root_tree(), first)?;
-        while let Some((key, data)) = cursor.item() {
-            let id = TreeId(key.objectid);
-            if key.item_type == ItemType::ROOT_ITEM && id.is_subvolume() {
-                let item = RootItem::parse(data).map_err(malformed)?;
-                if !item.is_dead() {
-                    ids.push((id, item));
-                }
-            }
-            if id > TreeId::LAST_FREE {
-                break;
-            }
-            cursor.advance()?;
-        }
-        ids.dedup_by(|later, earlier| {
-            let same = later.0 == earlier.0;
-            if same {
-                earlier.1 = later.1;
-            }
-            same
-        });
-        ids.iter().map(|(id, item)| self.subvolume_info(*id, item)).collect()
+    pub fn subvolumes(&self) -> Subvolumes<'_> {
+        Subvolumes { volume: self, next: Some(TreeId::FS), paths: DirectoryPaths::default() }
     }
 
     /// What is known of the subvolume `id`.
@@ -206,15 +185,24 @@ impl Volume {
         let item = root_item(self, id)?
             .filter(|item| id.is_subvolume() && !item.is_dead())
             .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))?;
-        self.subvolume_info(id, &item)
+        self.subvolume_info(id, &item, &mut DirectoryPaths::default())
     }
 
-    fn subvolume_info(&self, id: SubvolumeId, item: &RootItem) -> Result<SubvolumeInfo> {
+    fn subvolume_info(
+        &self,
+        id: SubvolumeId,
+        item: &RootItem,
+        paths: &mut DirectoryPaths,
+    ) -> Result<SubvolumeInfo> {
         let parent = parent_of(self, id)?;
+        let path = match &parent {
+            Some(parent) => join(&paths.of(self, parent.dir)?, &parent.name),
+            None => Vec::new(),
+        };
         Ok(SubvolumeInfo {
             id,
             parent: parent.map(|parent| TreeId(parent.dir.dev)),
-            path: self.subvolume_path(id)?,
+            path,
             generation: item.generation(),
             created_generation: Generation(item.otransid.get()),
             created: timestamp(&item.otime),
@@ -224,29 +212,96 @@ impl Volume {
             received_uuid: RootItem::uuid(item.received_uuid),
         })
     }
+}
 
-    /// The path of a subvolume from the top level, without a leading slash.
-    ///
-    /// # Errors
-    /// When the way up does not end, which a well-formed volume rules out.
-    pub fn subvolume_path(&self, id: SubvolumeId) -> Result<Vec<u8>> {
-        /// More than any path that a kernel can make, and a bound for a hostile one.
-        const MAX_STEPS: usize = 4096;
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        let mut at = FileId { dev: id.0, ino: inode::ROOT_DIR };
-        for _ in 0..MAX_STEPS {
+/// The subvolumes of a volume, see [`Volume::subvolumes`]. It holds one at a time.
+pub struct Subvolumes<'v> {
+    volume: &'v Volume,
+    /// The id from which on the next one is looked for; `None` behind the last.
+    next: Option<SubvolumeId>,
+    paths: DirectoryPaths,
+}
+
+impl Subvolumes<'_> {
+    /// The next subvolume and its root item: the last one, where there are several.
+    fn find(&mut self) -> Result<Option<(SubvolumeId, RootItem)>> {
+        while let Some(from) = self.next.take() {
+            let first = Key::new(from.0, ItemType::ROOT_ITEM, 0);
+            let mut cursor = Cursor::seek(self.volume, self.volume.root_tree(), first)?;
+            while cursor.item().is_some_and(|(key, _)| key.item_type != ItemType::ROOT_ITEM) {
+                cursor.advance()?;
+            }
+            let Some(id) = cursor.item().map(|(key, _)| TreeId(key.objectid)) else { break };
+            if id > TreeId::LAST_FREE {
+                break;
+            }
+            self.next = Some(TreeId(id.0 + 1));
+            let item = if id.is_subvolume() { root_item(self.volume, id)? } else { None };
+            if let Some(item) = item.filter(|item| !item.is_dead()) {
+                return Ok(Some((id, item)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for Subvolumes<'_> {
+    type Item = Result<SubvolumeInfo>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let found = self.find().transpose()?;
+        Some(found.and_then(|(id, item)| self.volume.subvolume_info(id, &item, &mut self.paths)))
+    }
+}
+
+fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
+}
+
+/// Paths of directories from the top level that were found lately. Subvolumes stand next to
+/// each other or in each other, so the way up from one is mostly that of one before.
+#[derive(Default)]
+struct DirectoryPaths {
+    known: HashMap<FileId, Vec<u8>>,
+    bytes: usize,
+}
+
+impl DirectoryPaths {
+    /// When the paths take more than this, they are forgotten.
+    const MAX_BYTES: usize = 1 << 20;
+    /// The longest path, in bytes. It is far above what a system call can follow, and it bounds the way
+    /// up, which in a damaged volume may be a circle.
+    const MAX_PATH: usize = 64 << 10;
+
+    /// The path of the directory `dir`, without a leading slash; empty for the top level.
+    fn of(&mut self, volume: &Volume, dir: FileId) -> Result<Vec<u8>> {
+        let (mut names, mut len, mut at) = (Vec::new(), 0, dir);
+        let mut path = loop {
+            if let Some(known) = self.known.get(&at) {
+                break known.clone();
+            }
             let parent = if at.ino == inode::ROOT_DIR {
-                parent_of(self, TreeId(at.dev))?
+                parent_of(volume, TreeId(at.dev))?
             } else {
-                Some(inode::parent(self, at)?)
+                Some(inode::parent(volume, at)?)
             };
-            let Some(parent) = parent else {
-                names.reverse();
-                return Ok(names.join(&b'/'));
-            };
+            let Some(parent) = parent else { break Vec::new() };
+            len += parent.name.len() + 1;
+            if len > Self::MAX_PATH {
+                let problem = format!("the way up from {dir} is longer than any path");
+                return Err(Error::corrupt("root backref", problem));
+            }
             names.push(parent.name);
             at = parent.dir;
+        };
+        for name in names.iter().rev() {
+            path = join(&path, name);
         }
-        Err(Error::corrupt("root backref", format!("the way up from subvolume {id} does not end")))
+        if self.bytes > Self::MAX_BYTES {
+            *self = Self::default();
+        }
+        self.bytes += path.len();
+        self.known.insert(dir, path.clone());
+        Ok(path)
     }
 }

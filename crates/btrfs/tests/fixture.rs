@@ -51,7 +51,7 @@ fn it_holds_one_of_each() {
     let (_dir, image) = unpacked();
     let device = Arc::new(FileDevice::open(&image).expect("it opens"));
     let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
-    let subvolumes = volume.subvolumes().expect("a list");
+    let subvolumes = volume.subvolumes().collect::<Result<Vec<_>, _>>().expect("a list");
     assert!(subvolumes.iter().any(|one| one.read_only), "a snapshot");
     assert!(subvolumes.len() >= 4, "subvolumes");
     let id = volume.default_subvolume().expect("a default subvolume");

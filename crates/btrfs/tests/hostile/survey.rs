@@ -38,7 +38,7 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Surv
     let _ = (volume.members().len(), volume.chunks().len());
     seen.insert("default".to_owned(), volume.default_subvolume().map(|id| id.to_string()));
     trees(&volume, &mut seen);
-    let subvolumes = volume.subvolumes();
+    let subvolumes = volume.subvolumes().collect::<Result<Vec<_>, _>>();
     seen.insert(
         "subvolumes".to_owned(),
         subvolumes.as_ref().map(|all| format!("{all:?}")).map_err(again),

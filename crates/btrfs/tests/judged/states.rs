@@ -77,7 +77,7 @@ fn a_subvolume_that_is_half_gone() {
     let mount = disks.mount("ro,noatime");
     let left = offshoot_testkit::progs::subvolumes(mount.path());
     let (volume, _) = open(disks.devices()).expect("the volume opens");
-    let ours = volume.subvolumes().expect("a list");
+    let ours = volume.subvolumes().collect::<Result<Vec<_>, _>>().expect("a list");
     let listed = ours.iter().filter(|info| info.id != crate::common::TOP).count();
     assert_eq!(listed, left.len());
 }

@@ -23,8 +23,7 @@ fn the_list() {
     let uuid = |uuid: Option<uuid::Uuid>| uuid.map_or("-".to_owned(), |uuid| uuid.to_string());
     let mut ours: Vec<_> = volume
         .subvolumes()
-        .expect("a list")
-        .into_iter()
+        .map(|info| info.expect("a subvolume"))
         .filter(|info| info.id != TOP)
         .map(|info| progs::Subvolume {
             id: info.id.0,
@@ -58,7 +57,7 @@ fn each_by_id_and_by_path() {
         let id = TreeId(subvolume.id);
         let root = FileId { dev: subvolume.id, ino: 256 };
         assert_eq!(at(&top, &subvolume.path), root, "{}", subvolume.path);
-        let path = volume.subvolume_path(id).expect("it has a path");
+        let path = volume.subvolume(id).expect("it is there").path;
         assert_eq!(path, subvolume.path.as_bytes());
         let mount = disks.mount(&format!("ro,noatime,subvolid={}", subvolume.id));
         let fs = volume.filesystem(id).expect("the subvolume opens");

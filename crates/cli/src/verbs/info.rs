@@ -113,7 +113,7 @@ impl Info {
             seed: superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0,
             quotas: quotas(volume).map_err(|error| console.warning(&error)).ok(),
             default_subvolume: volume.default_subvolume()?.0,
-            subvolumes: volume.subvolumes()?.len(),
+            subvolumes: count(volume)?,
             devices: devices.collect(),
             profiles: profiles(volume, console),
             // Last, because everything above may report something.
@@ -206,6 +206,16 @@ fn quotas(volume: &Arc<Volume>) -> vfs::Result<Vec<&'static str>> {
     })?;
     let flags = flags.map_err(|error| vfs::Error::corrupt(error.structure, error.problem))?;
     Ok(FLAGS.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| *word).collect())
+}
+
+/// How many subvolumes there are.
+fn count(volume: &Volume) -> Result<usize> {
+    let mut count = 0;
+    for info in volume.subvolumes() {
+        info?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 fn profiles(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {

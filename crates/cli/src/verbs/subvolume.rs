@@ -52,11 +52,12 @@ pub(super) fn list(
 ) -> Result {
     let session = Session::open(&arguments.volume, console)?;
     let default = session.volume.default_subvolume()?;
-    let subvolumes = session.volume.subvolumes()?;
+    let subvolumes = session.volume.subvolumes();
     if arguments.json {
         let mut array = JsonArray::new(out)?;
-        for info in &subvolumes {
-            array.push(&Json::new(info, info.id == default))?;
+        for info in subvolumes {
+            let info = info?;
+            array.push(&Json::new(&info, info.id == default))?;
         }
         return Ok(array.finish()?);
     }
@@ -65,7 +66,8 @@ pub(super) fn list(
         "{:>6} {:>6} {:>10}  {:16}  {:9}  PATH",
         "ID", "PARENT", "GENERATION", "CREATED", "FLAGS"
     )?;
-    for info in &subvolumes {
+    for info in subvolumes {
+        let info = info?;
         let parent = info.parent.map_or("-".to_owned(), |parent| parent.to_string());
         let mut flags = Vec::new();
         flags.extend(info.read_only.then_some("ro"));
