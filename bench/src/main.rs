@@ -27,7 +27,8 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [OPTIONS]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
-  --dir DIR           Where volumes and output go: about 5 GiB, on the disk to measure
+  --dir DIR           Where volumes and output go, on the disk to measure: 3 GiB,
+                      and 8 GiB for each round until all are done
   --source PATH       A directory or a tar archive to fill the volumes with
                       [default: /usr/src/linux-source-6.1.tar.xz]
   --rounds N          How often each side runs [default: 3]

@@ -343,26 +343,20 @@ fn decoded(
 ) -> Result<()> {
     let Decode { compression, ram_bytes, skip } = decode;
     let end = skip.saturating_add(wanted as u64);
-    if compression == Compression::None
-        && let Some(bytes) = stored.get(index(skip)..index(end))
-    {
-        return visit(bytes);
+    let beyond = || {
+        let problem = format!("bytes up to {end} of an extent of {ram_bytes}");
+        Error::corrupt("file extent", problem)
+    };
+    if compression == Compression::None {
+        return visit(stored.get(index(skip)..index(end)).ok_or_else(beyond)?);
     }
-    if end > ram_bytes.max(stored.len() as u64) || end > MAX_COMPRESSED_EXTENT {
-        return Err(Error::corrupt(
-            "file extent",
-            format!("bytes up to {end} of an extent of {ram_bytes}"),
-        ));
+    if end > ram_bytes || end > MAX_COMPRESSED_EXTENT {
+        return Err(beyond());
     }
     with_scratch(|buf| {
         buf.resize(index(end), 0);
-        let made = if compression == Compression::None {
-            buf[..stored.len()].copy_from_slice(stored);
-            stored.len()
-        } else {
-            decompress(compression, stored, volume.superblock().sector_size, buf)
-                .map_err(malformed)?
-        };
+        let made = decompress(compression, stored, volume.superblock().sector_size, buf)
+            .map_err(malformed)?;
         buf[made..].fill(0);
         visit(&buf[index(skip)..])
     })

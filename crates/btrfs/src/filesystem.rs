@@ -43,10 +43,7 @@ impl Filesystem {
 
 /// Names the file in errors that do not name one yet.
 fn of(file: FileId) -> impl Fn(Error) -> Error {
-    move |error| match &error {
-        Error::Corrupt(corrupt) if corrupt.file.is_none() => error.in_file(file),
-        _ => error,
-    }
+    move |error| error.in_file_if_unnamed(file)
 }
 
 impl FileSystem for Filesystem {

@@ -34,15 +34,16 @@ pub(crate) struct RootCache {
 const MAX_CACHED_ROOTS: usize = 16_384;
 
 /// What is known of a subvolume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct SubvolumeInfo {
     /// Its id.
     pub id: SubvolumeId,
     /// The subvolume that holds it; `None` for the top level, and for one that was
     /// orphaned.
     pub parent: Option<SubvolumeId>,
-    /// Its path from the top level, without a leading slash; empty for the top level.
-    pub path: Vec<u8>,
+    /// Its path from the top level, without a leading slash; empty for the top level. The error
+    /// when the way up cannot be read: the subvolume itself may be sound.
+    pub path: Result<Vec<u8>>,
     /// The transaction that changed it last.
     pub generation: Generation,
     /// The transaction that made it.
@@ -177,6 +178,16 @@ impl Volume {
         Subvolumes { volume: self, next: Some(TreeId::FS), paths: DirectoryPaths::default() }
     }
 
+    /// How many subvolumes there are that were not deleted.
+    pub fn subvolume_count(&self) -> Result<usize> {
+        let mut all = self.subvolumes();
+        let mut count = 0;
+        while all.find()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
     /// What is known of the subvolume `id`.
     ///
     /// # Errors
@@ -196,8 +207,8 @@ impl Volume {
     ) -> Result<SubvolumeInfo> {
         let parent = parent_of(self, id)?;
         let path = match &parent {
-            Some(parent) => join(&paths.of(self, parent.dir)?, &parent.name),
-            None => Vec::new(),
+            Some(parent) => paths.of(self, parent.dir).map(|dir| join(&dir, &parent.name)),
+            None => Ok(Vec::new()),
         };
         Ok(SubvolumeInfo {
             id,
@@ -291,17 +302,24 @@ impl DirectoryPaths {
                 let problem = format!("the way up from {dir} is longer than any path");
                 return Err(Error::corrupt("root backref", problem));
             }
-            names.push(parent.name);
+            names.push((at, parent.name));
             at = parent.dir;
         };
-        for name in names.iter().rev() {
+        self.keep(at, &path);
+        for (dir, name) in names.iter().rev() {
             path = join(&path, name);
+            self.keep(*dir, &path);
         }
+        Ok(path)
+    }
+
+    fn keep(&mut self, dir: FileId, path: &[u8]) {
+        /// What an entry takes beside its path, about.
+        const ENTRY_BYTES: usize = 64;
         if self.bytes > Self::MAX_BYTES {
             *self = Self::default();
         }
-        self.bytes += path.len();
-        self.known.insert(dir, path.clone());
-        Ok(path)
+        self.bytes += path.len() + ENTRY_BYTES;
+        self.known.insert(dir, path.to_vec());
     }
 }

@@ -91,12 +91,6 @@ impl<'v> Cursor<'v> {
         self.item().filter(|(key, _)| key.objectid == objectid && key.item_type == item_type)
     }
 
-    /// The leaf that the item is in.
-    #[must_use]
-    pub fn leaf(&self) -> Option<&TreeBlock> {
-        self.path.last().map(|step| &*step.block)
-    }
-
     /// Goes on to the next item.
     pub fn advance(&mut self) -> Result<()> {
         while let Some(step) = self.path.last_mut() {

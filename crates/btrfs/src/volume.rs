@@ -32,7 +32,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::Superblock;
-use offshoot_btrfs_format::{Key, Logical, TreeId};
+use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_vfs::Result;
 
 use crate::block::BlockCache;
@@ -116,11 +116,5 @@ impl Volume {
         if let Some(reporter) = &self.reporter {
             reporter(report);
         }
-    }
-
-    /// Whether a chunk covers `logical`.
-    #[must_use]
-    pub fn is_mapped(&self, logical: Logical) -> bool {
-        self.chunks.find(logical).is_some()
     }
 }

@@ -30,8 +30,10 @@ pub enum Error {
         errno: Errno,
     },
     /// A device or the host failed.
-    #[error("{what}: {}", OsReason(source))]
+    #[error("{}{what}: {}", in_front(file.as_deref()), OsReason(source))]
     Io {
+        /// The file that it was for: a path, or else an inode and its subvolume.
+        file: Option<String>,
         /// What was being done, with the device and the place.
         what: String,
         /// What the operating system said.
@@ -74,12 +76,14 @@ pub struct Corrupt {
     pub file: Option<String>,
 }
 
+/// What a message begins with when it is about a file.
+fn in_front(file: Option<&str>) -> String {
+    file.map(|file| format!("{file}: ")).unwrap_or_default()
+}
+
 impl fmt::Display for Corrupt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(file) = &self.file {
-            write!(f, "{file}: ")?;
-        }
-        write!(f, "corrupt {}", self.structure)?;
+        write!(f, "{}corrupt {}", in_front(self.file.as_deref()), self.structure)?;
         if let Some(logical) = self.logical {
             write!(f, " at logical address {logical}")?;
         }
@@ -103,7 +107,7 @@ impl Error {
 
     /// A failure of the host or a device while doing `what`.
     pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::Io { what: what.into(), source: source.into() }
+        Self::Io { file: None, what: what.into(), source: source.into() }
     }
 
     /// A corrupt structure with no logical address of its own.
@@ -127,14 +131,31 @@ impl Error {
         .into()
     }
 
-    /// Names the file that a corruption belongs to. The caller that knows a better
+    /// Names the file that a corruption or a failure of a device belongs to. The caller that knows a better
     /// name (a path for an inode number) replaces the one from below.
     #[must_use]
     pub fn in_file(mut self, file: impl fmt::Display) -> Self {
-        if let Self::Corrupt(corrupt) = &mut self {
-            corrupt.file = Some(file.to_string());
+        if let Some(place) = self.file_mut() {
+            *place = Some(file.to_string());
         }
         self
+    }
+
+    /// Names the file, unless a name is there already.
+    #[must_use]
+    pub fn in_file_if_unnamed(mut self, file: impl fmt::Display) -> Self {
+        if let Some(place @ None) = self.file_mut() {
+            *place = Some(file.to_string());
+        }
+        self
+    }
+
+    fn file_mut(&mut self) -> Option<&mut Option<String>> {
+        match self {
+            Self::Corrupt(corrupt) => Some(&mut corrupt.file),
+            Self::Io { file, .. } => Some(file),
+            Self::Posix { .. } | Self::Unsupported(_) => None,
+        }
     }
 
     /// The number that a system call would return for this error.

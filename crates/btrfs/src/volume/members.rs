@@ -8,13 +8,16 @@
 //! The volume is what the member with the newest superblock says. The others are
 //! found by the UUIDs that the chunk tree has for them.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::DevItem;
-use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use offshoot_btrfs_format::superblock::{
+    MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockItem,
+};
 use offshoot_btrfs_format::{DeviceId, Generation};
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
 use super::report::Report;
@@ -78,12 +81,32 @@ impl Member {
 #[derive(Debug)]
 pub(super) struct Members {
     all: Vec<Member>,
+    /// Where those that are present are in `all`.
+    present: HashMap<Uuid, usize>,
 }
 
 impl Members {
     pub(super) fn new(mut all: Vec<Member>) -> Self {
         all.sort_by_key(|member| (member.id, member.uuid));
-        Self { all }
+        let present = (0..)
+            .zip(&all)
+            .filter(|(_, member)| member.device.is_some())
+            .map(|(index, member)| (member.uuid, index))
+            .collect();
+        Self { all, present }
+    }
+
+    /// # Errors
+    /// When two members have one number or one UUID, which the volume itself never says.
+    pub(super) fn require_distinct(&self) -> Result<()> {
+        let mut seen = (HashSet::new(), HashSet::new());
+        for Member { id, uuid, .. } in &self.all {
+            if !seen.0.insert(*id) || !seen.1.insert(*uuid) {
+                let problem = format!("device {id} ({uuid}) is there twice");
+                return Err(Error::corrupt("device item", problem));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn all(&self) -> &[Member] {
@@ -96,7 +119,7 @@ impl Members {
 
     /// The index of the member with this UUID, when it is present.
     pub(super) fn find_present(&self, uuid: Uuid) -> Option<usize> {
-        self.all.iter().position(|member| member.uuid == uuid && member.device.is_some())
+        self.present.get(&uuid).copied()
     }
 }
 
@@ -137,7 +160,20 @@ impl Found {
         let best = read_copies()
             .filter_map(|(offset, copy)| Some((offset, copy.ok()?)))
             .max_by_key(|(_, superblock)| superblock.generation);
-        let Some((offset, superblock)) = best else { return Err(problem) };
+        let Some((offset, superblock)) = best else {
+            let is_btrfs = SUPERBLOCK_OFFSETS.iter().any(|&offset| has_magic(&*device, offset));
+            let other = || {
+                Error::posix(
+                    Errno::INVAL,
+                    format!("{}: no btrfs superblock; not a btrfs volume", device.name()),
+                )
+            };
+            return Err(if is_btrfs || matches!(problem, Error::Io { .. }) && fits(primary) {
+                problem
+            } else {
+                other()
+            });
+        };
         report.push(Report::SuperblockCopy {
             device: device.name().to_owned(),
             offset,
@@ -145,6 +181,13 @@ impl Found {
         });
         Ok(Self { device, superblock })
     }
+}
+
+/// Whether there is what looks like a superblock at `offset`, damaged or not.
+fn has_magic(device: &dyn BlockDevice, offset: u64) -> bool {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    device.read_at(offset, &mut bytes).is_ok()
+        && SuperblockItem::view(&bytes).is_ok_and(|item| item.magic == MAGIC)
 }
 
 fn read_one(device: &dyn BlockDevice, offset: u64) -> Result<Superblock> {

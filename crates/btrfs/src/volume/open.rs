@@ -92,7 +92,11 @@ impl Volume {
                 .map(|one| Member::present(&one.superblock.item.dev_item, Some(one), fsid, newest))
                 .collect(),
         );
+        for one in found {
+            report_size(one, options);
+        }
         let chunks = map_chunks(superblock.system_chunks.clone(), &members)?;
+        require_chunk_tree(&chunks)?;
         let mut geometry = Geometry::of(&superblock);
         geometry.seeds = found
             .iter()
@@ -135,6 +139,10 @@ impl Volume {
         }
         drop(cursor);
         self.members = self.match_members(&devices, found, degraded)?;
+        self.members.require_distinct()?;
+        // What is neither the volume's nor of a seed that it has is not accepted in its blocks.
+        let is_seed = |seed: &Uuid| devices.iter().any(|item| item.fsid == *seed.as_bytes());
+        self.geometry.seeds.retain(is_seed);
         self.chunks = map_chunks(chunks, &self.members)?;
         for mapped in self.chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
             let Chunk { start, length, flags, profile, .. } = &mapped.chunk;
@@ -176,20 +184,38 @@ impl Volume {
     }
 
     fn report_condition(&self, member: &Member, found: &Found) {
-        let device = member.name();
         if member.is_stale() {
             self.report(&Report::StaleMember {
-                device: device.clone(),
+                device: member.name(),
                 generation: found.superblock.generation,
                 newest: self.superblock.generation,
             });
         }
-        let size_bytes = found.device.size_bytes();
-        if size_bytes < member.total_bytes {
-            let expected_bytes = member.total_bytes;
-            self.report(&Report::ShortMember { device, size_bytes, expected_bytes });
+    }
+}
+
+/// Tells of a device that is shorter than its own superblock says: what is cut off is missed later, by
+/// whatever comes to need it.
+fn report_size(found: &Found, options: &OpenOptions) {
+    let device = found.device.name().to_owned();
+    let size_bytes = found.device.size_bytes();
+    let expected_bytes = found.superblock.item.dev_item.total_bytes.get();
+    if let Some(reporter) = options.reporter.as_ref().filter(|_| size_bytes < expected_bytes) {
+        reporter(&Report::ShortMember { device, size_bytes, expected_bytes });
+    }
+}
+
+/// Refuses a volume whose chunk tree lies on devices that were not given.
+fn require_chunk_tree(chunks: &ChunkMap) -> Result<()> {
+    for mapped in chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
+        let missing = mapped.chunk.stripes.iter().zip(&mapped.members).find(|(_, m)| m.is_none());
+        if let Some((stripe, _)) = missing {
+            let (id, uuid) = (stripe.device, stripe.device_uuid);
+            let what = format!("device {id} ({uuid}) of the volume is missing");
+            return Err(Error::posix(Errno::NODEV, what));
         }
     }
+    Ok(())
 }
 
 /// The superblock that says what the volume is: the newest of its members.

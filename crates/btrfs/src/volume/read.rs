@@ -6,7 +6,7 @@ use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_vfs::{Corrupt, Error, Result};
 
 use super::report::{Report, place};
-use super::ways::{Place, Rebuild, Segment, Way, segment};
+use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
 use super::{Volume, parity};
 use crate::block::TreeBlock;
 
@@ -41,32 +41,37 @@ impl Volume {
     /// When no way gives a block that verifies: what was wrong with the first.
     pub(crate) fn read_block(&self, expected: &Expected) -> Result<TreeBlock> {
         let mut bytes = vec![0; self.superblock.node_size as usize].into_boxed_slice();
-        let segments = self.segments("tree block", expected.logical, bytes.len() as u64)?;
-        let attempts = segments.iter().map(|s| s.ways.len()).max().unwrap_or(0);
+        let (logical, len) = (expected.logical, bytes.len() as u64);
         let mut failures = Vec::new();
-        for attempt in 0..attempts {
-            let source = self.describe(&segments, attempt);
-            let mut rest = &mut bytes[..];
-            let mut read = Ok(());
-            for segment in &segments {
-                let part;
-                (part, rest) = rest.split_at_mut(segment_len(segment));
-                // A block that lies across two stripes is read by the same attempt in both.
-                match segment.ways.get(attempt).or(segment.ways.last()) {
-                    Some(way) => read = read.and_then(|()| self.read_way(way, 0, part)),
-                    None => return Err(self.lost("tree block", expected.logical)),
-                }
+        for effort in [Effort::First, Effort::All] {
+            let segments = self.segments("tree block", logical, len, effort)?;
+            let attempts = attempts(&segments);
+            // What the first effort tried is tried by the second one too, in its order.
+            failures.clear();
+            for attempt in 0..attempts {
+                let source = self.describe(&segments, attempt);
+                let verified = self.read_segments(&segments, attempt, &mut bytes).and_then(|()| {
+                    self.verify_block(&bytes, expected).map_err(|e| corrupt(e, logical))
+                });
+                let Err(error) = verified else {
+                    self.report_failures("tree block", logical, &failures);
+                    return Ok(TreeBlock::verified(bytes));
+                };
+                failures.push(Failure { source, error });
             }
-            let verified = read.and_then(|()| {
-                self.verify_block(&bytes, expected).map_err(|e| corrupt(e, expected.logical))
-            });
-            let Err(error) = verified else {
-                self.report_failures("tree block", expected.logical, &failures);
-                return Ok(TreeBlock::verified(bytes));
-            };
-            failures.push(Failure { source, error });
         }
-        Err(self.first_error("tree block", expected.logical, failures))
+        Err(self.first_error("tree block", logical, failures))
+    }
+
+    /// Reads all segments of a block, each in the way that `attempt` stands for.
+    fn read_segments(&self, segments: &[Segment], attempt: usize, bytes: &mut [u8]) -> Result<()> {
+        let mut rest = bytes;
+        for (segment, way) in segments.iter().zip(chosen(segments, attempt)) {
+            let part;
+            (part, rest) = rest.split_at_mut(segment_len(segment));
+            self.read_way(way, 0, part)?;
+        }
+        Ok(())
     }
 
     fn verify_block(&self, bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
@@ -88,7 +93,7 @@ impl Volume {
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
         let mut done = 0;
-        for segment in self.segments("data", logical, buf.len() as u64)? {
+        for segment in self.segments("data", logical, buf.len() as u64, Effort::First)? {
             let len = segment_len(&segment);
             let at = Logical(logical.0 + done as u64);
             let sums = checksums.map(|sums| &sums[done / sector * csum_len..]);
@@ -105,20 +110,36 @@ impl Volume {
         checksums: Option<&[u8]>,
         mut segment: Segment,
     ) -> Result<()> {
-        if checksums.is_none() && segment.redundant {
-            segment.ways.retain(|way| !way.is_stale(&self.members));
-        }
+        self.leave_out_stale(&mut segment, checksums);
         let Some(first) = segment.ways.first() else { return Err(self.lost("data", logical)) };
         let read = self.read_way(first, 0, buf);
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
+        let len = segment.len;
+        let mut all = None;
         for (i, buf) in buf.chunks_mut(sector).enumerate() {
             let sum = checksums.map(|sums| &sums[i * csum_len..][..csum_len]);
-            if read.is_err() || self.verify_sector(buf, sum).is_err() {
-                self.read_sector(logical, i * sector, buf, sum, &segment.ways)?;
+            if read.is_ok() && self.verify_sector(buf, sum).is_ok() {
+                continue;
             }
+            if all.is_none() {
+                let mut segments = self.segments("data", logical, len, Effort::All)?;
+                for segment in &mut segments {
+                    self.leave_out_stale(segment, checksums);
+                }
+                all = segments.into_iter().next();
+            }
+            let ways = all.as_ref().map_or(&[][..], |segment| &segment.ways);
+            self.read_sector(logical, i * sector, buf, sum, ways)?;
         }
         Ok(())
+    }
+
+    /// Without checksums a member that missed commits is not believed where others have the same.
+    fn leave_out_stale(&self, segment: &mut Segment, checksums: Option<&[u8]>) {
+        if checksums.is_none() && segment.redundant {
+            segment.ways.retain(|way| !way.is_stale(&self.members));
+        }
     }
 
     /// Reads the sector `offset` bytes into the segment at `segment_start` by the first
@@ -158,7 +179,13 @@ impl Volume {
     }
 
     /// The segments that `len` bytes from `logical` on consist of.
-    fn segments(&self, what: &str, logical: Logical, len: u64) -> Result<Vec<Segment>> {
+    fn segments(
+        &self,
+        what: &str,
+        logical: Logical,
+        len: u64,
+        effort: Effort,
+    ) -> Result<Vec<Segment>> {
         let mut segments = Vec::with_capacity(1);
         let mut done = 0;
         while done < len {
@@ -167,7 +194,7 @@ impl Volume {
                 .chunks
                 .find(at)
                 .ok_or_else(|| Error::corrupt_at(what, logical.0, "no chunk covers the address"))?;
-            let segment = segment(mapped, &self.members, at, len - done);
+            let segment = segment(mapped, &self.members, at, len - done, effort);
             done += segment.len;
             segments.push(segment);
         }
@@ -191,30 +218,30 @@ impl Volume {
         })
     }
 
-    /// Solves for the lost stripe of a row. `buf` becomes the P or the Q sum first.
+    /// Solves for the lost stripe of a row. `buf` becomes the P sum, or the Q sum when P is not used.
     fn rebuild(&self, rebuild: &Rebuild, offset: u64, buf: &mut [u8]) -> Result<()> {
         let mut stripe = vec![0; buf.len()];
-        let mut q_sum = vec![0; buf.len()];
+        let mut q_sum = rebuild.q.map(|_| vec![0; buf.len()]);
         buf.fill(0);
         for (index, at) in &rebuild.data {
             self.read_place(*at, offset, &mut stripe)?;
             parity::add(buf, &stripe);
-            parity::add_to_q(&mut q_sum, &stripe, *index);
+            if let Some(q_sum) = &mut q_sum {
+                parity::add_to_q(q_sum, &stripe, *index);
+            }
         }
         if let Some(p) = rebuild.p {
             self.read_place(p, offset, &mut stripe)?;
             parity::add(buf, &stripe);
         }
-        if let Some(q) = rebuild.q {
+        if let (Some(q), Some(q_sum)) = (rebuild.q, &mut q_sum) {
             self.read_place(q, offset, &mut stripe)?;
-            parity::add(&mut q_sum, &stripe);
-        }
-        match (rebuild.p, rebuild.other_lost) {
-            (_, Some(other)) => parity::solve_pq(buf, &q_sum, rebuild.target, other),
-            (Some(_), None) => {}
-            (None, None) => {
-                parity::solve_q(&mut q_sum, rebuild.target);
-                buf.copy_from_slice(&q_sum);
+            parity::add(q_sum, &stripe);
+            if let Some(other) = rebuild.other_lost {
+                parity::solve_pq(buf, q_sum, rebuild.target, other);
+            } else {
+                parity::solve_q(q_sum, rebuild.target);
+                buf.copy_from_slice(q_sum);
             }
         }
         Ok(())
@@ -226,7 +253,7 @@ impl Volume {
         let mut places = Vec::new();
         for (logical, len) in ranges {
             // What is not mapped fails when it is read.
-            let Ok(segments) = self.segments("data", logical, len) else { continue };
+            let Ok(segments) = self.segments("data", logical, len, Effort::First) else { continue };
             for segment in segments {
                 if let Some(Way::Direct(at)) = segment.ways.first() {
                     places.push((at.member, at.physical.0, at.physical.0 + segment.len));
@@ -254,10 +281,8 @@ impl Volume {
     }
 
     fn describe(&self, segments: &[Segment], attempt: usize) -> String {
-        segments
-            .first()
-            .and_then(|segment| segment.ways.get(attempt).or(segment.ways.last()))
-            .map_or_else(String::new, |way| self.describe_way(way, 0))
+        let ways = chosen(segments, attempt).map(|way| self.describe_way(way, 0));
+        ways.collect::<Vec<_>>().join(" and ")
     }
 
     fn describe_way(&self, way: &Way, offset: u64) -> String {
@@ -300,7 +325,7 @@ impl Volume {
                 let problem = format!("{} ({source}){others}", corrupt.problem);
                 Corrupt { problem, ..*corrupt }.into()
             }
-            Error::Io { what: doing, source } => {
+            Error::Io { what: doing, source, .. } => {
                 Error::io(format!("{what} at logical address {logical}: {doing}{others}"), source)
             }
             other => other,
@@ -323,6 +348,27 @@ impl Volume {
             offshoot_vfs::Errno::NXIO,
         )
     }
+}
+
+/// The most combinations of ways in which a block is tried.
+const MAX_ATTEMPTS: usize = 1024;
+
+/// In how many ways a block can be read. One that lies across two stripes can be read in every
+/// combination of theirs, because one of them may be bad here and another one there.
+fn attempts(segments: &[Segment]) -> usize {
+    segments
+        .iter()
+        .fold(1usize, |product, segment| product.saturating_mul(segment.ways.len()))
+        .min(MAX_ATTEMPTS)
+}
+
+/// The way that `attempt` stands for, in each segment.
+fn chosen(segments: &[Segment], mut attempt: usize) -> impl Iterator<Item = &Way> {
+    segments.iter().map(move |segment| {
+        let way = &segment.ways[attempt % segment.ways.len()];
+        attempt /= segment.ways.len();
+        way
+    })
 }
 
 fn segment_len(segment: &Segment) -> usize {

@@ -81,7 +81,7 @@ pub enum Report {
         /// What it holds and its profile.
         kind: String,
     },
-    /// The device is of an earlier state of the volume and is not used.
+    /// The device belonged to an earlier state of the volume, or is a seed that it does not have.
     NotAMember {
         /// The device.
         device: String,
@@ -122,7 +122,7 @@ impl fmt::Display for Report {
                 "too many devices are missing for the {kind} chunk at {logical} ({length} bytes): what it holds cannot all be read"
             ),
             Self::NotAMember { device } => {
-                write!(f, "{device} is of an earlier state of the volume and is not used")
+                write!(f, "{device} is not a member of the volume as it is now, and is not used")
             }
         }
     }

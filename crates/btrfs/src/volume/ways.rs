@@ -78,12 +78,23 @@ pub(super) struct Segment {
     pub(super) redundant: bool,
 }
 
+/// Which ways of a segment are worked out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// A rebuild only when there is no copy on a member that is present and current: all that a
+    /// read of a sound volume needs.
+    First,
+    /// Every way there is.
+    All,
+}
+
 /// The segment of at most `len` bytes that begins at `logical`, which `mapped` covers.
 pub(super) fn segment(
     mapped: &MappedChunk,
     members: &Members,
     logical: Logical,
     len: u64,
+    effort: Effort,
 ) -> Segment {
     let chunk = &mapped.chunk;
     let offset = logical.0 - chunk.start.0;
@@ -117,9 +128,15 @@ pub(super) fn segment(
             let (row, target) = (unit / data, unit % data);
             let of_row = |index: u64| place((index + row) % stripes, row * STRIPE_LEN + within);
             let q = (chunk.profile == Profile::Raid6).then(|| of_row(data + 1)).flatten();
-            let row_places: Vec<_> = (0..data).map(of_row).collect();
-            let target = usize::try_from(target).expect("an index into the stripes");
-            (in_unit, row_ways(&row_places, of_row(data), q, target))
+            let direct = of_row(target).map(Way::Direct);
+            let is_enough = direct.as_ref().is_some_and(|way| !way.is_stale(members));
+            if effort == Effort::First && is_enough {
+                (in_unit, direct.into_iter().collect())
+            } else {
+                let row_places: Vec<_> = (0..data).map(of_row).collect();
+                let target = usize::try_from(target).expect("an index into the stripes");
+                (in_unit, row_ways(&row_places, of_row(data), q, target))
+            }
         }
     };
     ways.sort_by_key(|way| way.is_stale(members));

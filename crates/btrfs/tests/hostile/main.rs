@@ -41,8 +41,8 @@ const CASE_MEMORY_KIB: u64 = 256 << 10;
 
 /// The cases for a volume in an ordinary run: for the small one that the repository
 /// carries, and for each that the kernel makes.
-const CASES_CARRIED: u64 = 500;
-const CASES_MADE: u64 = 25;
+const CASES_CARRIED: u64 = 1000;
+const CASES_MADE: u64 = 100;
 
 fn devices(members: &[Patched]) -> Vec<Arc<dyn BlockDevice>> {
     members.iter().map(|member| Arc::new(member.clone()) as Arc<dyn BlockDevice>).collect()

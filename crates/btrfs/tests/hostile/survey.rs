@@ -39,10 +39,12 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Surv
     seen.insert("default".to_owned(), volume.default_subvolume().map(|id| id.to_string()));
     trees(&volume, &mut seen);
     let subvolumes = volume.subvolumes().collect::<Result<Vec<_>, _>>();
-    seen.insert(
-        "subvolumes".to_owned(),
-        subvolumes.as_ref().map(|all| format!("{all:?}")).map_err(again),
-    );
+    let lost = subvolumes.iter().flatten().find_map(|one| one.path.as_ref().err());
+    let listed = match (lost, &subvolumes) {
+        (Some(error), _) | (None, Err(error)) => Err(again(error)),
+        (None, Ok(all)) => Ok(format!("{all:?}")),
+    };
+    seen.insert("subvolumes".to_owned(), listed);
     let mut ids = vec![TreeId::FS];
     ids.extend(subvolumes.iter().flatten().map(|one| one.id).filter(|&id| id != TreeId::FS));
     for id in ids {

@@ -175,8 +175,9 @@ fn names_the_loss(error: &Error, fault: Fault, logical: u64) {
             assert!(corrupt.file.is_some(), "{text}");
             assert!(corrupt.structure.contains("data"), "{text}");
         }
-        Error::Io { .. } => {
+        Error::Io { file, .. } => {
             assert_eq!(fault, Fault::Error, "{text}");
+            assert!(file.is_some(), "{text}");
             assert!(text.contains(&logical.to_string()), "{text}");
         }
         _ => panic!("{text}"),

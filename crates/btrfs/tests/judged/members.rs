@@ -332,3 +332,17 @@ fn all_members_present() {
     let disks = Recipe::new().devices(3).mkfs("-d raid1 -m raid1c3").fill(before).make(&judges);
     judge(&disks, 150);
 }
+
+/// One device of several tells which one it misses, before it tries to read what is not there.
+#[test]
+fn one_device_of_several_names_a_missing_one() {
+    let Some(judges) = judges::require() else { return };
+    for profile in ["-d raid0 -m raid0", "-d single -m single", "-d raid1 -m raid1"] {
+        let disks = Recipe::new().devices(3).mkfs(profile).fill(little).make(&judges);
+        for device in disks.devices() {
+            let Err(error) = open(vec![device]) else { panic!("{profile}: it opened") };
+            assert_eq!(error.errno(), Errno::NODEV, "{profile}: {error}");
+            assert!(error.to_string().contains("is missing"), "{profile}: {error}");
+        }
+    }
+}

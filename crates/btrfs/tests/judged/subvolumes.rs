@@ -33,7 +33,8 @@ fn the_list() {
             uuid: uuid(info.uuid),
             parent_uuid: uuid(info.parent_uuid),
             received_uuid: uuid(info.received_uuid),
-            path: String::from_utf8(info.path).expect("the filler uses plain names"),
+            path: String::from_utf8(info.path.expect("it is read"))
+                .expect("the filler uses plain names"),
             read_only: info.read_only,
         })
         .collect();
@@ -57,7 +58,7 @@ fn each_by_id_and_by_path() {
         let id = TreeId(subvolume.id);
         let root = FileId { dev: subvolume.id, ino: 256 };
         assert_eq!(at(&top, &subvolume.path), root, "{}", subvolume.path);
-        let path = volume.subvolume(id).expect("it is there").path;
+        let path = volume.subvolume(id).expect("it is there").path.expect("it is read");
         assert_eq!(path, subvolume.path.as_bytes());
         let mount = disks.mount(&format!("ro,noatime,subvolid={}", subvolume.id));
         let fs = volume.filesystem(id).expect("the subvolume opens");
