@@ -122,6 +122,7 @@ pub(crate) struct OpenArguments {
 #[derive(Args)]
 pub(crate) struct TreeArguments {
     /// Start at this subvolume instead of the default one: an id, or a path from the top level
+    /// (/2024 for one that is called 2024)
     #[arg(long, value_name = "ID|PATH")]
     pub(crate) subvolume: Option<OsString>,
     #[command(flatten)]
@@ -242,7 +243,7 @@ pub(crate) enum SubvolumeVerb {
 
 #[derive(Subcommand)]
 pub(crate) enum DumpVerb {
-    /// The superblock, field by field
+    /// All superblocks of the given devices, field by field, and whether each verifies
     Super(InfoArguments),
     /// The chunk map: which range is where on which device
     Chunks(InfoArguments),

@@ -36,7 +36,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{FileId, FileSystem, FileType};
-use rustix::fs::Mode;
 use serde::Serialize;
 
 use crate::exit::{Failure, Result};
@@ -110,18 +109,19 @@ pub(crate) fn extract(
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
     context.owner_of_new = destination.owner_of_new;
     context.destination = Some(destination.fd.try_clone().map_err(fail)?);
-    let fd = destination.fd.try_clone().map_err(fail)?;
     if is_directory {
+        let fd = destination.give_away().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, Some(attr));
         tree::extract_below(&context, limits, source.top, top.clone());
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
     } else {
+        let fd = destination.fd.try_clone().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, None);
         let name = SafeName::new(source.path.get(prefix.len() + 1..).unwrap_or_default())?;
         let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
         tree::extract_one(&context, limits, &top, &entry);
-        rustix::fs::fchmod(&destination.fd, Mode::from_raw_mode(destination.mode_before))
-            .map_err(|errno| fail(errno.into()))?;
+        drop(top);
+        destination.restore().map_err(fail)?;
     }
     console.stop_progress();
     let counters = std::mem::take(&mut context.counters);

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
+//! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
 //! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
@@ -18,6 +19,7 @@
 //! error.
 
 mod args;
+mod enter;
 mod exit;
 mod extract;
 mod output;

@@ -14,5 +14,5 @@ pub(crate) use escape::{Escaped, json_name, message};
 pub(crate) use human::human_size;
 pub(crate) use json::{JsonArray, write_line};
 pub(crate) use mode::{ModeLetters, type_words};
-pub(crate) use record::FileRecord;
+pub(crate) use record::{FileRecord, shown_inode};
 pub(crate) use time::{CivilTime, json_time};

@@ -17,6 +17,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::output::Escaped;
+
 /// A path in a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -48,6 +50,23 @@ impl Place {
             None => Self { volume: OsString::from_vec(bytes.to_vec()).into(), path: b"/".to_vec() },
         }
     }
+}
+
+/// What is wrong with the name of a volume that is not there, when the name of an existing file
+/// stands before a colon in it: most likely a place was meant.
+pub(crate) fn mistaken_for_place(volume: &Path, may_have_path: bool) -> Option<String> {
+    let bytes = volume.as_os_str().as_bytes();
+    let prefixes = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
+    let file = prefixes.map(|at| &bytes[..at]).find(|prefix| {
+        let path = Path::new(OsStr::from_bytes(prefix));
+        path.metadata().is_ok_and(|metadata| !metadata.is_dir())
+    })?;
+    let (shown, file) = (Escaped(bytes), Escaped(file));
+    Some(if may_have_path {
+        format!("{shown}: a place is VOLUME:/PATH, and {file} is a file: write {file}:/ and a path")
+    } else {
+        format!("{shown}: this takes a volume without a path: write {file}")
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Opening what the command line names: devices, volume, subvolume, file.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
-use crate::place::Place;
+use crate::place::{Place, mistaken_for_place};
 use crate::resolve::{LastLink, resolve};
 
 /// How many reports are kept for `info`.
@@ -39,15 +40,19 @@ pub(crate) struct PlaceSession {
 impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
-        Self::open_path(&arguments.volume, &arguments.open, console)
+        let device = open_device(&arguments.volume)?;
+        Self::open_with(device, &arguments.open, console)
     }
 
-    fn open_path(path: &Path, arguments: &OpenArguments, console: &Arc<Console>) -> Result<Self> {
-        let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
-        for path in std::iter::once(path).chain(arguments.devices.iter().map(AsRef::as_ref)) {
-            let device = FileDevice::open(path)
-                .map_err(|error| Failure::Host(path.display().to_string(), error))?;
-            devices.push(Arc::new(device));
+    /// Opens the volume that begins with `device`.
+    fn open_with(
+        device: FileDevice,
+        arguments: &OpenArguments,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
+        for path in &arguments.devices {
+            devices.push(Arc::new(open_device(path)?));
         }
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
@@ -80,7 +85,8 @@ impl Session {
         Ok(self.volume.filesystem(root)?)
     }
 
-    /// The subvolume that `name` (an id, or a path from the top level) names.
+    /// The subvolume that `name` (an id, or a path from the top level) names. A path that is
+    /// a number itself is told from an id by a `/` in front.
     fn subvolume(&self, name: &OsStr) -> Result<SubvolumeId> {
         if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
             return Ok(self.volume.subvolume(TreeId(id))?.id);
@@ -96,13 +102,26 @@ impl Session {
     }
 }
 
+/// Opens a device that the command line names without a path.
+pub(crate) fn open_device(path: &Path) -> Result<FileDevice> {
+    open_named(path, false)
+}
+
+fn open_named(path: &Path, may_have_path: bool) -> Result<FileDevice> {
+    FileDevice::open(path).map_err(|error| match mistaken_for_place(path, may_have_path) {
+        Some(mistake) if error.kind() == io::ErrorKind::NotFound => Failure::Usage(mistake),
+        _ => Failure::Host(path.display().to_string(), error),
+    })
+}
+
 /// Opens a volume, and in it the tree of files that `arguments` name.
 pub(crate) fn open_tree(
     volume: &Path,
     arguments: &TreeArguments,
     console: &Arc<Console>,
 ) -> Result<Filesystem> {
-    Session::open_path(volume, &arguments.open, console)?.tree(arguments)
+    let device = open_named(volume, true)?;
+    Session::open_with(device, &arguments.open, console)?.tree(arguments)
 }
 
 impl PlaceSession {

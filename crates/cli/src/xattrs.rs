@@ -19,18 +19,26 @@ const EACH_BYTES: usize = 128;
 
 /// The extended attributes of `file`, in the order of the volume.
 pub(crate) fn held_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<Xattr>> {
+    held_xattrs_within(fs, file, HELD_MIB << 20)?.ok_or_else(|| {
+        let what = format!("more than {HELD_MIB} MiB of extended attributes of one file");
+        Error::Unsupported(what)
+    })
+}
+
+/// The same; `None` when they take more than `bytes_max`.
+pub(crate) fn held_xattrs_within(
+    fs: &dyn FileSystem,
+    file: FileId,
+    bytes_max: usize,
+) -> Result<Option<Vec<Xattr>>> {
     let (mut held, mut bytes) = (Vec::new(), 0);
     fs.xattrs(file, &mut |name, value| {
         bytes += name.len() + value.len() + EACH_BYTES;
-        if bytes > HELD_MIB << 20 {
+        if bytes > bytes_max {
             return ControlFlow::Break(());
         }
         held.push((name.to_vec(), value.to_vec()));
         ControlFlow::Continue(())
     })?;
-    if bytes > HELD_MIB << 20 {
-        let what = format!("more than {HELD_MIB} MiB of extended attributes of one file");
-        return Err(Error::Unsupported(what));
-    }
-    Ok(held)
+    Ok((bytes <= bytes_max).then_some(held))
 }

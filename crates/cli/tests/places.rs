@@ -82,12 +82,37 @@ fn cat_goes_on_after_a_file_that_it_cannot_read() {
 #[test]
 fn the_worst_failure_decides_the_exit_code() {
     let volumes = volumes();
-    std::fs::write(volumes.path().join("noise"), vec![7; 1 << 20]).expect("a file in it");
+    let mut damaged = vec![7; 1 << 20];
+    damaged[(64 << 10) + 64..][..8].copy_from_slice(b"_BHRfS_M");
+    std::fs::write(volumes.path().join("damaged"), damaged).expect("a file in it");
     for verb in ["ls", "cat"] {
-        let places = [verb, "a.img:/nowhere", "noise:/x", "absent:/x"];
+        let places = [verb, "a.img:/nowhere", "damaged:/x", "absent:/x"];
         let output = offshoot(volumes.path(), &places);
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         assert_eq!(text(&output.stderr).lines().count(), 3);
         assert!(output.stdout.is_empty());
     }
+}
+
+/// All of these said only that there is no such file.
+#[test]
+fn a_place_that_is_almost_one_is_told_how_to_write_it() {
+    let volumes = volumes();
+    for (arguments, hint) in [
+        (&["ls", "a.img:etc"][..], "a place is VOLUME:/PATH"),
+        (&["ls", "a.img:"], "a place is VOLUME:/PATH"),
+        (&["stat", "a.img:etc:x"], "a place is VOLUME:/PATH"),
+        (&["info", "a.img:/"], "this takes a volume without a path"),
+        (&["info", "a.img:"], "this takes a volume without a path"),
+        (&["subvolume", "list", "a.img:/home"], "this takes a volume without a path"),
+        (&["dump", "super", "a.img:/home"], "this takes a volume without a path"),
+    ] {
+        let output = offshoot(volumes.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let message = text(&output.stderr);
+        assert!(message.contains(hint) && message.contains("a.img"), "{arguments:?}: {message}");
+    }
+    let output = offshoot(volumes.path(), &["ls", "c.img:etc"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "offshoot: c.img:etc: No such file or directory\n");
 }

@@ -53,25 +53,31 @@ fn messages_have_one_form() {
 }
 
 #[test]
-fn what_is_no_volume_is_3() {
+fn what_is_no_volume_is_1_and_a_damaged_one_is_3() {
     let temp = tempfile::tempdir().expect("a temporary directory");
-    let path = temp.path().join("noise");
-    std::fs::write(&path, vec![7; 1 << 20]).expect("a file in it");
-    let text = path.to_str().expect("its path is text");
-    for arguments in [
-        &["info", text][..],
-        &["ls", text],
-        &["stat", text],
-        &["cat", text],
-        &["extract", text, "/no/such/destination"],
-        &["subvolume", "list", text],
-        &["dump", "super", text],
-        &["dump", "chunks", text],
-        &["dump", "tree", text, "fs"],
-    ] {
-        let output = offshoot(arguments);
-        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {}", error(&output));
-        assert!(output.stdout.is_empty());
+    let noise = vec![7; 1 << 20];
+    let mut damaged = noise.clone();
+    damaged[(64 << 10) + 64..][..8].copy_from_slice(b"_BHRfS_M");
+    for (name, bytes, code) in [("noise", noise, 1), ("damaged", damaged, 3)] {
+        let path = temp.path().join(name);
+        std::fs::write(&path, bytes).expect("a file in it");
+        let text = path.to_str().expect("its path is text");
+        for arguments in [
+            &["info", text][..],
+            &["ls", text],
+            &["stat", text],
+            &["cat", text],
+            &["extract", text, "/no/such/destination"],
+            &["subvolume", "list", text],
+            &["dump", "super", text],
+            &["dump", "chunks", text],
+            &["dump", "tree", text, "fs"],
+        ] {
+            let output = offshoot(arguments);
+            assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", error(&output));
+            // What is there instead of a superblock is what `dump super` is asked for.
+            assert_eq!(output.stdout.is_empty(), arguments[1] != "super", "{arguments:?}");
+        }
     }
     assert_eq!(offshoot(&["info", temp.path().to_str().expect("text")]).status.code(), Some(1));
 }

@@ -1,8 +1,9 @@
 //! Owner, permissions, extended attributes and times of what was made.
 //!
-//! The order matters: a change of owner clears set-id bits and capabilities, so the owner
-//! comes first, then the permissions, then the extended attributes; times come last, because
-//! all of these may touch them. Set-id bits are not given to a file whose owner could not be
+//! The order matters. A change of owner clears set-id bits and capabilities, so the owner comes
+//! first. Extended attributes of users need a file that may be written, so they come before
+//! the permissions, which touch no capabilities. Times come last, because all of these
+//! may touch them. Set-id bits are not given to a file whose owner could not be
 //! given: they would lend the rights of somebody else.
 //!
 //! Regular files and directories are reached through their descriptor. Everything else cannot
@@ -59,18 +60,18 @@ impl Made<'_> {
                 mode &= !SET_ID;
             }
         }
-        if mode != self.mode_now
-            && self.attr.file_type != FileType::Symlink
-            && let Err(errno) = self.set_mode(mode)
-        {
-            refused(Unapplied::Mode, errno);
-        }
         let xattrs = context.fs.xattrs(self.attr.file, &mut |name, value| {
             if let Err(errno) = self.set_xattr(name, value) {
                 refused(Unapplied::Xattr, errno);
             }
             ControlFlow::Continue(())
         });
+        if mode != self.mode_now
+            && self.attr.file_type != FileType::Symlink
+            && let Err(errno) = self.set_mode(mode)
+        {
+            refused(Unapplied::Mode, errno);
+        }
         if let Err(errno) = self.set_times() {
             refused(Unapplied::Times, errno);
         }

@@ -3,13 +3,15 @@
 //! The destination is made by us or is an empty directory that is ours. For as long as the
 //! extraction runs, nobody else can enter it (mode 0700), so what happens inside needs
 //! no defence against others: files can be made with their final permissions before their owner
-//! is right, and a name that was made stays what it is. It gets its own owner and mode last.
+//! is right, and a name that was made stays what it is. It gets its own owner and mode last; a
+//! directory that gets none from the volume gets back what it had.
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::fs::{self, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{self, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{self, Resource, Rlimit};
 
@@ -18,22 +20,40 @@ use crate::exit::{Failure, Result};
 /// Descriptors that are left to everything else: devices, standard streams, the link table.
 const DESCRIPTORS_KEPT: u64 = 64;
 
+/// The extended attribute that gives new files in a directory their ACL.
+const DEFAULT_ACL: &str = "system.posix_acl_default";
+
+/// The longest value of an extended attribute.
+const ACL_MAX: usize = 64 << 10;
+
 /// The deepest tree that is extracted, however many descriptors there are. The kernel's own
 /// limit for a path is 4096 bytes, so 2048 levels.
 const DEPTH_MAX: u64 = 8 * 1024;
 
-/// An open destination.
+/// An open destination. It is again what it was before when this goes, unless it was given to
+/// the tree that becomes its contents.
 pub(crate) struct Destination {
     /// The directory.
     pub(crate) fd: File,
-    /// The permissions that it has if the volume has none for it.
-    pub(crate) mode_before: u32,
     /// Owner and group that new files in it get; `None` when that could not be found out.
     pub(crate) owner_of_new: Option<(u32, u32)>,
+    /// What it was; `None` when that does not matter any more.
+    before: Option<Before>,
+}
+
+/// What a directory was before it was locked.
+struct Before {
+    /// Owner and group, if they had to be changed.
+    owner: Option<(u32, u32)>,
+    mode: u32,
+    default_acl: Option<Vec<u8>>,
 }
 
 impl Destination {
     /// Makes or takes over the directory `path`, and clears the umask of the process.
+    ///
+    /// A directory that is refused was not changed, and one that somebody filled at the very moment
+    /// of its locking is changed back.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
         let umask = process::umask(Mode::empty());
@@ -44,38 +64,107 @@ impl Destination {
         };
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(fail)?;
-        let stat = fs::fstat(&fd).map_err(fail)?;
-        let mut mode_before = 0o777 & !umask.bits();
-        if !is_new {
-            mode_before = stat.st_mode & 0o7777;
-            if stat.st_uid != process::geteuid().as_raw() {
-                fs::fchown(&fd, Some(process::geteuid()), None).map_err(fail)?;
-            }
+        require_empty(&fd, path)?;
+        let mut before = Before::of(&fd).map_err(fail)?;
+        if is_new {
+            before.mode = 0o777 & !umask.bits();
+        }
+        let mut destination = Self { fd: fd.into(), owner_of_new: None, before: Some(before) };
+        destination.lock().map_err(|error| Failure::Host(path.display().to_string(), error))?;
+        // Only now nobody else can put anything into it.
+        require_empty(&destination.fd, path)?;
+        destination.owner_of_new = owner_of_new(&destination.fd);
+        Ok(destination)
+    }
+
+    /// Keeps everybody else out, and takes off what would change the files that are made inside:
+    /// a set-group-id bit, a default ACL.
+    fn lock(&mut self) -> io::Result<()> {
+        let Some(before) = &mut self.before else { return Ok(()) };
+        let stat = fs::fstat(&self.fd)?;
+        if stat.st_uid != process::geteuid().as_raw() {
+            fs::fchown(&self.fd, Some(process::geteuid()), None)?;
+            before.owner = Some((stat.st_uid, stat.st_gid));
         }
         if stat.st_mode & 0o7777 != 0o700 {
-            // Inherited set-group-id bits and default ACLs would change what is made inside.
-            fs::fchmod(&fd, Mode::RWXU).map_err(fail)?;
+            fs::fchmod(&self.fd, Mode::RWXU)?;
         }
-        match fs::fremovexattr(&fd, "system.posix_acl_default") {
-            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
-            Err(errno) => return Err(fail(errno)),
+        if before.default_acl.is_some() {
+            fs::fremovexattr(&self.fd, DEFAULT_ACL)?;
         }
-        let entries = Dir::read_from(&fd).map_err(fail)?;
-        for entry in entries {
-            let entry = entry.map_err(fail)?;
-            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                // It is as it was before, but for a default ACL, which it may not keep.
-                fs::fchmod(&fd, Mode::from_raw_mode(mode_before)).map_err(fail)?;
-                return Err(fail(Errno::NOTEMPTY));
-            }
-        }
-        let owner_of_new = owner_of_new(&fd);
-        Ok(Self { fd: fd.into(), mode_before, owner_of_new })
+        Ok(())
+    }
+
+    /// The directory, which will get the attributes of the one that is extracted into it.
+    pub(crate) fn give_away(mut self) -> io::Result<File> {
+        let fd = self.fd.try_clone()?;
+        self.before = None;
+        Ok(fd)
+    }
+
+    /// Makes the directory again what it was.
+    pub(crate) fn restore(mut self) -> io::Result<()> {
+        Ok(self.before.take().map_or(Ok(()), |before| before.restore(&self.fd))?)
     }
 }
 
+impl Drop for Destination {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            // Only reached on the way out with an error, which is the one to tell.
+            let _ = before.restore(&self.fd);
+        }
+    }
+}
+
+impl Before {
+    fn of(directory: impl AsFd) -> rustix::io::Result<Self> {
+        let mode = fs::fstat(&directory)?.st_mode & 0o7777;
+        let mut value = vec![0; ACL_MAX];
+        let default_acl = match fs::fgetxattr(&directory, DEFAULT_ACL, &mut value) {
+            Ok(len) => {
+                value.truncate(len);
+                Some(value)
+            }
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
+            Err(errno) => return Err(errno),
+        };
+        Ok(Self { owner: None, mode, default_acl })
+    }
+
+    fn restore(&self, directory: impl AsFd) -> rustix::io::Result<()> {
+        if let Some(acl) = &self.default_acl {
+            fs::fsetxattr(&directory, DEFAULT_ACL, acl, XattrFlags::empty())?;
+        }
+        fs::fchmod(&directory, Mode::from_raw_mode(self.mode))?;
+        // Last, because the directory is ours only until then.
+        if let Some((uid, gid)) = self.owner {
+            fs::fchown(&directory, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+        }
+        Ok(())
+    }
+}
+
+fn require_empty(directory: impl AsFd, path: &Path) -> Result<()> {
+    let fail = |error| Failure::Host(path.display().to_string(), error);
+    for entry in Dir::read_from(directory).map_err(|errno| fail(errno.into()))? {
+        let entry = entry.map_err(|errno| fail(errno.into()))?;
+        match entry.file_name().to_bytes() {
+            b"." | b".." => {}
+            // What every new ext4 has at its top.
+            b"lost+found" => {
+                let hint = "it holds lost+found, as the top of a filesystem does; \
+                            name a new directory in it";
+                return Err(fail(io::Error::new(io::ErrorKind::DirectoryNotEmpty, hint)));
+            }
+            _ => return Err(fail(Errno::NOTEMPTY.into())),
+        }
+    }
+    Ok(())
+}
+
 /// Owner and group of files that we make in `directory`, found out with a file without a name.
-fn owner_of_new(directory: impl rustix::fd::AsFd) -> Option<(u32, u32)> {
+fn owner_of_new(directory: impl AsFd) -> Option<(u32, u32)> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).ok()?;
     let stat = fs::fstat(file).ok()?;
@@ -140,5 +229,69 @@ mod tests {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
+
+    /// Everything that a refused or borrowed directory must have again afterwards.
+    fn state(path: &Path) -> (u32, u32, u32, Option<Vec<u8>>) {
+        use std::os::unix::fs::MetadataExt;
+        let stat = path.metadata().unwrap();
+        let mut acl = vec![0; 1024];
+        let acl = fs::getxattr(path, DEFAULT_ACL, &mut acl).ok().map(|len| acl[..len].to_vec());
+        (stat.uid(), stat.gid(), stat.mode(), acl)
+    }
+
+    /// A directory with an owner (if we may), a mode and a default ACL (if the host has them).
+    fn foreign_directory(path: &Path) -> (u32, u32, u32, Option<Vec<u8>>) {
+        std::fs::create_dir(path).unwrap();
+        let entry = |tag: u16, permissions: u16| {
+            [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &[0xff; 4]].concat()
+        };
+        let acl = [2_u32.to_le_bytes().to_vec(), entry(1, 7), entry(4, 5), entry(32, 0)].concat();
+        let _ = fs::setxattr(path, DEFAULT_ACL, &acl, fs::XattrFlags::empty());
+        if process::geteuid().is_root() {
+            std::os::unix::fs::chown(path, Some(1234), Some(5678)).unwrap();
+        }
+        fs::chmod(path, Mode::from_raw_mode(0o2750)).unwrap();
+        state(path)
+    }
+
+    /// The owner and the ACL were changed before it was found that the directory is not empty.
+    #[test]
+    fn a_refused_directory_is_as_it_was() {
+        use std::os::unix::fs::MetadataExt;
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("full");
+        let before = foreign_directory(&path);
+        std::fs::write(path.join("file"), "").unwrap();
+        let changed = |path: &Path| path.metadata().map(|stat| (stat.ctime(), stat.ctime_nsec()));
+        let changed_before = changed(&path).unwrap();
+        assert!(Destination::open(&path).is_err());
+        assert_eq!(state(&path), before);
+        assert_eq!(changed(&path).unwrap(), changed_before);
+    }
+
+    #[test]
+    fn a_borrowed_directory_is_given_back() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("empty");
+        let before = foreign_directory(&path);
+        for is_dropped in [true, false] {
+            let destination = Destination::open(&path).unwrap();
+            assert_eq!((state(&path).2, state(&path).3), (0o40700, None));
+            if is_dropped {
+                drop(destination);
+            } else {
+                destination.restore().unwrap();
+            }
+            assert_eq!(state(&path), before);
+        }
+    }
+
+    #[test]
+    fn the_top_of_a_new_filesystem_is_refused_with_advice() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir(temp.path().join("lost+found")).unwrap();
+        let Err(failure) = Destination::open(temp.path()) else { panic!("taken") };
+        assert!(failure.to_string().ends_with("name a new directory in it"), "{failure}");
     }
 }

@@ -68,14 +68,21 @@ impl FileJob<'_> {
     }
 }
 
-/// Makes an empty regular file with its permissions, but for the set-id and sticky bits.
+/// The permissions with which a regular file is made: its own, so that most files need no
+/// change of them, but for the set-id and sticky bits, and such that its owner may write it, which
+/// its extended attributes need.
+fn first_mode(attr: &Attr) -> u32 {
+    attr.permissions & 0o777 | 0o600
+}
+
+/// Makes an empty regular file.
 pub(crate) fn create(
     directory: &DirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
 ) -> Result<File, Trouble> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(attr.permissions & 0o777);
+    let mode = Mode::from_raw_mode(first_mode(attr));
     let file = fs::openat(directory.fd(), &**name, flags, mode);
     Ok(file.map_err(|errno| Trouble::Host("cannot make the file", errno))?.into())
 }
@@ -123,7 +130,7 @@ pub(crate) fn finish(
     file: &File,
 ) -> Result<(), Trouble> {
     let handle = Handle::Open(file.as_fd());
-    let mode_now = attr.permissions & 0o777;
+    let mode_now = first_mode(attr);
     Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
     Ok(())
 }

@@ -28,11 +28,14 @@ use super::context::Context;
 use super::name::SafeName;
 use super::problems::Problems;
 use super::walk::Entry;
-use super::{Outcome, Source, finish, parent_path};
+use super::{Outcome, Source, finish, parent_path, workers};
 use crate::exit::Result;
 use crate::output::Console;
 
 pub(crate) use stream::Archive;
+#[cfg(test)]
+pub(super) use writer::WINDOW_BYTES;
+pub(super) use writer::Window;
 
 /// Writes the source as a tar archive: what is in it when it is a directory, or else the one
 /// file.
@@ -40,6 +43,17 @@ pub(crate) fn extract_tar<W: Write>(
     source: &Source<'_>,
     archive: Archive<W>,
     console: &Console,
+) -> Result<(Outcome, Result<()>)> {
+    extract_tar_with(source, archive, console, workers(), &Window::default())
+}
+
+/// The same with a number of workers, and a window that tells afterwards how much was held.
+pub(super) fn extract_tar_with<W: Write>(
+    source: &Source<'_>,
+    archive: Archive<W>,
+    console: &Console,
+    workers: usize,
+    window: &Window,
 ) -> Result<(Outcome, Result<()>)> {
     let attr = source.fs.attr(source.top)?;
     let problems = Problems::new(console);
@@ -49,7 +63,7 @@ pub(crate) fn extract_tar<W: Write>(
     let name = source.path.get(prefix.len() + 1..).unwrap_or_default();
     let name = if is_directory { None } else { Some(SafeName::new(name)?) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
-    let written = stream::write(&context, archive, |stream| match &name {
+    let written = stream::write(&context, archive, workers, window, |stream| match &name {
         None => stream.directory(source.top, &attr),
         Some(name) => {
             stream.file(&Entry { parent: source.top, name, path: name, attr: &attr });

@@ -1,6 +1,6 @@
 //! A file as JSON, the same for `ls` and `stat`.
 
-use offshoot_vfs::Attr;
+use offshoot_vfs::{Attr, FileId};
 use serde::Serialize;
 
 use super::mode::type_name;
@@ -41,6 +41,14 @@ struct XattrRecord {
     value: String,
 }
 
+/// The number of an inode as the kernel shows it. The engine gives the empty directory that stands
+/// in for a subvolume which is elsewhere a number above all that inodes have; the kernel gives
+/// each of them 2.
+pub(crate) fn shown_inode(file: FileId) -> u64 {
+    const STAND_IN: u64 = 2;
+    if file.ino > i64::MAX.unsigned_abs() { STAND_IN } else { file.ino }
+}
+
 impl<'a> FileRecord<'a> {
     /// The file at `path` in `volume`, a JSON name; `target` is that of a symbolic link.
     pub(crate) fn new(volume: &'a str, path: &[u8], attr: &Attr, target: Option<&[u8]>) -> Self {
@@ -54,7 +62,7 @@ impl<'a> FileRecord<'a> {
             file_type: type_name(attr.file_type),
             mode: format!("{:04o}", attr.permissions),
             subvolume: attr.file.dev,
-            inode: attr.file.ino,
+            inode: shown_inode(attr.file),
             links: attr.nlink,
             uid: attr.uid,
             gid: attr.gid,
@@ -76,5 +84,16 @@ impl<'a> FileRecord<'a> {
             |(name, value): &Xattr| XattrRecord { name: json_name(name), value: json_name(value) };
         self.xattrs = Some(xattrs.iter().map(xattr).collect());
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stand_in_has_the_number_that_the_kernel_gives_it() {
+        assert_eq!(shown_inode(FileId { dev: 5, ino: (1 << 63) + 264 }), 2);
+        assert_eq!(shown_inode(FileId { dev: 5, ino: 264 }), 264);
     }
 }

@@ -11,8 +11,8 @@ use crate::output::Console;
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
 
-/// How much is asked for at once. Holes are written from a buffer of this size, too.
-const STEP_BYTES: u64 = 1 << 20;
+/// The zeros of which holes are written.
+const ZEROS_BYTES: usize = 64 << 10;
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut places = Places::new(&arguments.places, console);
@@ -42,43 +42,25 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
 fn copy(session: &PlaceSession, out: &mut dyn Write) -> Result {
     let file = session.regular_file()?;
     let size = session.fs.attr(file).map_err(|error| session.named(error))?.size;
-    let zeros = vec![0; 64 << 10];
+    let zeros = vec![0; ZEROS_BYTES];
     let mut at = 0;
-    let mut data_end = 0;
-    while at < size {
-        let end = (at + STEP_BYTES).min(size);
-        let mut written = Ok(at);
-        // A long hole costs nothing but its zeros.
-        if data_end <= at {
-            data_end = match session.fs.next_data(file, at).map_err(|error| session.named(error))? {
-                Some(data) if data.start <= at => data.end,
-                Some(data) => {
-                    fill(out, &zeros, data.start.min(size) - at)?;
-                    at = data.start.min(size);
-                    continue;
-                }
-                None => {
-                    fill(out, &zeros, size - at)?;
-                    break;
-                }
-            };
-        }
-        let result = session.fs.read_data(file, at..end, &mut |offset, data| {
-            let so_far = written.as_ref().map_or(offset, |&so_far| so_far);
-            written = fill(out, &zeros, offset.saturating_sub(so_far))
-                .and_then(|()| out.write_all(data))
-                .map(|()| offset + data.len() as u64);
-            match &written {
-                Ok(_) => Ok(()),
-                Err(_) => Err(Error::posix(Errno::IO, "standard output")),
-            }
-        });
-        let so_far = written.map_err(Failure::Output)?;
-        result.map_err(|error| session.named(error))?;
-        fill(out, &zeros, end - so_far)?;
-        at = end;
+    let mut refused = None;
+    let result = session.fs.read_data(file, 0..size, &mut |offset, data| {
+        let Some(hole) = offset.checked_sub(at) else {
+            return Err(Error::corrupt("file extent", "data that was there already"));
+        };
+        fill(out, &zeros, hole).and_then(|()| out.write_all(data)).map_err(|error| {
+            refused = Some(error);
+            Error::posix(Errno::IO, "standard output")
+        })?;
+        at = offset + data.len() as u64;
+        Ok(())
+    });
+    if let Some(error) = refused {
+        return Err(Failure::Output(error));
     }
-    Ok(())
+    result.map_err(|error| session.named(error))?;
+    Ok(fill(out, &zeros, size.saturating_sub(at))?)
 }
 
 fn fill(out: &mut dyn Write, zeros: &[u8], mut count: u64) -> std::io::Result<()> {

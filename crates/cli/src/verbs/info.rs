@@ -37,8 +37,10 @@ struct Info {
     /// The state of the quotas in words, empty when there are none; absent when it cannot be
     /// read.
     quotas: Option<Vec<&'static str>>,
-    default_subvolume: u64,
-    subvolumes: usize,
+    /// Absent when it cannot be read.
+    default_subvolume: Option<u64>,
+    /// Absent when they cannot be counted.
+    subvolumes: Option<usize>,
     devices: Vec<Device>,
     profiles: Vec<Allocation>,
     reports: Vec<String>,
@@ -74,7 +76,7 @@ pub(super) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let session = Session::open(&arguments.volume, console)?;
-    let info = Info::new(&session, console)?;
+    let info = Info::new(&session, console);
     if arguments.json {
         return Ok(write_line(out, &info)?);
     }
@@ -82,7 +84,7 @@ pub(super) fn run(
 }
 
 impl Info {
-    fn new(session: &Session, console: &Console) -> Result<Self> {
+    fn new(session: &Session, console: &Console) -> Self {
         let volume = &session.volume;
         let superblock = volume.superblock();
         let devices = volume.members().iter().map(|member| Device {
@@ -95,7 +97,7 @@ impl Info {
             size: member.total_bytes,
             allocated: member.allocated_bytes,
         });
-        Ok(Self {
+        Self {
             label: json_name(superblock.item.label()),
             label_bytes: superblock.item.label().to_vec(),
             uuid: superblock.fsid.to_string(),
@@ -112,13 +114,17 @@ impl Info {
             log_pending: superblock.log_is_pending(),
             seed: superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0,
             quotas: quotas(volume).map_err(|error| console.warning(&error)).ok(),
-            default_subvolume: volume.default_subvolume()?.0,
-            subvolumes: count(volume)?,
+            default_subvolume: volume
+                .default_subvolume()
+                .map_err(|error| console.warning(&error))
+                .ok()
+                .map(|id| id.0),
+            subvolumes: volume.subvolume_count().map_err(|error| console.warning(&error)).ok(),
             devices: devices.collect(),
             profiles: profiles(volume, console),
             // Last, because everything above may report something.
             reports: session.reports(),
-        })
+        }
     }
 
     fn print(&self, out: &mut dyn Write) -> Result {
@@ -143,7 +149,11 @@ impl Info {
         if self.compat != 0 {
             line("compat", &format!("{:#x}", self.compat))?;
         }
-        line("subvolumes", &format!("{}, default is {}", self.subvolumes, self.default_subvolume))?;
+        let or_unknown =
+            |number: Option<u64>| number.map_or("unknown".to_owned(), |number| number.to_string());
+        let count = or_unknown(self.subvolumes.map(|count| count as u64));
+        let default = or_unknown(self.default_subvolume);
+        line("subvolumes", &format!("{count}, default is {default}"))?;
         match self.quotas.as_deref() {
             Some([]) => line("quotas", "off")?,
             Some(words) => line("quotas", &words.join(", "))?,
@@ -206,16 +216,6 @@ fn quotas(volume: &Arc<Volume>) -> vfs::Result<Vec<&'static str>> {
     })?;
     let flags = flags.map_err(|error| vfs::Error::corrupt(error.structure, error.problem))?;
     Ok(FLAGS.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| *word).collect())
-}
-
-/// How many subvolumes there are.
-fn count(volume: &Volume) -> Result<usize> {
-    let mut count = 0;
-    for info in volume.subvolumes() {
-        info?;
-        count += 1;
-    }
-    Ok(count)
 }
 
 fn profiles(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {

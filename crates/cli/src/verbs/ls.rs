@@ -3,8 +3,7 @@
 //! Names are sorted by their bytes, as `ls` does in the C locale. A directory is sorted in
 //! memory as long as no more than [`SORTED_MAX`] entries are held on all levels together; a
 //! larger one is shown in its own order, as it comes. With `-R` the directories below a
-//! directory follow it; each is entered through the one entry that it has for its parent, so
-//! cycles in a hostile image end.
+//! directory follow it, where [`may_enter`] lets them, so cycles in a hostile image end.
 //!
 //! Several places are shown as ls shows them: files first, then the directories, each
 //! under its path. A place that is not there is reported, and the others are shown.
@@ -18,6 +17,7 @@ use std::sync::Arc;
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
 
 use crate::args::LsArguments;
+use crate::enter::{Entrance, may_enter};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{CivilTime, Console, Escaped, FileRecord, JsonArray, ModeLetters, json_name};
 use crate::places::{Failures, Places};
@@ -106,6 +106,8 @@ struct Listing<'a, 'o> {
 struct Tree<'l, 'a, 'o> {
     listing: &'l mut Listing<'a, 'o>,
     fs: &'l dyn FileSystem,
+    /// Where it begins.
+    top: FileId,
     volume: &'l Path,
     /// The volume as a JSON name.
     json_volume: String,
@@ -133,9 +135,9 @@ impl Listing<'_, '_> {
     fn top(&mut self, top: Top) -> Result {
         let Top { session: PlaceSession { volume, fs, path }, file, attr } = top;
         let json_volume = json_name(volume.as_os_str().as_bytes());
-        let mut tree = Tree { listing: self, fs: &fs, volume: &volume, json_volume };
+        let mut tree = Tree { listing: self, fs: &fs, top: file, volume: &volume, json_volume };
         if attr.file_type == FileType::Directory {
-            return tree.directory(file, path);
+            return tree.directory(path);
         }
         let name = tree.full_path(&path);
         tree.show(&path, &name, &attr)
@@ -163,11 +165,11 @@ impl Tree<'_, '_, '_> {
         }
     }
 
-    fn directory(&mut self, top: FileId, mut path: Vec<u8>) -> Result {
+    fn directory(&mut self, mut path: Vec<u8>) -> Result {
         let mut levels = Vec::new();
         let mut held = 0;
         self.begin(&path)?;
-        self.enter(&mut levels, &mut held, top, &path)?;
+        self.enter(&mut levels, &mut held, self.top, &path)?;
         while self.listing.is_recursive
             && let Some(level) = levels.last_mut()
         {
@@ -186,12 +188,15 @@ impl Tree<'_, '_, '_> {
             };
             held = held.saturating_sub(1);
             path = join(&path, &next.name);
-            if let Err(error) = self.may_enter(level.directory, &next, path.len()) {
-                self.error(&path, &error);
-                continue;
+            match self.may_enter(level.directory, &next, path.len()) {
+                Ok(Entrance::Walk) => {
+                    self.begin(&path)?;
+                    self.enter(&mut levels, &mut held, next.file, &path)?;
+                }
+                // There is nothing in it.
+                Ok(Entrance::StandIn) => self.begin(&path)?,
+                Err(error) => self.error(&path, &error),
             }
-            self.begin(&path)?;
-            self.enter(&mut levels, &mut held, next.file, &path)?;
         }
         Ok(())
     }
@@ -281,19 +286,16 @@ impl Tree<'_, '_, '_> {
         entries.into_iter().filter(|entry| is_directory(entry.file)).collect()
     }
 
-    fn may_enter(&self, directory: FileId, entry: &Named, path_len: usize) -> Result<(), Error> {
+    fn may_enter(
+        &self,
+        directory: FileId,
+        entry: &Named,
+        path_len: usize,
+    ) -> Result<Entrance, Error> {
         if path_len > PATH_MAX {
             return Err(Error::Unsupported(format!("a path of more than {PATH_MAX} bytes")));
         }
-        match self.fs.parent(entry.file)? {
-            Some(parent) if parent.dir == directory && parent.name == entry.name => Ok(()),
-            // An empty stand-in for a subvolume that is elsewhere.
-            None if entry.file != self.fs.root() => Ok(()),
-            _ => Err(Error::corrupt(
-                "directory entry",
-                format!("it leads to {}, which is at another place in the tree", entry.file),
-            )),
-        }
+        may_enter(self.fs, self.top, directory, &entry.name, entry.file)
     }
 
     fn begin(&mut self, path: &[u8]) -> Result {
@@ -384,4 +386,43 @@ fn size_or_device(attr: &Attr) -> String {
 fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     [directory, b"/", name].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::args::{OpenArguments, PlacesArguments, TreeArguments};
+    use crate::extract::testing::{Memory, id};
+
+    /// The start was listed, and then again below itself, without an end.
+    #[test]
+    fn a_cycle_through_the_start_ends_at_the_start() {
+        let mut fs = Memory::new();
+        fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
+        fs.add(300, b"below", 301, FileType::Directory);
+        fs.enter(301, b"again", 300);
+        let open = OpenArguments { devices: Vec::new(), degraded: false };
+        let tree = TreeArguments { subvolume: None, open };
+        let arguments = PlacesArguments { places: vec![OsString::from("volume:/start")], tree };
+        let console = Arc::new(Console::default());
+        let failures = Failures::new(&Places::new(&arguments, &console));
+        let mut out = Vec::new();
+        let mut listing = Listing {
+            form: Form::Names(&mut out),
+            console: &console,
+            failures,
+            errors: 0,
+            is_recursive: true,
+            has_headers: true,
+            is_empty: true,
+        };
+        let (volume, json_volume) = (Path::new("volume"), String::new());
+        let mut tree = Tree { listing: &mut listing, fs: &fs, top: id(300), volume, json_volume };
+        tree.directory(b"/start".to_vec()).unwrap();
+        assert_eq!(listing.errors, 1);
+        assert_eq!(listing.finish().unwrap_err().status(), ExitStatus::Corrupt);
+        assert_eq!(out, b"/start:\nbelow\n\n/start/below:\nagain\n");
+    }
 }

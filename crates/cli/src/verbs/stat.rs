@@ -9,7 +9,8 @@ use offshoot_vfs::{FileSystem, FileType};
 use crate::args::StatArguments;
 use crate::exit::Result;
 use crate::output::{
-    CivilTime, Console, Escaped, FileRecord, ModeLetters, json_name, type_words, write_line,
+    CivilTime, Console, Escaped, FileRecord, ModeLetters, json_name, shown_inode, type_words,
+    write_line,
 };
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
@@ -52,7 +53,13 @@ pub(super) fn run(
         session.fs.statfs()?.block_size,
         type_words(attr.file_type)
     )?;
-    write!(out, "Subvolume: {:<10} Inode: {:<11} Links: {}", file.dev, file.ino, attr.nlink)?;
+    write!(
+        out,
+        "Subvolume: {:<10} Inode: {:<11} Links: {}",
+        file.dev,
+        shown_inode(file),
+        attr.nlink
+    )?;
     if is_device {
         write!(out, "     Device type: {},{}", attr.rdev.0, attr.rdev.1)?;
     }

@@ -1,13 +1,15 @@
 //! `offshoot subvolume`: subvolumes and snapshots.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_btrfs::SubvolumeInfo;
+use offshoot_vfs::Error;
 use serde::Serialize;
 
 use crate::args::InfoArguments;
-use crate::exit::Result;
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name, json_time};
 use crate::session::Session;
 
@@ -15,7 +17,8 @@ use crate::session::Session;
 struct Json {
     id: u64,
     parent: Option<u64>,
-    path: String,
+    /// Absent when the way up cannot be read.
+    path: Option<String>,
     generation: u64,
     created_generation: u64,
     created: String,
@@ -32,7 +35,7 @@ impl Json {
         Self {
             id: info.id.0,
             parent: info.parent.map(|parent| parent.0),
-            path: json_name(&info.path),
+            path: info.path.as_deref().ok().map(json_name),
             generation: info.generation.0,
             created_generation: info.created_generation.0,
             created: json_time(info.created),
@@ -51,37 +54,78 @@ pub(super) fn list(
     console: &Arc<Console>,
 ) -> Result {
     let session = Session::open(&arguments.volume, console)?;
-    let default = session.volume.default_subvolume()?;
-    let subvolumes = session.volume.subvolumes();
+    let mut errors = Errors { console, status: None };
+    let default = errors.note(session.volume.default_subvolume());
+    let mut subvolumes = session.volume.subvolumes();
+    let mut next = || loop {
+        // One that cannot be read does not keep the others back.
+        match subvolumes.next()? {
+            Ok(info) => {
+                if let Err(error) = &info.path {
+                    errors.report(&format_args!("subvolume {}: {error}", info.id), error);
+                }
+                return Some(info);
+            }
+            Err(error) => errors.report(&error, &error),
+        }
+    };
     if arguments.json {
         let mut array = JsonArray::new(out)?;
-        for info in subvolumes {
-            let info = info?;
-            array.push(&Json::new(&info, info.id == default))?;
+        while let Some(info) = next() {
+            array.push(&Json::new(&info, Some(info.id) == default))?;
         }
-        return Ok(array.finish()?);
-    }
-    writeln!(
-        out,
-        "{:>6} {:>6} {:>10}  {:16}  {:9}  PATH",
-        "ID", "PARENT", "GENERATION", "CREATED", "FLAGS"
-    )?;
-    for info in subvolumes {
-        let info = info?;
-        let parent = info.parent.map_or("-".to_owned(), |parent| parent.to_string());
-        let mut flags = Vec::new();
-        flags.extend(info.read_only.then_some("ro"));
-        flags.extend(info.parent_uuid.map(|_| "snap"));
-        flags.extend((info.id == default).then_some("default"));
-        let flags = if flags.is_empty() { "-".to_owned() } else { flags.join(",") };
+        array.finish()?;
+    } else {
         writeln!(
             out,
-            "{:>6} {parent:>6} {:>10}  {:#}  {flags:9}  /{}",
-            info.id.0,
-            info.generation.0,
-            CivilTime(info.created),
-            Escaped(&info.path)
+            "{:>6} {:>6} {:>10}  {:16}  {:9}  PATH",
+            "ID", "PARENT", "GENERATION", "CREATED", "FLAGS"
         )?;
+        while let Some(info) = next() {
+            write_line(out, &info, Some(info.id) == default)?;
+        }
+    }
+    errors.result()
+}
+
+fn write_line(out: &mut dyn Write, info: &SubvolumeInfo, is_default: bool) -> Result {
+    let parent = info.parent.map_or("-".to_owned(), |parent| parent.to_string());
+    let mut flags = Vec::new();
+    flags.extend(info.read_only.then_some("ro"));
+    flags.extend(info.parent_uuid.map(|_| "snap"));
+    flags.extend(is_default.then_some("default"));
+    let flags = if flags.is_empty() { "-".to_owned() } else { flags.join(",") };
+    write!(
+        out,
+        "{:>6} {parent:>6} {:>10}  {:#}  {flags:9}  ",
+        info.id.0,
+        info.generation.0,
+        CivilTime(info.created)
+    )?;
+    match &info.path {
+        Ok(path) => writeln!(out, "/{}", Escaped(path))?,
+        Err(_) => writeln!(out, "?")?,
     }
     Ok(())
+}
+
+/// What goes wrong on the way: it is reported, the worst decides the exit code.
+struct Errors<'a> {
+    console: &'a Console,
+    status: Option<ExitStatus>,
+}
+
+impl Errors<'_> {
+    fn report(&mut self, text: &dyn Display, error: &Error) {
+        self.status = self.status.max(Some(ExitStatus::of(error)));
+        self.console.error(text);
+    }
+
+    fn note<T>(&mut self, result: Result<T, Error>) -> Option<T> {
+        result.map_err(|error| self.report(&error, &error)).ok()
+    }
+
+    fn result(&self) -> Result {
+        self.status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
+    }
 }

@@ -3,9 +3,10 @@
 //! The damage is that of the engine's own sweep. Here it is the whole program that must
 //! hold: it ends by itself within [`LIMIT`], with one of the documented exit codes and
 //! never by a panic or a signal, within a limit on its memory, says what is wrong
-//! when something is, and `extract` leaves everything outside of its destination alone.
+//! when something is, writes JSON that is JSON however it ends, and `extract` leaves everything
+//! outside of its destination alone.
 //!
-//! `OFFSHOOT_SWEEP` is the number of damaged volumes, `OFFSHOOT_SEED` repeats a run.
+//! `OFFSHOOT_SWEEP` is the number of damages to each volume, `OFFSHOOT_SEED` repeats a run.
 
 #[path = "../../../btrfs/tests/hostile/damage.rs"]
 mod damage;
@@ -13,32 +14,39 @@ mod damage;
 mod image;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod volume;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use damage::{Allowed, Target};
-use image::Image;
+use damage::Allowed;
 use mutation::{from_env, seed_of};
-use offshoot_testkit::fixture;
+use nix::sys::resource::{UsageWho, getrusage};
+use offshoot_testkit::judges;
 use offshoot_testkit::random::Random;
+use offshoot_testkit::recipe::Recipe;
+use serde_json::Value;
+use volume::Volume;
 
 /// How long a verb may take on a volume of this size, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The address space that a verb may use, in KiB: far less than what an image may claim.
-const MEMORY_KIB: u64 = 2 << 20;
+/// The address space that a verb may use, in KiB: far less than what an image may claim. It
+/// ends a run that asks for too much before the machine suffers from it.
+const ADDRESS_KIB: u64 = 2 << 20;
+
+/// The memory that a verb may really use, in KiB.
+const RESIDENT_KIB: i64 = 256 << 10;
 
 /// How much a verb may write before its reader goes away: a file may claim any size.
 const OUTPUT_BYTES: u64 = 64 << 20;
 
-/// The damaged volumes in an ordinary run.
-const CASES: u64 = 40;
+/// The damages to each volume in an ordinary run.
+const CASES: u64 = 140;
 
 /// What one run of the program did.
 struct Outcome {
@@ -48,10 +56,10 @@ struct Outcome {
 }
 
 /// Runs the program in `dir` within the limits.
-fn offshoot(dir: &Path, args: &[&str], case: &str) -> Outcome {
+fn offshoot(dir: &Path, args: &[String], case: &str) -> Outcome {
     // The shell sets the limit and becomes the program.
     let mut child = Command::new("sh")
-        .args(["-c", &format!("ulimit -v {MEMORY_KIB} && exec \"$0\" \"$@\"")])
+        .args(["-c", &format!("ulimit -v {ADDRESS_KIB} && exec \"$0\" \"$@\"")])
         .arg(env!("CARGO_BIN_EXE_offshoot"))
         .args(args)
         .env("MALLOC_ARENA_MAX", "2")
@@ -90,18 +98,28 @@ fn collect(pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
 }
 
 /// Runs the program and checks how it ends.
-fn run(dir: &Path, args: &[&str], case: &str) -> Outcome {
+fn run(dir: &Path, args: &[String], case: &str) -> Outcome {
     let outcome = offshoot(dir, args, case);
     let what = format!("{case}: `offshoot {}`: {}", args.join(" "), outcome.stderr);
     let code = outcome.status.code().unwrap_or_else(|| panic!("{} {what}", outcome.status));
     assert!([0, 1, 3, 4].contains(&code), "exit code {code} {what}");
     assert!(!outcome.stderr.contains("panicked"), "{what}");
     assert!(code == 0 || !outcome.stderr.is_empty(), "exit code {code} without a word {what}");
+    // The most that any child used so far, and so this one, if it is the first that used too much.
+    let resident_kib = getrusage(UsageWho::RUSAGE_CHILDREN).expect("it is known").max_rss();
+    assert!(resident_kib <= RESIDENT_KIB, "{resident_kib} KiB of memory {what}");
+    if args.iter().any(|arg| arg == "--json") && (outcome.stdout.len() as u64) < OUTPUT_BYTES {
+        // One value, or one on each line.
+        let values = serde_json::Deserializer::from_slice(&outcome.stdout).into_iter::<Value>();
+        for value in values {
+            assert!(value.is_ok(), "{value:?} {what}");
+        }
+    }
     outcome
 }
 
-/// Where the program runs: the image, a directory to be in, and a place to extract to
-/// beside something that must stay as it is.
+/// Where the program runs: a directory to be in, and a place to extract to beside something that
+/// must stay as it is.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -115,20 +133,16 @@ impl Place {
         Self { dir }
     }
 
-    fn image(&self) -> PathBuf {
-        self.dir.path().join("volume.img")
-    }
-
     fn here(&self) -> PathBuf {
         self.dir.path().join("here")
     }
 
     /// Extracts to a fresh place, and checks that nothing else changed.
-    fn extract(&self, args: &[&str], case: &str) -> Outcome {
+    fn extract(&self, mut args: Vec<String>, case: &str) -> Outcome {
         let outer = self.dir.path().join("outer");
         let out = outer.join("out");
-        let destination = out.to_str().expect("a temporary path is text");
-        let outcome = run(&self.here(), &[args, &[destination]].concat(), case);
+        args.push(out.to_str().expect("a temporary path is text").to_owned());
+        let outcome = run(&self.here(), &args, case);
         let mut left: Vec<_> = names(&outer);
         left.retain(|name| name != "out");
         assert_eq!(left, ["sentinel"], "{case}");
@@ -148,33 +162,12 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Every verb, with what it wrote: what the sound volume is compared by.
-fn every_verb(place: &Place, case: &str) -> Vec<(i32, Vec<u8>)> {
-    let image = place.image();
-    let image = image.to_str().expect("a temporary path is text");
-    let at = |path: &str| format!("{image}:{path}");
-    let (etc, doc) = (at("/root/etc"), at("/snapshots/root-before-upgrade/usr/share/doc/"));
-    let files: Vec<_> =
-        ["zlib.txt", "lzo.txt", "zstd.txt", "plain.txt"].iter().map(|f| doc.clone() + f).collect();
-    let mut verbs: Vec<Vec<&str>> = vec![
-        vec!["info", image],
-        vec!["info", "--json", image],
-        vec!["ls", "-l", "-R", image],
-        vec!["ls", "--json", &etc],
-        vec!["stat", &etc],
-        vec!["subvolume", "list", image],
-        vec!["subvolume", "list", "--json", image],
-        vec!["dump", "super", image],
-        vec!["dump", "chunks", "--json", image],
-        vec!["extract", image, "--tar", "-"],
-    ];
-    verbs.extend(files.iter().map(|file| vec!["cat", file]));
-    for tree in ["root", "chunk", "fs", "extent", "csum", "256"] {
-        verbs.push(vec!["dump", "tree", image, tree]);
-    }
+fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)> {
+    let verbs = volume.verbs();
     let mut seen: Vec<_> = verbs
         .iter()
         .map(|args| run(&place.here(), args, case))
-        .chain([place.extract(&["extract", image], case)])
+        .chain(volume.extractions().into_iter().map(|args| place.extract(args, case)))
         .map(|outcome| (outcome.status.code().expect("checked"), outcome.stdout))
         .collect();
     for ((code, stdout), args) in seen.iter_mut().zip(&verbs) {
@@ -184,19 +177,21 @@ fn every_verb(place: &Place, case: &str) -> Vec<(i32, Vec<u8>)> {
             stdout.clear();
         }
     }
+    for (code, stdout) in &mut seen[verbs.len()..] {
+        let mut outcome: Value = serde_json::from_slice(stdout).unwrap_or_default();
+        // Which of several files comes first is up to the threads.
+        outcome.as_object_mut().map(|outcome| outcome.remove("not_applied"));
+        *stdout = if *code == 0 { outcome.to_string().into_bytes() } else { Vec::new() };
+    }
     seen
 }
 
-#[test]
-fn every_verb_on_hostile_volumes() {
-    let seed = seed_of("every_verb_on_hostile_volumes");
+fn sweep(name: &str, volume: &Volume) {
+    let seed = seed_of(name);
     let cases = from_env("OFFSHOOT_SWEEP").unwrap_or(CASES);
     let place = Place::new();
-    fixture::unpack(&place.image()).expect("the fixture unpacks");
-    let image = Arc::new(Image::read(&place.image()).expect("an image"));
-    let target = Target::new(vec![image], true);
-    let file = File::options().write(true).open(place.image()).expect("the image opens");
-    let sound = every_verb(&place, "the sound volume");
+    let target = volume.target();
+    let sound = every_verb(volume, &place, "the sound volume");
     let codes: Vec<_> = sound.iter().map(|(code, _)| *code).collect();
     assert!(codes.iter().all(|&code| code == 0), "the sound volume: {codes:?}");
 
@@ -204,16 +199,43 @@ fn every_verb_on_hostile_volumes() {
     let mut codes = [0; 5];
     for number in 0..cases {
         let (members, allowed) = target.damaged(&mut random);
-        let case = format!("OFFSHOOT_SEED={seed} case {number} ({allowed:?})");
-        members[0].apply(&file).expect("the image is written");
-        let outcomes = every_verb(&place, &case);
-        members[0].undo(&file).expect("the image is written");
+        let case = format!("{name}: OFFSHOOT_SEED={seed} case {number} ({allowed:?})");
+        let outcomes = volume.with(&members, || every_verb(volume, &place, &case));
         for (i, (found, expected)) in outcomes.iter().zip(&sound).enumerate() {
             codes[usize::try_from(found.0).expect("checked")] += 1;
             let same = found == expected;
             let failed = found.0 != 0 && allowed == Allowed::Errors;
-            assert!(same || failed || allowed == Allowed::Anything, "{case}: verb {i} is wrong");
+            let shown = |(code, stdout): &(i32, Vec<u8>)| {
+                let stdout = String::from_utf8_lossy(&stdout[..stdout.len().min(500)]);
+                format!("exit code {code}, {stdout}")
+            };
+            assert!(
+                same || failed || allowed == Allowed::Anything,
+                "{case}: verb {i} is wrong: {} instead of {}",
+                shown(found),
+                shown(expected)
+            );
         }
     }
     println!("exit codes 0 to 4: {codes:?}");
+}
+
+#[test]
+fn every_verb_on_hostile_volumes() {
+    sweep("every_verb_on_hostile_volumes", &Volume::fixture());
+}
+
+#[test]
+fn every_verb_on_hostile_volumes_of_small_nodes() {
+    let Some(judges) = judges::require() else { return };
+    let volume = Volume::made(&judges, Recipe::new().mkfs("-n 4k"));
+    sweep("every_verb_on_hostile_volumes_of_small_nodes", &volume);
+}
+
+#[test]
+fn every_verb_on_hostile_volumes_of_several_devices() {
+    let Some(judges) = judges::require() else { return };
+    let recipe = Recipe::new().devices(3).mkfs("-d raid1 -m raid1c3");
+    let volume = Volume::made(&judges, recipe);
+    sweep("every_verb_on_hostile_volumes_of_several_devices", &volume);
 }

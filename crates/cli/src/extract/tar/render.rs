@@ -6,7 +6,7 @@ use offshoot_vfs::{Attr, Error, FileSystem, FileType, Result};
 use tar::EntryType;
 
 use super::header::{BLOCK, Front, pad};
-use crate::xattrs::{Xattr, held_xattrs};
+use crate::xattrs::Xattr;
 
 /// Holes smaller than this, all together, are not worth a sparse entry.
 const HOLES_MIN: u64 = 4096;
@@ -25,12 +25,12 @@ pub(super) fn render(
     fs: &dyn FileSystem,
     path: &[u8],
     attr: &Attr,
+    xattrs: &[Xattr],
     out: &mut Vec<u8>,
 ) -> Result<usize> {
-    let xattrs = held_xattrs(fs, attr.file)?;
     let mut link = Vec::new();
     let entry_type = match attr.file_type {
-        FileType::Regular => return render_regular(fs, path, attr, &xattrs, out),
+        FileType::Regular => return render_regular(fs, path, attr, xattrs, out),
         FileType::Directory => EntryType::Directory,
         FileType::Symlink => {
             link = fs.read_link(attr.file)?;
@@ -44,16 +44,8 @@ pub(super) fn render(
         }
     };
     let path = entry_path(path, attr.file_type);
-    Front {
-        entry_type,
-        path: &path,
-        link: &link,
-        attr,
-        size: 0,
-        sparse_size: None,
-        xattrs: &xattrs,
-    }
-    .write(out);
+    Front { entry_type, path: &path, link: &link, attr, size: 0, sparse_size: None, xattrs }
+        .write(out);
     Ok(0)
 }
 
@@ -73,6 +65,8 @@ pub(super) fn render_link(path: &[u8], target: &[u8], attr: &Attr, out: &mut Vec
     .write(out);
 }
 
+/// Appends a regular file: its data is read to where it belongs if the file has no holes, and
+/// moved once, inside of `out`, if it has some.
 fn render_regular(
     fs: &dyn FileSystem,
     path: &[u8],
@@ -80,33 +74,28 @@ fn render_regular(
     xattrs: &[Xattr],
     out: &mut Vec<u8>,
 ) -> Result<usize> {
-    let mut data = Vec::new();
+    let front = Regular { path: &entry_path(path, FileType::Regular), attr, xattrs };
+    let begin = out.len();
+    front.write(out);
+    let start = out.len();
     let mut ranges: Vec<Range<u64>> = Vec::new();
-    fs.read_data(attr.file, 0..attr.size, &mut |offset, piece| {
+    let read = fs.read_data(attr.file, 0..attr.size, &mut |offset, piece| {
         let end = piece_end(offset, piece, attr.size)?;
         match ranges.last_mut() {
             Some(last) if last.end > offset => return Err(out_of_order()),
             Some(last) if last.end == offset => last.end = end,
             _ => ranges.push(offset..end),
         }
-        data.extend_from_slice(piece);
+        out.extend_from_slice(piece);
         Ok(())
-    })?;
-    let front = Regular { path: &entry_path(path, FileType::Regular), attr, xattrs };
-    if attr.size - (data.len() as u64) < HOLES_MIN {
-        front.write(out);
-        let mut at = 0;
-        let mut rest = &data[..];
-        let start = out.len();
-        for range in ranges {
-            zeros(out, range.start - at);
-            let (piece, after) = rest.split_at(to_usize(range.end - range.start)?);
-            out.extend_from_slice(piece);
-            rest = after;
-            at = range.end;
-        }
-        zeros(out, attr.size - at);
-        debug_assert_eq!((out.len() - start) as u64, attr.size);
+    });
+    if let Err(error) = read {
+        out.truncate(begin);
+        return Err(error);
+    }
+    let data_len = out.len() - start;
+    if attr.size - (data_len as u64) < HOLES_MIN {
+        spread(out, start, data_len, &ranges, attr.size)?;
         pad(out, attr.size);
     } else {
         let mut map = SparseMap::default();
@@ -114,27 +103,50 @@ fn render_regular(
             map.count(range);
         }
         map.count_end(attr.size);
-        front.write_sparse(out, &map);
+        let mut head = Vec::new();
+        front.write_sparse(&mut head, &map);
         let mut text = map.first_line();
         for range in &ranges {
             map_line(&mut text, range);
         }
         map.last_line(&mut text, attr.size);
         pad_map(&mut text);
-        out.extend_from_slice(&text);
-        out.extend_from_slice(&data);
-        pad(out, data.len() as u64);
+        head.extend_from_slice(&text);
+        out.splice(begin..start, head);
+        pad(out, data_len as u64);
     }
-    Ok(data.len())
+    Ok(data_len)
+}
+
+/// Puts data that lies together from `start` on to where its ranges are in a file of `size` bytes,
+/// and zeros between them.
+fn spread(
+    out: &mut Vec<u8>,
+    start: usize,
+    data_len: usize,
+    ranges: &[Range<u64>],
+    size: u64,
+) -> Result<()> {
+    if size == data_len as u64 {
+        return Ok(());
+    }
+    let mut gap_end = to_usize(size)?;
+    let mut from = data_len;
+    out.resize(start + gap_end, 0);
+    // From the end, so that nothing is moved over what was not moved yet.
+    for range in ranges.iter().rev() {
+        let (at, end) = (to_usize(range.start)?, to_usize(range.end)?);
+        from -= end - at;
+        out.copy_within(start + from..start + from + (end - at), start + at);
+        out[start + end..start + gap_end].fill(0);
+        gap_end = at;
+    }
+    out[start..start + gap_end].fill(0);
+    Ok(())
 }
 
 fn to_usize(number: u64) -> Result<usize> {
     usize::try_from(number).map_err(|_| Error::Unsupported("a file this large in memory".into()))
-}
-
-fn zeros(out: &mut Vec<u8>, count: u64) {
-    // Only called for holes that are together below `HOLES_MIN`.
-    out.resize(out.len() + usize::try_from(count).unwrap_or_default(), 0);
 }
 
 /// The end of a piece of a file, which must be inside of it.

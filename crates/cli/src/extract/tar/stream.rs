@@ -7,7 +7,9 @@
 //!
 //! The walk sends each batch twice: as a job to the workers, and as an order, which says
 //! where in the archive its segments go, to the writer. A [`Window`] bounds the
-//! data between the two ends: the walk takes bytes out of it, the writer gives them back.
+//! memory between the two ends: the walk takes out of it what the rendered entries will take,
+//! the writer gives it back. What they took beyond that is made good by whoever rendered
+//! them, so that the walk waits for longer.
 //!
 //! A file of up to [`WHOLE_BYTES`] is rendered whole, and left out whole when it cannot be read.
 //! A larger one goes out in parts. When a part of it cannot be read, what was written of
@@ -23,28 +25,38 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType};
 
+use super::super::BATCH_FILES;
 use super::super::context::{Context, Trouble};
 use super::super::large::Parts;
 use super::super::links::{Known, Name};
 use super::super::problems::Unapplied;
 use super::super::walk::{Entry, Visitor, walk};
-use super::super::{BATCH_BYTES, BATCH_FILES, workers};
 use super::render::{
     Regular, SparseMap, entry_path, map_line, out_of_order, pad_map, render, render_link,
 };
-use super::writer::{Order, Segment, Window, Writer};
+use super::writer::{Order, Rendered, Segment, Window, Writer};
 use crate::exit::Failure;
 use crate::resolve::climb;
-use crate::xattrs::held_xattrs;
+use crate::xattrs::{Xattr, held_xattrs, held_xattrs_within};
 
 /// The largest file that is rendered whole.
-const WHOLE_BYTES: u64 = 8 << 20;
+const WHOLE_BYTES: u64 = 1 << 20;
 
 /// The most of a larger file that a worker reads at once.
-const PART_BYTES: u64 = 4 << 20;
+const PART_BYTES: u64 = 1 << 20;
 
-/// What an entry takes in memory besides its data and its path.
-const ENTRY_BYTES: u64 = 2048;
+/// The most data in a batch, but for its last entry.
+const BATCH_BYTES: u64 = 1 << 20;
+
+/// The most that the extended attributes of a file may take for a worker to render it. The few
+/// files that have more are left to the writer, which holds one of them at a time.
+const XATTRS_BYTES: usize = 64 << 10;
+
+/// How much larger than expected a batch may become before the rest of it is left to the writer.
+const EXCESS_BYTES: u64 = 1 << 20;
+
+/// What an entry takes in memory besides its data and its path, and the padding of its data.
+const ENTRY_BYTES: u64 = 2560;
 
 /// The longest path in an archive. Programs that read archives stop far below it.
 const PATH_MAX: usize = 64 * 1024;
@@ -62,8 +74,8 @@ pub(crate) struct Archive<W> {
 
 /// What a worker is handed.
 enum Job {
-    Batch { entries: Vec<Pending>, window_bytes: u64, reply: Sender<Vec<Segment>> },
-    Part { file: FileId, range: Range<u64>, path: Vec<u8>, reply: Sender<Vec<Segment>> },
+    Batch { entries: Vec<Pending>, window_bytes: u64, reply: Sender<Rendered> },
+    Part { file: FileId, range: Range<u64>, path: Vec<u8>, reply: Sender<Rendered> },
 }
 
 /// An entry that is to be rendered.
@@ -78,18 +90,18 @@ pub(super) struct Pending {
 pub(super) fn write<W: Write>(
     context: &Context<'_>,
     archive: Archive<W>,
+    workers: usize,
+    window: &Window,
     fill: impl FnOnce(&mut Stream<'_>) + Send,
 ) -> Result<(), Failure> {
-    let window = Window::default();
-    let (jobs, work) = bounded(workers() * 2);
-    let (orders, queue) = bounded(workers() * 4);
+    let (jobs, work) = bounded(workers * 2);
+    let (orders, queue) = bounded(workers * 4);
     thread::scope(|scope| {
-        for _ in 0..workers() {
+        for _ in 0..workers {
             let work: Receiver<Job> = work.clone();
-            scope.spawn(move || work.into_iter().for_each(|job| run(context, job)));
+            scope.spawn(move || work.into_iter().for_each(|job| run(context, window, job)));
         }
         drop(work);
-        let window = &window;
         scope.spawn(move || {
             let mut stream =
                 Stream { context, window, jobs, orders, batch: Vec::new(), batch_bytes: 0 };
@@ -99,14 +111,22 @@ pub(super) fn write<W: Write>(
         let mut writer = Writer::new(context, archive.writer);
         let mut result = Ok(());
         for order in queue {
+            let Order { mut window_bytes, rendered } = order;
             // After a failure the rest is only taken off the queue.
             if result.is_ok() && !context.problems.is_stopped() {
-                result = writer.order(&order);
+                if let Ok(rendered) = rendered.recv() {
+                    window_bytes += rendered.excess_bytes;
+                    result = writer.write(rendered.segments);
+                } else {
+                    // The worker is gone without an answer: it has panicked, which the scope
+                    // passes on.
+                    context.problems.stop();
+                }
                 if result.is_err() {
                     context.problems.stop();
                 }
             }
-            window.give_back(order.window_bytes);
+            window.give_back(window_bytes);
         }
         if !context.problems.is_stopped() {
             result = writer.finish();
@@ -115,33 +135,45 @@ pub(super) fn write<W: Write>(
     })
 }
 
-fn run(context: &Context<'_>, job: Job) {
+fn run(context: &Context<'_>, window: &Window, job: Job) {
     if context.problems.is_stopped() {
         return;
     }
     // A writer that is gone has failed, and says so itself.
     match job {
         Job::Batch { entries, window_bytes, reply } => {
-            let _ = reply.send(render_batch(context, entries, window_bytes));
+            let xattrs = |file| held_xattrs_within(context.fs, file, XATTRS_BYTES);
+            let segments = render_batch(context, entries, window_bytes, xattrs);
+            let held_bytes: u64 = segments.iter().map(Segment::held_bytes).sum();
+            let excess_bytes = held_bytes.saturating_sub(window_bytes);
+            window.exceed(excess_bytes);
+            let _ = reply.send(Rendered { segments, excess_bytes });
         }
         Job::Part { file, range, path, reply } => {
             let segment = match read_part(context, file, range) {
                 Ok(bytes) => Segment::Bytes(bytes),
                 Err(error) => Segment::Broken { path, error },
             };
-            let _ = reply.send(vec![segment]);
+            let _ = reply.send(Rendered { segments: vec![segment], excess_bytes: 0 });
         }
     }
 }
 
 /// Renders a batch. Extended attributes are not in what was taken from the window for it; when
 /// they make it much larger than that, the rest is left to the writer, entry by entry.
-fn render_batch(context: &Context<'_>, entries: Vec<Pending>, window_bytes: u64) -> Vec<Segment> {
+fn render_batch(
+    context: &Context<'_>,
+    entries: Vec<Pending>,
+    window_bytes: u64,
+    xattrs: impl Fn(FileId) -> Result<Option<Vec<Xattr>>, Error>,
+) -> Vec<Segment> {
     let mut segments = Vec::new();
-    let mut bytes = Vec::new();
+    // All at once: a vector that grows is there twice while it does.
+    let expected: u64 = entries.iter().map(Pending::window_bytes).sum();
+    let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     let mut entries = entries.into_iter();
     while let Some(Pending { path, attr, link_to }) = entries.next() {
-        if bytes.len() as u64 > window_bytes + BATCH_BYTES {
+        if bytes.len() as u64 > window_bytes.saturating_add(EXCESS_BYTES) {
             let rest = std::iter::once(Pending { path, attr, link_to }).chain(entries);
             segments.push(Segment::Bytes(bytes));
             segments.push(Segment::Rest(rest.collect()));
@@ -154,7 +186,14 @@ fn render_batch(context: &Context<'_>, entries: Vec<Pending>, window_bytes: u64)
             segments.push(Segment::Link { file: attr.file, path, bytes: link });
             continue;
         }
-        match render(context.fs, &path, &attr, &mut bytes) {
+        let Some(xattrs) = xattrs(attr.file).transpose() else {
+            segments.push(Segment::Bytes(std::mem::take(&mut bytes)));
+            segments.push(Segment::Rest(vec![Pending { path, attr, link_to }]));
+            continue;
+        };
+        let rendered =
+            xattrs.and_then(|xattrs| render(context.fs, &path, &attr, &xattrs, &mut bytes));
+        match rendered {
             Ok(data_bytes) => {
                 let counters = &context.counters;
                 let counter = match attr.file_type {
@@ -177,7 +216,17 @@ fn render_batch(context: &Context<'_>, entries: Vec<Pending>, window_bytes: u64)
 impl Pending {
     /// Renders this entry alone.
     pub(super) fn render(self, context: &Context<'_>) -> Vec<Segment> {
-        render_batch(context, vec![self], u64::MAX - BATCH_BYTES)
+        let xattrs = |file| held_xattrs(context.fs, file).map(Some);
+        render_batch(context, vec![self], u64::MAX, xattrs)
+    }
+
+    /// What it takes from the window.
+    fn window_bytes(&self) -> u64 {
+        let has_data = self.attr.file_type == FileType::Regular && self.link_to.is_none();
+        let data_bytes = if has_data { self.attr.size } else { 0 };
+        let link_len = self.link_to.as_ref().map_or(0, Vec::len);
+        // A path is in the header, in a record, and here.
+        data_bytes + ENTRY_BYTES + 3 * (self.path.len() + link_len) as u64
     }
 }
 
@@ -212,11 +261,13 @@ impl Visitor for Stream<'_> {
     type Directory = ();
 
     fn enter(&mut self, (): &(), entry: &Entry<'_>) -> Option<()> {
-        self.take(entry).map_err(|trouble| self.report(entry.path, &trouble)).ok()
+        self.take_one(entry).map_err(|trouble| self.report(entry.path, &trouble)).ok()
     }
 
     fn visit(&mut self, (): &(), entry: &Entry<'_>) {
-        self.file(entry);
+        if let Err(trouble) = self.take_one(entry) {
+            self.report(entry.path, &trouble);
+        }
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) {
@@ -235,7 +286,7 @@ impl Stream<'_> {
         walk(self.context.fs, top, (), DEPTH_MAX, self);
     }
 
-    /// Puts one file into the archive.
+    /// Puts the file into the archive that it is made of.
     pub(super) fn file(&mut self, entry: &Entry<'_>) {
         if let Err(trouble) = self.take(entry) {
             self.report(entry.path, &trouble);
@@ -244,6 +295,12 @@ impl Stream<'_> {
 
     fn report(&self, path: &[u8], trouble: &Trouble) {
         self.context.report(&self.context.shown(path), trouble);
+    }
+
+    /// Takes an entry of a directory, if it is the only one of its name.
+    fn take_one(&mut self, entry: &Entry<'_>) -> Result<(), Trouble> {
+        self.require_one(entry)?;
+        self.take(entry)
     }
 
     fn take(&mut self, entry: &Entry<'_>) -> Result<(), Trouble> {
@@ -255,9 +312,6 @@ impl Stream<'_> {
         if attr.file_type == FileType::Socket {
             self.context.unapplied(Unapplied::Socket, entry.parent, entry.name, Errno::OPNOTSUPP);
             return Ok(());
-        }
-        if matches!(attr.file_type, FileType::Directory | FileType::Symlink) {
-            self.require_one(entry)?;
         }
         let mut link_to = None;
         if attr.nlink > 1 && attr.file_type != FileType::Directory {
@@ -276,8 +330,8 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Refuses a name that leads to another file as well: a symbolic link and a directory of one
-    /// name would lead whoever unpacks the archive to places outside.
+    /// Refuses a name that leads to another file as well: a symbolic link and anything else of
+    /// one name would lead whoever unpacks the archive to places outside.
     fn require_one(&self, entry: &Entry<'_>) -> Result<(), Error> {
         let found = self.context.fs.lookup(entry.parent, entry.name)?;
         if found == entry.attr.file {
@@ -309,10 +363,7 @@ impl Stream<'_> {
     }
 
     fn push(&mut self, entry: Pending) {
-        let has_data = entry.attr.file_type == FileType::Regular && entry.link_to.is_none();
-        self.batch_bytes += if has_data { entry.attr.size } else { 0 };
-        let link_len = entry.link_to.as_ref().map_or(0, Vec::len);
-        self.batch_bytes += ENTRY_BYTES + 2 * (entry.path.len() + link_len) as u64;
+        self.batch_bytes += entry.window_bytes();
         self.batch.push(entry);
         if self.batch.len() >= BATCH_FILES || self.batch_bytes >= BATCH_BYTES {
             self.send_batch();
@@ -341,12 +392,12 @@ impl Stream<'_> {
     }
 
     /// Sends an order, and the job that fulfils it unless `make` did so itself.
-    fn send(&self, bytes: u64, make: impl FnOnce(Sender<Vec<Segment>>) -> Option<Job>) {
+    fn send(&self, bytes: u64, make: impl FnOnce(Sender<Rendered>) -> Option<Job>) {
         self.window.take(bytes);
-        let (reply, segments) = bounded(1);
+        let (reply, rendered) = bounded(1);
         let job = make(reply);
         // Who no longer receives has failed, which stops the walk, too.
-        let _ = self.orders.send(Order { window_bytes: bytes, segments });
+        let _ = self.orders.send(Order { window_bytes: bytes, rendered });
         if let Some(job) = job {
             let _ = self.jobs.send(job);
         }
@@ -354,7 +405,8 @@ impl Stream<'_> {
 
     fn send_bytes(&self, bytes: Vec<u8>) {
         self.send(bytes.len() as u64, |reply| {
-            let _ = reply.send(vec![Segment::Bytes(bytes)]);
+            let segments = vec![Segment::Bytes(bytes)];
+            let _ = reply.send(Rendered { segments, excess_bytes: 0 });
             None
         });
     }
@@ -385,7 +437,8 @@ impl Stream<'_> {
                 self.context.counters.files.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => self.send(0, |reply| {
-                let _ = reply.send(vec![Segment::Broken { path, error }]);
+                let segments = vec![Segment::Broken { path, error }];
+                let _ = reply.send(Rendered { segments, excess_bytes: 0 });
                 None
             }),
         }

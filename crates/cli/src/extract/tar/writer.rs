@@ -15,8 +15,8 @@ use super::stream::Pending;
 /// What tar calls a record: an archive is a whole number of them.
 const RECORD_BYTES: u64 = 10_240;
 
-/// The data that may be between the walk and the writer.
-const WINDOW_BYTES: u64 = 48 << 20;
+/// The memory that may be between the walk and the writer.
+pub(in super::super) const WINDOW_BYTES: u64 = 48 << 20;
 
 /// A piece of the archive, or what stands in its place.
 pub(super) enum Segment {
@@ -32,12 +32,33 @@ pub(super) enum Segment {
     Broken { path: Vec<u8>, error: Error },
 }
 
+impl Segment {
+    /// The memory that it holds.
+    pub(super) fn held_bytes(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.capacity() as u64,
+            Self::Link { path, bytes, .. } => (path.capacity() + bytes.capacity()) as u64,
+            Self::LeftOut { path, .. } | Self::Broken { path, .. } => path.capacity() as u64,
+            // Names, which were in what was taken for them.
+            Self::Rest(_) => 0,
+        }
+    }
+}
+
 /// What the writer writes next.
 pub(super) struct Order {
-    /// What it gives back to the window.
+    /// What was taken out of the window for it.
     pub(super) window_bytes: u64,
-    /// Where they come from.
-    pub(super) segments: Receiver<Vec<Segment>>,
+    /// Where it comes from.
+    pub(super) rendered: Receiver<Rendered>,
+}
+
+/// What an order is for.
+pub(super) struct Rendered {
+    /// The pieces.
+    pub(super) segments: Vec<Segment>,
+    /// What they hold beyond what was taken out of the window for them; taken since.
+    pub(super) excess_bytes: u64,
 }
 
 /// The writer's end.
@@ -56,12 +77,7 @@ impl<'a, W> Writer<'a, W> {
 
 impl<W: Write> Writer<'_, W> {
     /// Writes what an order is for.
-    pub(super) fn order(&mut self, order: &Order) -> io::Result<()> {
-        let Ok(segments) = order.segments.recv() else {
-            // The worker is gone without an answer: it has panicked, which the scope passes on.
-            self.context.problems.stop();
-            return Ok(());
-        };
+    pub(super) fn write(&mut self, segments: Vec<Segment>) -> io::Result<()> {
         segments.into_iter().try_for_each(|segment| self.segment(segment))
     }
 
@@ -124,9 +140,9 @@ impl<W: Write> Writer<'_, W> {
     }
 }
 
-/// Bounds the data between the walk and the writer.
+/// Bounds the memory between the walk and the writer.
 #[derive(Default)]
-pub(super) struct Window {
+pub(in super::super) struct Window {
     used: Mutex<u64>,
     changed: Condvar,
 }
@@ -142,8 +158,19 @@ impl Window {
         *used += bytes;
     }
 
+    /// Takes `bytes` that are held already, without waiting: only what is still to come can wait.
+    pub(super) fn exceed(&self, bytes: u64) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) += bytes;
+    }
+
     pub(super) fn give_back(&self, bytes: u64) {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
         self.changed.notify_all();
+    }
+
+    /// What is out of it.
+    #[cfg(test)]
+    pub(in super::super) fn used(&self) -> u64 {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

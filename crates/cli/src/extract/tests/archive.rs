@@ -5,6 +5,7 @@ use std::process::Command;
 
 use offshoot_vfs::FileType;
 
+use super::super::tar::{WINDOW_BYTES, Window, extract_tar_with};
 use super::super::{Archive, extract_tar};
 use super::memory::{Memory, ROOT, id};
 use super::*;
@@ -115,6 +116,87 @@ fn the_same_tree_gives_the_same_bytes() {
     }
 }
 
+/// With 32 cores it was 389 MiB: what was taken out of the window was half of what was held.
+#[test]
+fn what_is_held_does_not_grow_with_the_cores() {
+    let mut fs = Memory::new();
+    let mut ino = 300;
+    for (count, len) in [(200, 1 << 20), (10, 5 << 20), (400, 100_000), (2000, 100)] {
+        let data = noise(len);
+        for _ in 0..count {
+            fs.file(ROOT, format!("f{ino}").as_bytes(), ino, &data);
+            ino += 1;
+        }
+    }
+    let source = Source { fs: &fs, top: id(ROOT), path: b"" };
+    let window = Window::default();
+    // Nobody takes anything for a while, so that everything fills up.
+    let mut slow = Slow { len: 0, window: &window, peak: 0 };
+    let archive = Archive { writer: &mut slow, failure: Failure::Output };
+    let (outcome, result) =
+        extract_tar_with(&source, archive, &Console::default(), 32, &window).unwrap();
+    assert!(result.is_ok() && outcome.files == 2610, "{outcome:?}");
+    let peak = slow.peak;
+    assert!(peak > WINDOW_BYTES / 2, "the window was never filled: {peak}");
+    // Small change: an allocator may give more than it was asked for.
+    assert!(peak <= WINDOW_BYTES + (1 << 20), "{peak} bytes were held");
+}
+
+/// Takes its time over the first megabyte.
+struct Slow<'a> {
+    len: usize,
+    window: &'a Window,
+    peak: u64,
+}
+
+impl std::io::Write for Slow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.len < 1 << 20 {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        self.peak = self.peak.max(self.window.used());
+        self.len += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Every shape of holes, against the bytes that the file has.
+#[test]
+fn small_holes_are_filled_and_large_ones_kept() {
+    let mut fs = Memory::new();
+    let shapes: [(u64, &[(u64, usize)]); 8] = [
+        (3000, &[(0, 1000), (2000, 500)]),
+        (3000, &[(1000, 1000)]),
+        (3000, &[(1, 1), (3, 1), (2999, 1)]),
+        (9000, &[(10, 5000), (5500, 100), (5601, 3000)]),
+        (9000, &[(0, 100)]),
+        (9000, &[(8999, 1)]),
+        (4096, &[]),
+        (100, &[]),
+    ];
+    for (ino, (size, pieces)) in (300..).zip(shapes) {
+        let node = fs.add(ROOT, format!("{ino}").as_bytes(), ino, FileType::Regular);
+        node.attr.size = size;
+        node.pieces = pieces.iter().map(|&(at, len)| (at, noise(len + 7)[7..].to_vec())).collect();
+    }
+    let (bytes, outcome, _) = archive(&fs);
+    assert_eq!(outcome.files, 8);
+    let temp = unpack(&bytes);
+    for (ino, (size, pieces)) in (300..).zip(shapes) {
+        let mut expected = vec![0; usize::try_from(size).unwrap()];
+        for &(at, len) in pieces {
+            let at = usize::try_from(at).unwrap();
+            expected[at..at + len].copy_from_slice(&noise(len + 7)[7..]);
+        }
+        let found = std::fs::read(temp.path().join(format!("out/{ino}"))).unwrap();
+        assert!(found == expected, "{ino}");
+    }
+}
+
 #[test]
 fn large_extended_attributes_do_not_pile_up() {
     let mut fs = Memory::new();
@@ -171,6 +253,24 @@ fn a_link_and_a_directory_of_one_name_are_not_both_archived() {
         let a = temp.path().join("out/a");
         assert_eq!(a.is_symlink(), link_is_first);
         assert_eq!(outcome.directories, if link_is_first { 1 } else { 2 });
+    }
+}
+
+/// Whoever unpacks `a -> /etc/passwd` and then the file `a` may write through the link.
+#[test]
+fn a_link_and_a_file_of_one_name_are_not_both_archived() {
+    for (first, second) in [
+        (FileType::Symlink, FileType::Regular),
+        (FileType::Regular, FileType::Symlink),
+        (FileType::Symlink, FileType::Fifo),
+    ] {
+        let mut fs = Memory::new();
+        fs.add(ROOT, b"a", 300, first).target = b"/etc/passwd".to_vec();
+        fs.add(ROOT, b"a", 301, second).target = b"/etc/passwd".to_vec();
+        let (bytes, outcome, status) = archive(&fs);
+        assert_eq!((status, outcome.errors), (ExitStatus::Corrupt, 1));
+        let mut archive = tar::Archive::new(&bytes[..]);
+        assert_eq!(archive.entries().unwrap().count(), 2, "the top and one of the two");
     }
 }
 

@@ -95,6 +95,65 @@ fn one_file_goes_into_the_directory() {
     assert_eq!(sandbox.out().metadata().unwrap().mode(), 0o40750);
 }
 
+/// It stayed with the caller as its owner, and without its default ACL.
+#[test]
+fn a_directory_that_takes_one_file_stays_what_it_is() {
+    let mut fs = Memory::new();
+    fs.file(ROOT, b"file", 300, b"hello");
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.out()).unwrap();
+    if is_root() {
+        std::os::unix::fs::chown(sandbox.out(), Some(1234), Some(5678)).unwrap();
+    }
+    std::fs::set_permissions(sandbox.out(), PermissionsExt::from_mode(0o2750)).unwrap();
+    let state = || {
+        let stat = sandbox.out().metadata().unwrap();
+        (stat.uid(), stat.gid(), stat.mode())
+    };
+    let before = state();
+    let source = Source { fs: &fs, top: id(300), path: b"/file" };
+    let (outcome, result) = extract(&source, &sandbox.out(), &Console::default()).unwrap();
+    assert!(result.is_ok(), "{outcome:?}");
+    assert_eq!(state(), before);
+}
+
+/// Without root an attribute needs a file that may be written, which a read-only file is
+/// only as long as it has not got its mode.
+#[test]
+fn read_only_files_keep_their_user_attributes_without_root() {
+    let mut fs = Memory::new();
+    let xattrs = vec![(b"user.key".to_vec(), b"value".to_vec())];
+    let node = fs.file(ROOT, b"file", 300, b"x");
+    (node.attr.permissions, node.xattrs) = (0o444, xattrs.clone());
+    let node = fs.add(ROOT, b"dir", 301, FileType::Directory);
+    (node.attr.permissions, node.xattrs) = (0o555, xattrs);
+    let sandbox = Sandbox::new();
+    std::os::unix::fs::chown(sandbox.temp.path(), Some(65_534), Some(65_534)).unwrap_or(());
+    for node in fs.nodes.values_mut().filter(|_| is_root()) {
+        (node.attr.uid, node.attr.gid) = (65_534, 65_534);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if is_root() {
+                // Of this thread alone, and of those that it starts.
+                let (user, group) = (rustix::fs::Uid::from_raw(65_534), 65_534);
+                let group = rustix::fs::Gid::from_raw(group);
+                rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            }
+            let (outcome, status) = sandbox.extract(&fs);
+            assert_eq!((status, outcome.not_applied.len()), (ExitStatus::Done, 0), "{outcome:?}");
+        });
+    });
+    for (name, mode) in [("file", 0o100_444), ("dir", 0o40555)] {
+        let path = sandbox.out().join(name);
+        assert_eq!(path.metadata().unwrap().mode(), mode, "{name}");
+        let mut value = [0; 64];
+        let len = rustix::fs::getxattr(&path, "user.key", &mut value).unwrap();
+        assert_eq!(&value[..len], b"value", "{name}");
+    }
+}
+
 #[test]
 fn many_files_in_many_directories() {
     let mut fs = Memory::new();

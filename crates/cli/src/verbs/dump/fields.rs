@@ -3,10 +3,13 @@
 use std::fmt;
 
 use offshoot_btrfs_format::inode::Timespec;
+use offshoot_vfs::Timestamp;
 use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::output::{Escaped, json_name};
+use crate::output::{Escaped, json_name, json_time};
+
+const NANOS_PER_SEC: u32 = 1_000_000_000;
 
 /// One value.
 pub(super) enum Value {
@@ -49,8 +52,15 @@ impl Fields {
     /// Adds a time.
     #[must_use]
     pub(super) fn time(self, name: &'static str, time: &Timespec) -> Self {
-        let time = offshoot_vfs::Timestamp { secs: time.seconds(), nanos: time.nsec.get() };
-        self.with(name, crate::output::json_time(time))
+        let (secs, nanos) = (time.seconds(), time.nsec.get());
+        self.with(
+            name,
+            match nanos {
+                0..NANOS_PER_SEC => json_time(Timestamp { secs, nanos }),
+                // No time at all: the numbers, for whoever looks for what is wrong.
+                _ => format!("{secs} s and {nanos} ns"),
+            },
+        )
     }
 }
 
@@ -150,6 +160,21 @@ impl Serialize for Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It was an overflow, and without the check for one a wrong time.
+    #[test]
+    fn nanoseconds_beyond_a_second_are_shown_as_they_are() {
+        let shown = |secs: i64, nanos: u32| {
+            let bytes = [&secs.to_le_bytes()[..], &nanos.to_le_bytes()].concat();
+            let time: &Timespec = zerocopy::FromBytes::ref_from_bytes(&bytes).unwrap();
+            Fields::default().time("time", time).to_string()
+        };
+        assert_eq!(shown(-2, 1_500_000_000), "time=-2 s and 1500000000 ns");
+        assert_eq!(shown(-2, u32::MAX), "time=-2 s and 4294967295 ns");
+        assert_eq!(shown(7, 1_000_000_000), "time=7 s and 1000000000 ns");
+        assert_eq!(shown(7, 999_999_999), "time=7.999999999");
+        assert_eq!(shown(-2, 500_000_000), "time=-1.500000000");
+    }
 
     #[test]
     fn both_forms() {

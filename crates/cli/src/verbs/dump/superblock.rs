@@ -1,48 +1,148 @@
-//! `offshoot dump super`: every field of the superblock.
+//! `offshoot dump super`: every superblock of the given devices, field by field.
+//!
+//! Each is read by itself and shown with whether it verifies, whatever the volume is: this
+//! verb is for volumes that do not open. So it opens none.
 
 use std::io::Write;
-use std::sync::Arc;
 
-use offshoot_btrfs_format::chunk::DevItem;
-use offshoot_btrfs_format::csum::Checksum;
-use offshoot_btrfs_format::superblock::{RootBackup, Superblock};
+use offshoot_btrfs_format::chunk::{DevItem, parse_system_chunks};
+use offshoot_btrfs_format::csum::{Checksum, ChecksumType};
+use offshoot_btrfs_format::superblock::{
+    CompatRo, Incompat, MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock,
+    SuperblockItem,
+};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::OsReason;
+use serde::Serialize;
 
 use super::chunks;
 use super::fields::{Fields, Value};
 use crate::args::InfoArguments;
-use crate::exit::Result;
-use crate::output::{Console, write_line};
-use crate::session::Session;
+use crate::exit::{ExitStatus, Failure, Result};
+use crate::output::{Console, Escaped, JsonArray};
+use crate::session::open_device;
 
-pub(super) fn run(
-    arguments: &InfoArguments,
-    out: &mut dyn Write,
-    console: &Arc<Console>,
-) -> Result {
-    let session = Session::open(&arguments.volume, console)?;
-    let fields = fields(session.volume.superblock());
-    if arguments.json {
-        return Ok(write_line(out, &fields)?);
-    }
-    for (name, value) in &fields.0 {
-        match value {
-            Value::List(list) if list.iter().any(|value| matches!(value, Value::Fields(_))) => {
-                for (at, value) in list.iter().enumerate() {
-                    writeln!(out, "{:<24} {value}", format!("{name}[{at}]"))?;
-                }
-            }
-            value => writeln!(out, "{name:<24} {value}")?,
-        }
-    }
-    Ok(())
+/// A superblock where one has its place.
+#[derive(Serialize)]
+struct Found {
+    device: String,
+    offset: u64,
+    /// Why it is none, or does not verify.
+    problem: Option<String>,
+    superblock: Option<Fields>,
+    #[serde(skip)]
+    kind: Kind,
 }
 
-fn fields(superblock: &Superblock) -> Fields {
-    let item = &superblock.item;
-    let checksum = Checksum::stored(&item.csum[..superblock.checksum.len()]).to_string();
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Verified,
+    Damaged,
+    Absent,
+}
+
+pub(super) fn run(arguments: &InfoArguments, out: &mut dyn Write, console: &Console) -> Result {
+    let mut found = Vec::new();
+    let volume = &arguments.volume;
+    for path in std::iter::once(&volume.volume).chain(&volume.open.devices) {
+        let device = open_device(path)?;
+        let offsets = SUPERBLOCK_OFFSETS.into_iter().enumerate().filter(|(at, offset)| {
+            // The primary must be there, a copy where the device is large enough for it.
+            *at == 0 || offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes()
+        });
+        found.extend(offsets.map(|(_, offset)| Found::read(&device, offset)));
+    }
+    if arguments.json {
+        let mut array = JsonArray::new(&mut *out)?;
+        found.iter().try_for_each(|found| array.push(found))?;
+        array.finish()?;
+    } else {
+        for (at, found) in found.iter().enumerate() {
+            if at > 0 {
+                writeln!(out)?;
+            }
+            found.print(out)?;
+        }
+    }
+    result(&found, console)
+}
+
+/// A device on which no superblock verifies is a failure. A single bad copy is what this verb
+/// is there to show.
+fn result(found: &[Found], console: &Console) -> Result {
+    let mut status = None;
+    for group in found.chunk_by(|a, b| a.device == b.device) {
+        if group.iter().any(|found| found.kind == Kind::Verified) {
+            continue;
+        }
+        let device = Escaped(group[0].device.as_bytes());
+        let is_absent = group.iter().all(|found| found.kind == Kind::Absent);
+        if is_absent {
+            console.error(&format_args!("{device}: no btrfs superblock"));
+        } else {
+            console.error(&format_args!("{device}: no superblock verifies"));
+        }
+        status = status.max(Some(if is_absent { ExitStatus::Failed } else { ExitStatus::Corrupt }));
+    }
+    status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
+}
+
+impl Found {
+    fn read(device: &dyn BlockDevice, offset: u64) -> Self {
+        let name = device.name().to_owned();
+        let mut bytes = [0; SUPERBLOCK_SIZE];
+        let absent = |problem| Self {
+            device: name.clone(),
+            offset,
+            problem: Some(problem),
+            superblock: None,
+            kind: Kind::Absent,
+        };
+        if let Err(error) = device.read_at(offset, &mut bytes) {
+            return absent(format!("cannot be read: {}", OsReason(&error)));
+        }
+        let item = match SuperblockItem::view(&bytes) {
+            Ok(item) if item.magic == MAGIC => item,
+            Ok(_) => return absent("no btrfs magic".to_owned()),
+            Err(malformed) => return absent(malformed.problem.into_owned()),
+        };
+        // Whether the program supports what the volume needs plays no part in this.
+        let problem = Superblock::parse(&bytes, offset).err();
+        let problem = problem.map(|malformed| malformed.problem.into_owned());
+        let kind = if problem.is_some() { Kind::Damaged } else { Kind::Verified };
+        Self { device: name, offset, problem, superblock: Some(fields(item)), kind }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> Result {
+        write!(out, "superblock at {} of {}: ", self.offset, Escaped(self.device.as_bytes()))?;
+        match (self.kind, &self.problem) {
+            (Kind::Verified, _) | (_, None) => writeln!(out, "verifies")?,
+            (Kind::Damaged, Some(problem)) => writeln!(out, "does NOT verify: {problem}")?,
+            (Kind::Absent, Some(problem)) => writeln!(out, "{problem}")?,
+        }
+        for (name, value) in self.superblock.iter().flat_map(|fields| &fields.0) {
+            match value {
+                Value::List(list) if list.iter().any(|v| matches!(v, Value::Fields(_))) => {
+                    for (at, value) in list.iter().enumerate() {
+                        writeln!(out, "{:<24} {value}", format!("{name}[{at}]"))?;
+                    }
+                }
+                value => writeln!(out, "{name:<24} {value}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fields as they are stored, whatever they say.
+fn fields(item: &SuperblockItem) -> Fields {
+    let (csum_type, csum_len) = match ChecksumType::from_disk(item.csum_type.get()) {
+        Some(checksum) => (checksum.name().to_owned(), checksum.len()),
+        None => (format!("unknown type {}", item.csum_type), item.csum.len()),
+    };
     Fields::default()
-        .with("csum_type", superblock.checksum.name())
-        .with("csum", checksum)
+        .with("csum_type", csum_type)
+        .with("csum", Checksum::stored(&item.csum[..csum_len]).to_string())
         .uuid("fsid", item.fsid)
         .uuid("metadata_uuid", item.metadata_uuid)
         .with("bytenr", item.bytenr)
@@ -65,19 +165,31 @@ fn fields(superblock: &Superblock) -> Fields {
         .with("leafsize", item.leafsize)
         .with("stripesize", item.stripesize)
         .with("compat_flags", item.compat_flags)
-        .with("compat_ro_flags", superblock.compat_ro.names())
-        .with("incompat_flags", superblock.incompat.names())
+        .with("compat_ro_flags", CompatRo(item.compat_ro_flags.get()).names())
+        .with("incompat_flags", Incompat(item.incompat_flags.get()).names())
         .name("label", item.label())
         .with("cache_generation", item.cache_generation)
         .with("uuid_tree_generation", item.uuid_tree_generation)
         .with("nr_global_roots", item.nr_global_roots)
         .with("dev_item", device(&item.dev_item))
         .with("sys_chunk_array_size", item.sys_chunk_array_size)
-        .with(
-            "sys_chunk_array",
-            superblock.system_chunks.iter().map(chunks::fields).collect::<Vec<_>>(),
-        )
+        .with("sys_chunk_array", system_chunks(item))
         .with("super_roots", item.super_roots.iter().map(backup).collect::<Vec<_>>())
+}
+
+fn system_chunks(item: &SuperblockItem) -> Value {
+    let sector_size = item.sectorsize.get();
+    if !sector_size.is_power_of_two() {
+        return Value::from(format!("malformed: sectors of {sector_size} bytes"));
+    }
+    let len = usize::try_from(item.sys_chunk_array_size.get()).unwrap_or(usize::MAX);
+    let Some(array) = item.sys_chunk_array.get(..len) else {
+        return Value::from(format!("malformed: an array of {len} bytes"));
+    };
+    match parse_system_chunks(array, sector_size) {
+        Ok(chunks) => chunks.iter().map(chunks::fields).collect::<Vec<_>>().into(),
+        Err(malformed) => Value::from(format!("malformed: {malformed}")),
+    }
 }
 
 /// A device item.

@@ -1,0 +1,143 @@
+//! Verbs on volumes of which a part is damaged, in ways that are chosen.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use offshoot_testkit::damage::{Features, edit_superblocks, set_features};
+use offshoot_testkit::fixture;
+use serde_json::Value;
+
+fn offshoot(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_offshoot")).args(arguments).output().expect("it runs")
+}
+
+fn json(arguments: &[&str]) -> (Value, Output) {
+    let output = offshoot(arguments);
+    let value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {output:?}"));
+    (value, output)
+}
+
+fn volume() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let image = dir.path().join("volume.img");
+    fixture::unpack(&image).expect("the fixture unpacks");
+    (dir, image)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a temporary path is text")
+}
+
+/// Writes noise over all copies of what is at a logical address.
+fn destroy(image: &Path, logical: u64) {
+    let (chunks, _) = json(&["dump", "chunks", "--json", text(image)]);
+    let number = |value: &Value| value.as_u64().expect("a number");
+    let chunks = chunks.as_array().expect("an array");
+    let within = |chunk: &Value| logical.checked_sub(number(&chunk["logical"]));
+    let (chunk, at) = chunks
+        .iter()
+        .filter_map(|chunk| Some((chunk, within(chunk)?)))
+        .find(|(chunk, at)| *at < number(&chunk["length"]))
+        .expect("a chunk has it");
+    let file = File::options().write(true).open(image).expect("the image opens");
+    for stripe in chunk["stripes"].as_array().expect("an array") {
+        file.write_all_at(&[0xa5; 512], number(&stripe["offset"]) + at).expect("it is written");
+    }
+}
+
+/// The root of the tree `id`.
+fn root_of(image: &Path, id: u64) -> u64 {
+    let output = offshoot(&["dump", "tree", "--json", text(image), "root"]);
+    let lines = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let item = lines
+        .map(|line| line.expect("JSON"))
+        .find(|line| line["key"]["objectid"] == id && line["key"]["type"] == "ROOT_ITEM")
+        .expect("the tree is there");
+    item["item"]["bytenr"].as_u64().expect("a number")
+}
+
+/// `info` failed altogether, and `subvolume list --json` ended inside of its array.
+#[test]
+fn subvolumes_below_a_damaged_directory_are_still_listed() {
+    let (_dir, image) = volume();
+    let (sound, _) = json(&["subvolume", "list", "--json", text(&image)]);
+    let sound = sound.as_array().expect("an array");
+    // The directory that holds the snapshots is in the tree of the top level.
+    destroy(&image, root_of(&image, 5));
+    let (found, output) = json(&["subvolume", "list", "--json", text(&image)]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(!output.stderr.is_empty());
+    let found = found.as_array().expect("an array");
+    assert_eq!(found.len(), sound.len());
+    for (found, sound) in found.iter().zip(sound) {
+        assert_eq!(found["id"], sound["id"]);
+        assert!(found["path"] == sound["path"] || found["path"].is_null(), "{found}");
+    }
+    assert!(found.iter().any(|found| found["path"].is_null()));
+    assert!(found.iter().any(|found| !found["path"].is_null()));
+    let listed = offshoot(&["subvolume", "list", text(&image)]);
+    assert_eq!(listed.status.code(), Some(3));
+    let lines = String::from_utf8(listed.stdout).expect("text");
+    assert_eq!(lines.lines().count(), sound.len() + 1);
+    let (info, output) = json(&["info", "--json", text(&image)]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(info["subvolumes"], sound.len());
+}
+
+/// It opened the volume first, and so it showed nothing exactly when it was needed.
+#[test]
+fn superblocks_are_shown_of_volumes_that_do_not_open() {
+    let (_dir, image) = volume();
+    let show = || json(&["dump", "super", "--json", text(&image)]);
+    let (sound, output) = show();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(sound.as_array().map(Vec::len), Some(2), "the primary and one copy");
+    for at in 0..2 {
+        assert_eq!(sound[at]["problem"], Value::Null);
+        assert_eq!(sound[at]["superblock"]["bytenr"], sound[at]["offset"]);
+    }
+
+    set_features(&image, Features::Incompatible, 1 << 60);
+    destroy_chunk_root(&image, &sound);
+    assert_eq!(offshoot(&["info", text(&image)]).status.code(), Some(4));
+    let (unknown, output) = show();
+    assert_eq!(output.status.code(), Some(0));
+    for at in 0..2 {
+        assert_eq!(unknown[at]["problem"], Value::Null);
+        let features = unknown[at]["superblock"]["incompat_flags"].as_array().expect("a list");
+        assert!(features.contains(&Value::from("bit 60")), "{features:?}");
+    }
+
+    // The primary alone, whose checksum no longer fits.
+    let file = File::options().write(true).open(&image).expect("the image opens");
+    file.write_all_at(b"another label", (64 << 10) + 299).expect("it is written");
+    let (one, output) = show();
+    assert_eq!(output.status.code(), Some(0), "a copy is good");
+    assert!(one[0]["problem"].as_str().is_some_and(|problem| problem.contains("checksum")));
+    assert_eq!(one[0]["superblock"]["label"].as_str().map(|l| &l[..7]), Some("another"));
+    assert_eq!(one[1]["problem"], Value::Null);
+
+    // Both, with checksums that fit and sectors of no size.
+    edit_superblocks(&image, |block| block[144..148].fill(0));
+    let (both, output) = show();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(both[1]["problem"].as_str().is_some_and(|problem| problem.contains("sector size")));
+    let people = offshoot(&["dump", "super", text(&image)]);
+    let shown = String::from_utf8(people.stdout).expect("text");
+    assert_eq!(shown.matches("does NOT verify: sector size 0").count(), 2, "{shown}");
+}
+
+fn destroy_chunk_root(image: &Path, superblocks: &Value) {
+    let superblock = &superblocks[0]["superblock"];
+    let root = superblock["chunk_root"].as_u64().expect("a number");
+    let chunk = &superblock["sys_chunk_array"][0];
+    let at = root - chunk["logical"].as_u64().expect("a number");
+    let file = File::options().write(true).open(image).expect("the image opens");
+    for stripe in chunk["stripes"].as_array().expect("stripes") {
+        let offset = stripe["offset"].as_u64().expect("a number") + at;
+        file.write_all_at(&[0xa5; 512], offset).expect("it is written");
+    }
+}

@@ -1,0 +1,148 @@
+//! Volumes that the sweep damages, and what is asked of each.
+
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::fill::{self, subvolumes};
+use offshoot_testkit::fixture;
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::recipe::Recipe;
+
+use crate::damage::Target;
+use crate::image::{Image, Patched};
+
+/// A sound volume, and the places in it that the verbs are given.
+pub(crate) struct Volume {
+    /// The image files, in a directory of their own.
+    images: Vec<PathBuf>,
+    /// A directory below the root.
+    start: &'static str,
+    /// Regular files.
+    files: &'static [&'static str],
+    /// The trees that are dumped.
+    trees: &'static [&'static str],
+    /// What holds the images.
+    _dir: Option<tempfile::TempDir>,
+    _disks: Option<Disks>,
+}
+
+impl Volume {
+    /// The one that the repository carries.
+    pub(crate) fn fixture() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let image = dir.path().join("volume.img");
+        fixture::unpack(&image).expect("the fixture unpacks");
+        Self {
+            images: vec![image],
+            start: "/snapshots/root-before-upgrade/usr",
+            files: &[
+                "/snapshots/root-before-upgrade/usr/share/doc/zlib.txt",
+                "/snapshots/root-before-upgrade/usr/share/doc/lzo.txt",
+                "/snapshots/root-before-upgrade/usr/share/doc/zstd.txt",
+                "/snapshots/root-before-upgrade/usr/share/doc/plain.txt",
+            ],
+            trees: &["root", "chunk", "fs", "extent", "csum", "256"],
+            _dir: Some(dir),
+            _disks: None,
+        }
+    }
+
+    /// One that the kernel makes.
+    pub(crate) fn made(judges: &Judges, recipe: Recipe) -> Self {
+        let disks = recipe.mib(256).mount("compress=zstd").fill(small).make(judges);
+        Self {
+            images: disks.images().to_vec(),
+            start: "/start",
+            files: &["/start/text", "/start/below/noise"],
+            trees: &["root", "chunk", "fs", "dev", "256"],
+            _dir: None,
+            _disks: Some(disks),
+        }
+    }
+
+    /// What the damage is chosen by.
+    pub(crate) fn target(&self) -> Target {
+        let read = |path: &PathBuf| Arc::new(Image::read(path).expect("an image"));
+        Target::new(self.images.iter().map(read).collect(), true)
+    }
+
+    /// Calls with the damage in the image files.
+    pub(crate) fn with<T>(&self, members: &[Patched], call: impl FnOnce() -> T) -> T {
+        let open = |path: &PathBuf| OpenOptions::new().write(true).open(path).expect("an image");
+        let files: Vec<File> = self.images.iter().map(open).collect();
+        for (member, file) in members.iter().zip(&files) {
+            member.apply(file).expect("the image is written");
+        }
+        let result = call();
+        for (member, file) in members.iter().zip(&files) {
+            member.undo(file).expect("the image is written");
+        }
+        result
+    }
+
+    /// Every verb that writes to standard output, with its arguments.
+    pub(crate) fn verbs(&self) -> Vec<Vec<String>> {
+        let (image, start) = (self.image(), format!("{}:{}", self.image(), self.start));
+        let mut verbs = vec![
+            vec!["info", image],
+            vec!["info", "--json", image],
+            vec!["ls", "-l", "-R", image],
+            vec!["ls", "-R", "--json", &start],
+            vec!["stat", &start],
+            vec!["stat", "--json", image],
+            vec!["subvolume", "list", image],
+            vec!["subvolume", "list", "--json", image],
+            vec!["dump", "super", image],
+            vec!["dump", "super", "--json", image],
+            vec!["dump", "chunks", "--json", image],
+            vec!["extract", image, "--tar", "-"],
+            vec!["extract", &start, "--tar", "-"],
+        ];
+        for (at, tree) in self.trees.iter().enumerate() {
+            let json = if at % 2 == 0 { "--json" } else { "--degraded" };
+            verbs.push(vec!["dump", "tree", image, tree, json]);
+        }
+        let verbs = verbs.into_iter().map(|verb| verb.iter().map(ToString::to_string).collect());
+        let cat = |file: &&str| vec!["cat".to_owned(), format!("{image}:{file}")];
+        verbs.chain(self.files.iter().map(cat)).map(|verb| self.with_devices(verb)).collect()
+    }
+
+    /// The arguments of `extract` but for the destination: from the root, and from below.
+    pub(crate) fn extractions(&self) -> Vec<Vec<String>> {
+        let extract = |place: String| vec!["extract".to_owned(), "--json".to_owned(), place];
+        [self.image().to_owned(), format!("{}:{}", self.image(), self.start)]
+            .map(|place| self.with_devices(extract(place)))
+            .into()
+    }
+
+    fn image(&self) -> &str {
+        self.images[0].to_str().expect("a temporary path is text")
+    }
+
+    fn with_devices(&self, mut verb: Vec<String>) -> Vec<String> {
+        for image in &self.images[1..] {
+            verb.push("--device".to_owned());
+            verb.push(image.to_str().expect("a temporary path is text").to_owned());
+        }
+        verb
+    }
+}
+
+/// A little of what the verbs show, so that a run of all of them is short.
+fn small(root: &Path) {
+    let start = fill::directory(root, "start");
+    fill::write(&start.join("text"), "a line like every other one\n".repeat(20_000).as_bytes());
+    let below = fill::directory(&start, "below");
+    let noise: Vec<u8> = (0..300_000_u32).map(|n| n.wrapping_mul(n).to_be_bytes()[1]).collect();
+    fill::write(&below.join("noise"), &noise);
+    fs::hard_link(below.join("noise"), start.join("noise too")).expect("a hard link");
+    std::os::unix::fs::symlink("below/noise", start.join("link")).expect("a symbolic link");
+    for n in 0..60 {
+        fill::write(&below.join(format!("small file {n}")), format!("{n}\n").as_bytes());
+    }
+    subvolumes::create(&root.join("nested"));
+    fill::xattrs::access_control_lists(&fill::directory(&root.join("nested"), "lists"));
+    subvolumes::snapshot(&root.join("nested"), &root.join("snapshot"), true);
+}
