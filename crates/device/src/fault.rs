@@ -1,40 +1,162 @@
 //! A device that fails on purpose.
 //!
 //! Faults live in the device, so that every layer above can be tested with them and
-//! none needs a hook of its own.
+//! none needs a hook of its own. They are chosen in two ways:
+//!
+//! * by place, with [`FaultDevice::add`]: every request that touches a range, as a bad
+//!   spot of a medium does it;
+//! * by time, with [`FaultDevice::strike`]: the one request with a given number, so that
+//!   a test can count the requests of a workload once and then run it with a fault at
+//!   the first, the second, and so on to the last.
+//!
+//! | | a read | a write | a flush |
+//! |---|---|---|---|
+//! | [`Fault::Error`] | `EIO` | `EIO`, nothing is written | `EIO`, nothing reaches the device below |
+//! | [`Fault::Short`] | `EIO` | `EIO`, some sectors are written: those before the range, or the first half | as `Error` |
+//! | [`Fault::Garbage`] by time | every byte of the request comes inverted | every byte is written inverted | succeeds, and nothing reaches the device below |
+//! | [`Fault::Garbage`] by place | the bytes of the range come inverted | none: the medium spoils what is read | none |
+//!
+//! Discards and hints are never counted and never fail.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use crate::BlockDevice;
+use parking_lot::Mutex;
+use rustix::io::Errno;
 
-/// What goes wrong in a range of a [`FaultDevice`].
+use crate::{BlockDevice, SECTOR_BYTES, together, total_bytes};
+
+/// What goes wrong with a request to a [`FaultDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Reads that touch the range fail with `EIO`.
+    /// It fails with `EIO` and does nothing.
     Error,
-    /// Reads return the range with every byte inverted, as a silent corruption does.
+    /// It succeeds, and what is read or written has every byte inverted, as after a
+    /// silent corruption. A flush is dropped silently.
     Garbage,
+    /// It fails with `EIO`; a write has written its first sectors before.
+    Short,
 }
 
-/// A device over another one, with faults in some ranges.
+/// The kinds of requests that a [`FaultDevice`] counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// [`BlockDevice::read_at`].
+    Reads,
+    /// [`BlockDevice::write_at`] and [`BlockDevice::write_vectored_at`], each call one.
+    Writes,
+    /// [`BlockDevice::flush`].
+    Flushes,
+    /// All of these, in the order in which they come.
+    All,
+}
+
+/// A device over another one, with faults at some places or times.
 #[derive(Debug)]
 pub struct FaultDevice {
     below: Arc<dyn BlockDevice>,
-    faults: Mutex<Vec<(Range<u64>, Fault)>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    places: Vec<(Range<u64>, Fault)>,
+    times: Vec<(Requests, u64, Fault)>,
+    reads: u64,
+    writes: u64,
+    flushes: u64,
+}
+
+impl State {
+    fn count(&self, requests: Requests) -> u64 {
+        match requests {
+            Requests::Reads => self.reads,
+            Requests::Writes => self.writes,
+            Requests::Flushes => self.flushes,
+            Requests::All => self.reads + self.writes + self.flushes,
+        }
+    }
 }
 
 impl FaultDevice {
     /// A device that passes everything through to `below` until a fault is added.
     #[must_use]
     pub fn new(below: Arc<dyn BlockDevice>) -> Self {
-        Self { below, faults: Mutex::default() }
+        Self { below, state: Mutex::default() }
     }
 
     /// Makes all bytes of `range` faulty from now on.
     pub fn add(&self, range: Range<u64>, fault: Fault) {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).push((range, fault));
+        self.state.lock().places.push((range, fault));
+    }
+
+    /// Makes one request faulty: the one before which there were `number` of its kind,
+    /// counted as in [`count`](Self::count).
+    pub fn strike(&self, requests: Requests, number: u64, fault: Fault) {
+        self.state.lock().times.push((requests, number, fault));
+    }
+
+    /// How many requests of a kind there were since the device was made.
+    #[must_use]
+    pub fn count(&self, requests: Requests) -> u64 {
+        self.state.lock().count(requests)
+    }
+
+    /// Counts one request of the kind `kind`, and gives the fault that its time has,
+    /// and those that its place has.
+    fn arrive(&self, kind: Requests, range: &Range<u64>) -> Faults {
+        let mut state = self.state.lock();
+        let number = |requests| state.count(requests);
+        let hit = |requests, at| {
+            (requests == kind || requests == Requests::All) && at == number(requests)
+        };
+        let in_time = state.times.iter().find(|time| hit(time.0, time.1)).map(|time| time.2);
+        let touched = |at: &Range<u64>| at.start.max(range.start)..at.end.min(range.end);
+        let in_place = state.places.iter().map(|(at, fault)| (touched(at), *fault));
+        let in_place = in_place.filter(|(at, _)| !at.is_empty()).collect();
+        match kind {
+            Requests::Reads => state.reads += 1,
+            Requests::Writes => state.writes += 1,
+            Requests::Flushes | Requests::All => state.flushes += 1,
+        }
+        Faults { in_time, in_place }
+    }
+}
+
+/// What is to go wrong with one request.
+struct Faults {
+    in_time: Option<Fault>,
+    in_place: Vec<(Range<u64>, Fault)>,
+}
+
+/// What happens to a write.
+enum Verdict {
+    Done,
+    Inverted,
+    /// It fails, and only so many bytes of it are written before.
+    Cut(u64),
+}
+
+impl Faults {
+    fn of_write(&self, range: &Range<u64>) -> Verdict {
+        let sector = |offset: u64| (offset / SECTOR_BYTES * SECTOR_BYTES).max(range.start);
+        let middle = range.start + (range.end - range.start) / 2;
+        let by_time = match self.in_time {
+            Some(Fault::Error) => Some(range.start),
+            Some(Fault::Short) => Some(sector(middle)),
+            Some(Fault::Garbage) | None => None,
+        };
+        let by_place = self.in_place.iter().filter_map(|(at, fault)| match fault {
+            Fault::Error => Some(range.start),
+            Fault::Short => Some(sector(at.start)),
+            Fault::Garbage => None,
+        });
+        match by_place.chain(by_time).min() {
+            Some(end) => Verdict::Cut(end - range.start),
+            None if self.in_time == Some(Fault::Garbage) => Verdict::Inverted,
+            None => Verdict::Done,
+        }
     }
 }
 
@@ -48,27 +170,62 @@ impl BlockDevice for FaultDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = offset..offset.saturating_add(buf.len() as u64);
+        let faults = self.arrive(Requests::Reads, &range);
+        let by_time = faults.in_time.map(|fault| (range, fault));
         self.below.read_at(offset, buf)?;
-        let end = offset + buf.len() as u64;
-        for (range, fault) in self.faults.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let hit = range.start.max(offset)..range.end.min(end);
-            if hit.is_empty() {
-                continue;
-            }
+        for (range, fault) in by_time.into_iter().chain(faults.in_place) {
             match fault {
-                Fault::Error => return Err(io::Error::other("fault injected by a test")),
+                Fault::Error | Fault::Short => return Err(Errno::IO.into()),
                 Fault::Garbage => {
-                    for at in hit {
-                        #[expect(
-                            clippy::cast_possible_truncation,
-                            reason = "`at - offset` is below `buf.len()`, a usize"
-                        )]
-                        let byte = &mut buf[(at - offset) as usize];
-                        *byte = !*byte;
-                    }
+                    let inside = |at: u64| usize::try_from(at - offset).expect("inside `buf`");
+                    invert(&mut buf[inside(range.start)..inside(range.end)]);
                 }
             }
         }
         Ok(())
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.below.prefetch(offset, len);
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_vectored_at(offset, &[IoSlice::new(buf)])
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let range = offset..offset.saturating_add(total_bytes(bufs));
+        match self.arrive(Requests::Writes, &range).of_write(&range) {
+            Verdict::Done => self.below.write_vectored_at(offset, bufs),
+            Verdict::Inverted => {
+                let mut bytes = together(bufs).into_owned();
+                invert(&mut bytes);
+                self.below.write_at(offset, &bytes)
+            }
+            Verdict::Cut(len) => {
+                let len = usize::try_from(len).expect("a part of what is in memory");
+                self.below.write_at(offset, &together(bufs)[..len])?;
+                Err(Errno::IO.into())
+            }
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        match self.arrive(Requests::Flushes, &(0..0)).in_time {
+            None => self.below.flush(),
+            Some(Fault::Garbage) => Ok(()),
+            Some(Fault::Error | Fault::Short) => Err(Errno::IO.into()),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+fn invert(bytes: &mut [u8]) {
+    for byte in bytes {
+        *byte = !*byte;
     }
 }

@@ -1,43 +1,165 @@
 //! A device that is a file or a block device of the host.
+//!
+//! # Who may open what
+//!
+//! | | for reading | for writing |
+//! |---|---|---|
+//! | another `FileDevice` reads | yes | yes |
+//! | another `FileDevice` writes, or anybody holds a lock on it | yes | refused |
+//! | the image backs a loop device | yes | refused |
+//! | the block device is mounted, or part of a larger one | yes | refused |
+//!
+//! Two writers destroy a volume, so a writer takes the exclusive `flock` that other tools
+//! of the host honour too, opens block devices with `O_EXCL`, and looks whether the
+//! kernel uses the image through a loop device. A reader takes no lock: it harms nobody,
+//! it must be able to look at what the kernel has mounted, and a reader that was
+//! forgotten somewhere must not keep the owner of a volume from writing it. What a
+//! reader gets while somebody writes is the state of no single moment; the checksums
+//! of the volume tell it where that matters.
+//!
+//! # Invariants
+//!
+//! 1. The size is that of the moment of opening; no request changes it.
+//! 2. After a flush failed every later one fails too: the host reports lost pages
+//!    once and then takes them for clean, so a second success would be a lie.
 
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+mod in_use;
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock};
+use rustix::io::{Errno, pwritev};
 
-use crate::BlockDevice;
+use crate::{BlockDevice, request_range, total_bytes};
 
-/// An image file or a block device, read through the page cache of the host.
+/// An image file or a block device, accessed through the page cache of the host.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
     name: String,
     size_bytes: u64,
+    writable: bool,
+    is_block_device: bool,
+    /// The next flush has to make the length of the file durable as well.
+    resized: AtomicBool,
+    flush_failed: AtomicBool,
 }
 
 impl FileDevice {
-    /// Opens `path` for reading.
+    /// Opens `path` for reading. Whoever else uses it does not matter.
     ///
     /// # Errors
     /// When it cannot be opened, or is neither a regular file nor a block device.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
-        let file_type = file.metadata()?.file_type();
-        if !file_type.is_file() && !file_type.is_block_device() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "neither a regular file nor a block device",
+        is_block_device(&fs::metadata(path)?)?;
+        Self::with(File::open(path)?, path, false)
+    }
+
+    /// Opens `path` for reading and writing, and keeps other writers away until it
+    /// is dropped.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); of kind `ResourceBusy` when another process or the
+    /// kernel uses it, and the message says who, as far as that can be known.
+    pub fn open_writable(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        if is_block_device(&fs::metadata(path)?)? {
+            options.custom_flags(OFlags::EXCL.bits().cast_signed());
+        }
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                return Err(in_use::of_block_device(path));
+            }
+            result => result?,
+        };
+        in_use::claim(&file)?;
+        Self::with(file, path, true)
+    }
+
+    /// Makes an image file of `size_bytes`, all of it a hole, and opens it for writing.
+    /// A file that is there already is kept with its contents and made longer where
+    /// needed.
+    ///
+    /// # Errors
+    /// As [`open_writable`](Self::open_writable); when `path` is longer than
+    /// `size_bytes`, because what is behind would be lost; when it is not a regular
+    /// file, because a block device has the size that it has.
+    pub fn create(path: &Path, size_bytes: u64) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        match options.read(true).write(true).create_new(true).open(path) {
+            Ok(file) => {
+                in_use::claim(&file)?;
+                let made = Self::with(file, path, true).and_then(|mut device| {
+                    device.grow(size_bytes)?;
+                    sync_parent(path)?;
+                    Ok(device)
+                });
+                if made.is_err() {
+                    // It is ours alone and empty. Its stay would be a second problem
+                    // beside the one that is reported.
+                    let _ = fs::remove_file(path);
+                }
+                made
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let mut device = Self::open_writable(path)?;
+                device.grow(size_bytes)?;
+                Ok(device)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn grow(&mut self, size_bytes: u64) -> io::Result<()> {
+        let refused = |reason| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        if self.is_block_device {
+            return refused("a block device has the size that it has".to_owned());
+        }
+        if size_bytes < self.size_bytes {
+            return refused(format!(
+                "it has {} bytes, and making it {size_bytes} bytes long would cut off its end",
+                self.size_bytes
             ));
         }
+        if size_bytes > self.size_bytes {
+            self.file.set_len(size_bytes)?;
+            self.size_bytes = size_bytes;
+            *self.resized.get_mut() = true;
+        }
+        Ok(())
+    }
+
+    fn with(mut file: File, path: &Path, writable: bool) -> io::Result<Self> {
+        let is_block_device = is_block_device(&file.metadata()?)?;
         // The metadata of a block device says nothing of its size; its end does.
         let size_bytes = file.seek(SeekFrom::End(0))?;
         // The engine says itself what it will read next; the host's guess from
         // interleaved readers would only fetch what nobody asked for.
         fadvise(&file, 0, None, Advice::Random)?;
-        Ok(Self { file, name: path.display().to_string(), size_bytes })
+        Ok(Self {
+            file,
+            name: path.display().to_string(),
+            size_bytes,
+            writable,
+            is_block_device,
+            resized: AtomicBool::new(false),
+            flush_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether a change of `len` bytes at `offset` is one that this device may make.
+    fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
+        if !self.writable {
+            return Err(Errno::ROFS.into());
+        }
+        // A write past the end would make a regular file longer.
+        request_range(self.size_bytes, offset, len).map(drop)
     }
 }
 
@@ -57,5 +179,94 @@ impl BlockDevice for FileDevice {
     fn prefetch(&self, offset: u64, len: u64) {
         // A hint that is refused costs speed and nothing else.
         let _ = fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_change(offset, buf.len() as u64)?;
+        self.file.write_all_at(buf, offset)
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.check_change(offset, total_bytes(bufs))?;
+        let mut at = offset;
+        let mut slices = bufs.to_vec();
+        let mut rest = &mut slices[..];
+        // Takes buffers without bytes off the front, for which the kernel returns 0.
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            // It takes as many of the buffers as the kernel does at once.
+            match pwritev(&self.file, rest, at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    at += written as u64;
+                    IoSlice::advance_slices(&mut rest, written);
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if !self.writable {
+            // Nothing was written, so everything that was is durable.
+            return Ok(());
+        }
+        if self.flush_failed.load(Ordering::Acquire) {
+            return Err(io::Error::other("an earlier flush failed, and what it lost stays lost"));
+        }
+        let resized = self.resized.load(Ordering::Acquire);
+        let result = if resized { self.file.sync_all() } else { self.file.sync_data() };
+        match result {
+            Ok(()) if resized => self.resized.store(false, Ordering::Release),
+            Ok(()) => {}
+            Err(_) => self.flush_failed.store(true, Ordering::Release),
+        }
+        result
+    }
+
+    /// Makes a hole in an image file, which reads as zeros and takes no space. On a
+    /// block device nothing happens.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_change(offset, len)?;
+        if self.is_block_device || len == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(&self.file, flags, offset, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        // Closing alone would leave the lock to a child that was forked a moment ago and
+        // has not closed its copy yet. Without a lock this does nothing.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+/// Whether it is a block device and not a regular file. Anything else is refused, and that
+/// before it is opened: a pipe would wait for its other end, and a device of characters
+/// may act on being opened.
+fn is_block_device(metadata: &Metadata) -> io::Result<bool> {
+    let file_type = metadata.file_type();
+    if !file_type.is_file() && !file_type.is_block_device() {
+        let reason = "neither a regular file nor a block device";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
+    Ok(file_type.is_block_device())
+}
+
+/// Makes the name of a file that was just made durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match File::open(parent.unwrap_or(Path::new(".")))?.sync_all() {
+        // Some filesystems know no such thing, and keep names by themselves.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        result => result,
     }
 }

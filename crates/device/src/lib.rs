@@ -1,24 +1,57 @@
 //! Block devices: where the bytes of a volume are.
 //!
-//! A [`BlockDevice`] is read at byte offsets by many threads at once. Offsets and
-//! lengths need no alignment: a device that needs it (direct I/O) does it inside.
-//! A read is all or nothing; a read past the end is an error of kind
+//! A [`BlockDevice`] is read and written at byte offsets by many threads at once.
+//! Offsets and lengths need no alignment: a device that needs it (direct I/O) does it
+//! inside. A request that ends past the device is an error of kind
 //! [`std::io::ErrorKind::UnexpectedEof`], which engines treat like any I/O error
-//! (a truncated image is a damaged image).
+//! (a truncated image is a damaged image), and a write never makes a device longer.
 //!
-//! [`FileDevice`] is an image file or a block device of the host, [`MemoryDevice`]
-//! is a buffer, and [`FaultDevice`] stands over any other one and makes it fail where
-//! a test asks for it.
+//! # What a write promises
+//!
+//! ```text
+//!   write_at returns          flush is called      flush returns
+//!        |                          |                    |
+//!   -----+--------------------------+--------------------+------->
+//!     every read sees it;      may be on the        is on the medium,
+//!     a power cut may lose     medium or not        whatever happens
+//!     or tear it
+//! ```
+//!
+//! 1. A read that begins after a write returned sees it.
+//! 2. A write is durable when a flush that was *called after it returned* has returned.
+//!    Until then a power cut may leave all of it, none of it, or some of its sectors of
+//!    [`SECTOR_BYTES`] bytes, whatever became of the writes before and after it; of two
+//!    that overlap the first may be left over the second.
+//! 3. A write that fails may have been done in part. After a flush that failed nothing
+//!    that was not durable before can be relied upon, and trying again does not help.
+//! 4. Two requests that overlap and run at the same time have no order.
+//!
+//! # The devices
+//!
+//! | device | what it is |
+//! |---|---|
+//! | [`FileDevice`] | an image file or a block device of the host |
+//! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
+//! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
+//! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, and builds what a power cut could leave |
 
+mod crash;
 mod fault;
 mod file;
 mod memory;
 
-use std::{fmt, io};
+use std::borrow::Cow;
+use std::io::{self, IoSlice};
+use std::{fmt, ops};
 
-pub use fault::{Fault, FaultDevice};
+pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
+pub use fault::{Fault, FaultDevice, Requests};
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
+
+/// What a device writes whole or not at all, at multiples of this size: half a
+/// thousand bytes is what every device promises, even one with larger sectors.
+pub const SECTOR_BYTES: u64 = 512;
 
 /// A device that holds one member of a volume.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
@@ -28,7 +61,7 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Its size in bytes.
     fn size_bytes(&self) -> u64;
 
-    /// Fills `buf` from byte `offset` on.
+    /// Fills `buf` from byte `offset` on. All or nothing.
     ///
     /// # Errors
     /// Whatever the host says; `UnexpectedEof` when the range ends past the device.
@@ -38,5 +71,63 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// start to fetch them; it never waits for them.
     fn prefetch(&self, offset: u64, len: u64) {
         let _ = (offset, len);
+    }
+
+    /// Writes all of `buf` at `offset`. It is durable only after a later
+    /// [`flush`](Self::flush) returned, and until then it may be there in part.
+    ///
+    /// # Errors
+    /// Whatever the host says; `UnexpectedEof` when the range ends past the device,
+    /// `EROFS` when the device was opened for reading. A part may have been written.
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
+
+    /// Writes `bufs` one behind the other from `offset` on: one large request that
+    /// needs no copying together.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut at = offset;
+        for buf in bufs {
+            self.write_at(at, buf)?;
+            at += buf.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The barrier: everything whose write returned before this was called is durable
+    /// when it returns.
+    ///
+    /// # Errors
+    /// Whatever the host says. What was not durable before may be lost then, and a
+    /// second attempt that succeeds does not bring it back.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Tells that the range is not needed any more. What is read there afterwards, and
+    /// whether that is durable, is not defined; a host that cannot do it is no error.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+}
+
+/// The range of a request, if it lies inside a device of `size_bytes`.
+fn request_range(size_bytes: u64, offset: u64, len: u64) -> io::Result<ops::Range<u64>> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size_bytes => Ok(offset..end),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// How many bytes `bufs` have together.
+fn total_bytes(bufs: &[IoSlice<'_>]) -> u64 {
+    bufs.iter().map(|buf| buf.len() as u64).sum()
+}
+
+/// The bytes of `bufs` one behind the other.
+fn together<'a>(bufs: &'a [IoSlice<'_>]) -> Cow<'a, [u8]> {
+    match bufs {
+        [one] => Cow::Borrowed(one),
+        many => Cow::Owned(many.iter().map(|buf| &**buf).collect::<Vec<_>>().concat()),
     }
 }

@@ -1,20 +1,148 @@
 //! A device in memory.
+//!
+//! ```text
+//!   bytes of the device   | extent 0, 1 MiB      | extent 1             | ...
+//!   shards                | shard 0              | shard 1              | ... | shard 0 again
+//!     each a map of pages   page 0  page 1  ...    -       page 65
+//!                             |                            |
+//!   base                    zeros, bytes or a device: what no page covers
+//! ```
+//!
+//! Only what is written takes memory: a page of [`PAGE_BYTES`] is made by the first
+//! write to it, from what the base has there. The base is never written.
+//!
+//! Locks: one for each of [`SHARDS`] shards. A request takes the locks of the shards it
+//! touches one after the other and never two at once, so that threads on different
+//! extents copy side by side, and threads that read never wait for each other. Only
+//! [`MemoryDevice::snapshot`] holds all of them, taken in order of their number.
+//!
+//! A snapshot shares everything: the map of a shard is copied by the first write to the
+//! shard after it, and a page by the first write to the page.
 
-use std::io;
+use std::collections::{HashMap, hash_map};
+use std::ops::Range;
+use std::sync::Arc;
+use std::{fmt, io};
 
-use crate::BlockDevice;
+use parking_lot::RwLock;
 
-/// A device whose bytes are a buffer: small images in tests and in fuzz targets.
-#[derive(Debug)]
+use crate::{BlockDevice, request_range};
+
+/// How much is allocated, and copied after a snapshot, at once.
+const PAGE_BYTES: u64 = 16 << 10;
+const PAGE_LEN: usize = 16 << 10;
+
+/// How much of the device one lock covers in one piece.
+const EXTENT_BYTES: u64 = 1 << 20;
+
+const SHARDS: u64 = 64;
+
+/// A device whose bytes are in memory: images of tests and of fuzz targets.
 pub struct MemoryDevice {
-    bytes: Vec<u8>,
+    size_bytes: u64,
+    base: Base,
+    shards: Vec<RwLock<Arc<Pages>>>,
+}
+
+/// The pages of one shard by number. `None` is a page of zeros that hides the base.
+type Pages = HashMap<u64, Option<Arc<Page>>>;
+type Page = [u8; PAGE_LEN];
+
+/// What shows where no page is.
+#[derive(Clone)]
+enum Base {
+    Zeros,
+    Bytes(Arc<Vec<u8>>),
+    Device(Arc<dyn BlockDevice>),
 }
 
 impl MemoryDevice {
     /// A device that holds `bytes`.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes }
+        Self::with(bytes.len() as u64, Base::Bytes(Arc::new(bytes)))
+    }
+
+    /// A device of zeros, which takes no memory until it is written.
+    #[must_use]
+    pub fn sparse(size_bytes: u64) -> Self {
+        Self::with(size_bytes, Base::Zeros)
+    }
+
+    /// A device that shows `below` and keeps what is written to it for itself.
+    #[must_use]
+    pub fn over(below: Arc<dyn BlockDevice>) -> Self {
+        Self::with(below.size_bytes(), Base::Device(below))
+    }
+
+    fn with(size_bytes: u64, base: Base) -> Self {
+        let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
+        Self { size_bytes, base, shards }
+    }
+
+    /// The device as it is now, as one of its own. Both share what neither writes, and
+    /// the cost does not grow with what the device holds. A write that runs at the same
+    /// time may be in it in part.
+    #[must_use]
+    pub fn snapshot(&self) -> Self {
+        let shards: Vec<_> = self.shards.iter().map(RwLock::read).collect();
+        Self {
+            size_bytes: self.size_bytes,
+            base: self.base.clone(),
+            shards: shards.iter().map(|pages| RwLock::new((*pages).clone())).collect(),
+        }
+    }
+
+    fn shard(&self, offset: u64) -> &RwLock<Arc<Pages>> {
+        &self.shards[small(offset / EXTENT_BYTES % SHARDS)]
+    }
+
+    /// The page that holds the bytes at `offset`, to be changed.
+    fn page_mut<'a>(&self, pages: &'a mut Arc<Pages>, offset: u64) -> io::Result<&'a mut Page> {
+        let number = offset / PAGE_BYTES;
+        let slot = match Arc::make_mut(pages).entry(number) {
+            hash_map::Entry::Occupied(slot) => slot.into_mut(),
+            hash_map::Entry::Vacant(slot) => {
+                let start = number * PAGE_BYTES;
+                let mut page = [0; PAGE_LEN];
+                let inside = small(PAGE_BYTES.min(self.size_bytes - start));
+                self.base.read(start, &mut page[..inside])?;
+                slot.insert(Some(Arc::new(page)))
+            }
+        };
+        Ok(Arc::make_mut(slot.get_or_insert_with(|| Arc::new([0; PAGE_LEN]))))
+    }
+
+    /// Copies `range`, which is inside one extent, into `buf`.
+    fn read_extent(&self, range: Range<u64>, buf: &mut [u8]) -> io::Result<()> {
+        let pages = self.shard(range.start).read();
+        // What no page covers is asked of the base in one piece up to the next page.
+        let mut uncovered = 0..0;
+        for (at, piece) in pieces(range.clone(), PAGE_BYTES) {
+            let Some(page) = pages.get(&(at / PAGE_BYTES)) else {
+                uncovered.end = piece.end;
+                continue;
+            };
+            self.base.read(range.start + uncovered.start as u64, &mut buf[uncovered])?;
+            uncovered = piece.end..piece.end;
+            match page {
+                Some(page) => {
+                    let from = small(at % PAGE_BYTES);
+                    let len = piece.len();
+                    buf[piece].copy_from_slice(&page[from..from + len]);
+                }
+                None => buf[piece].fill(0),
+            }
+        }
+        self.base.read(range.start + uncovered.start as u64, &mut buf[uncovered])
+    }
+}
+
+/// Its bytes would be more than anybody reads.
+impl fmt::Debug for MemoryDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = &self.size_bytes;
+        formatter.debug_struct("MemoryDevice").field("size_bytes", size).finish_non_exhaustive()
     }
 }
 
@@ -24,15 +152,90 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.bytes.len() as u64
+        self.size_bytes
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let source = usize::try_from(offset)
-            .ok()
-            .and_then(|start| self.bytes.get(start..start.checked_add(buf.len())?))
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(source);
+        let range = request_range(self.size_bytes, offset, buf.len() as u64)?;
+        for (at, piece) in pieces(range, EXTENT_BYTES) {
+            let piece = &mut buf[piece];
+            self.read_extent(at..at + piece.len() as u64, piece)?;
+        }
         Ok(())
     }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let range = request_range(self.size_bytes, offset, buf.len() as u64)?;
+        for (extent_at, extent) in pieces(range, EXTENT_BYTES) {
+            let buf = &buf[extent];
+            let mut pages = self.shard(extent_at).write();
+            for (at, piece) in pieces(extent_at..extent_at + buf.len() as u64, PAGE_BYTES) {
+                let from = small(at % PAGE_BYTES);
+                let to = from + piece.len();
+                self.page_mut(&mut pages, at)?[from..to].copy_from_slice(&buf[piece]);
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Reads as zeros afterwards.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let range = request_range(self.size_bytes, offset, len)?;
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min((at / PAGE_BYTES + 1) * PAGE_BYTES);
+            let mut pages = self.shard(at).write();
+            if end - at < PAGE_BYTES {
+                let from = small(at % PAGE_BYTES);
+                self.page_mut(&mut pages, at)?[from..from + small(end - at)].fill(0);
+            } else if !matches!(self.base, Base::Zeros) {
+                Arc::make_mut(&mut pages).insert(at / PAGE_BYTES, None);
+            } else if pages.contains_key(&(at / PAGE_BYTES)) {
+                Arc::make_mut(&mut pages).remove(&(at / PAGE_BYTES));
+            }
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+impl Base {
+    /// Fills `buf` from `offset` on, which the device has checked to be inside.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        match self {
+            _ if buf.is_empty() => Ok(()),
+            Self::Zeros => {
+                buf.fill(0);
+                Ok(())
+            }
+            Self::Bytes(bytes) => {
+                let start = small(offset);
+                buf.copy_from_slice(&bytes[start..start + buf.len()]);
+                Ok(())
+            }
+            Self::Device(below) => below.read_at(offset, buf),
+        }
+    }
+}
+
+/// `range` cut at the multiples of `grain`: where each piece begins on the device, and
+/// its place in the buffer of the request.
+fn pieces(range: Range<u64>, grain: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let end = range.end.min((at / grain + 1) * grain);
+        let piece = (at, small(at - range.start)..small(end - range.start));
+        let more = at < range.end;
+        at = end;
+        more.then_some(piece)
+    })
+}
+
+/// A number that is bounded by the length of something in memory.
+fn small(number: u64) -> usize {
+    usize::try_from(number).expect("lengths in memory fit usize")
 }

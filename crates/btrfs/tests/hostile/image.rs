@@ -121,6 +121,18 @@ impl BlockDevice for Patched {
         self.size
     }
 
+    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
+        panic!("a volume that is opened for reading is written")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        panic!("a volume that is opened for reading is flushed")
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        panic!("of a volume that is opened for reading something is discarded")
+    }
+
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.size) {
             return Err(io::ErrorKind::UnexpectedEof.into());

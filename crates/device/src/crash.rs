@@ -1,0 +1,213 @@
+//! A device that remembers what was written to it, and what a power cut could leave.
+//!
+//! [`CrashDevice`] keeps a log over a base image that it never changes. The barriers in
+//! the log divide it into epochs:
+//!
+//! ```text
+//!   base | w0 w1 w2 | w3 | w4 m0 w5 w6 m1      w: a write or a discard
+//!        |  epoch 0 | 1  |  epoch 2            m: a mark    |: a flush that returned
+//! ```
+//!
+//! # The rules
+//!
+//! A *cut* is a moment between two entries of the log. Of the writes before it,
+//!
+//! 1. those before the last barrier before the cut are there, whole and in their order;
+//! 2. those behind that barrier, the *pending* ones, are each there or not there;
+//! 3. pending ones that overlap were done in any order;
+//! 4. a pending one that is there may be *torn*: only some of its sectors are;
+//!
+//! and nothing else is. Everything that is pending missing is the loss of a volatile
+//! cache; the first so many of it there is what a cut leaves that finds the cache empty.
+//!
+//! What is there does not say when the cut was: the state with w4 alone is left by every
+//! cut from w4 to the end of epoch 2. All these cuts are one [`CrashState`], which says how many
+//! marks precede the earliest and the latest of them:
+//!
+//! ```text
+//!   state        writes there               earliest cut      latest cut
+//!   epoch 2, {}    w0 w1 w2 w3                 behind w3        behind m1
+//!   epoch 2, {w4}  w0 w1 w2 w3 w4              behind w4        behind m1
+//!   epoch 2, {w5}  w0 w1 w2 w3 w5              behind w5        behind m1
+//! ```
+//!
+//! All of epoch 1 is the same state as nothing of epoch 2, and is built once. A mark
+//! behind a barrier precedes the latest cut of every state of its own epoch and of those
+//! behind it, and all these states have everything that is before the barrier: what such a
+//! mark acknowledges as durable must be found in each of them.
+//!
+//! # What is built
+//!
+//! | | states of one epoch of n writes |
+//! |---|---|
+//! | always | every prefix; if torn ones are asked for, every prefix with the next write torn |
+//! | n up to [`CrashPlan::exhaustive_limit`] | every subset; every order of up to four overlapping writes, and a sample of orders beyond; if asked for, each subset with one write torn |
+//! | n above | [`CrashPlan::samples_per_epoch`] random subsets with many, half or few of the writes, in log order or shuffled; if asked for, some of them torn |
+//!
+//! The same log and plan give the same states in the same order.
+
+mod choice;
+mod random;
+mod states;
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::{BlockDevice, MemoryDevice, request_range, together};
+
+pub use states::{CrashState, CrashStates};
+
+/// A device over a base image that keeps all changes and barriers in a log.
+///
+/// Its requests are atomic and its barrier takes no time: a write that returned, or is about
+/// to, when a flush begins, is in the epoch that the flush ends.
+#[derive(Debug)]
+pub struct CrashDevice {
+    base: Arc<dyn BlockDevice>,
+    /// The base with everything in the log applied, which is what reads see.
+    now: MemoryDevice,
+    /// Held while `now` is changed, so that both agree on the order.
+    log: Mutex<Vec<CrashEntry>>,
+}
+
+/// What a [`CrashDevice`] has seen.
+#[derive(Clone)]
+pub enum CrashEntry {
+    /// A write.
+    Write {
+        /// Where it begins.
+        offset: u64,
+        /// What was written.
+        data: Arc<[u8]>,
+    },
+    /// A discard, which turns into zeros what it reaches.
+    Discard {
+        /// Where it begins.
+        offset: u64,
+        /// How many bytes it covers.
+        len: u64,
+    },
+    /// A flush that returned.
+    Barrier,
+    /// A mark of the application, such as "the fsync of X returned".
+    Mark(Arc<str>),
+}
+
+/// The log of a [`CrashDevice`] at one moment, with the image it starts from.
+#[derive(Clone, Debug)]
+pub struct CrashLog {
+    base: Arc<dyn BlockDevice>,
+    entries: Arc<[CrashEntry]>,
+}
+
+/// Which of the possible states of a log are built.
+#[derive(Clone, Copy, Debug)]
+pub struct CrashPlan {
+    /// Epochs of at most so many writes have all their subsets built. 16 at most; a
+    /// larger number counts as 16.
+    pub exhaustive_limit: usize,
+    /// How many random states are built of each larger epoch, besides its prefixes.
+    pub samples_per_epoch: usize,
+    /// What the random choices come from.
+    pub seed: u64,
+    /// Whether states with torn writes are built as well.
+    pub torn: bool,
+}
+
+/// Says where a write is and how long, not its bytes.
+impl fmt::Debug for CrashEntry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Write { offset, data } => write!(formatter, "write {offset}+{}", data.len()),
+            Self::Discard { offset, len } => write!(formatter, "discard {offset}+{len}"),
+            Self::Barrier => formatter.write_str("barrier"),
+            Self::Mark(tag) => write!(formatter, "mark {tag:?}"),
+        }
+    }
+}
+
+impl Default for CrashPlan {
+    fn default() -> Self {
+        Self { exhaustive_limit: 6, samples_per_epoch: 64, seed: 0, torn: true }
+    }
+}
+
+impl CrashDevice {
+    /// A device that shows `base`, with an empty log.
+    #[must_use]
+    pub fn new(base: Arc<dyn BlockDevice>) -> Self {
+        Self { now: MemoryDevice::over(base.clone()), base, log: Mutex::default() }
+    }
+
+    /// Puts a mark of the application behind everything that is in the log.
+    pub fn mark(&self, tag: &str) {
+        self.log.lock().push(CrashEntry::Mark(tag.into()));
+    }
+
+    /// The log as it is now.
+    #[must_use]
+    pub fn log(&self) -> CrashLog {
+        CrashLog { base: self.base.clone(), entries: self.log.lock().as_slice().into() }
+    }
+}
+
+impl CrashLog {
+    /// Everything that the device has seen, in its order.
+    #[must_use]
+    pub fn entries(&self) -> &[CrashEntry] {
+        &self.entries
+    }
+
+    /// The states that a power cut could have left, as far as `plan` asks for them.
+    #[must_use]
+    pub fn states(&self, plan: &CrashPlan) -> CrashStates {
+        CrashStates::new(self.clone(), plan)
+    }
+}
+
+impl BlockDevice for CrashDevice {
+    fn name(&self) -> &str {
+        self.base.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.base.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.now.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let data: Arc<[u8]> = buf.into();
+        let mut log = self.log.lock();
+        self.now.write_at(offset, &data)?;
+        if !data.is_empty() {
+            log.push(CrashEntry::Write { offset, data });
+        }
+        Ok(())
+    }
+
+    /// One entry of the log, as it is one request.
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.write_at(offset, &together(bufs))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.log.lock().push(CrashEntry::Barrier);
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        request_range(self.size_bytes(), offset, len)?;
+        let mut log = self.log.lock();
+        self.now.discard(offset, len)?;
+        if len > 0 {
+            log.push(CrashEntry::Discard { offset, len });
+        }
+        Ok(())
+    }
+}

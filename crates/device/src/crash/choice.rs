@@ -1,0 +1,232 @@
+//! Which writes of one epoch a power cut leaves, and how.
+//!
+//! Nothing here knows what was written: an epoch is the list of the ranges that its
+//! writes cover. [`Choices`] goes through the choices in the order of the table in the
+//! parent, and keeps no more of them than belong to one subset.
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+
+use super::CrashPlan;
+use super::random::Random;
+use crate::SECTOR_BYTES;
+
+/// Above this the subsets of one epoch would be too many for anybody to look at.
+const MOST_EXHAUSTIVE: usize = 16;
+
+/// So many overlapping writes of a subset are brought into every order.
+const MOST_PERMUTED: usize = 4;
+
+/// So many random orders are tried when there are more.
+const SAMPLED_ORDERS: usize = 24;
+
+/// One way in which the writes of an epoch survive a cut.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    /// The first so many are there whole, in their order.
+    pub(super) prefix: usize,
+    /// What is there on top of them, in the order in which it reached the medium.
+    pub(super) parts: Vec<Part>,
+}
+
+/// A write that is there.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Which one of the epoch.
+    pub(super) index: usize,
+    /// The bytes of the device that it reached, or `None` if all of its bytes did.
+    pub(super) torn: Option<Vec<Range<u64>>>,
+}
+
+/// All choices of one epoch that a plan asks for.
+#[derive(Debug)]
+pub(super) struct Choices {
+    plan: CrashPlan,
+    ranges: Vec<Range<u64>>,
+    /// Whether the choice of everything is left out, because it is the same as nothing
+    /// of the next epoch.
+    is_followed: bool,
+    stage: Stage,
+    ready: VecDeque<Choice>,
+}
+
+/// What comes next.
+#[derive(Debug)]
+enum Stage {
+    Prefix(usize),
+    Subset(u64),
+    Sample(usize),
+}
+
+impl Choices {
+    /// The choices of an epoch whose writes cover `ranges`.
+    pub(super) fn new(plan: &CrashPlan, ranges: Vec<Range<u64>>, is_followed: bool) -> Self {
+        let (stage, ready) = (Stage::Prefix(0), VecDeque::new());
+        Self { plan: *plan, ranges, is_followed, stage, ready }
+    }
+
+    /// The next choice.
+    pub(super) fn next(&mut self, random: &mut Random) -> Option<Choice> {
+        let writes = self.ranges.len();
+        loop {
+            if let Some(choice) = self.ready.pop_front() {
+                return Some(choice);
+            }
+            match self.stage {
+                Stage::Prefix(len) if len <= writes => {
+                    self.stage = Stage::Prefix(len + 1);
+                    self.prefix(len, random);
+                }
+                Stage::Prefix(_) if writes <= self.plan.exhaustive_limit.min(MOST_EXHAUSTIVE) => {
+                    self.stage = Stage::Subset(1);
+                }
+                Stage::Prefix(_) => self.stage = Stage::Sample(0),
+                Stage::Subset(set) if set < 1 << writes => {
+                    self.stage = Stage::Subset(set + 1);
+                    self.subset(set, random);
+                }
+                Stage::Sample(number) if number < self.plan.samples_per_epoch => {
+                    self.stage = Stage::Sample(number + 1);
+                    let sample = self.sample(random);
+                    self.ready.push_back(sample);
+                }
+                Stage::Subset(_) | Stage::Sample(_) => return None,
+            }
+        }
+    }
+
+    /// The first `len` writes alone, and with the one behind them torn.
+    fn prefix(&mut self, len: usize, random: &mut Random) {
+        if len < self.ranges.len() || !self.is_followed {
+            self.ready.push_back(Choice { prefix: len, parts: Vec::new() });
+        }
+        if let Some(next) = self.ranges.get(len).filter(|_| self.plan.torn)
+            && let Some(torn) = tear(next, random)
+        {
+            let parts = vec![Part { index: len, torn: Some(torn) }];
+            self.ready.push_back(Choice { prefix: len, parts });
+        }
+    }
+
+    /// The writes whose bits are in `set`, in every order that makes a difference, and
+    /// with one of them torn.
+    fn subset(&mut self, set: u64, random: &mut Random) {
+        let members: Vec<usize> = (0..self.ranges.len()).filter(|i| set >> i & 1 == 1).collect();
+        let whole = |order: &[usize]| Choice {
+            prefix: 0,
+            parts: order.iter().map(|&index| Part { index, torn: None }).collect(),
+        };
+        let is_prefix = set & (set + 1) == 0;
+        if !is_prefix {
+            self.ready.push_back(whole(&members));
+        }
+        for order in self.other_orders(&members, random) {
+            self.ready.push_back(whole(&order));
+        }
+        if self.plan.torn {
+            let mut choice = whole(&members);
+            let victim = random.index(members.len());
+            choice.parts[victim].torn = tear(&self.ranges[members[victim]], random);
+            if choice.parts[victim].torn.is_some() {
+                self.ready.push_back(choice);
+            }
+        }
+    }
+
+    /// The orders of `members` that leave something else than their own order does.
+    /// Two orders leave the same when every overlapping pair has the same order in both.
+    fn other_orders(&self, members: &[usize], random: &mut Random) -> Vec<Vec<usize>> {
+        let overlap = |a: usize, b: usize| {
+            let (a, b) = (&self.ranges[a], &self.ranges[b]);
+            a.start.max(b.start) < a.end.min(b.end)
+        };
+        let meets_another = |&a: &usize| members.iter().any(|&b| a != b && overlap(a, b));
+        let (mut moved, mut order): (Vec<usize>, Vec<usize>) =
+            members.iter().copied().partition(meets_another);
+        let swapped_pairs = |moved: &[usize]| -> Vec<(usize, usize)> {
+            let mut pairs: Vec<_> = (0..moved.len())
+                .flat_map(|second| (0..second).map(move |first| (moved[first], moved[second])))
+                .filter(|&(first, second)| first > second && overlap(first, second))
+                .collect();
+            pairs.sort_unstable();
+            pairs
+        };
+        let mut seen = HashSet::from([Vec::new()]);
+        let mut orders = Vec::new();
+        let fixed = order.len();
+        let all = moved.len() <= MOST_PERMUTED;
+        let mut tried = 0;
+        while if all { next_permutation(&mut moved) } else { tried < SAMPLED_ORDERS } {
+            tried += 1;
+            if !all {
+                random.shuffle(&mut moved);
+            }
+            if seen.insert(swapped_pairs(&moved)) {
+                order.truncate(fixed);
+                order.extend_from_slice(&moved);
+                orders.push(order.clone());
+            }
+        }
+        orders
+    }
+
+    /// Any choice: many, half or few of the writes, or all but one.
+    fn sample(&self, random: &mut Random) -> Choice {
+        let writes = self.ranges.len();
+        let mut members: Vec<usize> = match random.below(4) {
+            0 => {
+                let missing = random.index(writes);
+                (0..writes).filter(|&index| index != missing).collect()
+            }
+            density => {
+                let chance = [1, 4, 7][usize::try_from(density - 1).expect("below 3")];
+                (0..writes).filter(|_| random.chance(chance, 8)).collect()
+            }
+        };
+        if random.chance(1, 2) {
+            random.shuffle(&mut members);
+        }
+        let tears = self.plan.torn && random.chance(1, 2);
+        let part = |index: usize| {
+            let torn = (tears && random.chance(1, 4)).then(|| tear(&self.ranges[index], random));
+            Part { index, torn: torn.flatten() }
+        };
+        Choice { prefix: 0, parts: members.into_iter().map(part).collect() }
+    }
+}
+
+/// Some but not all sectors of a write: its beginning, its end, or any of them. `None`
+/// when it lies in a single sector.
+fn tear(write: &Range<u64>, random: &mut Random) -> Option<Vec<Range<u64>>> {
+    let first = write.start / SECTOR_BYTES;
+    let sectors = write.end.div_ceil(SECTOR_BYTES) - first;
+    if sectors < 2 {
+        return None;
+    }
+    let bytes = |from: u64, to: u64| {
+        let start = ((first + from) * SECTOR_BYTES).max(write.start);
+        start..((first + to) * SECTOR_BYTES).min(write.end)
+    };
+    let middle = 1 + random.below(sectors - 1);
+    Some(match random.below(4) {
+        0 | 1 => vec![bytes(0, middle)],
+        2 => vec![bytes(middle, sectors)],
+        // The sector before the middle is there and the one behind it is not.
+        _ => (0..sectors)
+            .filter(|&at| at + 1 == middle || at != middle && random.chance(1, 2))
+            .map(|at| bytes(at, at + 1))
+            .collect(),
+    })
+}
+
+/// Turns `items` into the next of its permutations in lexicographic order, if it is not
+/// the last.
+fn next_permutation(items: &mut [usize]) -> bool {
+    let Some(pivot) = (1..items.len()).rev().find(|&at| items[at - 1] < items[at]) else {
+        return false;
+    };
+    let larger = (pivot..items.len()).rev().find(|&at| items[at] > items[pivot - 1]);
+    items.swap(pivot - 1, larger.expect("the one at the pivot is larger"));
+    items[pivot..].reverse();
+    true
+}

@@ -1,0 +1,137 @@
+//! Who else uses an image or a block device that is to be written.
+//!
+//! Three kinds of users are known, each by its own sign:
+//!
+//! | user | sign | named by |
+//! |---|---|---|
+//! | a process that locks it with `flock` | the lock is not granted | `/proc/locks` |
+//! | a loop device over the image | its backing file is the same inode | `/sys/block/loop*` |
+//! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` | `/proc/self/mountinfo`, `holders` in `/sys` |
+//!
+//! The signs decide; the names are for the message and may be missing: another
+//! namespace or user may hide them. A backing file that this namespace does not see
+//! cannot be recognised.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock, major, minor};
+use rustix::io::Errno;
+
+/// Makes this process the only writer of `file` until it is closed.
+///
+/// # Errors
+/// Of kind `ResourceBusy` when somebody else uses it.
+pub(super) fn claim(file: &File) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    lock(file, &metadata)?;
+    if metadata.file_type().is_file()
+        && let Some(device) = loop_device_over(&metadata)
+    {
+        return Err(busy(&format!("the kernel, through {device}")));
+    }
+    Ok(())
+}
+
+/// The error for a block device that the kernel does not give away.
+pub(super) fn of_block_device(path: &Path) -> io::Error {
+    let user = fs::metadata(path)
+        .ok()
+        .and_then(|metadata| mount_of(metadata.rdev()).or_else(|| holder_of(metadata.rdev())));
+    busy(&user.unwrap_or_else(|| "the kernel: mounted, or a part of a larger device".to_owned()))
+}
+
+fn busy(user: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, format!("in use by {user}"))
+}
+
+/// Takes the exclusive lock. The device manager of the host looks at a block device
+/// whenever somebody has written it, and locks it for that moment, which is waited for.
+fn lock(file: &File, metadata: &Metadata) -> io::Result<()> {
+    const PATIENCE: u32 = 20;
+    const STEP: Duration = Duration::from_millis(50);
+
+    let attempts = if metadata.file_type().is_block_device() { PATIENCE } else { 0 };
+    for attempt in 0.. {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if attempt < attempts => std::thread::sleep(STEP),
+            Err(Errno::WOULDBLOCK) => {
+                let holder = lock_holder(metadata);
+                return Err(busy(&holder.unwrap_or_else(|| "another process".to_owned())));
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The process that holds a lock on a file.
+fn lock_holder(metadata: &Metadata) -> Option<String> {
+    // While other locks come and go, a line that is there may be passed over.
+    const ATTEMPTS: usize = 3;
+
+    let (dev, inode) = (metadata.dev(), metadata.ino());
+    let place = format!("{:02x}:{:02x}:{inode}", major(dev), minor(dev));
+    let pid = (0..ATTEMPTS).find_map(|_| lock_holder_at(&place))?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    match name.trim() {
+        "" => Some(format!("process {pid}")),
+        name => Some(format!("process {pid} ({name})")),
+    }
+}
+
+/// The process that holds a lock at `place`, from lines such as
+/// `1: FLOCK  ADVISORY  WRITE 25030 fe:00:10493999 0 EOF`.
+fn lock_holder_at(place: &str) -> Option<String> {
+    // Every read gives the lines of one moment, so that few large ones are wanted.
+    let locks = BufReader::with_capacity(1 << 16, File::open("/proc/locks").ok()?);
+    locks.lines().map_while(Result::ok).find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&place);
+        // A process of another namespace shows as 0.
+        fields.get(4).filter(|pid| held && **pid != "0").map(|pid| (*pid).to_owned())
+    })
+}
+
+/// The loop device whose backing file is the file of `metadata`.
+fn loop_device_over(metadata: &Metadata) -> Option<String> {
+    // Without /sys nothing can be known, which is how it is in many sandboxes, none of
+    // which can attach loop devices.
+    for entry in fs::read_dir("/sys/block").ok()?.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| name.starts_with("loop")) else { continue };
+        let Ok(backing) = fs::read_to_string(entry.path().join("loop/backing_file")) else {
+            continue;
+        };
+        let same = fs::metadata(backing.trim_end_matches('\n')).is_ok_and(|backing| {
+            (backing.dev(), backing.ino()) == (metadata.dev(), metadata.ino())
+        });
+        if same {
+            return Some(format!("/dev/{name}"));
+        }
+    }
+    None
+}
+
+/// Where a block device is mounted, as far as its mount names the device.
+fn mount_of(rdev: u64) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        let source = fs::metadata(source.split(' ').nth(1)?).ok()?;
+        let same = source.file_type().is_block_device() && source.rdev() == rdev;
+        same.then(|| mount.split(' ').nth(4).map(|at| format!("the kernel: mounted at {at}")))?
+    })
+}
+
+/// The device of the kernel, a mapper or a RAID, that a block device is a part of.
+fn holder_of(rdev: u64) -> Option<String> {
+    let holders = format!("/sys/dev/block/{}:{}/holders", major(rdev), minor(rdev));
+    let holder = fs::read_dir(holders).ok()?.flatten().next()?;
+    Some(format!("the kernel: part of /dev/{}", holder.file_name().to_string_lossy()))
+}

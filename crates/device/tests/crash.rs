@@ -1,0 +1,319 @@
+//! The states of the crash device against a slow definition of what a power cut may leave.
+//!
+//! The definition below shares nothing with the code under test but the log: it tries
+//! every cut, every subset of the pending writes and every order of it, on a device of a
+//! few sectors. With torn writes the sectors are independent of each other, so there it
+//! asks for each sector alone whether some order of some of the pending writes gives it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use offshoot_device::{
+    BlockDevice, CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, MemoryDevice,
+    SECTOR_BYTES,
+};
+use offshoot_testkit::random::Random;
+
+const SECTORS: u64 = 6;
+const DEVICE_BYTES: u64 = SECTORS * SECTOR_BYTES;
+const LOGS: u64 = 300;
+
+type Image = Vec<u8>;
+
+fn image(device: &dyn BlockDevice) -> Image {
+    let mut bytes = vec![0; usize::try_from(device.size_bytes()).expect("a small device")];
+    device.read_at(0, &mut bytes).expect("memory is read");
+    bytes
+}
+
+fn states(log: &CrashLog, plan: &CrashPlan) -> Vec<CrashState> {
+    log.states(plan).collect::<Result<_, _>>().expect("memory is read")
+}
+
+/// A few writes and discards, some of them overlapping or not aligned, with barriers and
+/// marks between, over a base that is not empty.
+fn random_log(random: &mut Random) -> CrashLog {
+    let base = random.bytes(usize::try_from(DEVICE_BYTES).expect("small"));
+    let device = CrashDevice::new(Arc::new(MemoryDevice::new(base)));
+    let mut pending = 0;
+    for step in 0..3 + random.below(9) {
+        match random.below(10) {
+            0..=5 if pending < 4 => {
+                let grain = if random.below(3) == 0 { 200 } else { SECTOR_BYTES };
+                let at = random.below(DEVICE_BYTES / grain) * grain;
+                let len = ((1 + random.below(3)) * grain).min(DEVICE_BYTES - at);
+                if random.below(6) == 0 {
+                    device.discard(at, len).expect("a discard");
+                } else {
+                    let byte = u8::try_from(step + 1).expect("few steps");
+                    let data = vec![byte; usize::try_from(len).expect("small")];
+                    device.write_at(at, &data).expect("a write");
+                }
+                pending += 1;
+            }
+            0..=7 => {
+                device.flush().expect("a flush");
+                pending = 0;
+            }
+            _ => device.mark(&format!("step {step}")),
+        }
+    }
+    device.log()
+}
+
+/// One way to cut a log: what is durable, what is pending, how many marks came before.
+struct Cut<'a> {
+    durable: Image,
+    pending: Vec<&'a CrashEntry>,
+    marks: usize,
+}
+
+fn cuts<'a>(base: &Image, log: &'a CrashLog) -> Vec<Cut<'a>> {
+    (0..=log.entries().len())
+        .map(|at| {
+            let before = &log.entries()[..at];
+            let is_barrier = |entry: &CrashEntry| matches!(entry, CrashEntry::Barrier);
+            let barrier = before.iter().rposition(is_barrier).unwrap_or(0);
+            let mut durable = base.clone();
+            before[..barrier].iter().for_each(|entry| apply(&mut durable, entry));
+            let is_mark = |entry: &&CrashEntry| matches!(entry, CrashEntry::Mark(_));
+            let is_change = |entry: &&CrashEntry| {
+                matches!(entry, CrashEntry::Write { .. } | CrashEntry::Discard { .. })
+            };
+            Cut {
+                durable,
+                pending: before[barrier..].iter().filter(is_change).collect(),
+                marks: before.iter().filter(is_mark).count(),
+            }
+        })
+        .collect()
+}
+
+fn apply(image: &mut Image, entry: &CrashEntry) {
+    let small = |number: u64| usize::try_from(number).expect("small");
+    match entry {
+        CrashEntry::Write { offset, data } => {
+            image[small(*offset)..][..data.len()].copy_from_slice(data);
+        }
+        CrashEntry::Discard { offset, len } => image[small(*offset)..][..small(*len)].fill(0),
+        CrashEntry::Barrier | CrashEntry::Mark(_) => {}
+    }
+}
+
+/// What some of `pending` in some order make of `image`.
+fn all_outcomes(image: &Image, pending: &[&CrashEntry], outcomes: &mut BTreeSet<Image>) {
+    outcomes.insert(image.clone());
+    for (at, entry) in pending.iter().enumerate() {
+        let mut next = image.clone();
+        apply(&mut next, entry);
+        let mut rest = pending.to_vec();
+        rest.remove(at);
+        all_outcomes(&next, &rest, outcomes);
+    }
+}
+
+fn sector(image: &Image, number: u64) -> &[u8] {
+    let len = usize::try_from(SECTOR_BYTES).expect("small");
+    &image[usize::try_from(number).expect("small") * len..][..len]
+}
+
+#[test]
+fn whole_writes_give_exactly_the_states_that_the_rules_allow() {
+    let plan = CrashPlan { exhaustive_limit: 4, torn: false, ..CrashPlan::default() };
+    for seed in 0..LOGS {
+        let log = random_log(&mut Random::new(seed));
+        let mut allowed: BTreeMap<Image, BTreeSet<usize>> = BTreeMap::new();
+        for cut in cuts(&base_of(seed), &log) {
+            let mut outcomes = BTreeSet::new();
+            all_outcomes(&cut.durable, &cut.pending, &mut outcomes);
+            for outcome in outcomes {
+                allowed.entry(outcome).or_default().insert(cut.marks);
+            }
+        }
+        let mut built: BTreeMap<Image, BTreeSet<usize>> = BTreeMap::new();
+        for state in states(&log, &plan) {
+            let marks = state.marks_before_earliest_cut()..=state.marks().len();
+            built.entry(image(&state.device)).or_default().extend(marks);
+        }
+        assert!(built == allowed, "seed {seed}: the states differ for {:?}", log.entries());
+    }
+}
+
+#[test]
+fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
+    let (mut torn_ones, mut all) = (0, 0);
+    for seed in 0..LOGS {
+        let mut random = Random::new(seed);
+        let log = random_log(&mut random);
+        let cuts = cuts(&base_of(seed), &log);
+        // What each cut allows every sector to be, and the whole device if nothing tears.
+        let sectors: Vec<Vec<BTreeSet<Vec<u8>>>> = cuts.iter().map(sector_outcomes).collect();
+        let mut whole = BTreeSet::new();
+        for cut in &cuts {
+            all_outcomes(&cut.durable, &cut.pending, &mut whole);
+        }
+
+        for exhaustive_limit in [0, 4] {
+            let plan = CrashPlan { exhaustive_limit, samples_per_epoch: 30, seed, torn: true };
+            for state in states(&log, &plan) {
+                let image = image(&state.device);
+                for marks in state.marks_before_earliest_cut()..=state.marks().len() {
+                    let is_allowed = cuts.iter().zip(&sectors).any(|(cut, sectors)| {
+                        let fits = |at| sectors[usize_of(at)].contains(sector(&image, at));
+                        cut.marks == marks && (0..SECTORS).all(fits)
+                    });
+                    let what = &state.description;
+                    assert!(is_allowed, "seed {seed}: {what}, after {marks} marks");
+                }
+                torn_ones += usize::from(!whole.contains(&image));
+                all += 1;
+            }
+        }
+    }
+    assert!(torn_ones * 20 > all, "only {torn_ones} of {all} states show a torn write");
+}
+
+/// Every content that each sector may have after a cut.
+fn sector_outcomes(cut: &Cut<'_>) -> Vec<BTreeSet<Vec<u8>>> {
+    (0..SECTORS)
+        .map(|number| {
+            let place = number * SECTOR_BYTES..(number + 1) * SECTOR_BYTES;
+            let touches = |entry: &&&CrashEntry| {
+                let (offset, len) = match entry {
+                    CrashEntry::Write { offset, data } => (*offset, data.len() as u64),
+                    CrashEntry::Discard { offset, len } => (*offset, *len),
+                    CrashEntry::Barrier | CrashEntry::Mark(_) => return false,
+                };
+                offset < place.end && place.start < offset + len
+            };
+            let pending: Vec<&CrashEntry> = cut.pending.iter().filter(touches).copied().collect();
+            let mut outcomes = BTreeSet::new();
+            all_outcomes(&cut.durable, &pending, &mut outcomes);
+            outcomes.iter().map(|image| sector(image, number).to_vec()).collect()
+        })
+        .collect()
+}
+
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).expect("small")
+}
+
+/// The base of `random_log`, which takes it from its seed first.
+fn base_of(seed: u64) -> Image {
+    Random::new(seed).bytes(usize_of(DEVICE_BYTES))
+}
+
+#[test]
+fn what_a_mark_behind_a_flush_acknowledges_is_in_every_state_that_has_the_mark() {
+    let device = CrashDevice::new(Arc::new(MemoryDevice::sparse(1 << 20)));
+    device.write_at(0, &[1; 4096]).expect("a write");
+    device.flush().expect("a flush");
+    device.mark("the first one is durable");
+    device.write_at(8192, &[2; 4096]).expect("a write");
+    device.write_at(0, &[3; 512]).expect("a write");
+
+    let (mut without, mut lost_cache) = (0, 0);
+    for state in states(&device.log(), &CrashPlan::default()) {
+        let image = image(&state.device);
+        if state.marks().is_empty() {
+            without += 1;
+            assert!(image[8192..12288].iter().all(|&byte| byte == 0), "{}", state.description);
+        } else {
+            assert_eq!(*state.marks()[0], *"the first one is durable");
+            let first = &image[..4096];
+            assert!(first[512..].iter().all(|&byte| byte == 1), "{}", state.description);
+            let is_lost = first[0] == 1 && image[8192..12288].iter().all(|&byte| byte == 0);
+            lost_cache += usize::from(is_lost);
+        }
+    }
+    assert!(without > 0, "no state from before the flush");
+    assert!(lost_cache > 0, "no state that lost everything behind the flush");
+}
+
+#[test]
+fn log_and_plan_decide_the_states() {
+    let log = random_log(&mut Random::new(7));
+    let run = |seed| -> Vec<(String, Image)> {
+        let plan = CrashPlan { exhaustive_limit: 1, seed, ..CrashPlan::default() };
+        let states = states(&log, &plan).into_iter();
+        states.map(|state| (state.description.clone(), image(&state.device))).collect()
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn reads_see_every_write_and_the_base_stays() {
+    let base = Arc::new(MemoryDevice::new(vec![9; 4096]));
+    let device = CrashDevice::new(base.clone());
+    device.write_at(100, &[1; 50]).expect("a write");
+    device.discard(0, 10).expect("a discard");
+    assert!(device.write_at(4090, &[1; 50]).is_err(), "a write past the end");
+    assert!(device.discard(4090, 50).is_err(), "a discard past the end");
+    assert_eq!(device.log().entries().len(), 2);
+    let now = image(&device);
+    assert_eq!((now[0], now[99], now[100], now[150]), (0, 9, 1, 9));
+    assert_eq!(image(&*base), [9; 4096]);
+}
+
+/// All prefixes of an epoch of thousands of writes over a large image are within reach, because a
+/// state costs what it differs in.
+#[test]
+fn a_large_epoch_over_a_large_image_is_cheap() {
+    const WRITES: usize = 2000;
+    let device = CrashDevice::new(Arc::new(MemoryDevice::sparse(10 << 30)));
+    for number in 0..WRITES as u64 {
+        let block = [u8::try_from(number % 251).expect("a byte") + 1; 16 << 10];
+        device.write_at(number * (4 << 20), &block).expect("a write");
+    }
+    device.flush().expect("a flush");
+    device.mark("all of it");
+    let plan = CrashPlan { samples_per_epoch: 10, ..CrashPlan::default() };
+    let mut prefixes = 0;
+    for state in device.log().states(&plan) {
+        let state = state.expect("memory is read");
+        let mut byte = [0];
+        state.device.read_at((WRITES as u64 - 1) * (4 << 20), &mut byte).expect("memory is read");
+        if !state.marks().is_empty() {
+            assert_ne!(byte, [0], "{}: durable and lost", state.description);
+        }
+        prefixes += usize::from(!state.description.contains("torn"));
+    }
+    assert!(prefixes > WRITES, "only {prefixes} states without torn writes");
+}
+
+/// Random states are worth their cost only if they differ in every respect.
+#[test]
+fn samples_of_a_large_epoch_are_diverse() {
+    const WRITES: u64 = 40;
+    let device = CrashDevice::new(Arc::new(MemoryDevice::sparse(1 << 20)));
+    for number in 0..WRITES {
+        // The last byte of a write is the first of the next one.
+        let block = [u8::try_from(number + 1).expect("a byte"); 1025];
+        device.write_at(number * 1024, &block).expect("a write");
+    }
+    let plan = CrashPlan { samples_per_epoch: 300, torn: false, ..CrashPlan::default() };
+    let prefixes = usize_of(WRITES) + 1;
+    let (mut present, mut alone_of_two, mut swapped) = ([0; 40], [0; 40], [0; 40]);
+    let mut sizes = BTreeSet::new();
+    let samples = states(&device.log(), &plan).split_off(prefixes);
+    for state in &samples {
+        let image = image(&state.device);
+        let is_there = |number: usize| image[number * 1024 + 1] != 0;
+        sizes.insert((0..40).filter(|&number| is_there(number)).count());
+        for number in 0..40 {
+            present[number] += usize::from(is_there(number));
+            if number > 0 && is_there(number) {
+                alone_of_two[number] += usize::from(!is_there(number - 1));
+                // The byte that both wrote is the one of the earlier write.
+                let shared = usize::from(image[number * 1024]);
+                swapped[number] += usize::from(shared == number && is_there(number - 1));
+            }
+        }
+    }
+    assert_eq!(samples.len(), 300);
+    assert!(present.iter().all(|&times| (30..270).contains(&times)), "{present:?}");
+    assert!(alone_of_two[1..].iter().all(|&times| times > 3), "{alone_of_two:?}");
+    assert!(swapped[1..].iter().all(|&times| times > 3), "{swapped:?}");
+    assert!(sizes.contains(&39) && sizes.len() > 20, "{sizes:?}");
+}

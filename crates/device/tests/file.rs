@@ -1,0 +1,175 @@
+//! The file device: what it writes, and whom it refuses.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, IoSlice};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_testkit::judges;
+use offshoot_testkit::random::Random;
+use tempfile::TempDir;
+
+fn scratch() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("disk.img");
+    (dir, path)
+}
+
+fn kind<T: std::fmt::Debug>(result: std::io::Result<T>) -> ErrorKind {
+    result.expect_err("it should be refused").kind()
+}
+
+#[test]
+fn writes_end_up_in_the_file() {
+    let (_dir, path) = scratch();
+    let device = FileDevice::create(&path, 8 << 20).expect("a new image");
+    assert_eq!(fs::metadata(&path).expect("it is there").blocks(), 0, "a new image is a hole");
+
+    // More buffers than the kernel takes at once, some of them empty.
+    let mut random = Random::new(1);
+    let buffers: Vec<Vec<u8>> = (0..3000).map(|number| random.bytes(number % 700)).collect();
+    let slices: Vec<_> = buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
+    device.write_vectored_at(12_345, &slices).expect("a large write");
+    device.write_at(5, b"five").expect("a small write");
+    device.write_vectored_at(0, &[]).expect("nothing");
+    device.write_vectored_at(0, &[IoSlice::new(&[])]).expect("nothing again");
+    device.flush().expect("a flush after the file was made");
+    device.flush().expect("and one more");
+
+    let file = fs::read(&path).expect("the image");
+    let expected = buffers.concat();
+    assert_eq!(file.len(), 8 << 20);
+    assert_eq!(&file[5..9], b"five");
+    assert!(file[12_345..12_345 + expected.len()] == expected);
+    assert!(file[12_345 + expected.len()..].iter().all(|&byte| byte == 0));
+
+    let blocks = fs::metadata(&path).expect("it is there").blocks();
+    device.discard(0, 8 << 20).expect("a discard");
+    assert!(fs::metadata(&path).expect("it is there").blocks() < blocks, "space is given back");
+    let mut bytes = [1; 100];
+    device.read_at(12_345, &mut bytes).expect("a read");
+    assert_eq!(bytes, [0; 100]);
+}
+
+#[test]
+fn a_write_makes_no_device_longer() {
+    let (_dir, path) = scratch();
+    let device = FileDevice::create(&path, 10_000).expect("a new image");
+    assert_eq!(kind(device.write_at(9_999, &[1, 2])), ErrorKind::UnexpectedEof);
+    assert_eq!(kind(device.write_at(u64::MAX, &[1])), ErrorKind::UnexpectedEof);
+    let bufs = [IoSlice::new(&[1]), IoSlice::new(&[2])];
+    assert_eq!(kind(device.write_vectored_at(9_999, &bufs)), ErrorKind::UnexpectedEof);
+    assert_eq!(kind(device.discard(9_999, 2)), ErrorKind::UnexpectedEof);
+    assert_eq!(fs::read(&path).expect("the image"), vec![0; 10_000]);
+}
+
+#[test]
+fn a_device_for_reading_is_not_written() {
+    let (_dir, path) = scratch();
+    fs::write(&path, [7; 4096]).expect("an image");
+    let device = FileDevice::open(&path).expect("it opens");
+    let bufs = [IoSlice::new(&[1])];
+    assert_eq!(kind(device.write_at(0, &[1])), ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(kind(device.write_vectored_at(0, &bufs)), ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(kind(device.discard(0, 4096)), ErrorKind::ReadOnlyFilesystem);
+    device.flush().expect("nothing was written, so it is all durable");
+    assert_eq!(fs::read(&path).expect("the image"), [7; 4096]);
+}
+
+#[test]
+fn create_keeps_what_is_there_and_never_cuts_it_off() {
+    let (_dir, path) = scratch();
+    fs::write(&path, b"contents").expect("an image");
+    assert_eq!(kind(FileDevice::create(&path, 7)), ErrorKind::InvalidInput);
+    assert_eq!(fs::read(&path).expect("the image"), b"contents");
+    let device = FileDevice::create(&path, 10).expect("a longer image");
+    assert_eq!(device.size_bytes(), 10);
+    device.write_at(9, b"!").expect("a write to the new part");
+    assert_eq!(fs::read(&path).expect("the image"), b"contents\0!");
+
+    // A size that no file can have leaves no file behind.
+    let huge = path.with_file_name("huge.img");
+    FileDevice::create(&huge, u64::MAX).expect_err("no file is as long");
+    assert!(!huge.exists());
+    assert_eq!(kind(FileDevice::open_writable(&huge)), ErrorKind::NotFound);
+    FileDevice::open_writable(path.parent().expect("a parent")).expect_err("a directory");
+}
+
+#[test]
+fn a_second_writer_is_refused_and_told_who_is_first() {
+    let (_dir, path) = scratch();
+    let first = FileDevice::create(&path, 4096).expect("a new image");
+    for second in [FileDevice::open_writable(&path), FileDevice::create(&path, 8192)] {
+        let error = second.expect_err("two writers");
+        assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+        let me = format!("in use by process {} (", std::process::id());
+        assert!(error.to_string().starts_with(&me), "{error}");
+    }
+    let reader = FileDevice::open(&path).expect("a reader harms nobody");
+    drop(first);
+    let next = FileDevice::open_writable(&path).expect("a reader keeps no writer away");
+    drop((reader, next));
+}
+
+#[test]
+fn another_process_is_named() {
+    let (_dir, path) = scratch();
+    File::create(&path).expect("an image");
+    // Holds the lock until its standard input is closed.
+    let mut holder = Command::new("flock")
+        .args([path.as_os_str(), OsStr::new("sh"), "-c".as_ref(), "echo locked; read _".as_ref()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("flock of util-linux");
+    let mut line = String::new();
+    let mut output = std::io::BufReader::new(holder.stdout.take().expect("a pipe"));
+    std::io::BufRead::read_line(&mut output, &mut line).expect("it says that it has the lock");
+    let error = FileDevice::open_writable(&path);
+    drop(holder.stdin.take());
+    holder.wait().expect("it ends");
+
+    let error = error.expect_err("it is locked");
+    let expected = format!("in use by process {} (flock)", holder.id());
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::ResourceBusy, expected));
+    FileDevice::open_writable(&path).expect("it is free again");
+}
+
+#[test]
+fn what_the_kernel_uses_is_read_but_not_written() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let image = &disks.images()[0];
+    let refused = |path: &std::path::Path, user: &str| {
+        let error = FileDevice::open_writable(path).expect_err("the kernel uses it");
+        assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+        assert_eq!(error.to_string(), format!("in use by the kernel{user}"));
+        FileDevice::open(path).expect("reading stays possible");
+    };
+
+    let attached = Attached::new(&disks.images()[..1]);
+    let device = PathBuf::from(attached.devices()[0]);
+    refused(image, &format!(", through {}", device.display()));
+    let writer = FileDevice::open_writable(&device).expect("nobody has mounted it");
+    assert_eq!(writer.size_bytes(), 256 << 20);
+    writer.write_at(1 << 20, &[7; 8192]).expect("a write to a block device");
+    writer.discard(1 << 20, 8192).expect("a hint");
+    writer.flush().expect("a flush of a block device");
+    assert_eq!(kind(FileDevice::open_writable(&device)), ErrorKind::ResourceBusy);
+    assert_eq!(kind(writer.write_at(256 << 20, &[1])), ErrorKind::UnexpectedEof);
+    drop(writer);
+    assert_eq!(kind(FileDevice::create(&device, 1 << 20)), ErrorKind::InvalidInput);
+    drop(attached);
+
+    let mount = disks.mount("");
+    let device = PathBuf::from(mount.devices()[0]);
+    refused(image, &format!(", through {}", device.display()));
+    refused(&device, &format!(": mounted at {}", mount.path().display()));
+    drop(mount);
+    FileDevice::open_writable(image).expect("the kernel is done with it");
+}
