@@ -3,6 +3,8 @@
 //! A chunk maps a range of the logical space to one stripe on each of several
 //! devices. How the range is spread over the stripes is its profile.
 
+mod place;
+
 use std::fmt;
 
 use uuid::Uuid;
@@ -12,6 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::view;
 use crate::key::{DiskKey, objectid};
 use crate::{DeviceId, ItemType, Key, Logical, Malformed, Physical};
+pub use place::Run;
 
 /// The unit in which striped profiles spread data over devices. The format has a
 /// field for it, and this is the only value that is in use.
@@ -184,6 +187,22 @@ pub struct Shape {
 }
 
 impl Profile {
+    /// The bit of this profile among [`BlockGroupFlags::PROFILES`]; none for single.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        match self {
+            Self::Single => 0,
+            Self::Dup => BlockGroupFlags::DUP,
+            Self::Raid0 => BlockGroupFlags::RAID0,
+            Self::Raid1 => BlockGroupFlags::RAID1,
+            Self::Raid1c3 => BlockGroupFlags::RAID1C3,
+            Self::Raid1c4 => BlockGroupFlags::RAID1C4,
+            Self::Raid10 => BlockGroupFlags::RAID10,
+            Self::Raid5 => BlockGroupFlags::RAID5,
+            Self::Raid6 => BlockGroupFlags::RAID6,
+        }
+    }
+
     /// The numbers behind this profile.
     #[must_use]
     pub fn shape(self) -> Shape {

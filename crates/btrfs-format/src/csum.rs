@@ -36,6 +36,17 @@ impl ChecksumType {
         })
     }
 
+    /// Its number in the superblock.
+    #[must_use]
+    pub fn to_disk(self) -> u16 {
+        match self {
+            Self::Crc32c => 0,
+            Self::Xxhash64 => 1,
+            Self::Sha256 => 2,
+            Self::Blake2b => 3,
+        }
+    }
+
     /// The length of one checksum in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length of a kind, not of a collection")]

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{take, view};
 use crate::key::DiskKey;
-use crate::{Key, Malformed};
+use crate::{Key, Malformed, TreeId};
 
 /// The fixed part of an entry. 30 bytes; the name and then the data follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -116,6 +116,16 @@ pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     #[expect(clippy::cast_possible_truncation, reason = "the format seeds with the low half")]
     let seed = parent as u32;
     u64::from(raw_crc32c(seed, name))
+}
+
+/// The hash of a reference from a file to a data extent, which is the offset of its
+/// EXTENT_DATA_REF's key.
+#[must_use]
+pub fn data_ref_hash(root: TreeId, ino: u64, offset: u64) -> u64 {
+    let high = raw_crc32c(!0, &root.0.to_le_bytes());
+    let low = raw_crc32c(!0, &ino.to_le_bytes());
+    let low = raw_crc32c(low, &offset.to_le_bytes());
+    (u64::from(high) << 31) ^ u64::from(low)
 }
 
 /// CRC-32C without the inversions that the usual definition has on both sides.

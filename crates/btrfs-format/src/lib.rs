@@ -27,6 +27,8 @@ pub mod chunk;
 pub mod compress;
 pub mod csum;
 pub mod dir;
+pub mod edit;
+pub mod encode;
 mod error;
 pub mod extent;
 pub mod file_extent;

@@ -31,7 +31,8 @@ pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// What the `magic` field holds.
 pub const MAGIC: [u8; 8] = *b"_BHRfS_M";
 
-const SYSTEM_CHUNK_ARRAY_SIZE: usize = 2048;
+/// The bytes that a superblock has for system chunks.
+pub const SYSTEM_CHUNK_ARRAY_SIZE: usize = 2048;
 
 /// A superblock as it is stored.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -1,0 +1,169 @@
+//! Where the bytes of a chunk are on its stripes, and which of them superblocks cover.
+//!
+//! ```text
+//! single, DUP, RAID1*   a byte is at its own offset in every stripe
+//! RAID0, RAID10         64 KiB units go round the stripes, or round the pairs of stripes
+//! ```
+//!
+//! A block group may lie over the places of superblocks. What of it a superblock would
+//! overwrite is never allocated. It is not used space either: `used` of a block group and the
+//! free space tree know nothing of it, every allocator has to leave it out by itself.
+
+use std::ops::Range;
+
+use super::{Chunk, Profile, STRIPE_LEN};
+use crate::superblock::SUPERBLOCK_OFFSETS;
+use crate::{Logical, Physical};
+
+/// A run of bytes that is contiguous on every stripe that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Its length in bytes.
+    pub len: u64,
+    /// Every copy of it: an index into [`Chunk::stripes`], and the offset on that device.
+    pub copies: Vec<(usize, Physical)>,
+}
+
+impl Chunk {
+    /// The run of at most `len` bytes that begins at `logical`, which lies in the chunk,
+    /// with all its copies; `None` when the profile has parity, which takes more than
+    /// copies to write.
+    #[must_use]
+    pub fn run(&self, logical: Logical, len: u64) -> Option<Run> {
+        let offset = logical.0 - self.start.0;
+        let len = len.min(self.end().0 - logical.0);
+        let width = self.data_stripes();
+        let copies = match self.profile {
+            Profile::Raid5 | Profile::Raid6 => return None,
+            Profile::Raid0 | Profile::Raid10 => {
+                let (unit, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
+                let len = len.min(STRIPE_LEN - within);
+                let at = unit / width * STRIPE_LEN + within;
+                return Some(Run { len, copies: self.copies(unit % width, at) });
+            }
+            _ => self.copies(0, offset),
+        };
+        Some(Run { len, copies })
+    }
+
+    /// The copies of what is `offset` bytes into the stripes of group `group`: each group is
+    /// as many stripes as the profile has copies.
+    fn copies(&self, group: u64, offset: u64) -> Vec<(usize, Physical)> {
+        let copies = usize::from(self.profile.shape().copies);
+        let first = usize::try_from(group).expect("an index into the stripes") * copies;
+        self.stripes[first..first + copies]
+            .iter()
+            .enumerate()
+            .map(|(i, stripe)| (first + i, Physical(stripe.physical.0 + offset)))
+            .collect()
+    }
+
+    /// The logical ranges that superblocks of the devices cover, ascending and apart. Each
+    /// superblock counts with a whole unit of 64 KiB, as the kernel counts it.
+    #[must_use]
+    pub fn superblock_ranges(&self) -> Vec<Range<Logical>> {
+        let mut starts: Vec<Range<Logical>> = Vec::new();
+        for (index, stripe) in self.stripes.iter().enumerate() {
+            let stripe_range = stripe.physical.0..stripe.physical.0 + self.stripe_bytes();
+            for place in SUPERBLOCK_OFFSETS {
+                if stripe_range.contains(&place) {
+                    starts.push(self.covered(index as u64, place - stripe.physical.0));
+                }
+            }
+        }
+        starts.sort_by_key(|range| range.start);
+        starts.dedup_by(|next, range| {
+            let joins = next.start <= range.end;
+            if joins {
+                range.end = range.end.max(next.end);
+            }
+            joins
+        });
+        starts
+    }
+
+    /// What a superblock at `offset` of the stripe `index` covers.
+    fn covered(&self, index: u64, offset: u64) -> Range<Logical> {
+        let (row, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
+        let width = self.data_stripes();
+        let (start, len) = match self.profile {
+            Profile::Raid0 => ((row * width + index) * STRIPE_LEN + within, STRIPE_LEN),
+            Profile::Raid10 => ((row * width + index / 2) * STRIPE_LEN + within, STRIPE_LEN),
+            // Which stripe of a row is data moves from row to row; the whole row is left out.
+            Profile::Raid5 | Profile::Raid6 => (row * width * STRIPE_LEN, width * STRIPE_LEN),
+            _ => (offset, STRIPE_LEN),
+        };
+        let start = self.start.0 + start;
+        Logical(start)..Logical((start + len).min(self.end().0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::DeviceId;
+    use crate::chunk::{BlockGroupFlags, Stripe};
+
+    const MIB: u64 = 1 << 20;
+
+    fn chunk(profile: Profile, physical: &[u64], stripe_mib: u64) -> Chunk {
+        let stripe = |(i, &at): (usize, &u64)| Stripe {
+            device: DeviceId(i as u64 + 1),
+            physical: Physical(at * MIB),
+            device_uuid: Uuid::from_u128(i as u128),
+        };
+        let mut chunk = Chunk {
+            start: Logical(512 * MIB),
+            length: stripe_mib * MIB,
+            flags: BlockGroupFlags(BlockGroupFlags::DATA | profile.bits()),
+            profile,
+            stripes: physical.iter().enumerate().map(stripe).collect(),
+        };
+        chunk.length *= chunk.data_stripes();
+        chunk
+    }
+
+    #[test]
+    fn copies_are_at_one_offset_of_every_stripe() {
+        let dup = chunk(Profile::Dup, &[1, 9], 8);
+        let run = dup.run(Logical(513 * MIB), u64::MAX).unwrap();
+        assert_eq!(run.len, 7 * MIB);
+        assert_eq!(run.copies, [(0, Physical(2 * MIB)), (1, Physical(10 * MIB))]);
+    }
+
+    #[test]
+    fn units_go_round_the_pairs() {
+        let raid10 = chunk(Profile::Raid10, &[1, 1, 5, 5], 4);
+        let at = 512 * MIB + 3 * STRIPE_LEN + 100;
+        let run = raid10.run(Logical(at), 1 << 30).unwrap();
+        assert_eq!(run.len, STRIPE_LEN - 100);
+        let physical = Physical(5 * MIB + STRIPE_LEN + 100);
+        assert_eq!(run.copies, [(2, physical), (3, physical)]);
+        assert_eq!(chunk(Profile::Raid5, &[1, 1, 1], 4).run(Logical(512 * MIB), 1), None);
+    }
+
+    /// The way there and the way back agree: the bytes of every range that is left out are
+    /// those that lie at a superblock on some stripe, and no other unit is.
+    #[test]
+    fn superblock_ranges_are_what_runs_would_hit() {
+        for chunk in [
+            chunk(Profile::Single, &[60], 100),
+            chunk(Profile::Dup, &[40, 60], 20),
+            chunk(Profile::Raid1c3, &[1, 60, 64], 100),
+            chunk(Profile::Raid0, &[1, 63, 2], 80),
+            chunk(Profile::Raid10, &[1, 33, 62, 63], 40),
+        ] {
+            let ranges = chunk.superblock_ranges();
+            assert!(!ranges.is_empty(), "{chunk:?} lies over no superblock");
+            for unit in 0..chunk.length / STRIPE_LEN {
+                let at = Logical(chunk.start.0 + unit * STRIPE_LEN);
+                let run = chunk.run(at, STRIPE_LEN).unwrap();
+                let hit = run.copies.iter().any(|(_, at)| SUPERBLOCK_OFFSETS.contains(&at.0));
+                let left_out = ranges.iter().any(|range| range.contains(&at));
+                assert_eq!(hit, left_out, "{at} of {chunk:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Changing tree blocks in memory: items of leaves, pointers of nodes.
+//!
+//! ```text
+//!          | header | item .. item |      free space      | data .. data |
+//!  insert                  <- n items move right ->   <- data moves left by their sizes
+//!  remove                  <- the same, the other way round ->
+//! ```
+//!
+//! 1. Whatever the number of items, headers move once and data moves once.
+//! 2. The data of neighbouring items is contiguous, so a run of items goes from leaf to
+//!    leaf with one copy of its data.
+//! 3. A function leaves the block well-formed: data packed against the end, item
+//!    offsets descending, `nritems` right. Key order is the caller's.
+//!
+//! The callers know that there is room; asking for more than there is is a defect, and panics.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::Key;
+use crate::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
+
+/// The bytes that the header of one item takes.
+pub const ITEM_SIZE: usize = size_of::<Item>();
+
+/// The bytes that one pointer takes.
+pub const POINTER_SIZE: usize = size_of::<KeyPtr>();
+
+const WELL_FORMED: &str = "the block is well-formed";
+
+/// The bytes of a leaf of `node_size` bytes that items and their data share.
+#[must_use]
+pub const fn leaf_capacity(node_size: u32) -> usize {
+    node_size as usize - HEADER_SIZE
+}
+
+/// The pointers that a node of `node_size` bytes has room for.
+#[must_use]
+pub const fn node_capacity(node_size: u32) -> usize {
+    leaf_capacity(node_size) / POINTER_SIZE
+}
+
+/// The header of a block, to be changed.
+#[must_use]
+pub fn header_mut(block: &mut [u8]) -> &mut Header {
+    Header::mut_from_prefix(block).expect(WELL_FORMED).0
+}
+
+fn items_mut(leaf: &mut [u8], count: usize) -> &mut [Item] {
+    let body = &mut leaf[HEADER_SIZE..];
+    <[Item]>::mut_from_prefix_with_elems(body, count).expect(WELL_FORMED).0
+}
+
+fn pointers_mut(node: &mut [u8], count: usize) -> &mut [KeyPtr] {
+    let body = &mut node[HEADER_SIZE..];
+    <[KeyPtr]>::mut_from_prefix_with_elems(body, count).expect(WELL_FORMED).0
+}
+
+fn count(block: &[u8]) -> usize {
+    Header::view(block).expect(WELL_FORMED).nritems.get() as usize
+}
+
+fn set_count(block: &mut [u8], count: usize) {
+    let count = u32::try_from(count).expect("a block has few items");
+    header_mut(block).nritems = count.into();
+}
+
+/// Where the data of the first `slot` items begins, in bytes after the header: the end of
+/// the data of item `slot`.
+fn data_end(leaf: &[u8], slot: usize) -> usize {
+    match slot.checked_sub(1) {
+        Some(before) => items(leaf).expect(WELL_FORMED)[before].offset.get() as usize,
+        None => leaf.len() - HEADER_SIZE,
+    }
+}
+
+/// The bytes that are free in a leaf. An item needs [`ITEM_SIZE`] and its data.
+#[must_use]
+pub fn leaf_free(leaf: &[u8]) -> usize {
+    let count = count(leaf);
+    data_end(leaf, count) - count * ITEM_SIZE
+}
+
+/// The bytes that the items `from..to` take with their headers.
+#[must_use]
+pub fn items_bytes(leaf: &[u8], from: usize, to: usize) -> usize {
+    data_end(leaf, from) - data_end(leaf, to) + (to - from) * ITEM_SIZE
+}
+
+/// Makes room for items with these keys and data sizes at `slot`. Their data is
+/// undefined; fill it with [`data_mut`].
+pub fn insert_items(leaf: &mut [u8], slot: usize, new: &[(Key, usize)]) {
+    let old = count(leaf);
+    let bytes: usize = new.iter().map(|(_, size)| size).sum();
+    assert!(bytes + new.len() * ITEM_SIZE <= leaf_free(leaf), "no room in the leaf");
+    let (low, mut end) = (data_end(leaf, old), data_end(leaf, slot));
+    let body = &mut leaf[HEADER_SIZE..];
+    body.copy_within(low..end, low - bytes);
+    body.copy_within(slot * ITEM_SIZE..old * ITEM_SIZE, (slot + new.len()) * ITEM_SIZE);
+    let all = items_mut(leaf, old + new.len());
+    for (item, (key, size)) in all[slot..].iter_mut().zip(new) {
+        end -= size;
+        *item = Item {
+            key: (*key).into(),
+            offset: u32::try_from(end).expect("within a block").into(),
+            size: u32::try_from(*size).expect("within a block").into(),
+        };
+    }
+    let moved = u32::try_from(bytes).expect("within a block");
+    for item in &mut all[slot + new.len()..] {
+        item.offset -= moved;
+    }
+    set_count(leaf, old + new.len());
+}
+
+/// Removes the items `from..to`.
+pub fn remove_items(leaf: &mut [u8], from: usize, to: usize) {
+    let old = count(leaf);
+    let (low, cut, end) = (data_end(leaf, old), data_end(leaf, to), data_end(leaf, from));
+    let bytes = end - cut;
+    let body = &mut leaf[HEADER_SIZE..];
+    body.copy_within(low..cut, low + bytes);
+    body.copy_within(to * ITEM_SIZE..old * ITEM_SIZE, from * ITEM_SIZE);
+    let left = old - (to - from);
+    let moved = u32::try_from(bytes).expect("within a block");
+    for item in &mut items_mut(leaf, left)[from..] {
+        item.offset += moved;
+    }
+    set_count(leaf, left);
+}
+
+/// Changes the size of the item at `slot`. Its data keeps its beginning; what is new at
+/// its end is zero.
+pub fn resize_item(leaf: &mut [u8], slot: usize, size: usize) {
+    let all = count(leaf);
+    let old = items(leaf).expect(WELL_FORMED)[slot].size.get() as usize;
+    assert!(size <= old + leaf_free(leaf), "no room in the leaf");
+    let (low, start, end) = (data_end(leaf, all), data_end(leaf, slot + 1), data_end(leaf, slot));
+    let kept = old.min(size);
+    let body = &mut leaf[HEADER_SIZE..];
+    // Where the beginning of the data goes is `end - size`; all that is before it moves as far.
+    body.copy_within(low..start + kept, low + old - size);
+    body[end - size + kept..end].fill(0);
+    let items = items_mut(leaf, all);
+    items[slot].size = u32::try_from(size).expect("within a block").into();
+    for item in &mut items[slot..] {
+        let offset = item.offset.get() as usize + old - size;
+        item.offset = u32::try_from(offset).expect("within a block").into();
+    }
+}
+
+/// The data of the item at `slot`, to be changed.
+#[must_use]
+pub fn data_mut(leaf: &mut [u8], slot: usize) -> &mut [u8] {
+    let (start, end) = (data_end(leaf, slot + 1), data_end(leaf, slot));
+    &mut leaf[HEADER_SIZE..][start..end]
+}
+
+/// Gives the item at `slot` another key.
+pub fn set_item_key(leaf: &mut [u8], slot: usize, key: Key) {
+    let count = count(leaf);
+    items_mut(leaf, count)[slot].key = key.into();
+}
+
+/// Copies the items `from..to` of `source` to `slot` of `leaf`.
+pub fn copy_items(leaf: &mut [u8], slot: usize, source: &[u8], from: usize, to: usize) {
+    if from == to {
+        return;
+    }
+    let new: Vec<_> = items(source).expect(WELL_FORMED)[from..to]
+        .iter()
+        .map(|item| (item.key.get(), item.size.get() as usize))
+        .collect();
+    insert_items(leaf, slot, &new);
+    let run = data_end(source, to)..data_end(source, from);
+    let place = data_end(leaf, slot + new.len())..data_end(leaf, slot);
+    leaf[HEADER_SIZE..][place].copy_from_slice(&source[HEADER_SIZE..][run]);
+}
+
+/// Inserts pointers at `slot` of a node.
+pub fn insert_pointers(node: &mut [u8], slot: usize, new: &[KeyPtr]) {
+    let old = count(node);
+    let body = &mut node[HEADER_SIZE..];
+    assert!((old + new.len()) * POINTER_SIZE <= body.len(), "no room in the node");
+    body.copy_within(slot * POINTER_SIZE..old * POINTER_SIZE, (slot + new.len()) * POINTER_SIZE);
+    body[slot * POINTER_SIZE..][..new.len() * POINTER_SIZE].copy_from_slice(new.as_bytes());
+    set_count(node, old + new.len());
+}
+
+/// Removes the pointers `from..to` of a node.
+pub fn remove_pointers(node: &mut [u8], from: usize, to: usize) {
+    let old = count(node);
+    node[HEADER_SIZE..].copy_within(to * POINTER_SIZE..old * POINTER_SIZE, from * POINTER_SIZE);
+    set_count(node, old - (to - from));
+}
+
+/// Copies the pointers `from..to` of `source` to `slot` of `node`.
+pub fn copy_pointers(node: &mut [u8], slot: usize, source: &[u8], from: usize, to: usize) {
+    insert_pointers(node, slot, &pointers(source).expect(WELL_FORMED)[from..to]);
+}
+
+/// The pointer at `slot` of a node, to be changed.
+#[must_use]
+pub fn pointer_mut(node: &mut [u8], slot: usize) -> &mut KeyPtr {
+    let count = count(node);
+    &mut pointers_mut(node, count)[slot]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ItemType;
+    use crate::block::item_data;
+
+    const NODE_SIZE: usize = 4096;
+
+    fn key(number: u64) -> Key {
+        Key::new(number, ItemType::STRING_ITEM, 0)
+    }
+
+    fn value(number: u64, size: usize) -> Vec<u8> {
+        let first = number.to_le_bytes()[0];
+        (0u8..=255).cycle().map(|i| i.wrapping_mul(31) ^ first).take(size).collect()
+    }
+
+    fn check(leaf: &[u8], model: &[(u64, Vec<u8>)]) {
+        let items = items(leaf).unwrap();
+        assert_eq!(items.len(), model.len());
+        let mut end = leaf.len() - HEADER_SIZE;
+        for (item, (number, data)) in items.iter().zip(model) {
+            assert_eq!(item.key.get(), key(*number));
+            assert_eq!(item.offset.get() as usize + data.len(), end, "data is packed");
+            end -= data.len();
+            assert_eq!(item_data(leaf, item).unwrap(), data);
+        }
+        assert_eq!(leaf_free(leaf), end - items.len() * ITEM_SIZE);
+    }
+
+    /// A leaf under random edits stays what a vector of items becomes under the same.
+    #[test]
+    fn a_leaf_is_a_list_of_items() {
+        let mut state = 0x1234_5678_9abc_def0u64;
+        let mut random = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % below.max(1) as u64).expect("below a usize")
+        };
+        let mut leaf = vec![0; NODE_SIZE];
+        let mut model: Vec<(u64, Vec<u8>)> = Vec::new();
+        for round in 0..20_000u64 {
+            match random(4) {
+                0 | 1 => {
+                    let slot = random(model.len() + 1);
+                    let new: Vec<_> = (0..=random(3))
+                        .map(|i| (round * 4 + i as u64, random(120)))
+                        .map(|(number, size)| (number, value(number, size)))
+                        .collect();
+                    let bytes: usize = new.iter().map(|(_, d)| d.len() + ITEM_SIZE).sum();
+                    if bytes > leaf_free(&leaf) {
+                        continue;
+                    }
+                    let shape: Vec<_> = new.iter().map(|(n, d)| (key(*n), d.len())).collect();
+                    insert_items(&mut leaf, slot, &shape);
+                    for (i, (_, data)) in new.iter().enumerate() {
+                        data_mut(&mut leaf, slot + i).copy_from_slice(data);
+                    }
+                    model.splice(slot..slot, new);
+                }
+                2 if !model.is_empty() => {
+                    let from = random(model.len());
+                    let to = from + random((model.len() - from).min(4) + 1);
+                    remove_items(&mut leaf, from, to);
+                    model.drain(from..to);
+                }
+                3 if !model.is_empty() => {
+                    let slot = random(model.len());
+                    let size = random(150);
+                    if size > model[slot].1.len() + leaf_free(&leaf) {
+                        continue;
+                    }
+                    resize_item(&mut leaf, slot, size);
+                    model[slot].1.resize(size, 0);
+                }
+                _ => {}
+            }
+            check(&leaf, &model);
+        }
+        let mut other = vec![0; NODE_SIZE];
+        let half = model.len() / 2;
+        copy_items(&mut other, 0, &leaf, half, model.len());
+        check(&other, &model[half..]);
+    }
+}
