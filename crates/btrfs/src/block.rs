@@ -11,14 +11,14 @@ use std::sync::Arc;
 use offshoot_btrfs_format::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
 use offshoot_btrfs_format::check::{self, Expected};
 use offshoot_btrfs_format::{Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::Result;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::volume::Volume;
 
-/// A tree block that was verified.
-#[derive(Debug)]
+/// A tree block that was verified, or that the running transaction has made.
+#[derive(Clone, Debug)]
 pub struct TreeBlock {
     bytes: Box<[u8]>,
 }
@@ -30,6 +30,11 @@ impl TreeBlock {
     /// Wraps bytes that [`check::verify`] accepted.
     pub(crate) fn verified(bytes: Box<[u8]>) -> Self {
         Self { bytes }
+    }
+
+    /// The whole block, to be changed by the transaction that owns it.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
     }
 
     /// The whole block.
@@ -88,6 +93,21 @@ impl TreeBlock {
         &self.bytes[start..start + item.size.get() as usize]
     }
 
+    /// The slot of the item with this key among those from `low` on, and whether there is one; else
+    /// where it belongs.
+    pub(crate) fn search_from(&self, low: usize, key: Key) -> (usize, bool) {
+        let items = &self.items()[low..];
+        match items.binary_search_by(|item| item.key.get().cmp(&key)) {
+            Ok(slot) => (low + slot, true),
+            Err(slot) => (low + slot, false),
+        }
+    }
+
+    /// The first slot of a leaf whose key is not less than `key`.
+    pub(crate) fn first_at_least(&self, key: Key) -> usize {
+        self.search_from(0, key).0
+    }
+
     /// The last slot whose key is not greater than `key`; `None` when all are.
     #[must_use]
     pub fn floor(&self, key: Key) -> Option<usize> {
@@ -125,6 +145,11 @@ impl BlockCache {
     fn contains(&self, logical: Logical) -> bool {
         self.blocks.contains_key(&logical.0)
     }
+
+    /// Takes over a block that was written to the devices.
+    pub(crate) fn insert(&self, block: Arc<TreeBlock>) {
+        self.blocks.insert(block.header().bytenr.get(), block);
+    }
 }
 
 /// How many blocks after the wanted one are read ahead, when the wanted one is not
@@ -132,18 +157,30 @@ impl BlockCache {
 const READ_AHEAD_BLOCKS: usize = 32;
 
 impl Volume {
-    /// The block that `expected` describes, from the cache or else from the devices.
+    /// The block that `expected` describes, as it is now.
     pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+        let live = self.live_part();
+        match live.and_then(|live| live.dirty_block(expected.generation, expected.logical)) {
+            Some(latch) => Ok(latch.read().clone()),
+            None => self.committed_block(expected),
+        }
+    }
+
+    /// The committed block that `expected` describes, from the cache or else from the devices.
+    pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
         let logical = expected.logical.0;
         let mut loaded = false;
         let block = self.cache.blocks.get_or_insert_with(&logical, || {
             loaded = true;
             self.read_block(expected).map(Arc::new)
         })?;
-        // The block in the cache answered to what another pointer said of it.
-        if !loaded && let Err(e) = check::expect(block.bytes(), expected) {
-            return Err(Error::corrupt_at(e.structure, logical, e.problem));
+        if loaded || check::expect(block.bytes(), expected).is_ok() {
+            return Ok(block);
         }
+        // The block in the cache answered to what another pointer said of it. Either that one is
+        // wrong or this one, or the address was freed and used again in the meantime.
+        let block = Arc::new(self.read_block(expected)?);
+        self.cache.insert(block.clone());
         Ok(block)
     }
 
@@ -167,12 +204,6 @@ impl Volume {
                     .map(|logical| (logical, node_size)),
             );
         }
-        self.block(&Expected {
-            logical: pointer.logical(),
-            level: node.header().level - 1,
-            generation: offshoot_btrfs_format::Generation(pointer.generation.get()),
-            owner,
-            first_key: Some(pointer.key.get()),
-        })
+        self.block(&node.child_expected(slot, owner))
     }
 }

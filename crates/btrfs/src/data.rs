@@ -11,7 +11,11 @@
 //!    NODATASUM, which means that there are none.
 
 mod checksums;
+mod drop;
 mod scratch;
+mod store;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
@@ -26,7 +30,10 @@ use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::Volume;
 use checksums::checksums;
+pub(crate) use checksums::{insert_checksums, remove_checksums};
+pub(crate) use drop::drop_range;
 use scratch::with_scratch;
+pub(crate) use store::{insert_hole, store};
 
 /// The most that one piece reads from the devices, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;

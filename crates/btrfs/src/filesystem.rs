@@ -1,5 +1,7 @@
 //! A subvolume as a mount shows it.
 
+mod change;
+
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
@@ -29,6 +31,9 @@ impl Volume {
     pub fn filesystem(self: &Arc<Self>, root: SubvolumeId) -> Result<Filesystem> {
         let filesystem = Filesystem { volume: self.clone(), root };
         inode::attr(self, filesystem.root())?;
+        if self.live_part().is_some() {
+            inode::subvolume::prepare(self, root)?;
+        }
         Ok(filesystem)
     }
 }

@@ -1,7 +1,29 @@
 //! Inodes: attributes, names, directory entries, extended attributes.
 //!
 //! All functions take the [`FileId`] of a file in some subvolume. Errors of the corrupt
-//! kind name that file.
+//! kind name that file. Reading is here; what changes inodes is in the modules:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `in_use` | locks of inodes, their order, and which are open |
+//! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
+//! | `changes` | an operation's changes, gathered in memory and applied at once |
+//! | `entries`, `names` | both sides of a name: in the directory and in the inode |
+//! | `create`, `unlink`, `rename`, `attributes`, `xattr` | the operations |
+//! | `evict` | removing whole inodes, at once or after they were open or a crash |
+
+pub(crate) mod attributes;
+mod changes;
+pub(crate) mod create;
+mod entries;
+mod evict;
+mod in_use;
+mod names;
+pub(crate) mod rename;
+pub(crate) mod subvolume;
+pub(crate) mod unlink;
+pub(crate) mod write;
+pub(crate) mod xattr;
 
 use std::ops::ControlFlow;
 
@@ -13,6 +35,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
 use crate::volume::Volume;
+pub(crate) use in_use::Inodes;
 
 /// The inode number of the root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = Ino::ROOT_DIR.0;

@@ -2,8 +2,12 @@
 //!
 //! A [`Volume`] is opened from its devices; a [`Filesystem`] is one of its
 //! subvolumes, seen as a mount would show it, through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait. Both are used by many threads at
-//! once. What is here reads; a volume is never written.
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait and, in a volume that was opened for
+//! writing, through [`FileSystemMut`](offshoot_vfs::FileSystemMut). Both are used by many
+//! threads at once. [`mkfs`] makes new volumes.
+//!
+//! What is changed is on the devices when `sync` or `fsync` returned. A volume that is
+//! dropped before that holds its last commit, as after a crash.
 //!
 //! The modules are the rooms of the engine, from the devices upwards. A room calls
 //! only the ones below it:
@@ -11,9 +15,12 @@
 //! | module | what it does |
 //! |---|---|
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
+//! | `mkfs` | new volumes |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs; file extents, checksums, decompression |
-//! | `tree` | search and iteration over the items of a tree |
+//! | `transaction` | what changes together, delayed references, commits |
+//! | `space` | block groups, free space, reservations, chunks that come and go |
+//! | `tree` | search in a tree, and changes of it by many threads |
 //! | `block` | verified tree blocks and the cache of them |
 //! | `volume` | devices, superblocks, the chunk map, profiles, reading around bad copies |
 
@@ -21,12 +28,16 @@ mod block;
 mod data;
 mod filesystem;
 mod inode;
+mod mkfs;
+mod space;
 mod subvolume;
+mod transaction;
 mod tree;
 mod volume;
 
 pub use block::TreeBlock;
 pub use filesystem::Filesystem;
+pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use tree::{Cursor, TreeRoot};
 pub use volume::{Member, OpenOptions, Report, Reporter, Volume};

@@ -71,32 +71,54 @@ pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
     Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
 }
 
-/// The last root item of the tree `id`. Its key's offset is 0, or the generation in
+/// The key of the last root item of the tree `id`. Its offset is 0, or the generation in
 /// which a snapshot was made.
+pub(crate) fn root_item_key(volume: &Volume, id: TreeId) -> Result<Key> {
+    let last = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
+    let cursor = Cursor::seek_floor(volume, volume.root_tree(), last)?;
+    let found = cursor.item_of(id.0, ItemType::ROOT_ITEM).map(|(key, _)| key);
+    found.ok_or_else(|| no_such_tree(id))
+}
+
+fn no_such_tree(id: TreeId) -> Error {
+    Error::posix(Errno::NOENT, format!("tree {id}"))
+}
+
+/// The root item of the tree `id`.
 fn root_item(volume: &Volume, id: TreeId) -> Result<Option<RootItem>> {
-    let key = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
-    let cursor = Cursor::seek_floor(volume, volume.root_tree(), key)?;
+    let last = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
+    let cursor = Cursor::seek_floor(volume, volume.root_tree(), last)?;
     cursor
         .item_of(id.0, ItemType::ROOT_ITEM)
         .map(|(_, data)| RootItem::parse(data).map_err(malformed))
         .transpose()
 }
 
+/// The root of the tree `id` as it is stored, the generation of the last snapshot of it, and what its
+/// blocks take, which nothing counts for the two trees that the superblock names.
+pub(crate) fn stored_root(volume: &Volume, id: TreeId) -> Result<(TreeRoot, Generation, u64)> {
+    match id {
+        TreeId::ROOT => return Ok((volume.root_tree(), Generation(0), 0)),
+        TreeId::CHUNK => return Ok((chunk_tree_root(volume), Generation(0), 0)),
+        _ => {}
+    }
+    let item = root_item(volume, id)?
+        .filter(|item| !id.is_subvolume() || !item.is_dead())
+        .ok_or_else(|| no_such_tree(id))?;
+    let (logical, level, generation) = (item.logical(), item.level, item.generation());
+    let root = TreeRoot { id, logical, level, generation };
+    Ok((root, Generation(item.last_snapshot.get()), item.bytes_used.get()))
+}
+
 /// The root of the tree `id`.
 pub(crate) fn tree_root(volume: &Volume, id: TreeId) -> Result<TreeRoot> {
-    match id {
-        TreeId::ROOT => return Ok(volume.root_tree()),
-        TreeId::CHUNK => return Ok(chunk_tree_root(volume)),
-        _ => {}
+    if let Some(live) = volume.live_part() {
+        return Ok(*live.tree(volume, id)?.root.read());
     }
     if let Some(root) = volume.subvolume_roots.roots.read().get(&id) {
         return Ok(*root);
     }
-    let item = root_item(volume, id)?
-        .filter(|item| !id.is_subvolume() || !item.is_dead())
-        .ok_or_else(|| Error::posix(Errno::NOENT, format!("tree {id}")))?;
-    let root =
-        TreeRoot { id, logical: item.logical(), level: item.level, generation: item.generation() };
+    let (root, ..) = stored_root(volume, id)?;
     let mut roots = volume.subvolume_roots.roots.write();
     if roots.len() >= MAX_CACHED_ROOTS {
         roots.clear();

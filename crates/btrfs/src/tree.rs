@@ -10,14 +10,21 @@
 //! 2. All keys of a block lie below the next key in its parent. The ranges of
 //!    siblings are disjoint, so a block is met once on a walk, and keys only ascend.
 
+mod write;
+
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
+use parking_lot::RwLock;
 
 use crate::block::TreeBlock;
+use crate::transaction::{Live, ReadLatch};
 use crate::volume::Volume;
+pub(crate) use write::{Edit, Tree, TreeWriter};
 
 /// Where a tree begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +39,74 @@ pub struct TreeRoot {
     pub generation: Generation,
 }
 
+impl TreeRoot {
+    /// What its root block must be.
+    pub(crate) fn expected(&self) -> Expected {
+        Expected {
+            logical: self.logical,
+            level: self.level,
+            generation: self.generation,
+            owner: self.id,
+            first_key: None,
+        }
+    }
+}
+
 /// A block on the way to an item.
 struct Step {
     block: Arc<TreeBlock>,
     slot: usize,
     /// The key that all keys in the block are below; `None` at the right edge.
     upper: Option<Key>,
+}
+
+/// A block on the way of a reader: committed blocks never change, others are held by their latch.
+enum Held {
+    Committed(Arc<TreeBlock>),
+    Latched(ReadLatch),
+}
+
+impl Deref for Held {
+    type Target = TreeBlock;
+
+    fn deref(&self) -> &TreeBlock {
+        match self {
+            Self::Committed(block) => block,
+            Self::Latched(latch) => latch,
+        }
+    }
+}
+
+impl Held {
+    fn share(&self) -> Arc<TreeBlock> {
+        match self {
+            Self::Committed(block) => block.clone(),
+            Self::Latched(latch) => Arc::clone(latch),
+        }
+    }
+}
+
+impl TreeBlock {
+    /// What the block that the pointer at `slot` leads to must be, in the tree `owner`.
+    pub(crate) fn child_expected(&self, slot: usize, owner: TreeId) -> Expected {
+        let pointer = &self.pointers()[slot];
+        Expected {
+            logical: pointer.logical(),
+            level: self.header().level - 1,
+            generation: Generation(pointer.generation.get()),
+            owner,
+            first_key: Some(pointer.key.get()),
+        }
+    }
+}
+
+impl Volume {
+    fn hold(&self, live: &Live, expected: &Expected) -> Result<Held> {
+        match live.dirty_block(expected.generation, expected.logical) {
+            Some(latch) => Ok(Held::Latched(RwLock::read_arc(&latch))),
+            None => self.committed_block(expected).map(Held::Committed),
+        }
+    }
 }
 
 /// A place in a tree, on an item or behind the last one.
@@ -61,17 +130,52 @@ impl<'v> Cursor<'v> {
     /// Stands on the last item whose key is `key` or less, or else on the first item.
     pub fn seek_floor(volume: &'v Volume, root: TreeRoot, key: Key) -> Result<Self> {
         let mut cursor = Self { volume, id: root.id, path: Vec::with_capacity(4) };
-        let block = volume.block(&Expected {
-            logical: root.logical,
-            level: root.level,
-            generation: root.generation,
-            owner: root.id,
-            first_key: None,
-        })?;
+        if let Some(live) = volume.live_part() {
+            cursor.seek_live(live, key)?;
+            return Ok(cursor);
+        }
+        let block = volume.block(&root.expected())?;
         if !block.is_empty() {
             cursor.push(block, None, |block| block.floor(key).unwrap_or(0))?;
         }
         Ok(cursor)
+    }
+
+    /// The same in a tree that others change meanwhile.
+    ///
+    /// A way down that began before a commit may meet an address that the commit freed and that was used
+    /// again. What it finds there is not what the pointer says, and the search begins anew.
+    fn seek_live(&mut self, live: &Live, key: Key) -> Result<()> {
+        let tree = live.tree(self.volume, self.id)?;
+        loop {
+            let epoch = live.epoch.load(Ordering::Acquire);
+            match self.try_seek_live(live, &tree, key) {
+                Err(Error::Corrupt(_)) if live.epoch.load(Ordering::Acquire) != epoch => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Goes down with lock coupling, and keeps the leaf as it was when it was reached.
+    fn try_seek_live(&mut self, live: &Live, tree: &Tree, key: Key) -> Result<()> {
+        self.path.clear();
+        let root = tree.root.read();
+        let mut held = self.volume.hold(live, &root.expected())?;
+        drop(root);
+        let mut upper = None;
+        while !held.is_leaf() {
+            let slot = held.floor(key).unwrap_or(0);
+            if slot + 1 < held.len() {
+                upper = Some(held.key(slot + 1));
+            }
+            let child = self.volume.hold(live, &held.child_expected(slot, self.id))?;
+            held = child;
+        }
+        if !held.is_empty() {
+            let slot = held.floor(key).unwrap_or(0);
+            self.path.push(Step { block: held.share(), slot, upper });
+        }
+        Ok(())
     }
 
     /// The item that the cursor stands on; `None` behind the last one.
@@ -93,6 +197,9 @@ impl<'v> Cursor<'v> {
 
     /// Goes on to the next item.
     pub fn advance(&mut self) -> Result<()> {
+        if let Some(live) = self.volume.live_part() {
+            return self.advance_live(live);
+        }
         while let Some(step) = self.path.last_mut() {
             step.slot += 1;
             if step.slot >= step.block.len() {
@@ -100,6 +207,27 @@ impl<'v> Cursor<'v> {
                 continue;
             }
             return if step.block.is_leaf() { Ok(()) } else { self.descend(|_| 0) };
+        }
+        Ok(())
+    }
+
+    /// Behind the last item of a leaf, the next leaf is searched for by its first key. When that one is gone
+    /// meanwhile, the search ends on an item before it, and goes on from there.
+    fn advance_live(&mut self, live: &Live) -> Result<()> {
+        let Some(left) = self.item().map(|(key, _)| key) else { return Ok(()) };
+        while let Some(step) = self.path.last_mut() {
+            if step.slot + 1 < step.block.len() {
+                step.slot += 1;
+                return Ok(());
+            }
+            let Some(upper) = step.upper else {
+                self.path.clear();
+                break;
+            };
+            self.seek_live(live, upper)?;
+            if self.item().is_some_and(|(key, _)| key > left) {
+                break;
+            }
         }
         Ok(())
     }

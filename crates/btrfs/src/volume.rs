@@ -14,7 +14,8 @@
 //!
 //! 1. Opening reads the superblocks, the chunk tree and the root of the root tree. Nothing
 //!    that grows with what the volume holds is read.
-//! 2. Nothing here changes after opening: no lock is taken on the way to a device.
+//! 2. Nothing here changes after opening but the map of chunks, which is replaced as a whole: its
+//!    lock is held to share it, never on the way to a device.
 //! 3. A tree block or a checksummed sector that is returned was verified; when one way
 //!    gives something else, the others are tried and the bad one is reported.
 //! 4. Without a checksum a stale member is used only where no redundancy exists.
@@ -26,18 +27,22 @@ mod parity;
 mod read;
 mod report;
 mod ways;
+mod writable;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::Superblock;
-use offshoot_btrfs_format::{Key, TreeId};
-use offshoot_vfs::Result;
+use offshoot_btrfs_format::{Key, Logical, Physical, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+use parking_lot::RwLock;
 
 use crate::block::BlockCache;
+use crate::transaction::Live;
 use crate::tree::TreeRoot;
-use chunk_map::ChunkMap;
+use chunk_map::{ChunkMap, MappedChunk};
 pub use members::Member;
 use members::Members;
 pub use open::OpenOptions;
@@ -47,13 +52,18 @@ pub use report::{Report, Reporter};
 pub struct Volume {
     superblock: Superblock,
     members: Members,
-    chunks: ChunkMap,
+    chunks: RwLock<Arc<ChunkMap>>,
     geometry: Geometry,
+    chunk_tree_uuid: [u8; 16],
     pub(crate) cache: BlockCache,
     root_tree: TreeRoot,
     csum_tree: Option<TreeRoot>,
     pub(crate) subvolume_roots: crate::subvolume::RootCache,
+    /// Inodes that are being changed or are open.
+    pub(crate) inodes: crate::inode::Inodes,
     reporter: Option<Reporter>,
+    /// What can change, in a volume that was opened for writing.
+    live: Option<Live>,
 }
 
 impl Volume {
@@ -70,8 +80,37 @@ impl Volume {
     }
 
     /// All chunks, by their logical address.
-    pub fn chunks(&self) -> impl ExactSizeIterator<Item = &Chunk> {
-        self.chunks.iter()
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = Chunk> {
+        let all: Vec<_> = self.chunk_map().mapped().map(|mapped| mapped.chunk.clone()).collect();
+        all.into_iter()
+    }
+
+    /// The map of chunks as it is now.
+    fn chunk_map(&self) -> Arc<ChunkMap> {
+        self.chunks.read().clone()
+    }
+
+    /// Maps a chunk that was allocated.
+    pub(crate) fn map_chunk(&self, chunk: Chunk) -> Result<()> {
+        let on = chunk.stripes.iter().map(|s| self.members.find_present(s.device_uuid));
+        let mapped = MappedChunk { members: on.collect(), chunk };
+        let mut chunks = self.chunks.write();
+        *chunks = Arc::new(chunks.with(mapped)?);
+        Ok(())
+    }
+
+    /// Forgets a chunk that was removed.
+    pub(crate) fn unmap_chunk(&self, start: Logical) {
+        let mut chunks = self.chunks.write();
+        *chunks = Arc::new(chunks.without(start));
+    }
+
+    /// The chunk that begins at `start`.
+    pub(crate) fn chunk_at(&self, start: Logical) -> Result<Chunk> {
+        let found = self.chunk_map().find(start).map(|mapped| mapped.chunk.clone());
+        found
+            .filter(|chunk| chunk.start == start)
+            .ok_or_else(|| Error::corrupt_at("chunk", start.0, "the block group has no chunk"))
     }
 
     /// The tree of tree roots.
@@ -109,6 +148,63 @@ impl Volume {
             cursor.advance()?;
         }
         Ok(())
+    }
+
+    /// What can change, in a volume that was opened for writing.
+    pub(crate) fn live_part(&self) -> Option<&Live> {
+        self.live.as_ref()
+    }
+
+    /// What can change.
+    ///
+    /// # Errors
+    /// `EROFS` when the volume was opened for reading.
+    pub(crate) fn live(&self) -> Result<&Live> {
+        self.live
+            .as_ref()
+            .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
+    }
+
+    /// How blocks of the volume are verified.
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The UUID that the headers of blocks carry for the chunk tree.
+    pub(crate) fn chunk_tree_uuid(&self) -> [u8; 16] {
+        self.chunk_tree_uuid
+    }
+
+    /// The ranges of the block group at `start` where superblocks are, which nothing else may use.
+    pub(crate) fn superblock_ranges(&self, start: Logical) -> Vec<Range<u64>> {
+        let map = self.chunk_map();
+        let ranges = map.find(start).map(|mapped| mapped.chunk.superblock_ranges());
+        let plain = |range: Range<Logical>| range.start.0..range.end.0;
+        ranges.unwrap_or_default().into_iter().map(plain).collect()
+    }
+
+    /// Where on which members `len` bytes at `logical` are to be written: every copy, and which of the
+    /// bytes go there.
+    pub(crate) fn write_places(
+        &self,
+        logical: Logical,
+        len: u64,
+    ) -> Result<Vec<(usize, Physical, Range<u64>)>> {
+        let mut places = Vec::with_capacity(2);
+        let chunks = self.chunk_map();
+        let mut done = 0;
+        while done < len {
+            let at = Logical(logical.0 + done);
+            let mapped = chunks.find(at).ok_or_else(|| {
+                Error::corrupt_at("chunk", at.0, "no chunk covers an address that was allocated")
+            })?;
+            let segment = ways::segment(mapped, &self.members, at, len - done, ways::Effort::First);
+            for place in segment.copies() {
+                places.push((place.member, place.physical, done..done + segment.len));
+            }
+            done += segment.len;
+        }
+        Ok(places)
     }
 
     /// Tells the reporter, if there is one.

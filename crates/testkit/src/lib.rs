@@ -12,6 +12,7 @@
 //! | [`host`] | a mounted directory as a [`offshoot_vfs::FileSystem`] |
 //! | [`compare`] | two filesystems, path by path |
 //! | [`manifest`] | what a filesystem shows, as text |
+//! | [`model`] | a filesystem in memory, and random operations on it and on another one |
 //! | [`progs`] | what `btrfs-progs` knows of an image: places, trees, subvolumes |
 //! | [`damage`] | bad bytes at chosen places |
 //! | [`fixture`] | the volume that the repository carries |
@@ -35,6 +36,7 @@ pub mod fixture;
 pub mod host;
 pub mod judges;
 pub mod manifest;
+pub mod model;
 pub mod names;
 pub mod progs;
 pub mod random;

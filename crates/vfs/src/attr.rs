@@ -1,6 +1,7 @@
 //! Identity and attributes of files.
 
 use std::fmt;
+use std::time::SystemTime;
 
 /// Which file: the pair that POSIX calls `st_dev` and `st_ino`.
 ///
@@ -78,6 +79,20 @@ pub struct Timestamp {
     pub secs: i64,
     /// Nanoseconds after `secs`.
     pub nanos: u32,
+}
+
+impl Timestamp {
+    /// The moment of the call, by the clock of the host.
+    #[must_use]
+    pub fn now() -> Self {
+        let (now, epoch) = (SystemTime::now(), SystemTime::UNIX_EPOCH);
+        let whole = |secs: u64| i64::try_from(secs).unwrap_or(i64::MAX);
+        match now.duration_since(epoch) {
+            Ok(since) => Self { secs: whole(since.as_secs()), nanos: since.subsec_nanos() },
+            // A clock that was set before the epoch; what is below a second does not matter then.
+            Err(before) => Self { secs: -whole(before.duration().as_secs()), nanos: 0 },
+        }
+    }
 }
 
 /// What `stat` tells of a file.

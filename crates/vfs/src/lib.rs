@@ -1,7 +1,7 @@
 //! What a filesystem is to its callers.
 //!
-//! An engine implements [`FileSystem`]; the command line, the mount and the tests
-//! call it and know nothing of the format behind it. Three rules hold for every
+//! An engine implements [`FileSystem`], and [`FileSystemMut`] if it writes; the command line, the mount
+//! and the tests call it and know nothing of the format behind it. Three rules hold for every
 //! implementation:
 //!
 //! 1. All methods may be called from many threads at once.
@@ -15,11 +15,13 @@
 //! asking for one that does not exist is an error, not undefined.
 
 mod attr;
+mod change;
 mod error;
 
 use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
+pub use change::{FileSystemMut, NewFile, Node, Place, SetAttr, XattrMode};
 pub use error::{Corrupt, Errno, Error, OsReason, Result};
 
 /// The longest name of a directory entry, in bytes.

@@ -3,11 +3,13 @@
 //! The checksum tree has an item for every run of sectors that have checksums, whose key
 //! offset is the address of the first.
 
+use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::key::objectid;
-use offshoot_btrfs_format::{ItemType, Key, Logical};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::tree::Cursor;
+use crate::transaction::Handle;
+use crate::tree::{Cursor, Edit};
 use crate::volume::Volume;
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
@@ -46,4 +48,96 @@ pub(super) fn checksums(volume: &Volume, logical: Logical, len: u64) -> Result<V
         }
     }
     Ok(sums)
+}
+
+/// Removes the checksums of `len` bytes from `logical` on, which are no extent any more.
+pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) -> Result<()> {
+    let superblock = handle.volume().superblock();
+    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+    let end = logical.0 + len;
+    let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
+    let mut kept = Vec::new();
+    let mut removed = Vec::new();
+    {
+        let root = handle.volume().tree(TreeId::CSUM)?;
+        let mut cursor = Cursor::seek_floor(handle.volume(), root, key(logical.0))?;
+        while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < key(end)) {
+            let covers = found.offset..found.offset + (data.len() / sum_len) as u64 * sector;
+            if found >= key(0) && covers.end > logical.0 {
+                removed.push(found);
+                let bytes = |sectors: u64| {
+                    usize::try_from(sectors / sector).expect("within an item") * sum_len
+                };
+                if covers.start < logical.0 {
+                    kept.push((found, data[..bytes(logical.0 - covers.start)].to_vec()));
+                }
+                if covers.end > end {
+                    kept.push((key(end), data[bytes(end - covers.start)..].to_vec()));
+                }
+            }
+            cursor.advance()?;
+        }
+    }
+    handle.change(TreeId::CSUM, |tree| {
+        for found in &removed {
+            tree.remove(*found)?;
+        }
+        for (key, sums) in &kept {
+            tree.insert(*key, sums)?;
+        }
+        Ok(())
+    })
+}
+
+/// Stores the checksums of `data`, which was written at `logical`.
+pub(crate) fn insert_checksums(handle: &Handle<'_>, logical: Logical, data: &[u8]) -> Result<()> {
+    let superblock = handle.volume().superblock();
+    let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
+    let mut sums = Vec::with_capacity(data.len() / sector * sum_len);
+    for sector in data.chunks(sector) {
+        sums.extend_from_slice(superblock.checksum.compute(sector).bytes());
+    }
+    let most = most_per_item(superblock.node_size, sum_len);
+    let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
+    let mut at = logical.0;
+    let mut rest = &sums[..];
+    // What continues the item before goes into it, as long as there is room.
+    if let Some((before, len)) = item_that_ends_at(handle, logical)? {
+        let joined = rest.len().min(most.saturating_sub(len));
+        let (part, behind) = rest.split_at(joined);
+        handle.change(TreeId::CSUM, |tree| {
+            tree.modify(before, joined, |old| {
+                Ok(Edit::Put([old.unwrap_or_default(), part].concat()))
+            })
+        })?;
+        at += (joined / sum_len * sector) as u64;
+        rest = behind;
+    }
+    let items: Vec<_> = rest
+        .chunks(most)
+        .map(|part| {
+            let item = (key(at), part);
+            at += (part.len() / sum_len * sector) as u64;
+            item
+        })
+        .collect();
+    handle.change(TreeId::CSUM, |tree| tree.insert_batch(&items))
+}
+
+/// The most bytes of checksums that one item holds: it stays within a quarter of a leaf, so that
+/// items move between leaves easily.
+fn most_per_item(node_size: u32, sum_len: usize) -> usize {
+    leaf_capacity(node_size) / 4 / sum_len * sum_len
+}
+
+/// The item whose last sector lies right before `logical`, and its size in bytes.
+fn item_that_ends_at(handle: &Handle<'_>, logical: Logical) -> Result<Option<(Key, usize)>> {
+    let superblock = handle.volume().superblock();
+    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+    let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, logical.0);
+    let cursor = Cursor::seek_floor(handle.volume(), handle.volume().tree(TreeId::CSUM)?, key)?;
+    Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).and_then(|(found, data)| {
+        let end = found.offset + (data.len() / sum_len) as u64 * sector;
+        (found < key && end == logical.0).then_some((found, data.len()))
+    }))
 }

@@ -1,4 +1,10 @@
 //! The map from logical addresses to chunks.
+//!
+//! A map never changes. When a chunk comes or goes, the volume replaces its map by another one, and
+//! whoever looks up an address keeps the map that it began with: the lock around it is held only to
+//! share it.
+
+use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::Chunk;
@@ -14,9 +20,9 @@ pub(super) struct MappedChunk {
 }
 
 /// All chunks that are known, by address. They do not overlap.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ChunkMap {
-    chunks: Vec<MappedChunk>,
+    chunks: Vec<Arc<MappedChunk>>,
 }
 
 impl ChunkMap {
@@ -24,7 +30,11 @@ impl ChunkMap {
     ///
     /// # Errors
     /// When two of them overlap.
-    pub(super) fn new(mut chunks: Vec<MappedChunk>) -> Result<Self> {
+    pub(super) fn new(chunks: Vec<MappedChunk>) -> Result<Self> {
+        Self::of(chunks.into_iter().map(Arc::new).collect())
+    }
+
+    fn of(mut chunks: Vec<Arc<MappedChunk>>) -> Result<Self> {
         chunks.sort_by_key(|mapped| mapped.chunk.start);
         for pair in chunks.windows(2) {
             let (left, right) = (&pair[0].chunk, &pair[1].chunk);
@@ -39,6 +49,20 @@ impl ChunkMap {
         Ok(Self { chunks })
     }
 
+    /// The map with one more chunk.
+    ///
+    /// # Errors
+    /// When it overlaps another one.
+    pub(super) fn with(&self, chunk: MappedChunk) -> Result<Self> {
+        Self::of(self.chunks.iter().cloned().chain([Arc::new(chunk)]).collect())
+    }
+
+    /// The map without the chunk at `start`.
+    pub(super) fn without(&self, start: Logical) -> Self {
+        let others = self.chunks.iter().filter(|mapped| mapped.chunk.start != start);
+        Self { chunks: others.cloned().collect() }
+    }
+
     /// The chunk that covers `logical`.
     pub(super) fn find(&self, logical: Logical) -> Option<&MappedChunk> {
         let after = self.chunks.partition_point(|mapped| mapped.chunk.start <= logical);
@@ -46,11 +70,7 @@ impl ChunkMap {
         (logical < mapped.chunk.end()).then_some(mapped)
     }
 
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Chunk> {
-        self.chunks.iter().map(|mapped| &mapped.chunk)
-    }
-
-    pub(super) fn mapped(&self) -> impl Iterator<Item = &MappedChunk> {
+    pub(super) fn mapped(&self) -> impl ExactSizeIterator<Item = &Arc<MappedChunk>> {
         self.chunks.iter()
     }
 }

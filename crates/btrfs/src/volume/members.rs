@@ -31,12 +31,14 @@ pub struct Member {
     pub uuid: Uuid,
     /// The size that the volume uses, in bytes.
     pub total_bytes: u64,
-    /// What of it is allocated to chunks, in bytes.
+    /// What of it was allocated to chunks when the volume was opened, in bytes.
     pub allocated_bytes: u64,
     /// Whether it belongs to a seed of the volume.
     pub is_seed: bool,
     /// The device; `None` when it is missing.
     pub device: Option<Arc<dyn BlockDevice>>,
+    /// The device item of its own superblock; of the chunk tree, when it is missing.
+    pub(crate) item: DevItem,
     stale: bool,
 }
 
@@ -56,6 +58,7 @@ impl Member {
             allocated_bytes: item.bytes_used.get(),
             is_seed: seed,
             device: found.map(|found| found.device.clone()),
+            item: found.map_or(*item, |found| found.superblock.item.dev_item),
             // A seed is never written again, so it is as old as it was when it was made one.
             stale: !seed && found.is_some_and(|found| found.superblock.generation < newest),
         }

@@ -12,6 +12,7 @@ use offshoot_btrfs_format::superblock::{
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
+use parking_lot::RwLock;
 use uuid::Uuid;
 
 use super::chunk_map::{ChunkMap, MappedChunk};
@@ -62,6 +63,13 @@ impl Volume {
     /// and `degraded` was not asked for; [`Error::Unsupported`] when it needs what is not
     /// there; [`Error::Corrupt`] when its chunk tree or root tree cannot be read.
     pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
+        Self::open_unshared(devices, options).map(Arc::new)
+    }
+
+    pub(super) fn open_unshared(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        options: &OpenOptions,
+    ) -> Result<Self> {
         let mut reports = Vec::new();
         let found = devices
             .into_iter()
@@ -79,7 +87,7 @@ impl Volume {
             Err(Error::Posix { .. }) => None,
             Err(e) => return Err(e),
         };
-        Ok(Arc::new(volume))
+        Ok(volume)
     }
 
     /// A volume that knows the system chunks and the devices that were given, which is
@@ -111,13 +119,16 @@ impl Volume {
         };
         Ok(Self {
             members,
-            chunks,
+            chunks: RwLock::new(Arc::new(chunks)),
             geometry,
             cache: BlockCache::new(options.cache_bytes, superblock.node_size),
             root_tree,
             csum_tree: None,
             subvolume_roots: RootCache::default(),
+            inodes: crate::inode::Inodes::default(),
             reporter: options.reporter.clone(),
+            live: None,
+            chunk_tree_uuid: [0; 16],
             superblock,
         })
     }
@@ -143,8 +154,9 @@ impl Volume {
         // What is neither the volume's nor of a seed that it has is not accepted in its blocks.
         let is_seed = |seed: &Uuid| devices.iter().any(|item| item.fsid == *seed.as_bytes());
         self.geometry.seeds.retain(is_seed);
-        self.chunks = map_chunks(chunks, &self.members)?;
-        for mapped in self.chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
+        let chunks = Arc::new(map_chunks(chunks, &self.members)?);
+        *self.chunks.get_mut() = chunks.clone();
+        for mapped in chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
             let Chunk { start, length, flags, profile, .. } = &mapped.chunk;
             let kind = format!("{} {profile}", flags.kind());
             self.report(&Report::LostChunk { logical: *start, length: *length, kind });

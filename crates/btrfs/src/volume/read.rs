@@ -186,12 +186,12 @@ impl Volume {
         len: u64,
         effort: Effort,
     ) -> Result<Vec<Segment>> {
+        let chunks = self.chunk_map();
         let mut segments = Vec::with_capacity(1);
         let mut done = 0;
         while done < len {
             let at = Logical(logical.0.saturating_add(done));
-            let mapped = self
-                .chunks
+            let mapped = chunks
                 .find(at)
                 .ok_or_else(|| Error::corrupt_at(what, logical.0, "no chunk covers the address"))?;
             let segment = segment(mapped, &self.members, at, len - done, effort);

@@ -78,6 +78,16 @@ pub(super) struct Segment {
     pub(super) redundant: bool,
 }
 
+impl Segment {
+    /// All copies of the segment on members that are present.
+    pub(super) fn copies(&self) -> impl Iterator<Item = Place> + '_ {
+        self.ways.iter().filter_map(|way| match way {
+            Way::Direct(place) => Some(*place),
+            Way::Rebuild(_) => None,
+        })
+    }
+}
+
 /// Which ways of a segment are worked out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
@@ -97,51 +107,47 @@ pub(super) fn segment(
     effort: Effort,
 ) -> Segment {
     let chunk = &mapped.chunk;
-    let offset = logical.0 - chunk.start.0;
-    let len = len.min(chunk.end().0 - logical.0);
-    let (unit, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
-    let stripes = chunk.stripes.len() as u64;
-    let place = |stripe: u64, offset: u64| {
-        let index = usize::try_from(stripe).expect("an index into the stripes");
-        let physical = Physical(chunk.stripes[index].physical.0 + offset);
-        mapped.members[index].map(|member| Place { member, physical })
-    };
-    let direct = |places: &mut dyn Iterator<Item = Option<Place>>| -> Vec<Way> {
-        places.flatten().map(Way::Direct).collect()
-    };
-    let in_unit = len.min(STRIPE_LEN - within);
-    let (len, mut ways) = match chunk.profile {
-        Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => {
-            (len, direct(&mut (0..stripes).map(|s| place(s, offset))))
+    let (len, mut ways) = match chunk.run(logical, len) {
+        Some(run) => {
+            let place = |&(stripe, physical): &(usize, Physical)| {
+                mapped.members[stripe].map(|member| Way::Direct(Place { member, physical }))
+            };
+            (run.len, run.copies.iter().filter_map(place).collect())
         }
-        Profile::Raid0 => {
-            let at = unit / stripes * STRIPE_LEN + within;
-            (in_unit, direct(&mut std::iter::once(place(unit % stripes, at))))
-        }
-        Profile::Raid10 => {
-            let pairs = stripes / 2;
-            let (pair, at) = (unit % pairs, unit / pairs * STRIPE_LEN + within);
-            (in_unit, direct(&mut (pair * 2..pair * 2 + 2).map(|s| place(s, at))))
-        }
-        Profile::Raid5 | Profile::Raid6 => {
-            let data = chunk.data_stripes();
-            let (row, target) = (unit / data, unit % data);
-            let of_row = |index: u64| place((index + row) % stripes, row * STRIPE_LEN + within);
-            let q = (chunk.profile == Profile::Raid6).then(|| of_row(data + 1)).flatten();
-            let direct = of_row(target).map(Way::Direct);
-            let is_enough = direct.as_ref().is_some_and(|way| !way.is_stale(members));
-            if effort == Effort::First && is_enough {
-                (in_unit, direct.into_iter().collect())
-            } else {
-                let row_places: Vec<_> = (0..data).map(of_row).collect();
-                let target = usize::try_from(target).expect("an index into the stripes");
-                (in_unit, row_ways(&row_places, of_row(data), q, target))
-            }
-        }
+        None => parity_ways(mapped, members, logical, len, effort),
     };
     ways.sort_by_key(|way| way.is_stale(members));
     let shape = chunk.profile.shape();
     Segment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
+}
+
+/// The ways to read from a chunk with parity.
+fn parity_ways(
+    mapped: &MappedChunk,
+    members: &Members,
+    logical: Logical,
+    len: u64,
+    effort: Effort,
+) -> (u64, Vec<Way>) {
+    let chunk = &mapped.chunk;
+    let offset = logical.0 - chunk.start.0;
+    let (unit, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
+    let (stripes, data) = (chunk.stripes.len() as u64, chunk.data_stripes());
+    let (row, target) = (unit / data, unit % data);
+    let place = |index: u64| {
+        let stripe = usize::try_from((index + row) % stripes).expect("an index into the stripes");
+        let physical = chunk.stripes[stripe].physical.0 + row * STRIPE_LEN + within;
+        mapped.members[stripe].map(|member| Place { member, physical: Physical(physical) })
+    };
+    let len = len.min(STRIPE_LEN - within);
+    let direct = place(target).map(Way::Direct);
+    if effort == Effort::First && direct.as_ref().is_some_and(|way| !way.is_stale(members)) {
+        return (len, direct.into_iter().collect());
+    }
+    let q = (chunk.profile == Profile::Raid6).then(|| place(data + 1)).flatten();
+    let row_places: Vec<_> = (0..data).map(place).collect();
+    let target = usize::try_from(target).expect("an index into the stripes");
+    (len, row_ways(&row_places, place(data), q, target))
 }
 
 /// The ways to read data stripe `target` of a row with parity. `data` has a place for

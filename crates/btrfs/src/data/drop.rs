@@ -1,0 +1,158 @@
+//! Taking ranges out of files: what lies in them is not theirs any more.
+//!
+//! ```text
+//!            |------------- extent item ------------|
+//!  whole     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^  removed, one reference less
+//!  front     ^^^^^^^^^^^^^^^                           begins later, further into the extent
+//!  end                               ^^^^^^^^^^^^^^^^  is shorter
+//!  middle              ^^^^^^^^^^^^^                   two items, one reference more
+//! ```
+//!
+//! A reference names where in the file the extent would begin, which cutting does not change.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, FileExtentTail};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Error, FileId, Result};
+use zerocopy::FromBytes;
+
+use crate::subvolume::malformed;
+use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::tree::{Cursor, Edit};
+
+/// Where the part of an extent item begins that is alike for all items but inline ones.
+const TAIL: usize = 21;
+
+/// Extent items that are looked at before any is changed: the memory that a drop takes.
+const BATCH: usize = 256;
+
+/// An extent item that overlaps a range.
+struct Overlap {
+    key: Key,
+    data: Vec<u8>,
+    end: u64,
+}
+
+/// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its data
+/// became less: what `nbytes` of its inode loses.
+pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<u64> {
+    let mut dropped = 0;
+    let mut from = range.start;
+    loop {
+        let overlaps = overlaps(handle, file, from..range.end)?;
+        let Some(last) = overlaps.last() else { return Ok(dropped) };
+        from = last.end;
+        for overlap in &overlaps {
+            dropped += drop_one(handle, file, overlap, &range)?;
+        }
+        if overlaps.len() < BATCH {
+            return Ok(dropped);
+        }
+    }
+}
+
+/// The first extent items that overlap `range`.
+fn overlaps(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<Vec<Overlap>> {
+    let volume = handle.volume();
+    let sector = u64::from(volume.superblock().sector_size);
+    let root = volume.tree(TreeId(file.dev))?;
+    let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
+    let mut cursor = Cursor::seek_floor(volume, root, key)?;
+    let mut found = Vec::new();
+    while let Some((key, data)) = cursor.item() {
+        if key >= Key::new(file.ino, ItemType::EXTENT_DATA, range.end) || found.len() == BATCH {
+            break;
+        }
+        if key.objectid == file.ino && key.item_type == ItemType::EXTENT_DATA {
+            let extent = FileExtent::parse(data).map_err(malformed)?;
+            let len = super::extent_len(&extent).next_multiple_of(sector);
+            let end = key.offset.saturating_add(len);
+            if end > range.start {
+                found.push(Overlap { key, data: data.to_vec(), end });
+            }
+        }
+        cursor.advance()?;
+    }
+    Ok(found)
+}
+
+fn drop_one(
+    handle: &Handle<'_>,
+    file: FileId,
+    overlap: &Overlap,
+    range: &Range<u64>,
+) -> Result<u64> {
+    let Overlap { key, data, end } = overlap;
+    let (start, end) = (key.offset, *end);
+    let extent = FileExtent::parse(data).map_err(malformed)?;
+    let (keeps_front, keeps_end) = (start < range.start, end > range.end);
+    let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } = extent.body else {
+        return drop_plain(handle, file, overlap, range, &extent);
+    };
+    let owner =
+        Owner::File { root: TreeId(file.dev), ino: file.ino, offset: start.wrapping_sub(offset) };
+    let delta = i64::from(keeps_front) + i64::from(keeps_end) - 1;
+    if delta != 0 {
+        handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, delta);
+    }
+    cut_item(handle, file, overlap, range)?;
+    Ok(end.min(range.end) - start.max(range.start))
+}
+
+/// Takes `range` out of an item that refers to nothing: inline data, or a hole.
+fn drop_plain(
+    handle: &Handle<'_>,
+    file: FileId,
+    overlap: &Overlap,
+    range: &Range<u64>,
+    extent: &FileExtent<'_>,
+) -> Result<u64> {
+    if let FileExtentBody::Inline(_) = extent.body {
+        if overlap.key.offset < range.start || overlap.end > range.end {
+            let problem = "inline data that is longer than a sector";
+            return Err(Error::corrupt("file extent", problem).in_file(file));
+        }
+        handle.change(TreeId(file.dev), |tree| tree.remove(overlap.key))?;
+        return Ok(super::extent_len(extent));
+    }
+    cut_item(handle, file, overlap, range)?;
+    Ok(0)
+}
+
+/// Removes an item, or what of it lies in `range`.
+fn cut_item(
+    handle: &Handle<'_>,
+    file: FileId,
+    overlap: &Overlap,
+    range: &Range<u64>,
+) -> Result<()> {
+    let Overlap { key, data, end } = overlap;
+    let (start, end) = (key.offset, *end);
+    let front = (start < range.start).then(|| part(data, 0, range.start - start)).transpose()?;
+    let behind =
+        (end > range.end).then(|| part(data, range.end - start, end - range.end)).transpose()?;
+    handle.change(TreeId(file.dev), |tree| {
+        match front {
+            Some(front) => tree.modify(*key, 0, |_| Ok(Edit::Put(front)))?,
+            None => drop(tree.remove(*key)?),
+        }
+        match behind {
+            Some(behind) => tree.insert(Key { offset: range.end, ..*key }, &behind),
+            None => Ok(()),
+        }
+    })
+}
+
+/// The item of the `len` bytes that begin `skip` bytes into the range of the item `data`.
+fn part(data: &[u8], skip: u64, len: u64) -> Result<Vec<u8>> {
+    let mut part = data.to_vec();
+    let (tail, _) = FileExtentTail::mut_from_prefix(part.get_mut(TAIL..).unwrap_or_default())
+        .map_err(|_| Error::corrupt("file extent", "it is cut"))?;
+    // A hole has no extent to be further into; what its offset says means nothing.
+    if tail.disk_bytenr.get() != 0 {
+        tail.offset += skip;
+    }
+    tail.num_bytes = len.into();
+    Ok(part)
+}

@@ -1,0 +1,81 @@
+//! Changing a subvolume, and those nested in it.
+
+use offshoot_vfs::{
+    Error, FileId, FileSystemMut, NewFile, Node, Place, Result, SetAttr, Timestamp, XattrMode,
+};
+
+use super::{Filesystem, of};
+use crate::inode::create::{Kind, make};
+use crate::inode::{attributes, rename, unlink, write, xattr};
+
+impl FileSystemMut for Filesystem {
+    fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
+        make(&self.volume, place, Kind::Node(node), new).map_err(of(place.dir))
+    }
+
+    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+        make(&self.volume, place, Kind::Directory, new).map_err(of(place.dir))
+    }
+
+    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+        make(&self.volume, place, Kind::Symlink(target), new).map_err(of(place.dir))
+    }
+
+    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+        unlink::link(&self.volume, file, place, at).map_err(of(file))
+    }
+
+    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        unlink::unlink(&self.volume, place, at).map_err(of(place.dir))
+    }
+
+    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        unlink::rmdir(&self.volume, place, at).map_err(of(place.dir))
+    }
+
+    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+        rename::rename(&self.volume, from, to, at).map_err(of(from.dir))
+    }
+
+    fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
+        attributes::set_attr(&self.volume, file, set, at).map_err(of(file))
+    }
+
+    fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+        write::write(&self.volume, file, offset, data, at).map_err(of(file))
+    }
+
+    fn set_xattr(
+        &self,
+        file: FileId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        at: Timestamp,
+    ) -> Result<()> {
+        xattr::set(&self.volume, file, name, value, mode, at).map_err(of(file))
+    }
+
+    fn remove_xattr(&self, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
+        xattr::remove(&self.volume, file, name, at).map_err(of(file))
+    }
+
+    fn open(&self, file: FileId) -> Result<()> {
+        attributes::open(&self.volume, file).map_err(of(file))
+    }
+
+    fn release(&self, file: FileId) -> Result<()> {
+        attributes::release(&self.volume, file).map_err(of(file))
+    }
+
+    fn fsync(&self, _file: FileId) -> Result<()> {
+        self.sync()
+    }
+
+    fn sync(&self) -> Result<()> {
+        match self.volume.live_part() {
+            Some(_) => self.volume.commit(),
+            None => Ok::<(), Error>(()),
+        }
+    }
+}

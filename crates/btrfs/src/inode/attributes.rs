@@ -1,0 +1,72 @@
+//! Changing attributes, and what opening a file means.
+
+use offshoot_btrfs_format::inode::inode_flags;
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, SetAttr, Timestamp};
+
+use super::changes::{Changes, refuse_flags, timespec};
+use super::subvolume::writable;
+use super::{evict, write};
+use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
+use crate::volume::Volume;
+
+/// Changes attributes of `file`.
+pub(crate) fn set_attr(volume: &Volume, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
+    writable(volume, file)?;
+    let _locks = volume.inodes.lock(&[file]);
+    let item = inode_item(volume, tree_of(volume, file)?, file)?;
+    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+    if set.permissions.is_some() && type_of(&item)? == FileType::Symlink {
+        return Err(Error::posix(Errno::OPNOTSUPP, format!("permissions of the link {file}")));
+    }
+    let times = [set.atime, set.mtime].map(|time| time.map(timespec).transpose());
+    let [atime, mtime] = times;
+    let (atime, mtime) = (atime?, mtime?);
+    let now = set.size.map(|_| timespec(at)).transpose()?;
+    if let Some(size) = set.size {
+        write::truncate(volume, file, size, at)?;
+    }
+    let handle = volume.join()?;
+    let mut changes = Changes::new(&handle, file);
+    changes.change_inode(file, at, |item| {
+        if let Some(permissions) = set.permissions {
+            item.mode = (item.mode.get() & !0o7777 | permissions & 0o7777).into();
+        }
+        item.uid = set.uid.map_or(item.uid, Into::into);
+        item.gid = set.gid.map_or(item.gid, Into::into);
+        item.atime = atime.unwrap_or(item.atime);
+        item.mtime = mtime.or(now).unwrap_or(item.mtime);
+    })?;
+    changes.apply()
+}
+
+/// Counts one more opening of `file`.
+pub(crate) fn open(volume: &Volume, file: FileId) -> Result<()> {
+    if volume.live_part().is_none() || placeholder_in(file).is_some() {
+        return super::attr(volume, file).map(drop);
+    }
+    let mut locks = volume.inodes.lock(&[file]);
+    let item = inode_item(volume, tree_of(volume, file)?, file)?;
+    let opens = locks.opens(file);
+    if item.nlink.get() == 0 && *opens == 0 {
+        return Err(no_such_file(file));
+    }
+    *opens += 1;
+    Ok(())
+}
+
+/// Counts one opening of `file` less. Without openings and names it goes.
+pub(crate) fn release(volume: &Volume, file: FileId) -> Result<()> {
+    if volume.live_part().is_none() || placeholder_in(file).is_some() {
+        return Ok(());
+    }
+    let mut locks = volume.inodes.lock(&[file]);
+    let opens = locks.opens(file);
+    *opens = opens
+        .checked_sub(1)
+        .ok_or_else(|| Error::posix(Errno::BADF, format!("{file}, which is not open")))?;
+    if *opens > 0 {
+        return Ok(());
+    }
+    let item = inode_item(volume, tree_of(volume, file)?, file)?;
+    if item.nlink.get() == 0 { evict::evict(volume, file) } else { Ok(()) }
+}

@@ -1,0 +1,197 @@
+//! Making files, directories, special files and symbolic links.
+
+use offshoot_btrfs_format::compress::Compression;
+use offshoot_btrfs_format::dir::name_hash;
+use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
+use offshoot_btrfs_format::file_extent::{FileExtentHead, extent_type};
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Node, Place, Result};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::changes::{Changes, timespec};
+use super::entries::{Target, require_name};
+use super::subvolume::writable;
+use super::xattr;
+use crate::volume::Volume;
+
+/// The extended attribute that says how a file is compressed. New files have that of their directory.
+const COMPRESSION: &[u8] = b"btrfs.compression";
+
+/// What is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind<'a> {
+    /// A regular file or a special one.
+    Node(Node),
+    /// A directory.
+    Directory,
+    /// A symbolic link to this.
+    Symlink(&'a [u8]),
+}
+
+impl Kind<'_> {
+    fn file_type(self) -> FileType {
+        match self {
+            Self::Node(node) => node.file_type,
+            Self::Directory => FileType::Directory,
+            Self::Symlink(_) => FileType::Symlink,
+        }
+    }
+
+    fn size(self) -> u64 {
+        if let Self::Symlink(target) = self { target.len() as u64 } else { 0 }
+    }
+
+    /// The device number as it is stored: 20 bits of minor below 12 bits of major.
+    fn rdev(self) -> u64 {
+        match self {
+            Self::Node(Node { rdev: (major, minor), .. }) => {
+                u64::from(major) << 20 | u64::from(minor)
+            }
+            _ => 0,
+        }
+    }
+
+    /// What of this can be wrong in itself.
+    fn require_valid(self, volume: &Volume) -> Result<()> {
+        match self {
+            Self::Directory => Ok(()),
+            Self::Symlink(target) => require_target(volume, target),
+            Self::Node(Node { file_type, rdev: (major, minor) }) => {
+                let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+                let errno = match file_type {
+                    FileType::Directory => Errno::PERM,
+                    FileType::Symlink => Errno::INVAL,
+                    _ if !is_device && (major, minor) != (0, 0) => Errno::INVAL,
+                    _ if major >> 12 != 0 || minor >> 20 != 0 => Errno::INVAL,
+                    _ => return Ok(()),
+                };
+                let what = format!("a node of type {file_type:?} with the number {major}:{minor}");
+                Err(Error::posix(errno, what))
+            }
+        }
+    }
+}
+
+/// The target of a link is inline, below a sector, and short enough for system calls.
+fn require_target(volume: &Volume, target: &[u8]) -> Result<()> {
+    const PATH_MAX: usize = 4096;
+    let superblock = volume.superblock();
+    let inline = leaf_capacity(superblock.node_size) - ITEM_SIZE - size_of::<FileExtentHead>();
+    let most = inline.min(PATH_MAX - 1).min(superblock.sector_size as usize - 1);
+    let errno = match target {
+        [] => Errno::NOENT,
+        _ if target.len() > most => Errno::NAMETOOLONG,
+        _ if target.contains(&0) => Errno::INVAL,
+        _ => return Ok(()),
+    };
+    Err(Error::posix(errno, format!("a link to {} bytes", target.len())))
+}
+
+/// Makes a file.
+pub(crate) fn make(
+    volume: &Volume,
+    place: Place<'_>,
+    kind: Kind<'_>,
+    new: &NewFile,
+) -> Result<FileId> {
+    if matches!(place.name, b"." | b"..") {
+        return Err(Error::posix(Errno::EXIST, "the directory itself"));
+    }
+    require_name(place.name)?;
+    kind.require_valid(volume)?;
+    let subvolume = writable(volume, place.dir)?;
+    let _locks = volume.inodes.lock(&[place.dir]);
+    let handle = volume.join()?;
+    let mut changes = Changes::new(&handle, place.dir);
+    let dir = changes.directory(place.dir)?;
+    let index = changes.next_index(place.dir)?;
+    let file = FileId { dev: place.dir.dev, ino: subvolume.take_number()? };
+    let target = Target { ino: file.ino, file_type: kind.file_type() };
+    changes.add_entry(place, target, index, new.at)?;
+    changes.add_name(file.ino, place, index)?;
+    add_inode(&mut changes, file, kind, new, &dir)?;
+    inherit_compression(&mut changes, file, kind, place.dir, &dir)?;
+    changes.apply()?;
+    Ok(file)
+}
+
+fn add_inode(
+    changes: &mut Changes<'_, '_>,
+    file: FileId,
+    kind: Kind<'_>,
+    new: &NewFile,
+    dir: &InodeItem,
+) -> Result<()> {
+    let (at, generation) = (timespec(new.at)?, changes.generation().0);
+    let is_link = matches!(kind, Kind::Symlink(_));
+    let permissions = if is_link { 0o777 } else { new.permissions & 0o7777 };
+    let mut item = InodeItem::new_zeroed();
+    item.generation = generation.into();
+    item.transid = generation.into();
+    item.size = kind.size().into();
+    item.nbytes = kind.size().into();
+    item.nlink = 1.into();
+    item.uid = new.uid.into();
+    item.gid = new.gid.into();
+    item.mode = (kind.file_type().mode_bits() | permissions).into();
+    item.rdev = kind.rdev().into();
+    item.flags = inherited_flags(dir.flags.get(), kind.file_type()).into();
+    (item.atime, item.ctime, item.mtime, item.otime) = (at, at, at, at);
+    changes.put_new(Key::new(file.ino, ItemType::INODE_ITEM, 0), item.as_bytes().to_vec());
+    if let Kind::Symlink(target) = kind {
+        let head = FileExtentHead {
+            generation: generation.into(),
+            ram_bytes: kind.size().into(),
+            compression: Compression::None as u8,
+            encryption: 0,
+            other_encoding: 0.into(),
+            extent_type: extent_type::INLINE,
+        };
+        let extent = [head.as_bytes(), target].concat();
+        changes.put_new(Key::new(file.ino, ItemType::EXTENT_DATA, 0), extent);
+    }
+    Ok(())
+}
+
+/// The flags of a new file in a directory with the flags `dir`: how data is stored goes from directories to
+/// what is made in them.
+fn inherited_flags(dir: u64, file_type: FileType) -> u64 {
+    let mut flags = 0;
+    if dir & inode_flags::NOCOMPRESS != 0 {
+        flags |= inode_flags::NOCOMPRESS;
+    } else if dir & inode_flags::COMPRESS != 0 {
+        flags |= inode_flags::COMPRESS;
+    }
+    if dir & inode_flags::NODATACOW != 0 {
+        flags |= inode_flags::NODATACOW;
+        if file_type == FileType::Regular {
+            flags |= inode_flags::NODATASUM;
+        }
+    }
+    flags
+}
+
+fn inherit_compression(
+    changes: &mut Changes<'_, '_>,
+    file: FileId,
+    kind: Kind<'_>,
+    dir: FileId,
+    dir_item: &InodeItem,
+) -> Result<()> {
+    let says = dir_item.flags.get() & (inode_flags::NOCOMPRESS | inode_flags::COMPRESS) != 0;
+    let stores = matches!(kind.file_type(), FileType::Regular | FileType::Directory);
+    if !says || !stores {
+        return Ok(());
+    }
+    match super::xattr(changes.volume(), dir, COMPRESSION) {
+        Ok(value) => {
+            let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(COMPRESSION));
+            let item = xattr::encode(changes.generation(), COMPRESSION, &value);
+            changes.put_new(key, item);
+            Ok(())
+        }
+        Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(()),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,160 @@
+//! Entries of directories.
+//!
+//! An entry stands twice: by the hash of its name, together with others that have the same
+//! one, and by its index. What a directory is large counts both: twice the length of every name.
+
+use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::encode;
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Timestamp};
+
+use super::changes::{Changes, timespec};
+use super::no_such_file;
+use crate::subvolume::malformed;
+use crate::tree::Cursor;
+use crate::volume::Volume;
+
+/// The index of the first entry of a directory: the two before are for `.` and `..`.
+const FIRST_INDEX: u64 = 2;
+
+/// What an entry leads to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) ino: u64,
+    pub(super) file_type: FileType,
+}
+
+/// `EINVAL` or `ENAMETOOLONG` for what cannot be the name of an entry.
+pub(super) fn require_name(name: &[u8]) -> Result<()> {
+    let bad = |errno| Err(Error::posix(errno, format!("the name `{}`", name.escape_ascii())));
+    match name {
+        b"" => bad(Errno::NOENT),
+        b"." | b".." => bad(Errno::INVAL),
+        _ if name.len() > NAME_MAX => bad(Errno::NAMETOOLONG),
+        _ if name.iter().any(|&byte| byte == 0 || byte == b'/') => bad(Errno::INVAL),
+        _ => Ok(()),
+    }
+}
+
+/// The value that an entry has for a type.
+fn entry_type(file_type: FileType) -> u8 {
+    match file_type {
+        FileType::Regular => file_type::REG_FILE,
+        FileType::Directory => file_type::DIR,
+        FileType::CharDevice => file_type::CHRDEV,
+        FileType::BlockDevice => file_type::BLKDEV,
+        FileType::Fifo => file_type::FIFO,
+        FileType::Socket => file_type::SOCK,
+        FileType::Symlink => file_type::SYMLINK,
+    }
+}
+
+/// The index behind that of the last entry of `dir`.
+fn index_after_last(volume: &Volume, dir: FileId) -> Result<u64> {
+    let last = Key::new(dir.ino, ItemType::DIR_INDEX, u64::MAX);
+    let cursor = Cursor::seek_floor(volume, super::tree_of(volume, dir)?, last)?;
+    let highest = cursor.item_of(dir.ino, ItemType::DIR_INDEX).map(|(key, _)| key.offset);
+    Ok(highest.map_or(FIRST_INDEX, |index| index.saturating_add(1).max(FIRST_INDEX)))
+}
+
+/// Whether the directory `dir` has an entry.
+pub(super) fn has_entries(volume: &Volume, dir: FileId) -> Result<bool> {
+    let root = super::tree_of(volume, dir)?;
+    let cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::DIR_INDEX, 0))?;
+    Ok(cursor.item_of(dir.ino, ItemType::DIR_INDEX).is_some())
+}
+
+impl Changes<'_, '_> {
+    /// The index of the next entry of `dir`.
+    pub(super) fn next_index(&mut self, dir: FileId) -> Result<u64> {
+        let volume = self.volume();
+        let next = match volume.inodes.next_index.get(&dir) {
+            Some(next) => Ok(next),
+            None => index_after_last(volume, dir),
+        }?;
+        let after = next.checked_add(1).ok_or_else(|| {
+            Error::posix(Errno::NOSPC, format!("an index for one more entry of {dir}"))
+        })?;
+        volume.inodes.next_index.insert(dir, after);
+        Ok(next)
+    }
+
+    /// Adds an entry, and makes the directory as large as it is now.
+    ///
+    /// # Errors
+    /// `EEXIST`, and `EOVERFLOW` when too many names have its hash.
+    pub(super) fn add_entry(
+        &mut self,
+        Place { dir, name }: Place<'_>,
+        target: Target,
+        index: u64,
+        at: Timestamp,
+    ) -> Result<()> {
+        let entry = encode::dir_entry(&DirEntry {
+            location: Key::new(target.ino, ItemType::INODE_ITEM, 0),
+            transid: self.generation().0,
+            file_type: entry_type(target.file_type),
+            name,
+            data: &[],
+        });
+        let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
+        let mut all = self.get(key)?.unwrap_or_default().to_vec();
+        for other in dir_entries(&all) {
+            if other.map_err(malformed)?.name == name {
+                let what = format!("`{}` in {dir}", name.escape_ascii());
+                return Err(Error::posix(Errno::EXIST, what));
+            }
+        }
+        all.extend_from_slice(&entry);
+        if !self.fits(all.len()) {
+            let what = format!("names in {dir} with the hash of `{}`", name.escape_ascii());
+            return Err(Error::posix(Errno::OVERFLOW, what));
+        }
+        self.put(key, all)?;
+        self.put_new(Key::new(dir.ino, ItemType::DIR_INDEX, index), entry);
+        let grown = 2 * name.len() as u64;
+        let time = timespec(at)?;
+        self.change_inode(dir, at, |item| {
+            item.size = item.size.get().saturating_add(grown).into();
+            item.mtime = time;
+        })
+    }
+
+    /// Removes an entry, which stands at `index` too.
+    pub(super) fn remove_entry(
+        &mut self,
+        Place { dir, name }: Place<'_>,
+        index: u64,
+        at: Timestamp,
+    ) -> Result<()> {
+        let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
+        let all = self.get(key)?.unwrap_or_default();
+        let rest = without(all, name)?.ok_or_else(|| no_such_file(dir))?;
+        self.put_or_remove(key, rest)?;
+        if !self.remove(Key::new(dir.ino, ItemType::DIR_INDEX, index))? {
+            let name = name.escape_ascii();
+            let problem = format!("`{name}` has the index {index}, where there is no entry");
+            return Err(Error::corrupt("directory index", problem).in_file(dir));
+        }
+        let shrunk = 2 * name.len() as u64;
+        let time = timespec(at)?;
+        self.change_inode(dir, at, |item| {
+            item.size = item.size.get().saturating_sub(shrunk).into();
+            item.mtime = time;
+        })
+    }
+}
+
+/// The entries in `data` but for the one called `name`; `None` when there is none.
+pub(super) fn without(data: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>> {
+    let (mut rest, mut found) = (Vec::with_capacity(data.len()), false);
+    for entry in dir_entries(data) {
+        let entry = entry.map_err(malformed)?;
+        if entry.name == name {
+            found = true;
+        } else {
+            rest.extend_from_slice(&encode::dir_entry(&entry));
+        }
+    }
+    Ok(found.then_some(rest))
+}

@@ -1,0 +1,92 @@
+//! Names of an inode, as the inode itself knows them.
+//!
+//! The names that it has in one directory stand side by side in one INODE_REF item. Names for which that
+//! one has no room any more are found by the hash of directory and name, in INODE_EXTREF items,
+//! in volumes that have the feature.
+
+use offshoot_btrfs_format::dir::extref_hash;
+use offshoot_btrfs_format::encode;
+use offshoot_btrfs_format::inode::{InodeExtrefItem, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::superblock::Incompat;
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_vfs::{Errno, Error, Place, Result};
+use zerocopy::IntoBytes;
+
+use super::changes::Changes;
+use crate::subvolume::malformed;
+
+/// The most names that an inode can have.
+pub(super) const LINK_MAX: u32 = 65_535;
+
+fn extref(parent: u64, index: u64, name: &[u8]) -> Vec<u8> {
+    let name_len = u16::try_from(name.len()).expect("a name has at most 255 bytes");
+    let item =
+        InodeExtrefItem { parent: parent.into(), index: index.into(), name_len: name_len.into() };
+    [item.as_bytes(), name].concat()
+}
+
+impl Changes<'_, '_> {
+    /// Gives the inode `ino` the name at `place`, whose entry has this index.
+    ///
+    /// # Errors
+    /// `EMLINK` when there is no room for it.
+    pub(super) fn add_name(&mut self, ino: u64, place: Place<'_>, index: u64) -> Result<()> {
+        let Place { dir, name } = place;
+        let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
+        let mut names = self.get(key)?.unwrap_or_default().to_vec();
+        names.extend_from_slice(&encode::inode_ref(index, name));
+        if self.fits(names.len()) {
+            return self.put(key, names);
+        }
+        let full = || {
+            let what = format!("one more name in {dir} for the inode {ino}");
+            Error::posix(Errno::MLINK, what)
+        };
+        if !self.volume().superblock().incompat.has(Incompat::EXTENDED_IREF) {
+            return Err(full());
+        }
+        let key = Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name));
+        let mut names = self.get(key)?.unwrap_or_default().to_vec();
+        names.extend_from_slice(&extref(dir.ino, index, name));
+        if !self.fits(names.len()) {
+            return Err(full());
+        }
+        self.put(key, names)
+    }
+
+    /// Takes the name at `place` from the inode `ino`, and says which index its entry has.
+    pub(super) fn remove_name(&mut self, ino: u64, place: Place<'_>) -> Result<u64> {
+        let Place { dir, name } = place;
+        let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
+        let (mut rest, mut found) = (Vec::new(), None);
+        for one in inode_refs(dir.ino, self.get(key)?.unwrap_or_default()) {
+            let one = one.map_err(malformed)?;
+            if one.name == name {
+                found = Some(one.index);
+            } else {
+                rest.extend_from_slice(&encode::inode_ref(one.index, one.name));
+            }
+        }
+        if let Some(index) = found {
+            self.put_or_remove(key, rest)?;
+            return Ok(index);
+        }
+        let key = Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name));
+        rest.clear();
+        for one in inode_extrefs(self.get(key)?.unwrap_or_default()) {
+            let one = one.map_err(malformed)?;
+            if one.parent == dir.ino && one.name == name {
+                found = Some(one.index);
+            } else {
+                rest.extend_from_slice(&extref(one.parent, one.index, one.name));
+            }
+        }
+        let index = found.ok_or_else(|| {
+            let name = name.escape_ascii();
+            let problem = format!("inode {ino} does not know its name `{name}` in {dir}");
+            Error::corrupt("inode ref", problem)
+        })?;
+        self.put_or_remove(key, rest)?;
+        Ok(index)
+    }
+}

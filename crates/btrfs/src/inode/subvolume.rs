@@ -1,0 +1,77 @@
+//! A subvolume that is changed: the numbers of its new inodes, and whether it may be changed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, Error, FileId, Result};
+use parking_lot::Mutex;
+
+use super::{PLACEHOLDER, ROOT_DIR, evict, placeholder_in, tree_of};
+use crate::tree::Cursor;
+use crate::volume::Volume;
+
+/// A subvolume that is changed.
+#[derive(Debug)]
+pub(crate) struct Subvolume {
+    /// Held while a directory moves (see the lock order of `in_use`).
+    pub(super) rename: Mutex<()>,
+    /// The number of the next inode. It only grows, so a number is not used twice while the volume
+    /// is open.
+    next_ino: AtomicU64,
+    is_read_only: bool,
+}
+
+impl Subvolume {
+    /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it is removed.
+    fn load(volume: &Volume, id: TreeId) -> Result<Self> {
+        let is_read_only = volume.subvolume(id)?.read_only;
+        if !is_read_only {
+            evict::remove_orphans(volume, id)?;
+        }
+        // The highest number in use, as the tree has it: what lies above are no inodes.
+        let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
+        let cursor = Cursor::seek_floor(volume, volume.tree(id)?, last)?;
+        let highest = cursor.item().map_or(ROOT_DIR, |(key, _)| key.objectid.max(ROOT_DIR));
+        Ok(Self {
+            rename: Mutex::new(()),
+            next_ino: AtomicU64::new(highest.saturating_add(1)),
+            is_read_only,
+        })
+    }
+
+    /// A number that no inode of the subvolume has or had since the volume was opened.
+    pub(super) fn take_number(&self) -> Result<u64> {
+        self.next_ino
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                (next < PLACEHOLDER).then_some(next + 1)
+            })
+            .map_err(|_| Error::posix(Errno::NOSPC, "an inode number"))
+    }
+}
+
+/// The subvolume of `file`, which is to be changed.
+///
+/// # Errors
+/// `EROFS` when the volume or the subvolume is read-only, `EPERM` for what is not stored at all.
+pub(super) fn writable(volume: &Volume, file: FileId) -> Result<Arc<Subvolume>> {
+    volume.live()?;
+    if placeholder_in(file).is_some() {
+        return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
+    }
+    tree_of(volume, file)?;
+    let id = TreeId(file.dev);
+    let subvolume = volume.inodes.subvolume(id, || Subvolume::load(volume, id))?;
+    if subvolume.is_read_only {
+        return Err(Error::posix(Errno::ROFS, format!("subvolume {id}")));
+    }
+    Ok(subvolume)
+}
+
+/// Gets the subvolume `id` ready to be changed, if it may be.
+pub(crate) fn prepare(volume: &Volume, id: TreeId) -> Result<()> {
+    match writable(volume, FileId { dev: id.0, ino: ROOT_DIR }) {
+        Err(Error::Posix { errno: Errno::ROFS, .. }) => Ok(()),
+        other => other.map(drop),
+    }
+}

@@ -1,0 +1,156 @@
+//! Giving files further names, and taking names away.
+
+use offshoot_btrfs_format::inode::inode_flags;
+use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
+
+use super::changes::{Changes, refuse_flags};
+use super::entries::{Target, has_entries, require_name};
+use super::evict::{self, orphan_key};
+use super::in_use::Locks;
+use super::names::LINK_MAX;
+use super::subvolume::writable;
+use super::{lookup, placeholder_in, type_of};
+use crate::volume::Volume;
+
+/// What remains to be done when a name was taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    Nothing,
+    /// The inode has many items, nobody has it open, and it is to be removed.
+    Evict(FileId),
+}
+
+impl Rest {
+    /// Does it. The caller's transaction handle was let go.
+    pub(super) fn finish(self, volume: &Volume, mut locks: Locks<'_>) -> Result<()> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Evict(file) => {
+                locks.keep_only(file);
+                evict::evict(volume, file)
+            }
+        }
+    }
+}
+
+/// Finds `place` and locks its directory, what it leads to and `also`. What it leads to stands in the
+/// same subvolume.
+pub(super) fn lock_place<'v>(
+    volume: &'v Volume,
+    place: Place<'_>,
+    also: &[FileId],
+) -> Result<(FileId, Locks<'v>)> {
+    loop {
+        let file = lookup(volume, place.dir, place.name)?;
+        require_stored_here(place, file)?;
+        let locks = volume.inodes.lock(&[&[place.dir, file], also].concat());
+        if lookup(volume, place.dir, place.name)? == file {
+            return Ok((file, locks));
+        }
+    }
+}
+
+/// Refuses entries that lead to other subvolumes.
+pub(super) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> {
+    if file.dev == place.dir.dev && placeholder_in(file).is_none() {
+        return Ok(());
+    }
+    let name = place.name.escape_ascii();
+    Err(Error::Unsupported(format!("moving or removing `{name}`, the place of a subvolume")))
+}
+
+/// Gives `file` one more name.
+pub(crate) fn link(volume: &Volume, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+    require_name(place.name)?;
+    writable(volume, place.dir)?;
+    if placeholder_in(file).is_some() {
+        return Err(Error::posix(Errno::PERM, "one more name for a directory"));
+    }
+    if file.dev != place.dir.dev {
+        return Err(Error::posix(Errno::XDEV, format!("{file} in {}", place.dir)));
+    }
+    let _locks = volume.inodes.lock(&[file, place.dir]);
+    let handle = volume.join()?;
+    let mut changes = Changes::new(&handle, place.dir);
+    let item = changes.inode(file)?;
+    changes.directory(place.dir)?;
+    let file_type = type_of(&item)?;
+    let index = changes.next_index(place.dir)?;
+    changes.add_entry(place, Target { ino: file.ino, file_type }, index, at)?;
+    let refuse = |errno| Err(Error::posix(errno, format!("one more name for {file}")));
+    match item.nlink.get() {
+        _ if file_type == FileType::Directory => return refuse(Errno::PERM),
+        // It is open and has no name any more: it stays so.
+        0 => return refuse(Errno::NOENT),
+        LINK_MAX.. => return refuse(Errno::MLINK),
+        _ => {}
+    }
+    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+    changes.add_name(file.ino, place, index)?;
+    changes.change_inode(file, at, |item| item.nlink += 1)?;
+    changes.apply()
+}
+
+/// Removes a name of a file that is no directory.
+pub(crate) fn unlink(volume: &Volume, place: Place<'_>, at: Timestamp) -> Result<()> {
+    remove(volume, place, at, false)
+}
+
+/// Removes an empty directory.
+pub(crate) fn rmdir(volume: &Volume, place: Place<'_>, at: Timestamp) -> Result<()> {
+    remove(volume, place, at, true)
+}
+
+fn remove(volume: &Volume, place: Place<'_>, at: Timestamp, directory: bool) -> Result<()> {
+    require_name(place.name)?;
+    writable(volume, place.dir)?;
+    let (file, mut locks) = lock_place(volume, place, &[])?;
+    let handle = volume.join_to_remove()?;
+    let mut changes = Changes::new(&handle, place.dir);
+    let opens = *locks.opens(file);
+    let rest = changes.take_away(place, file, directory, opens, at)?;
+    changes.apply()?;
+    drop(handle);
+    rest.finish(volume, locks)
+}
+
+impl Changes<'_, '_> {
+    /// Takes the name at `place` from `file`, which must be a directory or must not be one, as `directory`
+    /// says; the file goes with its last name.
+    pub(super) fn take_away(
+        &mut self,
+        place: Place<'_>,
+        file: FileId,
+        directory: bool,
+        opens: u64,
+        at: Timestamp,
+    ) -> Result<Rest> {
+        let dir = self.directory(place.dir)?;
+        refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
+        let item = self.inode(file)?;
+        refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+        let is_directory = type_of(&item)? == FileType::Directory;
+        let refuse = |errno| Err(Error::posix(errno, file.to_string()));
+        match (directory, is_directory) {
+            (true, false) => return refuse(Errno::NOTDIR),
+            (false, true) => return refuse(Errno::ISDIR),
+            (true, true) if has_entries(self.volume(), file)? => return refuse(Errno::NOTEMPTY),
+            _ => {}
+        }
+        let index = self.remove_name(file.ino, place)?;
+        self.remove_entry(place, index, at)?;
+        let left = item.nlink.get().saturating_sub(1);
+        if left > 0 {
+            self.change_inode(file, at, |item| item.nlink = left.into())?;
+            return Ok(Rest::Nothing);
+        }
+        self.volume().inodes.next_index.remove(&file);
+        if opens == 0 && evict::has_few_items(self.volume(), file)? {
+            self.remove_inode(file.ino);
+            return Ok(Rest::Nothing);
+        }
+        self.change_inode(file, at, |item| item.nlink = 0.into())?;
+        self.put_new(orphan_key(file.ino), Vec::new());
+        Ok(if opens == 0 { Rest::Evict(file) } else { Rest::Nothing })
+    }
+}

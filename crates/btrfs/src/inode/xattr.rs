@@ -1,0 +1,133 @@
+//! Changing extended attributes.
+//!
+//! An attribute is found by the hash of its name; those with one hash share an item, which must fit
+//! into a leaf. Values are stored as they are: an ACL is checked for its shape, so that the kernel can
+//! read it, and its meaning for the mode is the caller's.
+
+use offshoot_btrfs_format::dir::{DirEntry, file_type, name_hash};
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_btrfs_format::{Generation, ItemType, Key};
+use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp, XattrMode};
+
+use super::changes::{Changes, refuse_flags};
+use super::entries::without;
+use super::subvolume::writable;
+use super::type_of;
+use crate::volume::Volume;
+
+/// The longest value that a system call takes, in bytes.
+const XATTR_SIZE_MAX: usize = 65_536;
+
+/// The item of one attribute.
+pub(super) fn encode(generation: Generation, name: &[u8], value: &[u8]) -> Vec<u8> {
+    offshoot_btrfs_format::encode::dir_entry(&DirEntry {
+        location: Key::MIN,
+        transid: generation.0,
+        file_type: file_type::XATTR,
+        name,
+        data: value,
+    })
+}
+
+fn show(name: &[u8], file: FileId) -> String {
+    format!("xattr `{}` of {file}", name.escape_ascii())
+}
+
+/// Refuses names that are stored nowhere, and values that no system call takes.
+fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
+    const NAMESPACES: [&[u8]; 3] = [b"security.", b"trusted.", b"user."];
+    const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+    let refuse = |errno| Err(Error::posix(errno, show(name, file)));
+    if name.is_empty() || name.len() > NAME_MAX {
+        return refuse(Errno::RANGE);
+    }
+    if name.contains(&0) {
+        return refuse(Errno::INVAL);
+    }
+    if value.len() > XATTR_SIZE_MAX {
+        return refuse(Errno::TOOBIG);
+    }
+    if ACLS.contains(&name) {
+        // A version, 2, and entries of eight bytes.
+        let is_acl = value.len() >= 4 && value.len() % 8 == 4 && value[..4] == [2, 0, 0, 0];
+        return if is_acl || value.is_empty() { Ok(()) } else { refuse(Errno::INVAL) };
+    }
+    if name.starts_with(b"btrfs.") {
+        return Err(Error::Unsupported(format!("changing the property {}", show(name, file))));
+    }
+    match NAMESPACES.iter().find(|namespace| name.starts_with(namespace)) {
+        Some(namespace) if namespace.len() == name.len() => refuse(Errno::INVAL),
+        Some(_) => Ok(()),
+        None => refuse(Errno::OPNOTSUPP),
+    }
+}
+
+/// Refuses what files of this type, or with these flags, do not have.
+fn require_allowed(file: FileId, item: &InodeItem, name: &[u8]) -> Result<()> {
+    refuse_flags(item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+    let file_type = type_of(item)?;
+    let plain = matches!(file_type, FileType::Regular | FileType::Directory);
+    let errno = if name.starts_with(b"user.") && !plain {
+        Errno::PERM
+    } else if name.starts_with(b"system.") && file_type == FileType::Symlink {
+        Errno::OPNOTSUPP
+    } else if name == b"system.posix_acl_default" && file_type != FileType::Directory {
+        Errno::ACCESS
+    } else {
+        return Ok(());
+    };
+    Err(Error::posix(errno, show(name, file)))
+}
+
+/// Sets an attribute.
+pub(crate) fn set(
+    volume: &Volume,
+    file: FileId,
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+    at: Timestamp,
+) -> Result<()> {
+    require_valid(file, name, value)?;
+    writable(volume, file)?;
+    let _locks = volume.inodes.lock(&[file]);
+    let handle = volume.join()?;
+    let mut changes = Changes::new(&handle, file);
+    let item = changes.inode(file)?;
+    require_allowed(file, &item, name)?;
+    let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
+    let all = changes.get(key)?.unwrap_or_default().to_vec();
+    let others = without(&all, name)?;
+    let refuse = |errno| Err(Error::posix(errno, show(name, file)));
+    match (mode, &others) {
+        (XattrMode::Create, Some(_)) => return refuse(Errno::EXIST),
+        (XattrMode::Replace, None) => return refuse(Errno::NODATA),
+        _ => {}
+    }
+    let new = encode(changes.generation(), name, value);
+    let mut all = others.unwrap_or(all);
+    if !changes.fits(all.len() + new.len()) {
+        return refuse(Errno::NOSPC);
+    }
+    all.extend_from_slice(&new);
+    changes.put(key, all)?;
+    changes.change_inode(file, at, |_| {})?;
+    changes.apply()
+}
+
+/// Removes an attribute.
+pub(crate) fn remove(volume: &Volume, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
+    require_valid(file, name, b"")?;
+    writable(volume, file)?;
+    let _locks = volume.inodes.lock(&[file]);
+    let handle = volume.join_to_remove()?;
+    let mut changes = Changes::new(&handle, file);
+    let item = changes.inode(file)?;
+    require_allowed(file, &item, name)?;
+    let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
+    let all = changes.get(key)?.unwrap_or_default();
+    let rest = without(all, name)?.ok_or_else(|| Error::posix(Errno::NODATA, show(name, file)))?;
+    changes.put_or_remove(key, rest)?;
+    changes.change_inode(file, at, |_| {})?;
+    changes.apply()
+}

@@ -1,0 +1,85 @@
+//! Making volumes.
+//!
+//! A new volume is the smallest one that is whole: one block group of each kind, and
+//! the trees that say so. Nothing is edited; everything is known before the first byte is
+//! written, so the trees are laid down as they will be:
+//!
+//! ```text
+//! options, sizes of the devices
+//!    -> layout    chunks: which stretch of which device holds what
+//!    -> trees     the items of every tree, and the blocks that hold them
+//!    -> write     wipe, blocks, barrier, superblocks, barrier
+//! ```
+//!
+//! ```text
+//! device   |reserved|  system  | metadata | data |  not allocated ...
+//!          0       1 MiB
+//!              ^ superblock at 64 KiB       copies at 64 MiB and 256 GiB, whatever lies there
+//! ```
+//!
+//! Words: what is *derived* follows from the filesystem id and the seed alone, so the
+//! same options make the same bytes.
+//!
+//! Invariants:
+//!
+//! 1. There is one transaction, [`GENERATION`], and everything carries it.
+//! 2. A tree block is never where a superblock is, on any of its stripes. The free-space
+//!    tree counts those places as free all the same, as the kernel has it.
+//! 3. A superblock is written when everything that it leads to is durable, and what was on the
+//!    devices before is not recognisable any more then. A crash leaves devices with
+//!    nothing on them, with the new volume, or with some members of it.
+//!
+//! What is written here is only ever a new volume. Files get into it through the engine.
+
+mod features;
+mod layout;
+mod options;
+mod signatures;
+mod trees;
+mod write;
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::Generation;
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Errno, Error, Result};
+use uuid::Uuid;
+
+pub use features::MkfsFeatures;
+use layout::Layout;
+pub use options::MkfsOptions;
+use trees::Trees;
+
+/// The transaction that makes a volume, its first.
+const GENERATION: Generation = Generation(1);
+
+/// Makes a volume over `devices` and returns its filesystem id. They get the numbers
+/// 1, 2, ... in their order. What was on them is lost.
+///
+/// # Errors
+/// [`Error::Posix`] when the options contradict each other (`EINVAL`), the devices are
+/// too few or too small (`EINVAL`, `ENOSPC`), or something is on them already and `force` is
+/// not set (`EEXIST`); [`Error::Unsupported`] when a profile or feature is asked for that
+/// cannot be written.
+pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<Uuid> {
+    for (i, device) in devices.iter().enumerate() {
+        if devices[..i].iter().any(|other| Arc::ptr_eq(other, device)) {
+            return Err(invalid(format!("{} is given twice", device.name())));
+        }
+    }
+    let sizes: Vec<u64> = devices.iter().map(|device| device.size_bytes()).collect();
+    let spec = options.resolve(sizes.len())?;
+    let layout = Layout::of(&spec, &sizes)?;
+    let trees = Trees::of(&spec, &layout)?;
+    if !options.force {
+        for device in devices {
+            signatures::refuse_used(&**device)?;
+        }
+    }
+    write::volume(devices, &spec, &layout, &trees)?;
+    Ok(spec.fsid)
+}
+
+fn invalid(what: impl Into<String>) -> Error {
+    Error::posix(Errno::INVAL, what)
+}

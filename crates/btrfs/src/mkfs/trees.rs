@@ -1,0 +1,297 @@
+//! The trees of a new volume: their items, and the blocks that hold them.
+//!
+//! Some items say where blocks are: the extent tree has one for every block, the root
+//! tree one for every tree, the free-space tree one for every gap. How many blocks
+//! there are depends on the items in turn. So the trees are made in rounds:
+//!
+//! ```text
+//! items of all trees  ->  blocks, as few as hold them  ->  addresses, in the order of the trees
+//!        ^                                                           |
+//!        +------------------ until a round changes nothing ----------+
+//! ```
+//!
+//! 1. The sizes of the items do not depend on addresses, and more items never need fewer blocks.
+//!    The number of items grows with the number of blocks, so the rounds end.
+//! 2. What the last round made is exact: each item says what is.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use offshoot_btrfs_format::block::KeyPtr;
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_btrfs_format::edit::{
+    ITEM_SIZE, data_mut, insert_items, insert_pointers, leaf_capacity, node_capacity,
+};
+use offshoot_btrfs_format::encode::{BlockIdentity, new_block, seal_block};
+use offshoot_btrfs_format::superblock::CompatRo;
+use offshoot_btrfs_format::{Key, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::GENERATION;
+use super::layout::Layout;
+use super::options::Spec;
+
+mod items;
+
+pub(super) use items::device_item;
+
+/// Rounds after which the trees have settled by far. Each round that changes something
+/// adds a block to some tree, and what a block adds to other trees is two items.
+const MAX_ROUNDS: usize = 64;
+
+/// The items of a tree, by their keys.
+pub(super) type Items = BTreeMap<Key, Vec<u8>>;
+
+/// A tree of a new volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tree {
+    pub(super) id: TreeId,
+    items: Vec<(Key, Vec<u8>)>,
+    /// The leaves in the order of their keys, then the nodes of level 1, and so on up to the root.
+    blocks: Vec<Block>,
+}
+
+/// A block of a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Block {
+    level: u8,
+    first_key: Key,
+    /// What it holds: of a leaf a range of the items, of a node a range of the blocks.
+    holds: Range<usize>,
+    logical: Logical,
+}
+
+impl Tree {
+    /// The tree with `items`, in as few blocks of `node_size` bytes as hold them. They have no
+    /// addresses yet.
+    fn new(id: TreeId, items: Items, node_size: u32) -> Self {
+        let items: Vec<_> = items.into_iter().collect();
+        let block = |level, holds: Range<usize>, first_key| Block {
+            level,
+            first_key,
+            holds,
+            logical: Logical(0),
+        };
+        let first_key = |at: usize| items.get(at).map_or(Key::MIN, |(key, _)| *key);
+        let mut blocks: Vec<_> = leaves(&items, node_size)
+            .into_iter()
+            .map(|holds| block(0, holds.clone(), first_key(holds.start)))
+            .collect();
+        let mut below = 0..blocks.len();
+        let mut level = 0;
+        while below.len() > 1 {
+            level += 1;
+            for start in below.clone().step_by(node_capacity(node_size)) {
+                let end = (start + node_capacity(node_size)).min(below.end);
+                blocks.push(block(level, start..end, blocks[start].first_key));
+            }
+            below = below.end..blocks.len();
+        }
+        Self { id, items, blocks }
+    }
+
+    /// The root block.
+    fn root(&self) -> &Block {
+        self.blocks.last().expect("a tree has a root")
+    }
+
+    /// Where the root block is.
+    pub(super) fn root_logical(&self) -> Logical {
+        self.root().logical
+    }
+
+    /// The level of the root block.
+    pub(super) fn root_level(&self) -> u8 {
+        self.root().level
+    }
+
+    fn identity(&self, block: &Block, spec: &Spec) -> BlockIdentity {
+        BlockIdentity {
+            metadata_uuid: spec.fsid,
+            chunk_tree_uuid: spec.chunk_tree_uuid,
+            logical: block.logical,
+            generation: GENERATION,
+            owner: self.id,
+            level: block.level,
+        }
+    }
+
+    /// The blocks as they are stored, with their addresses.
+    fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Vec<u8>)> {
+        self.blocks.iter().map(|block| {
+            let mut bytes = new_block(spec.node_size, &self.identity(block, spec));
+            if block.level == 0 {
+                let items = &self.items[block.holds.clone()];
+                let sizes: Vec<_> = items.iter().map(|(key, data)| (*key, data.len())).collect();
+                insert_items(&mut bytes, 0, &sizes);
+                for (slot, (_, data)) in items.iter().enumerate() {
+                    data_mut(&mut bytes, slot).copy_from_slice(data);
+                }
+            } else {
+                let pointer = |below: &Block| KeyPtr {
+                    key: below.first_key.into(),
+                    blockptr: below.logical.0.into(),
+                    generation: GENERATION.0.into(),
+                };
+                let pointers: Vec<_> =
+                    self.blocks[block.holds.clone()].iter().map(pointer).collect();
+                insert_pointers(&mut bytes, 0, &pointers);
+            }
+            seal_block(&mut bytes, spec.checksum);
+            (block.logical, bytes)
+        })
+    }
+}
+
+/// Which items go into which leaf. An empty tree has one leaf all the same.
+fn leaves(items: &[(Key, Vec<u8>)], node_size: u32) -> Vec<Range<usize>> {
+    let mut leaves = Vec::new();
+    let (mut start, mut used) = (0, 0);
+    for (i, (_, data)) in items.iter().enumerate() {
+        let size = ITEM_SIZE + data.len();
+        if used + size > leaf_capacity(node_size) {
+            leaves.push(start..i);
+            (start, used) = (i, 0);
+        }
+        used += size;
+    }
+    leaves.push(start..items.len());
+    leaves
+}
+
+/// All trees of a new volume.
+#[derive(Debug)]
+pub(super) struct Trees {
+    /// The chunk tree first, the others in the order of their addresses.
+    all: Vec<Tree>,
+}
+
+impl Trees {
+    /// The trees of the volume `spec` with this layout.
+    ///
+    /// # Errors
+    /// `ENOSPC` when they do not fit into the block groups that hold them.
+    pub(super) fn of(spec: &Spec, layout: &Layout) -> Result<Self> {
+        let make = |known: &Self| -> Result<Self> {
+            let all = ids(spec).into_iter().map(|id| {
+                let items = items::of(id, spec, layout, known);
+                Tree::new(id, items, spec.node_size)
+            });
+            let mut trees = Self { all: all.collect() };
+            trees.place(spec, layout)?;
+            Ok(trees)
+        };
+        // The first round knows of one empty leaf for every tree.
+        let empty = ids(spec).into_iter().map(|id| Tree::new(id, Items::new(), spec.node_size));
+        let mut trees = Self { all: empty.collect() };
+        trees.place(spec, layout)?;
+        for _ in 0..MAX_ROUNDS {
+            let next = make(&trees)?;
+            if next.all == trees.all {
+                return Ok(trees);
+            }
+            trees = next;
+        }
+        unreachable!("the trees of a new volume settle: see the essay above")
+    }
+
+    /// Gives every block its address: the chunk tree in the system chunk, all others in the
+    /// metadata chunk, one behind the other around the places of superblocks.
+    fn place(&mut self, spec: &Spec, layout: &Layout) -> Result<()> {
+        let mut system = Places::new(layout.system(), spec.node_size);
+        let mut metadata = Places::new(layout.metadata(), spec.node_size);
+        for tree in &mut self.all {
+            let places = if tree.id == TreeId::CHUNK { &mut system } else { &mut metadata };
+            for block in &mut tree.blocks {
+                block.logical = places.next().ok_or_else(|| {
+                    Error::posix(
+                        Errno::NOSPC,
+                        format!("too many devices for the first block group of tree {}", tree.id),
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tree `id`, which the volume has.
+    pub(super) fn get(&self, id: TreeId) -> &Tree {
+        self.all.iter().find(|tree| tree.id == id).expect("a tree of the volume")
+    }
+
+    /// Where the blocks of all trees are, ascending.
+    fn addresses(&self) -> Vec<Logical> {
+        let mut all: Vec<_> =
+            self.all.iter().flat_map(|tree| &tree.blocks).map(|block| block.logical).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The bytes of `chunk` that blocks occupy.
+    fn used_in(&self, chunk: &Chunk, spec: &Spec) -> u64 {
+        let all = self.addresses();
+        let inside = all.iter().filter(|at| (chunk.start..chunk.end()).contains(at));
+        inside.count() as u64 * u64::from(spec.node_size)
+    }
+
+    /// The bytes that all blocks occupy.
+    pub(super) fn used_bytes(&self, spec: &Spec) -> u64 {
+        self.addresses().len() as u64 * u64::from(spec.node_size)
+    }
+
+    /// All blocks as they are stored, with their addresses.
+    pub(super) fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Vec<u8>)> {
+        self.all.iter().flat_map(|tree| tree.encode(spec))
+    }
+}
+
+/// The trees of a volume, in the order in which their blocks lie.
+fn ids(spec: &Spec) -> Vec<TreeId> {
+    let mut ids = vec![
+        TreeId::CHUNK,
+        TreeId::ROOT,
+        TreeId::EXTENT,
+        TreeId::DEV,
+        TreeId::FS,
+        TreeId::CSUM,
+        TreeId::UUID,
+        TreeId::DATA_RELOC,
+    ];
+    if spec.compat_ro.has(CompatRo::FREE_SPACE_TREE) {
+        ids.push(TreeId::FREE_SPACE);
+    }
+    if spec.compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
+        ids.push(TreeId::BLOCK_GROUP);
+    }
+    ids
+}
+
+/// The places for tree blocks in a chunk, from its start on.
+struct Places {
+    next: u64,
+    end: u64,
+    node_size: u64,
+    left_out: Vec<Range<Logical>>,
+}
+
+impl Places {
+    fn new(chunk: &Chunk, node_size: u32) -> Self {
+        Self {
+            next: chunk.start.0,
+            end: chunk.end().0,
+            node_size: node_size.into(),
+            left_out: chunk.superblock_ranges(),
+        }
+    }
+
+    fn next(&mut self) -> Option<Logical> {
+        for range in &self.left_out {
+            if self.next < range.end.0 && range.start.0 < self.next + self.node_size {
+                self.next = range.end.0.next_multiple_of(self.node_size);
+            }
+        }
+        let place = self.next;
+        self.next += self.node_size;
+        (self.next <= self.end).then_some(Logical(place))
+    }
+}

@@ -1,0 +1,200 @@
+//! From the plan of a volume to its devices.
+//!
+//! ```text
+//! wipe the ends and the places of superblocks | barrier | tree blocks | barrier | superblocks | barrier
+//! ```
+//!
+//! Where a device shows zeros already nothing is written, so an image stays as sparse as
+//! it was. The primary superblock goes last on every device: it is what a
+//! device is recognised by.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::encode::{sealed_superblock, system_chunk_array};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::superblock::{
+    MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem,
+};
+use offshoot_btrfs_format::{Physical, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Error, Result};
+use zerocopy::FromZeros;
+
+use super::GENERATION;
+use super::layout::{Layout, RESERVED_BYTES};
+use super::options::Spec;
+use super::trees::{Trees, device_item};
+
+/// What is looked at, and written, in one piece when a device is wiped, in bytes.
+const WIPE_PIECE: u64 = 64 << 10;
+
+/// The superblock was written by a commit.
+const SUPER_FLAG_WRITTEN: u64 = 1;
+
+/// Writes the volume.
+pub(super) fn volume(
+    devices: &[Arc<dyn BlockDevice>],
+    spec: &Spec,
+    layout: &Layout,
+    trees: &Trees,
+) -> Result<()> {
+    for device in devices {
+        wipe(&**device)?;
+    }
+    flush(devices)?;
+    write_blocks(devices, spec, layout, trees)?;
+    flush(devices)?;
+    let superblock = superblock(spec, layout, trees);
+    for (index, device) in devices.iter().enumerate() {
+        let mut superblock = superblock;
+        superblock.dev_item = device_item(spec, layout, index);
+        for place in superblock_places(layout.devices[index].total_bytes).rev() {
+            let bytes = sealed_superblock(&superblock, Physical(place), spec.checksum);
+            write(&**device, place, &bytes[..])?;
+        }
+    }
+    flush(devices)
+}
+
+/// Where the superblocks of a device of `total_bytes` are, the primary first.
+fn superblock_places(total_bytes: u64) -> impl DoubleEndedIterator<Item = u64> {
+    let fits = move |place: &u64| place + SUPERBLOCK_SIZE as u64 <= total_bytes;
+    SUPERBLOCK_OFFSETS.into_iter().filter(fits)
+}
+
+/// Zeroes what could be taken for something else than the new volume: both ends, where
+/// all kinds of volumes have their signatures, and the superblocks of an old btrfs.
+fn wipe(device: &dyn BlockDevice) -> Result<()> {
+    let size = device.size_bytes();
+    let end = RESERVED_BYTES.min(size);
+    wipe_range(device, 0, end)?;
+    wipe_range(device, size.saturating_sub(RESERVED_BYTES).max(end), size)?;
+    for place in superblock_places(size) {
+        wipe_range(device, place, place + SUPERBLOCK_SIZE as u64)?;
+    }
+    Ok(())
+}
+
+fn wipe_range(device: &dyn BlockDevice, start: u64, end: u64) -> Result<()> {
+    let mut at = start;
+    while at < end {
+        let len = WIPE_PIECE.min(end - at);
+        let mut bytes = vec![0; usize::try_from(len).expect("a piece is small")];
+        device
+            .read_at(at, &mut bytes)
+            .map_err(|e| Error::io(format!("{}: reading at {at}", device.name()), e))?;
+        if bytes.iter().any(|&byte| byte != 0) {
+            bytes.fill(0);
+            write(device, at, &bytes)?;
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+fn write_blocks(
+    devices: &[Arc<dyn BlockDevice>],
+    spec: &Spec,
+    layout: &Layout,
+    trees: &Trees,
+) -> Result<()> {
+    for (logical, block) in trees.encode(spec) {
+        let chunk =
+            layout.chunks.iter().find(|chunk| (chunk.start..chunk.end()).contains(&logical));
+        let chunk = chunk.expect("a block lies in the chunk that it was placed in");
+        let (mut at, mut rest) = (logical, &block[..]);
+        while !rest.is_empty() {
+            let run = chunk.run(at, rest.len() as u64).expect("a profile without parity");
+            let (part, after) = rest.split_at(usize::try_from(run.len).expect("within a block"));
+            for (stripe, place) in run.copies {
+                let number = chunk.stripes[stripe].device.0;
+                let index = usize::try_from(number - 1).expect("a device that was given");
+                write(&*devices[index], place.0, part)?;
+            }
+            at.0 += run.len;
+            rest = after;
+        }
+    }
+    Ok(())
+}
+
+/// The superblock, but for what differs from device to device and from place to place.
+fn superblock(spec: &Spec, layout: &Layout, trees: &Trees) -> SuperblockItem {
+    let (root, chunk) = (trees.get(TreeId::ROOT), trees.get(TreeId::CHUNK));
+    let generation = GENERATION.0.into();
+    let mut item = SuperblockItem {
+        fsid: spec.fsid.into_bytes(),
+        flags: SUPER_FLAG_WRITTEN.into(),
+        magic: MAGIC,
+        generation,
+        root: root.root_logical().0.into(),
+        root_level: root.root_level(),
+        chunk_root: chunk.root_logical().0.into(),
+        chunk_root_level: chunk.root_level(),
+        chunk_root_generation: generation,
+        // The UUID tree is complete as of this transaction.
+        uuid_tree_generation: generation,
+        total_bytes: layout.total_bytes().into(),
+        bytes_used: trees.used_bytes(spec).into(),
+        root_dir_objectid: objectid::ROOT_TREE_DIR.into(),
+        num_devices: (layout.devices.len() as u64).into(),
+        sectorsize: spec.sector_size.into(),
+        nodesize: spec.node_size.into(),
+        leafsize: spec.node_size.into(),
+        stripesize: spec.sector_size.into(),
+        compat_ro_flags: spec.compat_ro.0.into(),
+        incompat_flags: spec.incompat.0.into(),
+        csum_type: spec.checksum.to_disk().into(),
+        ..SuperblockItem::new_zeroed()
+    };
+    item.label[..spec.label.len()].copy_from_slice(spec.label.as_bytes());
+    let array = system_chunk_array([layout.system()], spec.sector_size);
+    item.sys_chunk_array[..array.len()].copy_from_slice(&array);
+    item.sys_chunk_array_size = u32::try_from(array.len()).expect("within the array").into();
+    item.super_roots[0] = backup(&item, trees);
+    item
+}
+
+/// The roots of this transaction, for a later one that fails.
+fn backup(item: &SuperblockItem, trees: &Trees) -> RootBackup {
+    let generation = GENERATION.0.into();
+    let place = |id| trees.get(id).root_logical().0.into();
+    let level = |id| trees.get(id).root_level();
+    RootBackup {
+        tree_root: item.root,
+        tree_root_gen: generation,
+        tree_root_level: item.root_level,
+        chunk_root: item.chunk_root,
+        chunk_root_gen: generation,
+        chunk_root_level: item.chunk_root_level,
+        extent_root: place(TreeId::EXTENT),
+        extent_root_gen: generation,
+        extent_root_level: level(TreeId::EXTENT),
+        fs_root: place(TreeId::FS),
+        fs_root_gen: generation,
+        fs_root_level: level(TreeId::FS),
+        dev_root: place(TreeId::DEV),
+        dev_root_gen: generation,
+        dev_root_level: level(TreeId::DEV),
+        csum_root: place(TreeId::CSUM),
+        csum_root_gen: generation,
+        csum_root_level: level(TreeId::CSUM),
+        total_bytes: item.total_bytes,
+        bytes_used: item.bytes_used,
+        num_devices: item.num_devices,
+        ..RootBackup::new_zeroed()
+    }
+}
+
+fn write(device: &dyn BlockDevice, at: u64, bytes: &[u8]) -> Result<()> {
+    let len = bytes.len();
+    device
+        .write_at(at, bytes)
+        .map_err(|e| Error::io(format!("{}: writing {len} bytes at {at}", device.name()), e))
+}
+
+fn flush(devices: &[Arc<dyn BlockDevice>]) -> Result<()> {
+    devices.iter().try_for_each(|device| {
+        device.flush().map_err(|e| Error::io(format!("{}: flush", device.name()), e))
+    })
+}

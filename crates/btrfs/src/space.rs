@@ -1,0 +1,314 @@
+//! Space: block groups, what is free in them, and who gets it.
+//!
+//! A *block group* is a chunk seen from above: a range of the logical space that holds data or
+//! metadata. What is free in it is loaded, from the free-space tree or, without one, from the
+//! extent tree, when space is reserved and the block groups that are known have too little.
+//!
+//! ```text
+//!   allocate            delayed references run        commit done
+//!      |                        |                         |
+//!  free ----> taken ----> used (extent item) --+
+//!    ^                                         | last reference gone
+//!    +----------------- pinned <---------------+
+//! ```
+//!
+//! 1. A range is free, taken (or used), or pinned; never two of these.
+//! 2. A pinned range was freed by a transaction that is not on disk yet. What the last commit
+//!    points to stays untouched until the next one is complete: that is what a crash finds.
+//! 3. `used` of a block group is what its extent items add up to, so it changes when the delayed
+//!    references run, not when space is taken.
+//! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
+//!    happens inside changes of trees, where no tree can be read.
+
+mod block_group;
+mod chunk_plan;
+mod chunks;
+mod free_space;
+mod free_space_tree;
+mod ledger;
+mod load;
+mod reserve;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use offshoot_btrfs_format::Logical;
+use offshoot_btrfs_format::chunk::BlockGroupFlags;
+use offshoot_vfs::{Errno, Error, Result};
+use parking_lot::{Mutex, RwLock};
+
+pub(crate) use block_group::BlockGroup;
+use ledger::Ledger;
+pub(crate) use ledger::Reservation;
+pub(crate) use reserve::Claim;
+
+use crate::volume::Volume;
+
+/// All block groups of a volume.
+pub(crate) struct Space {
+    groups: RwLock<BTreeMap<u64, Arc<BlockGroup>>>,
+    /// What all extents take: the superblock's `bytes_used`.
+    bytes_used: AtomicU64,
+    /// Where the next search for space begins: the block group that gave some last, for data
+    /// and for metadata. Keeping to one clusters what is written together.
+    last: [Mutex<u64>; 2],
+    /// What is free and reserved of data, of metadata, and of system space. In a volume with mixed
+    /// block groups data counts as metadata.
+    ledgers: [Ledger; 3],
+    is_mixed: bool,
+    node_size: u64,
+    /// The highest level that the root of a tree has had.
+    tallest: AtomicU8,
+    /// What of every member belongs to chunks, in bytes.
+    allocated: Mutex<Vec<u64>>,
+    /// Held by the one thread that makes or removes chunks. Taken after the gate.
+    chunk_lock: Mutex<()>,
+    /// Held by the one thread that makes room, with no handle held.
+    turn: Mutex<()>,
+}
+
+/// What space is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Data of files.
+    Data,
+    /// Tree blocks of all trees but the chunk tree.
+    Metadata,
+    /// Blocks of the chunk tree.
+    System,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Data => "data",
+            Self::Metadata => "metadata",
+            Self::System => "the chunk tree",
+        })
+    }
+}
+
+impl Purpose {
+    fn flag(self) -> u64 {
+        match self {
+            Self::Data => BlockGroupFlags::DATA,
+            Self::Metadata => BlockGroupFlags::METADATA,
+            Self::System => BlockGroupFlags::SYSTEM,
+        }
+    }
+}
+
+impl Space {
+    /// The space of `volume` with these block groups.
+    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Volume) -> Self {
+        let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
+        let is_mixed = groups.iter().any(|group| group.flags.0 & mixed == mixed);
+        let superblock = volume.superblock();
+        let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
+        Self {
+            groups: RwLock::new(groups.collect()),
+            bytes_used: AtomicU64::new(superblock.item.bytes_used.get()),
+            last: Default::default(),
+            ledgers: Default::default(),
+            is_mixed,
+            node_size: u64::from(superblock.node_size),
+            tallest: AtomicU8::new(0),
+            allocated: Mutex::new(volume.members().iter().map(|m| m.allocated_bytes).collect()),
+            chunk_lock: Mutex::new(()),
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Takes `len` bytes for `purpose`, in one piece, which the caller has reserved.
+    ///
+    /// # Errors
+    /// `ENOSPC` when no block group has as much in one piece.
+    pub(crate) fn take(&self, volume: &Volume, purpose: Purpose, len: u64) -> Result<Logical> {
+        loop {
+            if let Some(logical) = self.take_known(purpose, len) {
+                return Ok(logical);
+            }
+            // Data is taken outside of changes of trees, so the trees may be read here.
+            if purpose != Purpose::Data || !self.load_one(volume, purpose)? {
+                return Err(Error::posix(Errno::NOSPC, format!("{len} bytes for {purpose}")));
+            }
+        }
+    }
+
+    fn take_known(&self, purpose: Purpose, len: u64) -> Option<Logical> {
+        let flag = purpose.flag();
+        let last = &self.last[usize::from(purpose == Purpose::Data)];
+        let begin = *last.lock();
+        let groups: Vec<_> = {
+            let groups = self.groups.read();
+            groups.range(begin..).chain(groups.range(..begin)).map(|(_, g)| g.clone()).collect()
+        };
+        for group in groups.iter().filter(|group| group.serves(flag)) {
+            if let Some(logical) = group.take(len) {
+                *last.lock() = group.start.0;
+                self.ledger(purpose).remove_free(len);
+                return Some(logical);
+            }
+        }
+        None
+    }
+
+    /// The block group that covers `logical`.
+    pub(crate) fn group_of(&self, logical: Logical) -> Result<Arc<BlockGroup>> {
+        let groups = self.groups.read();
+        groups
+            .range(..=logical.0)
+            .next_back()
+            .map(|(_, group)| group)
+            .filter(|group| group.contains(logical))
+            .cloned()
+            .ok_or_else(|| {
+                Error::corrupt_at(
+                    "block group item",
+                    logical.0,
+                    "no block group covers the address",
+                )
+            })
+    }
+
+    /// Gives back a range that was taken and never written, or that is not pinned any more.
+    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
+        let group = self.group_of(logical)?;
+        if group.give_back(logical, len) {
+            self.ledger_of(&group).add_free(len);
+        }
+        Ok(())
+    }
+
+    /// Block groups whose items no longer say how much of them is used.
+    pub(crate) fn changed_groups(&self) -> Vec<Arc<BlockGroup>> {
+        self.groups.read().values().filter(|group| group.is_changed()).cloned().collect()
+    }
+
+    /// Counts an extent that came to be, or ceased to.
+    pub(crate) fn count_used(&self, logical: Logical, len: u64, is_new: bool) -> Result<()> {
+        self.group_of(logical)?.count_used(len, is_new)?;
+        if is_new {
+            self.bytes_used.fetch_add(len, Ordering::Relaxed);
+        } else {
+            self.bytes_used.fetch_sub(len, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The ledger of this kind of space.
+    fn ledger(&self, purpose: Purpose) -> &Ledger {
+        match purpose {
+            Purpose::Data if !self.is_mixed => &self.ledgers[0],
+            Purpose::Data | Purpose::Metadata => &self.ledgers[1],
+            Purpose::System => &self.ledgers[2],
+        }
+    }
+
+    fn ledger_of(&self, group: &BlockGroup) -> &Ledger {
+        let purposes = [Purpose::System, Purpose::Metadata];
+        let purpose = purposes.into_iter().find(|purpose| group.serves(purpose.flag()));
+        self.ledger(purpose.unwrap_or(Purpose::Data))
+    }
+
+    /// Finds out what is free in `group`, unless that is known.
+    pub(crate) fn load(&self, volume: &Volume, group: &BlockGroup) -> Result<()> {
+        if let Some(free) = group.load(volume)? {
+            self.ledger_of(group).add_free(free);
+        }
+        Ok(())
+    }
+
+    /// Finds out what is free in one more block group for `purpose`; whether there was one.
+    fn load_one(&self, volume: &Volume, purpose: Purpose) -> Result<bool> {
+        let unknown = {
+            let groups = self.groups.read();
+            groups.values().find(|g| g.serves(purpose.flag()) && !g.is_loaded()).cloned()
+        };
+        unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())
+    }
+
+    /// The bytes of all block groups for `purpose`, and what of them is free.
+    fn totals(&self, purpose: Purpose) -> (u64, u64) {
+        let groups = self.groups.read();
+        let groups = groups.values().filter(|group| group.serves(purpose.flag()));
+        groups.fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
+    }
+
+    /// What kinds of block groups there are, each as often as there are groups of it.
+    fn all_flags(&self) -> impl Iterator<Item = BlockGroupFlags> {
+        let flags: Vec<_> = self.groups.read().values().map(|group| group.flags).collect();
+        flags.into_iter()
+    }
+
+    /// Adds a block group of a chunk that was allocated.
+    fn add_group(&self, volume: &Volume, group: BlockGroup) -> Result<()> {
+        let group = Arc::new(group);
+        self.groups.write().insert(group.start.0, group.clone());
+        self.load(volume, &group)
+    }
+
+    /// Forgets a block group that was retired.
+    fn remove_group(&self, group: &BlockGroup) {
+        self.groups.write().remove(&group.start.0);
+    }
+
+    /// Block groups that hold nothing.
+    fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
+        let groups = self.groups.read();
+        let mut empty: Vec<_> = groups.values().filter(|g| g.is_empty()).cloned().collect();
+        // The last ones first, so that the logical space stays dense.
+        empty.reverse();
+        empty
+    }
+
+    /// Lets nobody allocate from `group` any more, when it is empty, not the last of its kind, and
+    /// `keep` bytes of the kind stay free without it; says whether that is so.
+    fn retire(&self, group: &BlockGroup, keep: u64) -> bool {
+        let is_last = self.all_flags().filter(|flags| *flags == group.flags).count() < 2;
+        // What is for trees is needed at once; a data chunk is as easily allocated again.
+        let keep = if group.flags.has_metadata() { keep } else { 0 };
+        !is_last && self.ledger_of(group).withdraw(group.known_free(), keep, || group.retire())
+    }
+
+    /// What of every member belongs to chunks, in bytes.
+    pub(crate) fn allocated(&self) -> Vec<u64> {
+        self.allocated.lock().clone()
+    }
+
+    /// Counts `bytes` of a member that a chunk takes or leaves, and says what is allocated now.
+    fn change_allocated(&self, member: usize, bytes: u64, is_new: bool) -> u64 {
+        let mut allocated = self.allocated.lock();
+        let count = &mut allocated[member];
+        *count = if is_new { *count + bytes } else { count.saturating_sub(bytes) };
+        *count
+    }
+
+    fn member_count(&self) -> u64 {
+        self.allocated.lock().len() as u64
+    }
+
+    fn is_mixed(&self) -> bool {
+        self.is_mixed
+    }
+
+    fn tallest(&self) -> u8 {
+        self.tallest.load(Ordering::Relaxed)
+    }
+
+    /// Notes the level that the root of a tree has.
+    pub(crate) fn note_level(&self, level: u8) {
+        if level > self.tallest() {
+            self.tallest.fetch_max(level, Ordering::Relaxed);
+        }
+    }
+
+    /// What all extents take, in bytes.
+    pub(crate) fn bytes_used(&self) -> u64 {
+        self.bytes_used.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,162 @@
+//! One block group.
+
+use offshoot_btrfs_format::Logical;
+use offshoot_btrfs_format::chunk::BlockGroupFlags;
+use offshoot_vfs::{Error, Result};
+use parking_lot::Mutex;
+
+use super::free_space::FreeSpace;
+use super::load::load_free_space;
+use crate::volume::Volume;
+
+/// A block group: a range of the logical space for data or metadata.
+#[derive(Debug)]
+pub(crate) struct BlockGroup {
+    pub(crate) start: Logical,
+    pub(crate) len: u64,
+    pub(crate) flags: BlockGroupFlags,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What extents take.
+    used: u64,
+    /// `used` as the block group item says it.
+    stored_used: u64,
+    /// Taken and not used yet, or pinned: neither free nor counted by `used`.
+    between: u64,
+    /// Free ranges, once they were loaded.
+    free: Option<FreeSpace>,
+    /// It is being removed.
+    is_retired: bool,
+}
+
+impl BlockGroup {
+    pub(crate) fn new(start: Logical, len: u64, flags: BlockGroupFlags, used: u64) -> Self {
+        let state = State { used, stored_used: used, between: 0, free: None, is_retired: false };
+        Self { start, len, flags, state: Mutex::new(state) }
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.start.0 + self.len
+    }
+
+    pub(crate) fn contains(&self, logical: Logical) -> bool {
+        (self.start.0..self.end()).contains(&logical.0)
+    }
+
+    /// Whether space with this type flag may be allocated here.
+    pub(crate) fn serves(&self, flag: u64) -> bool {
+        self.flags.0 & flag != 0
+    }
+
+    /// Takes `len` bytes in one piece; `None` when no such piece is known.
+    pub(crate) fn take(&self, len: u64) -> Option<Logical> {
+        let mut state = self.state.lock();
+        if state.is_retired {
+            return None;
+        }
+        let taken = state.free.as_mut().and_then(|free| free.take(len));
+        if taken.is_some() {
+            state.between += len;
+        }
+        taken.map(Logical)
+    }
+
+    /// Whether it is known what is free here.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.state.lock().free.is_some()
+    }
+
+    /// Finds out what is free here, unless that is known, and says how much it is.
+    pub(crate) fn load(&self, volume: &Volume) -> Result<Option<u64>> {
+        if self.is_loaded() {
+            return Ok(None);
+        }
+        // The trees are read without the lock, which others take while they change them. Until free
+        // ranges are known nothing is taken here, so all who read find the same.
+        let free = load_free_space(volume, self)?;
+        let total = free.total();
+        let mut state = self.state.lock();
+        if state.free.is_some() {
+            return Ok(None);
+        }
+        state.free = Some(free);
+        Ok(Some(total))
+    }
+
+    /// Whether nothing in it is used, taken or pinned.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.used == 0 && state.between == 0 && state.stored_used == 0
+    }
+
+    /// Lets nobody take space here any more, if nothing in it is used, taken or pinned; what was
+    /// known to be free.
+    pub(crate) fn retire(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        let is_empty = state.used == 0 && state.between == 0 && state.stored_used == 0;
+        if !is_empty || state.is_retired {
+            return None;
+        }
+        state.is_retired = true;
+        Some(state.free.as_ref().map_or(0, FreeSpace::total))
+    }
+
+    /// What is known to be free here, in bytes.
+    pub(crate) fn known_free(&self) -> u64 {
+        self.state.lock().free.as_ref().map_or(0, FreeSpace::total)
+    }
+
+    /// Makes a range free that was taken, or pinned; whether what is free here is known.
+    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> bool {
+        let mut state = self.state.lock();
+        state.between -= len;
+        if let Some(free) = &mut state.free {
+            free.add(logical.0, logical.0 + len);
+        }
+        state.free.is_some()
+    }
+
+    /// An extent of `len` bytes was taken and is used now, or was used and is pinned now.
+    ///
+    /// # Errors
+    /// When the block group item said that less is used than its extents take.
+    pub(crate) fn count_used(&self, len: u64, is_new: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        if is_new {
+            state.used += len;
+            state.between -= len;
+        } else {
+            state.used = state.used.checked_sub(len).ok_or_else(|| {
+                let problem = "it counts less than its extents take";
+                Error::corrupt_at("block group item", self.start.0, problem)
+            })?;
+            state.between += len;
+        }
+        Ok(())
+    }
+
+    /// Whether the item does not say what is used.
+    pub(crate) fn is_changed(&self) -> bool {
+        let state = self.state.lock();
+        state.used != state.stored_used
+    }
+
+    /// What is used, to be stored in the item now.
+    pub(crate) fn used_to_store(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.stored_used = state.used;
+        state.used
+    }
+
+    /// What is neither used nor taken nor pinned, in bytes.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        match &state.free {
+            Some(free) => free.total(),
+            None => self.len.saturating_sub(state.used).saturating_sub(state.between),
+        }
+    }
+}

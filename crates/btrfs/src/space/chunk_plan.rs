@@ -1,0 +1,196 @@
+//! Where a new chunk goes, and how long it is: the rules of thumb, without any I/O.
+//!
+//! | kind | length of a chunk | of a stripe |
+//! |---|---|---|
+//! | data | at most 10 GiB | at most 1 GiB |
+//! | metadata, mixed | at most 256 MiB, 1 GiB on volumes above 50 GiB | the same |
+//! | system | at most 32 MiB | the same |
+//!
+//! No chunk is longer than a tenth of the volume. Every member offers its first hole that is
+//! long enough, or else its longest; those that offer most are taken, as many as the profile takes, and the
+//! one that offers least of them bounds the length. Nothing is placed in the first MiB of a device.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile, STRIPE_LEN};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What is left free at the start of every device: the superblock, and room for boot loaders.
+const RESERVED_BYTES: u64 = MIB;
+
+/// A chunk that is longer than it may be is cut to a multiple of this on each member.
+const STRIPE_STEP: u64 = 16 * MIB;
+
+/// Below this a stripe is not worth what describing it costs.
+const LEAST_STRIPE: u64 = MIB;
+
+/// What is known of a member.
+#[derive(Debug)]
+pub(super) struct MemberSpace {
+    pub(super) index: usize,
+    pub(super) total_bytes: u64,
+    /// What of it belongs to chunks.
+    pub(super) allocated_bytes: u64,
+    /// The ranges that belong to chunks, ascending.
+    pub(super) extents: Vec<Range<u64>>,
+}
+
+/// A chunk that can be: for each stripe the index of its member and its place there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) stripes: Vec<(usize, u64)>,
+    pub(super) stripe_bytes: u64,
+}
+
+impl MemberSpace {
+    /// The first hole of `wanted` bytes, or else the longest one: its start and length.
+    fn hole(&self, wanted: u64) -> (u64, u64) {
+        let mut best = (RESERVED_BYTES, 0);
+        let mut at = RESERVED_BYTES;
+        let end = self.total_bytes..self.total_bytes;
+        for extent in self.extents.iter().chain([&end]) {
+            let len = extent.start.min(self.total_bytes).saturating_sub(at);
+            if len > best.1 {
+                best = (at, len);
+            }
+            if best.1 >= wanted {
+                break;
+            }
+            at = at.max(extent.end);
+        }
+        (best.0, best.1.min(wanted))
+    }
+}
+
+/// A chunk of this kind and profile, of at most `most_members` members; `None` when too few of them
+/// have room.
+pub(super) fn plan(
+    members: &[MemberSpace],
+    flags: BlockGroupFlags,
+    profile: Profile,
+    most_members: usize,
+) -> Option<Plan> {
+    let shape = profile.shape();
+    let (per_member, least, most) = if profile == Profile::Dup {
+        (2, 1, 1)
+    } else {
+        let most = shape.max_stripes.map_or(most_members, |max| most_members.min(max.into()));
+        (1, usize::from(shape.min_stripes), most)
+    };
+    let volume_bytes = members.iter().fold(0u64, |sum, m| sum.saturating_add(m.total_bytes));
+    let most_chunk = most_bytes(flags, volume_bytes).min(volume_bytes / 10);
+    let most_stripe = most_bytes(flags, volume_bytes).min(GIB);
+
+    let mut offers: Vec<_> = members
+        .iter()
+        .map(|member| {
+            let (start, len) = member.hole(most_stripe * per_member);
+            (member, start, len)
+        })
+        .filter(|(_, _, len)| *len >= LEAST_STRIPE * per_member)
+        .collect();
+    offers.sort_by_key(|(member, _, len)| {
+        Reverse((*len, member.total_bytes.saturating_sub(member.allocated_bytes)))
+    });
+    let step = if profile == Profile::Raid10 { 2 } else { 1 };
+    let count = offers.len().min(most) / step * step;
+    if count < least {
+        return None;
+    }
+    offers.truncate(count);
+
+    let tightest = offers.last().map_or(0, |(_, _, len)| len / per_member);
+    let data_stripes = count as u64 * per_member / u64::from(shape.copies);
+    let stripe_bytes = if tightest * data_stripes > most_chunk {
+        tightest.min((most_chunk / data_stripes).max(1).next_multiple_of(STRIPE_STEP))
+    } else {
+        tightest
+    };
+    let stripe_bytes = stripe_bytes / STRIPE_LEN * STRIPE_LEN;
+    let stripes = offers
+        .iter()
+        .flat_map(|&(member, start, _)| {
+            (0..per_member).map(move |i| (member.index, start + i * stripe_bytes))
+        })
+        .collect();
+    Some(Plan { stripes, stripe_bytes })
+}
+
+/// The most that a chunk of this kind holds.
+fn most_bytes(flags: BlockGroupFlags, volume_bytes: u64) -> u64 {
+    let has = |kind| flags.0 & kind != 0;
+    if has(BlockGroupFlags::SYSTEM) {
+        32 * MIB
+    } else if !has(BlockGroupFlags::METADATA) {
+        10 * GIB
+    } else if volume_bytes > 50 * GIB {
+        GIB
+    } else {
+        256 * MIB
+    }
+}
+
+/// The profile for new chunks, of those that chunks of the kind have: the safest.
+pub(super) fn safest(profiles: impl Iterator<Item = Profile>) -> Option<Profile> {
+    const SAFEST_FIRST: [Profile; 9] = [
+        Profile::Raid1c4,
+        Profile::Raid6,
+        Profile::Raid1c3,
+        Profile::Raid5,
+        Profile::Raid10,
+        Profile::Raid1,
+        Profile::Dup,
+        Profile::Raid0,
+        Profile::Single,
+    ];
+    profiles.min_by_key(|profile| SAFEST_FIRST.iter().position(|one| one == profile))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(index: usize, mib: u64, taken: &[(u64, u64)]) -> MemberSpace {
+        let extents: Vec<_> = taken.iter().map(|(from, to)| from * MIB..to * MIB).collect();
+        let allocated_bytes = extents.iter().map(|r: &Range<u64>| r.end - r.start).sum();
+        MemberSpace { index, total_bytes: mib * MIB, allocated_bytes, extents }
+    }
+
+    const METADATA: BlockGroupFlags = BlockGroupFlags(BlockGroupFlags::METADATA);
+    const DATA: BlockGroupFlags = BlockGroupFlags(BlockGroupFlags::DATA);
+
+    #[test]
+    fn a_chunk_is_a_tenth_of_a_small_volume_in_whole_steps() {
+        let found = plan(&[member(0, 1000, &[(1, 9)])], METADATA, Profile::Single, 9).unwrap();
+        assert_eq!(found, Plan { stripes: vec![(0, 9 * MIB)], stripe_bytes: 112 * MIB });
+    }
+
+    #[test]
+    fn both_copies_of_dup_are_in_one_hole() {
+        let found =
+            plan(&[member(0, 100, &[(1, 80), (90, 91)])], METADATA, Profile::Dup, 9).unwrap();
+        assert_eq!(found.stripes, vec![(0, 80 * MIB), (0, 85 * MIB)]);
+        assert_eq!(found.stripe_bytes, 5 * MIB);
+    }
+
+    #[test]
+    fn stripes_go_to_all_members_with_room_and_the_emptiest_first() {
+        let members =
+            [member(0, 4000, &[]), member(1, 4000, &[(1, 4000)]), member(2, 4000, &[(1, 3900)])];
+        let found = plan(&members, DATA, Profile::Raid0, 9).unwrap();
+        assert_eq!(found.stripes, vec![(0, MIB), (2, 3900 * MIB)]);
+        assert_eq!(found.stripe_bytes, 100 * MIB);
+        assert_eq!(plan(&members, DATA, Profile::Raid1c3, 9), None);
+        assert_eq!(plan(&members, DATA, Profile::Raid1, 1), None);
+    }
+
+    #[test]
+    fn the_safest_profile_is_kept() {
+        let all = [Profile::Single, Profile::Raid1, Profile::Raid0];
+        assert_eq!(safest(all.into_iter()), Some(Profile::Raid1));
+        assert_eq!(safest(std::iter::empty()), None);
+    }
+}

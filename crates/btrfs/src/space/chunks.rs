@@ -1,0 +1,325 @@
+//! Chunks that come and go.
+//!
+//! A chunk is written down in many places, and all of them change in one transaction:
+//!
+//! | where | what |
+//! |---|---|
+//! | chunk tree | the chunk; of every member that it is on, how much is allocated |
+//! | device tree | an extent for every stripe |
+//! | extent tree or block-group tree | the block group |
+//! | free-space tree, if there is one | that all of it is free |
+//! | superblock | system chunks, and what of the device itself is allocated; when the commit makes it |
+//! | memory | the map of chunks, the block groups, the ledger |
+//!
+//! This takes metadata and system space itself, so it happens when space is reserved, never inside
+//! a change of a tree. One thread at a time does it, under the chunk lock, which is taken with a handle held.
+//!
+//! A block group is removed when nothing in it is used, taken or pinned: then no commit that a
+//! crash could go back to refers to it, and its place on the devices may be written again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::{
+    BlockGroupFlags, Chunk, DevExtent, DevItem, Profile, Stripe, parse_system_chunks,
+};
+use offshoot_btrfs_format::encode::{chunk_item, chunk_key, system_chunk_array};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::space::{BlockGroupItem, FreeSpaceInfo};
+use offshoot_btrfs_format::superblock::{CompatRo, SYSTEM_CHUNK_ARRAY_SIZE, SuperblockItem};
+use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical, TreeId};
+use offshoot_vfs::{Error, Result};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::chunk_plan::{self, MemberSpace, Plan};
+use super::reserve::Claim;
+use super::{BlockGroup, Purpose};
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::tree::{Cursor, Edit, with_item};
+use crate::volume::Volume;
+
+/// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
+const CHUNK_ITEMS: u64 = 4;
+
+/// Before a block group is removed, this many times what is kept back must stay free, so that it is
+/// not allocated again at once.
+const SPARE: u64 = 4;
+
+/// The highest address that a chunk may end at.
+const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
+
+impl Volume {
+    /// Allocates a chunk, and says whether there was room for one. The caller must hold no handle.
+    pub(super) fn grow(&self, purpose: Purpose) -> Result<bool> {
+        let live = self.live()?;
+        let items = CHUNK_ITEMS + 2 * live.space.member_count();
+        let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else {
+            return Ok(false);
+        };
+        let _chunks = live.space.chunk_lock.lock();
+        if !handle.has_system_space(purpose)? {
+            return Ok(false);
+        }
+        handle.allocate_chunk(purpose)
+    }
+
+    /// Removes block groups that hold nothing, but for one of each kind, and those that will be
+    /// needed again soon.
+    pub(crate) fn remove_empty_groups(&self) -> Result<()> {
+        let live = self.live()?;
+        for group in live.space.empty_groups() {
+            let items = CHUNK_ITEMS + 2 * live.space.member_count() + bitmap_leaves(self, &group);
+            let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else {
+                return Ok(());
+            };
+            let _chunks = live.space.chunk_lock.lock();
+            let keep = SPARE * (self.commit_cost(&handle)? + live.space.kept_bytes(Claim::Work));
+            if has_cache_file(self, &group)? || !handle.has_system_space(Purpose::System)? {
+                continue;
+            }
+            if live.space.retire(&group, keep) {
+                handle.remove_group(&group)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What every member has free.
+    fn member_spaces(&self) -> Result<Vec<MemberSpace>> {
+        let allocated = self.live()?.space.allocated();
+        let root = self.tree(TreeId::DEV)?;
+        let mut all = Vec::with_capacity(allocated.len());
+        for (index, member) in self.members().iter().enumerate() {
+            let mut extents = Vec::new();
+            let first = Key::new(member.id.0, ItemType::DEV_EXTENT, 0);
+            let mut cursor = Cursor::seek(self, root, first)?;
+            while let Some((key, data)) = cursor.item_of(member.id.0, ItemType::DEV_EXTENT) {
+                let (extent, _) = DevExtent::ref_from_prefix(data)
+                    .map_err(|_| Error::corrupt("device extent", format!("{key}: it is cut")))?;
+                let len = extent.length.get();
+                extents.push(key.offset..key.offset.saturating_add(len));
+                cursor.advance()?;
+            }
+            let (total_bytes, allocated_bytes) = (member.total_bytes, allocated[index]);
+            all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
+        }
+        Ok(all)
+    }
+}
+
+/// Leaves that the bitmaps of a block group may fill.
+fn bitmap_leaves(volume: &Volume, group: &BlockGroup) -> u64 {
+    let sector = u64::from(volume.superblock().sector_size);
+    let bitmap_bytes = group.len / sector / 8;
+    2 + 4 * bitmap_bytes / u64::from(volume.superblock().node_size)
+}
+
+/// Whether the root tree names a file with version 1 free space of the block group. Such a group stays,
+/// because removing it would leave that file behind.
+fn has_cache_file(volume: &Volume, group: &BlockGroup) -> Result<bool> {
+    let key = Key::new(objectid::FREE_SPACE, ItemType(0), group.start.0);
+    Ok(with_item(volume, volume.tree(TreeId::ROOT)?, key, |_| Ok(()))?.is_some())
+}
+
+impl Handle<'_> {
+    /// The tree that has the block group items.
+    pub(crate) fn block_group_tree(&self) -> TreeId {
+        if self.volume().superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
+            TreeId::BLOCK_GROUP
+        } else {
+            TreeId::EXTENT
+        }
+    }
+
+    /// Whether the chunk tree can be changed once; for the sake of other chunks, a system chunk is
+    /// allocated when it can be changed only twice.
+    fn has_system_space(&self, purpose: Purpose) -> Result<bool> {
+        let (volume, space) = (self.volume(), self.space());
+        let levels = u64::from(volume.tree(TreeId::CHUNK)?.level) + 1;
+        let node_size = u64::from(volume.superblock().node_size);
+        let once = (1 + space.member_count()) * (3 * levels + 3) * node_size;
+        while space.ledger(Purpose::System).free() < 2 * once {
+            if !space.load_one(volume, Purpose::System)? {
+                break;
+            }
+        }
+        let free = space.ledger(Purpose::System).free();
+        if free >= 2 * once || free < once {
+            return Ok(free >= once);
+        }
+        Ok(purpose == Purpose::System || self.allocate_chunk(Purpose::System)?)
+    }
+
+    /// Allocates a chunk, if there is room.
+    fn allocate_chunk(&self, purpose: Purpose) -> Result<bool> {
+        let volume = self.volume();
+        let kinds: Vec<BlockGroupFlags> =
+            self.space().all_flags().filter(|flags| flags.0 & purpose.flag() != 0).collect();
+        let types =
+            kinds.iter().fold(purpose.flag(), |all, flags| all | flags.0) & BlockGroupFlags::TYPES;
+        let profiles = kinds.iter().map(|flags| flags.profile().map_err(malformed));
+        let profiles = profiles.collect::<Result<Vec<_>>>()?;
+        // A kind without block groups, as data may be, has no copies.
+        let profile = chunk_plan::safest(profiles.into_iter()).unwrap_or(Profile::Single);
+        let flags = BlockGroupFlags(types | profile.bits());
+        let members = volume.member_spaces()?;
+        let most = self.most_members(flags);
+        let Some(plan) = chunk_plan::plan(&members, flags, profile, most) else {
+            return Ok(false);
+        };
+        let start = volume.chunks().last().map_or(Logical(0), |chunk| chunk.end());
+        let stripes = plan.stripes.iter().map(|&(index, at)| {
+            let member = &volume.members()[index];
+            Stripe { device: member.id, physical: Physical(at), device_uuid: member.uuid }
+        });
+        let stripes = stripes.collect();
+        let mut chunk = Chunk { start, length: plan.stripe_bytes, flags, profile, stripes };
+        chunk.length *= chunk.data_stripes();
+        let fits = start.0.checked_add(chunk.length).is_some_and(|end| end <= MOST_LOGICAL);
+        if !fits || (purpose == Purpose::System && !self.fits_superblock(&chunk)) {
+            return Ok(false);
+        }
+        self.add_chunk(chunk, &plan)?;
+        Ok(true)
+    }
+
+    /// How many members a chunk of this kind can have, as its item must fit.
+    fn most_members(&self, flags: BlockGroupFlags) -> usize {
+        let room = if flags.0 & BlockGroupFlags::SYSTEM != 0 {
+            SYSTEM_CHUNK_ARRAY_SIZE / 2
+        } else {
+            self.volume().superblock().node_size as usize / 2
+        };
+        // A chunk with its key has 97 bytes with the first stripe, each further one 32.
+        room.saturating_sub(97) / 32 + 1
+    }
+
+    fn system_chunks(&self) -> Vec<Chunk> {
+        let is_system = |chunk: &Chunk| chunk.flags.0 & BlockGroupFlags::SYSTEM != 0;
+        self.volume().chunks().filter(is_system).collect()
+    }
+
+    fn fits_superblock(&self, chunk: &Chunk) -> bool {
+        let all = self.system_chunks();
+        let sector_size = self.volume().superblock().sector_size;
+        let bytes = system_chunk_array(all.iter().chain([chunk]), sector_size);
+        bytes.len() <= SYSTEM_CHUNK_ARRAY_SIZE
+    }
+
+    /// Names the system chunks in the superblock, if they are not those that it names.
+    pub(crate) fn store_system_chunks(&self, item: &mut SuperblockItem) -> Result<()> {
+        let sector_size = self.volume().superblock().sector_size;
+        let len = item.sys_chunk_array_size.get() as usize;
+        let stored =
+            parse_system_chunks(item.sys_chunk_array.get(..len).unwrap_or_default(), sector_size);
+        let mut stored = stored.map_err(malformed)?;
+        stored.sort_by_key(|chunk| chunk.start);
+        let chunks = self.system_chunks();
+        if stored == chunks {
+            return Ok(());
+        }
+        let bytes = system_chunk_array(&chunks, sector_size);
+        item.sys_chunk_array.fill(0);
+        let place = item
+            .sys_chunk_array
+            .get_mut(..bytes.len())
+            .ok_or_else(|| Error::corrupt("superblock", "it has no room for all system chunks"))?;
+        place.copy_from_slice(&bytes);
+        item.sys_chunk_array_size =
+            u32::try_from(bytes.len()).expect("it fits into the superblock").into();
+        Ok(())
+    }
+
+    fn add_chunk(&self, chunk: Chunk, plan: &Plan) -> Result<()> {
+        let volume = self.volume();
+        let item = chunk_item(&chunk, volume.superblock().sector_size);
+        self.change(TreeId::CHUNK, |tree| tree.insert(chunk_key(&chunk), &item))?;
+        self.change_allocated(&chunk, true)?;
+        for &(index, at) in &plan.stripes {
+            let key = Key::new(volume.members()[index].id.0, ItemType::DEV_EXTENT, at);
+            let extent = DevExtent {
+                chunk_tree: TreeId::CHUNK.0.into(),
+                chunk_objectid: objectid::FIRST_CHUNK_TREE.into(),
+                chunk_offset: chunk.start.0.into(),
+                length: plan.stripe_bytes.into(),
+                chunk_tree_uuid: volume.chunk_tree_uuid(),
+            };
+            self.change(TreeId::DEV, |tree| tree.insert(key, extent.as_bytes()))?;
+        }
+        let (start, len, flags) = (chunk.start, chunk.length, chunk.flags);
+        let key = Key::new(start.0, ItemType::BLOCK_GROUP_ITEM, len);
+        let item = BlockGroupItem {
+            used: 0.into(),
+            chunk_objectid: objectid::FIRST_CHUNK_TREE.into(),
+            flags: flags.0.into(),
+        };
+        self.change(self.block_group_tree(), |tree| tree.insert(key, item.as_bytes()))?;
+        if self.volume().superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
+            let info = FreeSpaceInfo { extent_count: 1.into(), flags: 0.into() };
+            let info_key = Key::new(start.0, ItemType::FREE_SPACE_INFO, len);
+            let range_key = Key::new(start.0, ItemType::FREE_SPACE_EXTENT, len);
+            self.change(TreeId::FREE_SPACE, |tree| {
+                tree.insert_batch(&[(info_key, info.as_bytes()), (range_key, &[])])
+            })?;
+        }
+        volume.map_chunk(chunk)?;
+        self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))
+    }
+
+    /// Takes a block group that nobody allocates from any more, and its chunk, out of all trees.
+    fn remove_group(&self, group: &Arc<BlockGroup>) -> Result<()> {
+        let volume = self.volume();
+        let chunk = volume.chunk_at(group.start)?;
+        if volume.superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
+            let first = Key::new(group.start.0, ItemType(0), 0);
+            let last = Key::new(group.end() - 1, ItemType(u8::MAX), u64::MAX);
+            self.change(TreeId::FREE_SPACE, |tree| tree.remove_range(first, last))?;
+        }
+        let key = Key::new(group.start.0, ItemType::BLOCK_GROUP_ITEM, group.len);
+        self.remove_one(self.block_group_tree(), key)?;
+        for stripe in &chunk.stripes {
+            let key = Key::new(stripe.device.0, ItemType::DEV_EXTENT, stripe.physical.0);
+            self.remove_one(TreeId::DEV, key)?;
+        }
+        self.change_allocated(&chunk, false)?;
+        self.remove_one(TreeId::CHUNK, chunk_key(&chunk))?;
+        self.space().remove_group(group);
+        volume.unmap_chunk(chunk.start);
+        Ok(())
+    }
+
+    /// Removes an item that must be there.
+    fn remove_one(&self, tree: TreeId, key: Key) -> Result<()> {
+        self.change(tree, |tree| {
+            if tree.remove(key)? {
+                return Ok(());
+            }
+            Err(Error::corrupt("tree", format!("it has no item with the key {key}")))
+        })
+    }
+
+    /// Counts the stripes of a chunk that comes or goes for the members that they are on.
+    fn change_allocated(&self, chunk: &Chunk, is_new: bool) -> Result<()> {
+        let mut stripes: BTreeMap<DeviceId, u64> = BTreeMap::new();
+        for stripe in &chunk.stripes {
+            *stripes.entry(stripe.device).or_default() += chunk.stripe_bytes();
+        }
+        for (device, bytes) in stripes {
+            let index = self.volume().members().iter().position(|member| member.id == device);
+            let index = index.ok_or_else(|| {
+                Error::corrupt_at("chunk", chunk.start.0, format!("no member is device {device}"))
+            })?;
+            let allocated = self.space().change_allocated(index, bytes, is_new);
+            let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, device.0);
+            self.change(TreeId::CHUNK, |tree| {
+                tree.modify(key, 0, |data| {
+                    let mut item = *DevItem::view(data.unwrap_or_default()).map_err(malformed)?;
+                    item.bytes_used = allocated.into();
+                    Ok(Edit::Put(item.as_bytes().to_vec()))
+                })
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Free ranges of one block group.
+
+use std::collections::BTreeMap;
+
+/// Ranges that do not touch each other, by their start.
+#[derive(Debug, Default)]
+pub(crate) struct FreeSpace {
+    ranges: BTreeMap<u64, u64>,
+    total: u64,
+    /// Where the last range was taken: the next search begins here, so that what is taken one after
+    /// the other lies one behind the other.
+    next: u64,
+}
+
+impl FreeSpace {
+    /// All free bytes.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Adds `start..end`, which is not free yet, and joins it with its neighbours.
+    pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {
+        if start >= end {
+            return;
+        }
+        self.total += end - start;
+        if let Some((&before, &before_end)) = self.ranges.range(..=start).next_back() {
+            debug_assert!(before_end <= start, "a range is freed once");
+            if before_end == start {
+                self.ranges.remove(&before);
+                start = before;
+            }
+        }
+        if let Some((&after, &after_end)) = self.ranges.range(start..).next() {
+            debug_assert!(end <= after, "a range is freed once");
+            if after == end {
+                self.ranges.remove(&after);
+                end = after_end;
+            }
+        }
+        self.ranges.insert(start, end);
+    }
+
+    /// Takes `len` bytes in one piece, the first that fits from the last place on.
+    pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
+        if len > self.total {
+            return None;
+        }
+        let fits = |(&start, &end): (&u64, &u64)| (end - start >= len).then_some((start, end));
+        let (start, end) = self
+            .ranges
+            .range(self.next..)
+            .find_map(fits)
+            .or_else(|| self.ranges.range(..self.next).find_map(fits))?;
+        self.ranges.remove(&start);
+        if start + len < end {
+            self.ranges.insert(start + len, end);
+        }
+        self.next = start + len;
+        self.total -= len;
+        Some(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_join_and_are_taken_in_order() {
+        let mut free = FreeSpace::default();
+        free.add(100, 200);
+        free.add(300, 400);
+        free.add(200, 300);
+        assert_eq!(free.ranges.len(), 1);
+        assert_eq!(free.take(50), Some(100));
+        assert_eq!(free.take(250), Some(150));
+        assert_eq!(free.take(1), None);
+        free.add(100, 150);
+        free.add(250, 300);
+        assert_eq!(free.take(20), Some(100), "what lies before the last place is found too");
+        assert_eq!(free.take(50), Some(250));
+        assert_eq!(free.total(), 30);
+    }
+}

@@ -1,0 +1,359 @@
+//! Transactions: what is changed together, and how it gets to the devices.
+//!
+//! ```text
+//!             handles join and leave         the gate is shut              the gate is open again
+//!  running  |--------------------------->| finish: references, items, |   next transaction runs
+//!                                        | roots, superblock in memory|
+//!  committing                                                         |--> write blocks, flush,
+//!                                                                     |    superblocks, flush
+//! ```
+//!
+//! A [`Handle`] is a share in the running transaction; while one is held the transaction
+//! does not end. A commit shuts the gate, waits for the handles, and finishes alone: it runs the
+//! delayed references, which changes the extent and free-space trees, which makes more
+//! references, until nothing is left, and stores the roots. Then the next transaction begins, and
+//! the blocks of this one, which nobody may change any more, are written.
+//!
+//! Invariants:
+//!
+//! 1. A block belongs to the transaction in its header's generation. Only the running one's are changed.
+//! 2. What the last commit points to is neither changed nor allocated again until the next commit is
+//!    complete (`space`, pinned ranges).
+//! 3. A superblock is written after a barrier behind everything that it points to, and followed by a
+//!    barrier of its own.
+//! 4. After anything failed that may have left a tree half changed, or a commit, nothing is
+//!    written any more until the volume is opened again. The devices hold the last commit.
+//!
+//! Lock order: the turn of who makes room, commit lock, gate, chunk lock (`space`), root locks and
+//! latches of trees (`tree::write`), block groups, ledgers, delayed references. The last three are leaves:
+//! nothing else is locked under them.
+
+mod commit;
+mod dirty;
+mod extent_tree;
+#[cfg(debug_assertions)]
+mod lock_order;
+mod refs;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod writeout;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use offshoot_btrfs_format::block::{HEADER_RELOC, HEADER_WRITTEN, Header, MAX_LEVEL};
+use offshoot_btrfs_format::edit::header_mut;
+use offshoot_btrfs_format::superblock::SuperblockItem;
+use offshoot_btrfs_format::{Generation, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::block::TreeBlock;
+use crate::space::{Purpose, Reservation, Space};
+use crate::tree::{Tree, TreeRoot, TreeWriter};
+use crate::volume::Volume;
+pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
+use refs::DelayedRefs;
+pub(crate) use refs::{ExtentKind, Owner};
+pub(crate) use stats::Stats;
+
+/// The revision of back references that is in use, in the top byte of a header's flags.
+const MIXED_BACKREF_REVISION: u64 = 1 << 56;
+
+/// The part of a volume that can change.
+pub(crate) struct Live {
+    phases: RwLock<Phases>,
+    /// Held shared by every handle, and exclusively while a commit finishes.
+    gate: RwLock<()>,
+    /// Held by the one commit that runs.
+    commit: Mutex<()>,
+    trees: RwLock<HashMap<TreeId, Arc<Tree>>>,
+    pub(crate) space: Space,
+    /// Set when something failed that cannot be undone.
+    is_broken: AtomicBool,
+    /// How often space that a transaction freed became free: what a search found on its way may
+    /// not be there any more when this changed since it began.
+    pub(crate) epoch: AtomicU64,
+    /// The superblock of the last commit.
+    superblock: Mutex<Box<SuperblockItem>>,
+    pub(crate) stats: Stats,
+}
+
+/// Which transactions have blocks that are not on the devices.
+struct Phases {
+    running: Arc<Transaction>,
+    committing: Option<Arc<Transaction>>,
+}
+
+/// What changes together.
+pub(crate) struct Transaction {
+    pub(crate) id: Generation,
+    dirty: DirtyBlocks,
+    refs: DelayedRefs,
+    /// Trees whose root moved since their root items were stored.
+    moved_roots: Mutex<BTreeMap<TreeId, TreeRoot>>,
+    /// Extents without references, to be free when this transaction is on disk.
+    pinned: Mutex<Vec<(Logical, u64)>>,
+    /// What of every member belongs to chunks, when the transaction was finished.
+    allocated: OnceLock<Vec<u64>>,
+}
+
+impl Transaction {
+    fn new(id: Generation) -> Self {
+        Self {
+            id,
+            dirty: DirtyBlocks::default(),
+            refs: DelayedRefs::default(),
+            moved_roots: Mutex::default(),
+            pinned: Mutex::default(),
+            allocated: OnceLock::new(),
+        }
+    }
+}
+
+/// A share in the running transaction.
+pub(crate) struct Handle<'v> {
+    volume: &'v Volume,
+    live: &'v Live,
+    transaction: Arc<Transaction>,
+    /// `None` for the commit itself, which holds the gate exclusively.
+    _gate: Option<RwLockReadGuard<'v, ()>>,
+    /// The space that the operation may need.
+    _reservation: Option<Reservation<'v>>,
+}
+
+impl Live {
+    /// The state behind the last commit, which has this superblock.
+    pub(crate) fn new(space: Space, superblock: Box<SuperblockItem>) -> Self {
+        let first = Generation(superblock.generation.get() + 1);
+        let running = Arc::new(Transaction::new(first));
+        Self {
+            phases: RwLock::new(Phases { running, committing: None }),
+            gate: RwLock::new(()),
+            commit: Mutex::new(()),
+            trees: RwLock::default(),
+            space,
+            is_broken: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            superblock: Mutex::new(superblock),
+            stats: Stats::default(),
+        }
+    }
+
+    /// The block at `logical` that the transaction `generation` has made, when that one is not
+    /// on the devices yet.
+    pub(crate) fn dirty_block(
+        &self,
+        generation: Generation,
+        logical: Logical,
+    ) -> Option<Arc<Latch>> {
+        let phases = self.phases.read();
+        if phases.running.id == generation {
+            return phases.running.dirty.get(logical);
+        }
+        let committing = phases.committing.as_ref().filter(|one| one.id == generation)?;
+        committing.dirty.get(logical)
+    }
+
+    /// The tree `id`, whose root is looked up when it is used for the first time.
+    pub(crate) fn tree(&self, volume: &Volume, id: TreeId) -> Result<Arc<Tree>> {
+        if let Some(tree) = self.trees.read().get(&id) {
+            return Ok(tree.clone());
+        }
+        // Two threads may look it up at once; the first to store it wins, and nothing was changed by then.
+        let (root, last_snapshot, used) = crate::subvolume::stored_root(volume, id)?;
+        self.space.note_level(root.level);
+        let used = AtomicU64::new(used);
+        let new = || Arc::new(Tree { id, last_snapshot, root: RwLock::new(root), used });
+        let mut trees = self.trees.write();
+        let tree = trees.entry(id).or_insert_with(new);
+        Ok(tree.clone())
+    }
+
+    /// Allows no more writing.
+    fn break_off(&self) {
+        self.is_broken.store(true, Ordering::Release);
+    }
+
+    fn require_whole(&self) -> Result<()> {
+        if self.is_broken.load(Ordering::Acquire) {
+            return Err(Error::posix(Errno::ROFS, "the volume, after a failure"));
+        }
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// Joins the running transaction, without space to change anything.
+    ///
+    /// # Errors
+    /// `EROFS` when the volume was opened for reading, or something failed before.
+    pub(crate) fn enter(&self) -> Result<Handle<'_>> {
+        let live = self.live()?;
+        let gate = live.gate.read();
+        live.require_whole()?;
+        let transaction = live.phases.read().running.clone();
+        Ok(Handle { volume: self, live, transaction, _gate: Some(gate), _reservation: None })
+    }
+}
+
+impl<'v> Handle<'v> {
+    /// The handle, with space that is kept for it until it is dropped.
+    pub(crate) fn with_reservation(self, reservation: Reservation<'v>) -> Self {
+        Self { _reservation: Some(reservation), ..self }
+    }
+
+    /// What the blocks of a tree take, in bytes.
+    pub(crate) fn tree_bytes(&self, id: TreeId) -> Result<u64> {
+        Ok(self.live.tree(self.volume, id)?.used.load(Ordering::Relaxed))
+    }
+
+    /// How many extents have delayed references, and how many trees a root that is not stored.
+    pub(crate) fn pending(&self) -> (u64, u64) {
+        let roots = self.transaction.moved_roots.lock().len();
+        (self.transaction.refs.len() as u64, roots as u64)
+    }
+
+    pub(crate) fn volume(&self) -> &'v Volume {
+        self.volume
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        self.transaction.id
+    }
+
+    pub(crate) fn space(&self) -> &'v Space {
+        &self.live.space
+    }
+
+    pub(crate) fn stats(&self) -> &'v Stats {
+        &self.live.stats
+    }
+
+    /// Calls with a writer of the tree `id`. A failure inside may leave the tree half changed, so
+    /// it ends all writing.
+    pub(crate) fn change<T>(
+        &self,
+        id: TreeId,
+        change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let tree = self.live.tree(self.volume, id)?;
+        change(TreeWriter::new(self, &tree)).inspect_err(|_| self.live.break_off())
+    }
+
+    /// Takes the latch of a block that this transaction owns.
+    pub(crate) fn latch(&self, logical: Logical) -> Result<WriteLatch> {
+        let latch = self.transaction.dirty.get(logical).ok_or_else(|| {
+            Error::corrupt_at(
+                "tree block",
+                logical.0,
+                "it has the generation of the running transaction",
+            )
+        })?;
+        self.live.stats.lock_taken();
+        let (latch, waited) = WriteLatch::take(&latch);
+        if waited {
+            self.live.stats.lock_waited();
+        }
+        Ok(latch)
+    }
+
+    /// Makes an empty block for the tree `tree`.
+    pub(crate) fn new_block(&self, tree: TreeId, level: u8) -> Result<WriteLatch> {
+        assert!(level < MAX_LEVEL, "no tree of a volume that can exist is so high");
+        let logical = self.take_block(tree, level)?;
+        self.count_tree(tree, true)?;
+        let superblock = self.volume.superblock();
+        let mut bytes = vec![0; superblock.node_size as usize].into_boxed_slice();
+        *header_mut(&mut bytes) = Header {
+            csum: [0; 32],
+            fsid: superblock.metadata_uuid.into_bytes(),
+            bytenr: logical.0.into(),
+            flags: MIXED_BACKREF_REVISION.into(),
+            chunk_tree_uuid: self.volume.chunk_tree_uuid(),
+            generation: self.generation().0.into(),
+            owner: tree.0.into(),
+            nritems: 0.into(),
+            level,
+        };
+        Ok(self.transaction.dirty.add(TreeBlock::verified(bytes)))
+    }
+
+    /// Copies a committed block of the tree `tree` to a new address, where it can be changed.
+    pub(crate) fn copy_block(&self, tree: &Tree, old: &TreeBlock) -> Result<WriteLatch> {
+        let level = old.header().level;
+        let logical = self.take_block(tree.id, level)?;
+        let mut new = old.clone();
+        let header = header_mut(new.bytes_mut());
+        header.bytenr = logical.0.into();
+        header.fsid = self.volume.superblock().metadata_uuid.into_bytes();
+        header.generation = self.generation().0.into();
+        header.owner = tree.id.0.into();
+        header.flags =
+            (header.flags.get() & !(HEADER_WRITTEN | HEADER_RELOC) | MIXED_BACKREF_REVISION).into();
+        self.references_of_copy(tree, old, &new)?;
+        self.stats().block_copied();
+        Ok(self.transaction.dirty.add(new))
+    }
+
+    /// Frees a block that this transaction made or copied.
+    pub(crate) fn free_block(&self, tree: TreeId, block: WriteLatch) -> Result<()> {
+        let (logical, level) = (Logical(block.header().bytenr.get()), block.header().level);
+        drop(block);
+        self.transaction.dirty.remove(logical);
+        let node_size = u64::from(self.volume.superblock().node_size);
+        self.count_tree(tree, false)?;
+        let owner = Owner::Tree { root: tree };
+        if self.transaction.refs.cancel_new(logical) {
+            return self.live.space.give_back(logical, node_size);
+        }
+        self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
+        Ok(())
+    }
+
+    /// Counts a block that a tree gained or lost. A copy takes the place of what it is a copy of.
+    fn count_tree(&self, tree: TreeId, is_new: bool) -> Result<()> {
+        let node_size = u64::from(self.volume.superblock().node_size);
+        let used = &self.live.tree(self.volume, tree)?.used;
+        if is_new {
+            used.fetch_add(node_size, Ordering::Relaxed);
+        } else {
+            // What was stored may have been too little: the format does not depend on it.
+            let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
+            let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+        Ok(())
+    }
+
+    fn take_block(&self, tree: TreeId, level: u8) -> Result<Logical> {
+        let node_size = u64::from(self.volume.superblock().node_size);
+        let purpose = if tree == TreeId::CHUNK { Purpose::System } else { Purpose::Metadata };
+        let logical = self.live.space.take(self.volume, purpose, node_size)?;
+        let owner = Owner::Tree { root: tree };
+        self.transaction.refs.add_new(logical, node_size, ExtentKind::Block { level }, owner);
+        Ok(logical)
+    }
+
+    /// Queues a change of who refers to an extent.
+    pub(crate) fn refer(&self, at: Logical, len: u64, kind: ExtentKind, owner: Owner, delta: i64) {
+        self.transaction.refs.add(at, len, kind, owner, delta);
+    }
+
+    /// Queues the first reference to an extent that was just allocated.
+    pub(crate) fn refer_new(&self, at: Logical, len: u64, kind: ExtentKind, owner: Owner) {
+        self.transaction.refs.add_new(at, len, kind, owner);
+    }
+
+    /// Ends all writing: something failed that cannot be undone.
+    pub(crate) fn break_off(&self) {
+        self.live.break_off();
+    }
+
+    /// Notes that the root of a tree moved.
+    pub(crate) fn root_changed(&self, root: &TreeRoot) {
+        self.live.space.note_level(root.level);
+        self.transaction.moved_roots.lock().insert(root.id, *root);
+    }
+}

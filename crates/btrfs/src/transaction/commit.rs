@@ -1,0 +1,201 @@
+//! Committing: from a transaction in memory to the superblock that makes it the volume's state.
+
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::space::BlockGroupItem;
+use offshoot_btrfs_format::superblock::{RootBackup, SuperblockItem};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId, U64};
+use offshoot_vfs::{Error, Result};
+use zerocopy::IntoBytes;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Handle, Live, Transaction};
+use crate::subvolume::{malformed, root_item_key};
+use crate::tree::{Edit, TreeRoot};
+use crate::volume::Volume;
+
+impl Volume {
+    /// Makes everything that was changed before the call durable.
+    ///
+    /// # Errors
+    /// When a device fails: the devices then hold the last commit, and nothing more is written.
+    pub(crate) fn commit(&self) -> Result<()> {
+        let live = self.live()?;
+        let _commit = live.commit.lock();
+        let gate = live.gate.write();
+        live.require_whole()?;
+        let transaction = live.phases.read().running.clone();
+        if transaction.dirty.len() == 0 {
+            return Ok(());
+        }
+        let handle = Handle {
+            volume: self,
+            live,
+            transaction: transaction.clone(),
+            _gate: None,
+            _reservation: None,
+        };
+        let superblock = handle.finish().inspect_err(|_| live.break_off())?;
+        live.begin_next(transaction.clone());
+        drop(gate);
+        self.write_out(&transaction, &superblock).inspect_err(|_| live.break_off())?;
+        live.superblock.lock().clone_from(&superblock);
+        live.complete(self, &transaction)?;
+        self.remove_empty_groups()
+    }
+}
+
+impl Live {
+    /// Lets the next transaction run while `finished` is written.
+    fn begin_next(&self, finished: Arc<Transaction>) {
+        let mut phases = self.phases.write();
+        phases.running = Arc::new(Transaction::new(Generation(finished.id.0 + 1)));
+        phases.committing = Some(finished);
+    }
+
+    /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
+    fn complete(&self, volume: &Volume, transaction: &Transaction) -> Result<()> {
+        for (_, latch) in transaction.dirty.in_order() {
+            volume.cache.insert(latch.read().clone());
+        }
+        self.phases.write().committing = None;
+        // Before anything is free again: whoever still follows old pointers then knows to begin anew.
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        for (logical, len) in std::mem::take(&mut *transaction.pinned.lock()) {
+            self.space.give_back(logical, len)?;
+        }
+        self.stats.committed();
+        Ok(())
+    }
+}
+
+impl Handle<'_> {
+    /// Brings the trees to where they say all that is in them, and makes the superblock.
+    fn finish(&self) -> Result<Box<SuperblockItem>> {
+        loop {
+            self.run_references()?;
+            let stored = self.store_block_groups()? + self.store_roots()?;
+            if stored == 0 && self.transaction.refs.is_empty() {
+                break;
+            }
+        }
+        self.superblock()
+    }
+
+    /// Stores how much of each block group is used, where that changed.
+    fn store_block_groups(&self) -> Result<usize> {
+        let tree = self.block_group_tree();
+        let changed = self.live.space.changed_groups();
+        for group in &changed {
+            let key = Key::new(group.start.0, ItemType::BLOCK_GROUP_ITEM, group.len);
+            self.change(tree, |tree| {
+                tree.modify(key, 0, |data| {
+                    let mut item =
+                        *BlockGroupItem::view(data.unwrap_or_default()).map_err(malformed)?;
+                    item.used = group.used_to_store().into();
+                    Ok(Edit::Put(item.as_bytes().to_vec()))
+                })
+            })?;
+        }
+        Ok(changed.len())
+    }
+
+    /// Stores the roots of all trees that moved, but for the two that the superblock names.
+    fn store_roots(&self) -> Result<usize> {
+        let mut moved: Vec<TreeRoot> = Vec::new();
+        self.transaction.moved_roots.lock().retain(|id, root| {
+            let is_named = matches!(*id, TreeId::ROOT | TreeId::CHUNK);
+            if !is_named {
+                moved.push(*root);
+            }
+            is_named
+        });
+        for root in &moved {
+            let key = root_item_key(self.volume, root.id)?;
+            let used = self.tree_bytes(root.id)?;
+            self.change(TreeId::ROOT, |tree| {
+                tree.modify(key, 0, |data| {
+                    let old = data.ok_or_else(|| {
+                        Error::corrupt("root tree", format!("it has no root of tree {}", root.id))
+                    })?;
+                    let mut item = RootItem::parse(old).map_err(malformed)?;
+                    item.bytenr = root.logical.0.into();
+                    item.level = root.level;
+                    item.generation = root.generation.0.into();
+                    item.generation_v2 = item.generation;
+                    item.bytes_used = used.into();
+                    if root.id.is_subvolume() {
+                        item.ctransid = item.generation;
+                    }
+                    Ok(Edit::Put(item.as_bytes()[..old.len()].to_vec()))
+                })
+            })?;
+        }
+        Ok(moved.len())
+    }
+
+    /// The superblock of this transaction, without what differs from device to device.
+    fn superblock(&self) -> Result<Box<SuperblockItem>> {
+        let mut item = self.live.superblock.lock().clone();
+        let generation: U64 = self.generation().0.into();
+        let root = self.volume.tree(TreeId::ROOT)?;
+        let chunk = self.volume.tree(TreeId::CHUNK)?;
+        // The UUID tree is kept with the subvolumes, so it stays as current as it was. A version 1 free
+        // space cache is not kept: its generation stays behind, which tells the kernel to discard it.
+        if item.uuid_tree_generation == item.generation {
+            item.uuid_tree_generation = generation;
+        }
+        item.generation = generation;
+        item.root = root.logical.0.into();
+        item.root_level = root.level;
+        item.chunk_root = chunk.logical.0.into();
+        item.chunk_root_level = chunk.level;
+        item.chunk_root_generation = chunk.generation.0.into();
+        item.bytes_used = self.live.space.bytes_used().into();
+        self.store_system_chunks(&mut item)?;
+        let allocated = self.live.space.allocated();
+        self.transaction.allocated.get_or_init(|| allocated);
+        self.store_backup(&mut item)?;
+        Ok(item)
+    }
+
+    /// Puts the roots of this commit in the place of the oldest that the superblock remembers.
+    fn store_backup(&self, item: &mut SuperblockItem) -> Result<()> {
+        let newest = (0..item.super_roots.len())
+            .max_by_key(|&i| item.super_roots[i].tree_root_gen.get())
+            .unwrap_or(0);
+        let place = (newest + 1) % item.super_roots.len();
+        let [extent, fs, dev] =
+            [TreeId::EXTENT, TreeId::FS, TreeId::DEV].map(|id| self.volume.tree(id));
+        let (extent, fs, dev) = (extent?, fs?, dev?);
+        let csum = self.volume.tree(TreeId::CSUM)?;
+        let number = |n: u64| U64::new(n);
+        item.super_roots[place] = RootBackup {
+            tree_root: item.root,
+            tree_root_gen: item.generation,
+            chunk_root: item.chunk_root,
+            chunk_root_gen: item.chunk_root_generation,
+            extent_root: number(extent.logical.0),
+            extent_root_gen: number(extent.generation.0),
+            fs_root: number(fs.logical.0),
+            fs_root_gen: number(fs.generation.0),
+            dev_root: number(dev.logical.0),
+            dev_root_gen: number(dev.generation.0),
+            csum_root: number(csum.logical.0),
+            csum_root_gen: number(csum.generation.0),
+            total_bytes: item.total_bytes,
+            bytes_used: item.bytes_used,
+            num_devices: item.num_devices,
+            unused_64: [number(0); 4],
+            tree_root_level: item.root_level,
+            chunk_root_level: item.chunk_root_level,
+            extent_root_level: extent.level,
+            fs_root_level: fs.level,
+            dev_root_level: dev.level,
+            csum_root_level: csum.level,
+            unused_8: [0; 10],
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! The blocks that a transaction has made.
+//!
+//! A committed block is never changed: the first change in a transaction copies it to a new
+//! address. What a transaction made carries its generation, so the generation in a
+//! pointer says where the block is: of the running transaction, or of the one that
+//! is being written out, in their dirty sets; of any other, in the cache or on the devices.
+//!
+//! A dirty block is behind a latch. Whoever holds the latch for writing owns the block; a reader
+//! takes the latch long enough to share the bytes, and reads them without it. A
+//! writer that finds its bytes shared copies them first ([`Arc::make_mut`]), so a reader keeps what
+//! it saw.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use offshoot_btrfs_format::Logical;
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use parking_lot::{RawRwLock, RwLock};
+
+use crate::block::TreeBlock;
+
+/// A dirty block.
+pub(crate) type Latch = RwLock<Arc<TreeBlock>>;
+/// A dirty block that is being read.
+pub(crate) type ReadLatch = ArcRwLockReadGuard<RawRwLock, Arc<TreeBlock>>;
+/// A dirty block that is being changed.
+pub(crate) struct WriteLatch {
+    guard: ArcRwLockWriteGuard<RawRwLock, Arc<TreeBlock>>,
+    /// Who holds what, to check the order of latches.
+    #[cfg(debug_assertions)]
+    _noted: super::lock_order::Noted,
+}
+
+impl WriteLatch {
+    /// Takes the latch of a block that others can reach, and says whether that took waiting.
+    pub(crate) fn take(latch: &Arc<Latch>) -> (Self, bool) {
+        #[cfg(debug_assertions)]
+        let noted = super::lock_order::Noted::in_order(&latch.read());
+        let free = RwLock::try_write_arc(latch);
+        let waited = free.is_none();
+        let guard = free.unwrap_or_else(|| RwLock::write_arc(latch));
+        let latch = Self {
+            guard,
+            #[cfg(debug_assertions)]
+            _noted: noted,
+        };
+        (latch, waited)
+    }
+
+    /// The block, to be changed. It is copied first when a reader still looks at it.
+    pub(crate) fn block_mut(&mut self) -> &mut TreeBlock {
+        Arc::make_mut(&mut self.guard)
+    }
+}
+
+impl Deref for WriteLatch {
+    type Target = TreeBlock;
+
+    fn deref(&self) -> &TreeBlock {
+        &self.guard
+    }
+}
+
+/// Shards of the map, a power of two.
+const SHARDS: usize = 16;
+
+/// The dirty blocks of one transaction, by address.
+#[derive(Default)]
+pub(crate) struct DirtyBlocks {
+    shards: [RwLock<HashMap<u64, Arc<Latch>>>; SHARDS],
+    count: AtomicU64,
+}
+
+impl DirtyBlocks {
+    fn shard(&self, logical: Logical) -> &RwLock<HashMap<u64, Arc<Latch>>> {
+        // Blocks are at least 4 KiB, so lower bits tell nothing.
+        let spread = (logical.0 >> 12) ^ (logical.0 >> 16);
+        #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
+        &self.shards[spread as usize & (SHARDS - 1)]
+    }
+
+    /// The block at `logical`.
+    pub(crate) fn get(&self, logical: Logical) -> Option<Arc<Latch>> {
+        self.shard(logical).read().get(&logical.0).cloned()
+    }
+
+    /// Adds a block and takes its latch, which nobody else can have yet.
+    pub(crate) fn add(&self, block: TreeBlock) -> WriteLatch {
+        let logical = Logical(block.header().bytenr.get());
+        #[cfg(debug_assertions)]
+        let noted = super::lock_order::Noted::fresh(&block);
+        let latch = Arc::new(RwLock::new(Arc::new(block)));
+        let held = WriteLatch {
+            guard: RwLock::write_arc(&latch),
+            #[cfg(debug_assertions)]
+            _noted: noted,
+        };
+        let before = self.shard(logical).write().insert(logical.0, latch);
+        debug_assert!(before.is_none(), "an address is allocated once");
+        self.count.fetch_add(1, Ordering::Relaxed);
+        held
+    }
+
+    /// Forgets a block that was freed before it was ever written.
+    pub(crate) fn remove(&self, logical: Logical) {
+        if self.shard(logical).write().remove(&logical.0).is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many blocks there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// All blocks, by address.
+    pub(crate) fn in_order(&self) -> Vec<(Logical, Arc<Latch>)> {
+        let mut all: Vec<_> = self
+            .shards
+            .iter()
+            .flat_map(|shard| {
+                let shard = shard.read();
+                shard.iter().map(|(&at, latch)| (Logical(at), latch.clone())).collect::<Vec<_>>()
+            })
+            .collect();
+        all.sort_unstable_by_key(|(logical, _)| *logical);
+        all
+    }
+}

@@ -1,0 +1,426 @@
+//! The extent tree: counts of references, and who holds them.
+//!
+//! An item counts all references to an extent and holds as many of them as fit inline; the
+//! others are items of their own behind it ("keyed"). A reference is an [`Owner`] and a count.
+//!
+//! A tree block that several subvolumes share is counted once for each. What it refers to is
+//! counted for the tree that it belongs to, until that tree copies it: from then on the old block
+//! itself is the owner of what is below it (a *full back reference*).
+
+use offshoot_btrfs_format::block::HEADER_RELOC;
+use offshoot_btrfs_format::edit::leaf_capacity;
+use offshoot_btrfs_format::extent::{
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
+    ExtentItem, InlineRef, TreeBlockInfo,
+};
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::key::DiskKey;
+use offshoot_btrfs_format::superblock::Incompat;
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32, U64, dir};
+use offshoot_vfs::{Error, Result};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Handle;
+use super::refs::{ExtentKind, Owner, Pending};
+use crate::block::TreeBlock;
+use crate::subvolume::malformed;
+use crate::tree::{Cursor, Edit, Tree};
+use crate::volume::Volume;
+
+/// An item of the extent tree, taken apart.
+struct Record {
+    key: Key,
+    refs: u64,
+    generation: Generation,
+    flags: u64,
+    block: Option<TreeBlockInfo>,
+    inline: Vec<(Owner, u32)>,
+}
+
+impl Owner {
+    fn item_type(self) -> ItemType {
+        match self {
+            Self::Tree { .. } => ItemType::TREE_BLOCK_REF,
+            Self::File { .. } => ItemType::EXTENT_DATA_REF,
+            Self::Block { .. } => ItemType::SHARED_BLOCK_REF,
+            Self::Leaf { .. } => ItemType::SHARED_DATA_REF,
+        }
+    }
+
+    /// What orders references of one type, and the offset of the key of one that has an item.
+    fn sequence(self) -> u64 {
+        match self {
+            Self::Tree { root } => root.0,
+            Self::Block { parent } | Self::Leaf { parent } => parent.0,
+            Self::File { root, ino, offset } => dir::data_ref_hash(root, ino, offset),
+        }
+    }
+
+    fn inline_size(self) -> usize {
+        1 + match self {
+            Self::Tree { .. } | Self::Block { .. } => size_of::<U64>(),
+            Self::File { .. } => size_of::<ExtentDataRef>(),
+            Self::Leaf { .. } => size_of::<U64>() + size_of::<U32>(),
+        }
+    }
+
+    /// The data of this reference, inline behind its type or in an item of its own. `inline` ones
+    /// name what is the key's offset otherwise.
+    fn encode(self, count: u32, inline: bool, to: &mut Vec<u8>) {
+        match self {
+            Self::File { root, ino, offset } => to.extend_from_slice(
+                ExtentDataRef {
+                    root: root.0.into(),
+                    objectid: ino.into(),
+                    offset: offset.into(),
+                    count: count.into(),
+                }
+                .as_bytes(),
+            ),
+            _ if inline => to.extend_from_slice(&self.sequence().to_le_bytes()),
+            _ => {}
+        }
+        if let Self::Leaf { .. } = self {
+            to.extend_from_slice(&count.to_le_bytes());
+        }
+    }
+}
+
+impl Record {
+    fn parse(key: Key, data: &[u8]) -> Result<Self> {
+        let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
+        let mut inline = Vec::new();
+        for reference in extent.inline_refs() {
+            inline.push(match reference.map_err(malformed)? {
+                InlineRef::TreeBlock(root) => (Owner::Tree { root: TreeId(root) }, 1),
+                InlineRef::SharedBlock(parent) => (Owner::Block { parent: Logical(parent) }, 1),
+                InlineRef::ExtentData(r) => (
+                    Owner::File {
+                        root: TreeId(r.root.get()),
+                        ino: r.objectid.get(),
+                        offset: r.offset.get(),
+                    },
+                    r.count.get(),
+                ),
+                InlineRef::SharedData { parent, count } => {
+                    (Owner::Leaf { parent: Logical(parent) }, count)
+                }
+                InlineRef::Owner(_) => {
+                    return Err(Error::Unsupported("changing extents of simple quotas".into()));
+                }
+            });
+        }
+        Ok(Self {
+            key,
+            refs: extent.item.refs.get(),
+            generation: Generation(extent.item.generation.get()),
+            flags: extent.item.flags.get(),
+            block: extent.block.copied(),
+            inline,
+        })
+    }
+
+    fn len(&self) -> usize {
+        size_of::<ExtentItem>()
+            + if self.block.is_some() { size_of::<TreeBlockInfo>() } else { 0 }
+            + self.inline.iter().map(|(owner, _)| owner.inline_size()).sum::<usize>()
+    }
+
+    fn encode(&mut self) -> Vec<u8> {
+        // By type, and within a type descending.
+        self.inline
+            .sort_by_key(|(owner, _)| (owner.item_type(), std::cmp::Reverse(owner.sequence())));
+        let mut data = Vec::with_capacity(self.len());
+        let item = ExtentItem {
+            refs: self.refs.into(),
+            generation: self.generation.0.into(),
+            flags: self.flags.into(),
+        };
+        data.extend_from_slice(item.as_bytes());
+        data.extend_from_slice(self.block.as_ref().map_or(&[][..], IntoBytes::as_bytes));
+        for (owner, count) in &self.inline {
+            data.push(owner.item_type().0);
+            owner.encode(*count, true, &mut data);
+        }
+        data
+    }
+}
+
+/// The item of the extent at `logical`, as the tree has it now.
+fn find(volume: &Volume, logical: Logical) -> Result<Record> {
+    let root = volume.tree(TreeId::EXTENT)?;
+    let last = Key::new(logical.0, ItemType::METADATA_ITEM, u64::MAX);
+    let cursor = Cursor::seek_floor(volume, root, last)?;
+    match cursor.item() {
+        Some((key, data))
+            if key.objectid == logical.0
+                && matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) =>
+        {
+            Record::parse(key, data)
+        }
+        _ => Err(Error::corrupt_at("extent tree", logical.0, "it has no item for the extent")),
+    }
+}
+
+fn underflow(logical: Logical, owner: Owner) -> Error {
+    Error::corrupt_at("extent tree", logical.0, format!("it counts no reference of {owner:?}"))
+}
+
+impl Handle<'_> {
+    /// Queues the changes of references that the copy `new` of the block `old` brings.
+    pub(super) fn references_of_copy(
+        &self,
+        tree: &Tree,
+        old: &TreeBlock,
+        new: &TreeBlock,
+    ) -> Result<()> {
+        let header = old.header();
+        let (logical, level) = (Logical(header.bytenr.get()), header.level);
+        let node_size = u64::from(self.volume.superblock().node_size);
+        let may_be_shared = tree.id.is_subvolume()
+            && (header.generation() <= tree.last_snapshot
+                || header.flags.get() & HEADER_RELOC != 0);
+        if may_be_shared {
+            let (count, is_full) = self.count_of(logical)?;
+            if count > 1 && header.owner() == tree.id && !is_full {
+                self.refer_to_children(old, None, 1)?;
+                self.transaction.refs.set_full_backref(logical, node_size, level);
+            } else if count > 1 {
+                self.refer_to_children(new, Some(tree.id), 1)?;
+            } else if is_full {
+                self.refer_to_children(new, Some(tree.id), 1)?;
+                self.refer_to_children(old, None, -1)?;
+            }
+        }
+        let owner = Owner::Tree { root: tree.id };
+        self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
+        Ok(())
+    }
+
+    /// How many references the block at `logical` has, and whether it refers to what is below it by
+    /// its own address, delayed references included.
+    fn count_of(&self, logical: Logical) -> Result<(u64, bool)> {
+        let record = find(self.volume, logical)?;
+        let pending = self.transaction.refs.get(logical);
+        let net = pending.as_ref().map_or(0, Pending::net);
+        let is_full = record.flags & EXTENT_FLAG_FULL_BACKREF != 0
+            || pending.is_some_and(|pending| pending.full_backref);
+        Ok((record.refs.saturating_add_signed(net), is_full))
+    }
+
+    /// Changes the count of everything that `block` refers to, for the tree `root`, or else for the
+    /// block itself.
+    fn refer_to_children(&self, block: &TreeBlock, root: Option<TreeId>, delta: i64) -> Result<()> {
+        let refs = &self.transaction.refs;
+        let parent = Logical(block.header().bytenr.get());
+        let node_size = u64::from(self.volume.superblock().node_size);
+        if !block.is_leaf() {
+            let kind = ExtentKind::Block { level: block.header().level - 1 };
+            let owner = root.map_or(Owner::Block { parent }, |root| Owner::Tree { root });
+            for pointer in block.pointers() {
+                refs.add(pointer.logical(), node_size, kind, owner, delta);
+            }
+            return Ok(());
+        }
+        for (slot, item) in block.items().iter().enumerate() {
+            let key = item.key.get();
+            if key.item_type != ItemType::EXTENT_DATA {
+                continue;
+            }
+            let extent = FileExtent::parse(block.data(slot)).map_err(malformed)?;
+            if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } = extent.body
+            {
+                let owner = root.map_or(Owner::Leaf { parent }, |root| Owner::File {
+                    root,
+                    ino: key.objectid,
+                    offset: key.offset.wrapping_sub(offset),
+                });
+                refs.add(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, delta);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the delayed references until none are left. What this changes in the trees queues more of
+    /// them, but a block is copied once in a transaction, so it ends.
+    pub(super) fn run_references(&self) -> Result<()> {
+        while let Some((logical, pending)) = self.transaction.refs.pop() {
+            self.run_one(logical, &pending)?;
+        }
+        Ok(())
+    }
+
+    fn run_one(&self, logical: Logical, pending: &Pending) -> Result<()> {
+        if pending.is_new {
+            return self.add_extent(logical, pending);
+        }
+        if pending.changes.is_empty() && !pending.full_backref {
+            return Ok(());
+        }
+        let mut record = find(self.volume, logical)?;
+        let left = record.refs.checked_add_signed(pending.net()).ok_or_else(|| {
+            Error::corrupt_at("extent tree", logical.0, "it counts too few references")
+        })?;
+        if left == 0 {
+            return self.remove_extent(logical, pending);
+        }
+        let in_items = record.refs - record.inline.iter().map(|(_, n)| u64::from(*n)).sum::<u64>();
+        record.refs = left;
+        if pending.full_backref {
+            record.flags |= EXTENT_FLAG_FULL_BACKREF;
+        }
+        let old_len = record.len();
+        for (&owner, &delta) in &pending.changes {
+            self.change_owner(&mut record, logical, owner, delta, in_items > 0)?;
+        }
+        let (key, data) = (record.key, record.encode());
+        self.change(TreeId::EXTENT, |tree| {
+            tree.modify(key, data.len().saturating_sub(old_len), |_| Ok(Edit::Put(data)))
+        })
+    }
+
+    /// Changes the count of one owner, inline where it is or fits, else in its item.
+    fn change_owner(
+        &self,
+        record: &mut Record,
+        logical: Logical,
+        owner: Owner,
+        delta: i64,
+        has_items: bool,
+    ) -> Result<()> {
+        let changed = |count: u32| {
+            u32::try_from(i64::from(count) + delta).map_err(|_| underflow(logical, owner))
+        };
+        if let Some(at) = record.inline.iter().position(|(one, _)| *one == owner) {
+            match changed(record.inline[at].1)? {
+                0 => drop(record.inline.remove(at)),
+                count => record.inline[at].1 = count,
+            }
+            return Ok(());
+        }
+        let keyed = if has_items { self.find_keyed(logical, owner)? } else { None };
+        if let Some((key, count)) = keyed {
+            let count = changed(count)?;
+            return self.change(TreeId::EXTENT, |tree| {
+                if count == 0 {
+                    return tree.remove(key).map(drop);
+                }
+                let mut data = Vec::new();
+                owner.encode(count, false, &mut data);
+                tree.modify(key, 0, |_| Ok(Edit::Put(data)))
+            });
+        }
+        let count = changed(0)?;
+        let most = leaf_capacity(self.volume.superblock().node_size) / 16 - 25;
+        if record.len() + owner.inline_size() <= most {
+            record.inline.push((owner, count));
+            return Ok(());
+        }
+        let key = self.free_key(logical, owner)?;
+        let mut data = Vec::new();
+        owner.encode(count, false, &mut data);
+        self.change(TreeId::EXTENT, |tree| tree.insert(key, &data))
+    }
+
+    /// The item of `owner`, with its count. References of files whose hashes collide stand behind each other.
+    fn find_keyed(&self, logical: Logical, owner: Owner) -> Result<Option<(Key, u32)>> {
+        let root = self.volume.tree(TreeId::EXTENT)?;
+        let first = Key::new(logical.0, owner.item_type(), owner.sequence());
+        let mut cursor = Cursor::seek(self.volume, root, first)?;
+        let mut expected = first;
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key == expected) {
+            let count = match owner {
+                Owner::File { root, ino, offset } => {
+                    let (found, _) = ExtentDataRef::ref_from_prefix(data)
+                        .map_err(|_| Error::corrupt("extent data ref", "it is cut"))?;
+                    let is_it = found.root.get() == root.0
+                        && found.objectid.get() == ino
+                        && found.offset.get() == offset;
+                    is_it.then(|| found.count.get())
+                }
+                Owner::Leaf { .. } => U32::read_from_bytes(data).ok().map(U32::get),
+                Owner::Tree { .. } | Owner::Block { .. } => Some(1),
+            };
+            if let Some(count) = count {
+                return Ok(Some((key, count)));
+            }
+            expected.offset = expected.offset.wrapping_add(1);
+            cursor.advance()?;
+        }
+        Ok(None)
+    }
+
+    /// The first key that is free for the item of `owner`.
+    fn free_key(&self, logical: Logical, owner: Owner) -> Result<Key> {
+        let root = self.volume.tree(TreeId::EXTENT)?;
+        let mut key = Key::new(logical.0, owner.item_type(), owner.sequence());
+        let mut cursor = Cursor::seek(self.volume, root, key)?;
+        while cursor.item().is_some_and(|(found, _)| found == key) {
+            key.offset = key.offset.wrapping_add(1);
+            cursor.advance()?;
+        }
+        Ok(key)
+    }
+
+    fn add_extent(&self, logical: Logical, pending: &Pending) -> Result<()> {
+        let refs = u64::try_from(pending.net())
+            .map_err(|_| Error::corrupt_at("extent tree", logical.0, "a new extent is not held"))?;
+        if refs == 0 {
+            // It came and went; its checksums were stored when it came.
+            if pending.kind == ExtentKind::Data {
+                crate::data::remove_checksums(self, logical, pending.len)?;
+            }
+            return self.live.space.give_back(logical, pending.len);
+        }
+        let is_skinny = self.volume.superblock().incompat.has(Incompat::SKINNY_METADATA);
+        let (key, flags, block) = match pending.kind {
+            ExtentKind::Data => {
+                (Key::new(logical.0, ItemType::EXTENT_ITEM, pending.len), EXTENT_FLAG_DATA, None)
+            }
+            ExtentKind::Block { level } if is_skinny => (
+                Key::new(logical.0, ItemType::METADATA_ITEM, level.into()),
+                EXTENT_FLAG_TREE_BLOCK,
+                None,
+            ),
+            ExtentKind::Block { level } => {
+                let key: DiskKey = self.first_key_of(logical).into();
+                (
+                    Key::new(logical.0, ItemType::EXTENT_ITEM, pending.len),
+                    EXTENT_FLAG_TREE_BLOCK,
+                    Some(TreeBlockInfo { key, level }),
+                )
+            }
+        };
+        let generation = self.generation();
+        let mut record = Record { key, refs: 0, generation, flags, block, inline: Vec::new() };
+        for (&owner, &count) in &pending.changes {
+            self.change_owner(&mut record, logical, owner, count, false)?;
+        }
+        record.refs = refs;
+        let data = record.encode();
+        self.change(TreeId::EXTENT, |tree| tree.insert(key, &data))?;
+        self.mark_used(logical, pending.len)?;
+        self.live.space.count_used(logical, pending.len, true)
+    }
+
+    /// The first key of a block of this transaction.
+    fn first_key_of(&self, logical: Logical) -> Key {
+        let block = self.transaction.dirty.get(logical).map(|latch| latch.read().clone());
+        block.filter(|block| !block.is_empty()).map_or(Key::MIN, |block| block.key(0))
+    }
+
+    fn remove_extent(&self, logical: Logical, pending: &Pending) -> Result<()> {
+        // What is free is read from the trees once; after this they say that the range is.
+        self.live.space.load(self.volume, &*self.live.space.group_of(logical)?)?;
+        let first = Key::new(logical.0, ItemType::EXTENT_ITEM, 0);
+        let last = Key::new(logical.0, ItemType::SHARED_DATA_REF, u64::MAX);
+        self.change(TreeId::EXTENT, |tree| tree.remove_range(first, last))?;
+        if pending.kind == ExtentKind::Data {
+            crate::data::remove_checksums(self, logical, pending.len)?;
+        }
+        self.mark_free(logical, pending.len)?;
+        self.live.space.count_used(logical, pending.len, false)?;
+        self.transaction.pinned.lock().push((logical, pending.len));
+        Ok(())
+    }
+}

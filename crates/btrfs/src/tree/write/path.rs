@@ -1,0 +1,187 @@
+//! The way to a leaf, and the latches that are held on it.
+
+use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, pointer_mut};
+use offshoot_btrfs_format::{Key, Logical};
+use offshoot_vfs::Result;
+use parking_lot::RwLockWriteGuard;
+
+use super::TreeWriter;
+use crate::block::TreeBlock;
+use crate::transaction::WriteLatch;
+use crate::tree::TreeRoot;
+
+/// A block on the way that something below may still change.
+pub(super) struct Step {
+    pub(super) node: WriteLatch,
+    /// The slot through which the way leads.
+    pub(super) slot: usize,
+    /// The key that all keys in the node stay below.
+    pub(super) upper: Option<Key>,
+}
+
+/// What is held on the way to a leaf.
+pub(super) struct Path<'t> {
+    /// The root lock, while the root block may still be replaced.
+    pub(super) top: Option<RwLockWriteGuard<'t, TreeRoot>>,
+    /// From the root, or the first block that was not safe, downwards.
+    pub(super) above: Vec<Step>,
+    /// The key that all keys of the block at hand stay below; `None` at the right edge.
+    pub(super) upper: Option<Key>,
+}
+
+impl Path<'_> {
+    /// Lets everything above the block at hand go.
+    pub(super) fn release(&mut self) {
+        self.top = None;
+        self.above.clear();
+    }
+
+    /// The key of the block at hand, which was the first of all down to here, became `key`.
+    pub(super) fn set_first_key(&mut self, key: Key) {
+        for step in self.above.iter_mut().rev() {
+            pointer_mut(bytes(&mut step.node), step.slot).key = key.into();
+            if step.slot != 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// The bytes of a latched block, to be changed.
+pub(super) fn bytes(latch: &mut WriteLatch) -> &mut [u8] {
+    latch.block_mut().bytes_mut()
+}
+
+/// The address of a latched block.
+pub(super) fn address(block: &TreeBlock) -> Logical {
+    Logical(block.header().bytenr.get())
+}
+
+/// A leaf, and where in it a key is or belongs.
+pub(super) struct Found<'t> {
+    pub(super) path: Path<'t>,
+    pub(super) leaf: WriteLatch,
+    pub(super) slot: usize,
+    /// Whether the item at `slot` has the key.
+    pub(super) exists: bool,
+}
+
+impl Found<'_> {
+    /// How many items at the beginning of `batch` go into the leaf side by side: at least one, for
+    /// which the caller made room.
+    pub(super) fn run_that_fits(&self, batch: &[(Key, &[u8])]) -> usize {
+        let limit = if self.slot < self.leaf.len() {
+            Some(self.leaf.key(self.slot))
+        } else {
+            self.path.upper
+        };
+        let mut room = leaf_free(self.leaf.bytes());
+        batch
+            .iter()
+            .take_while(|(key, data)| {
+                let need = data.len() + ITEM_SIZE;
+                let fits = need <= room && limit.is_none_or(|limit| *key < limit);
+                room -= if fits { need } else { 0 };
+                fits
+            })
+            .count()
+    }
+
+    /// Puts items, for which there is room, where the first of them belongs.
+    pub(super) fn put_run(&mut self, run: &[(Key, &[u8])]) {
+        let shape: Vec<_> = run.iter().map(|(key, data)| (*key, data.len())).collect();
+        let block = bytes(&mut self.leaf);
+        insert_items(block, self.slot, &shape);
+        for (i, (_, data)) in run.iter().enumerate() {
+            data_mut(block, self.slot + i).copy_from_slice(data);
+        }
+        if self.slot == 0 {
+            self.path.set_first_key(run[0].0);
+        }
+    }
+}
+
+impl<'a> TreeWriter<'a> {
+    /// Takes the root lock and the root block, which the transaction owns afterwards.
+    pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
+        let mut top = self.tree.root.write();
+        if top.generation == self.handle.generation() {
+            let block = self.handle.latch(top.logical)?;
+            return Ok((top, block));
+        }
+        let old = self.handle.volume().block(&top.expected())?;
+        let block = self.handle.copy_block(self.tree, &old)?;
+        top.logical = address(&block);
+        top.generation = self.handle.generation();
+        self.handle.root_changed(&top);
+        Ok((top, block))
+    }
+
+    /// Looks at the child at `slot` of `node` without making it the transaction's: what would be decided
+    /// against it needs no copy of it. It may change until it is latched.
+    pub(super) fn peek<T>(
+        &self,
+        node: &WriteLatch,
+        slot: usize,
+        look: impl FnOnce(&TreeBlock) -> T,
+    ) -> Result<T> {
+        let child = self.handle.volume().child(node, slot, self.id())?;
+        Ok(look(&child))
+    }
+
+    /// Latches the child at `slot` of `node`, which the transaction owns afterwards, and adds
+    /// `node` to the path.
+    pub(super) fn go_down(
+        &self,
+        path: &mut Path<'a>,
+        mut node: WriteLatch,
+        slot: usize,
+    ) -> Result<WriteLatch> {
+        let child = self.lock_child(&mut node, slot)?;
+        let upper = path.upper;
+        if slot + 1 < node.len() {
+            path.upper = Some(node.key(slot + 1));
+        }
+        path.above.push(Step { node, slot, upper });
+        Ok(child)
+    }
+
+    /// Latches the child at `slot` of `node`, which the transaction owns afterwards.
+    pub(super) fn lock_child(&self, node: &mut WriteLatch, slot: usize) -> Result<WriteLatch> {
+        let pointer = node.pointers()[slot];
+        if pointer.generation.get() == self.handle.generation().0 {
+            return self.handle.latch(pointer.logical());
+        }
+        let old = self.handle.volume().child(node, slot, self.id())?;
+        let block = self.handle.copy_block(self.tree, &old)?;
+        let pointer = pointer_mut(bytes(node), slot);
+        pointer.blockptr = address(&block).0.into();
+        pointer.generation = self.handle.generation().0.into();
+        Ok(block)
+    }
+
+    /// Finds the place of `key` in the leaf, and lets go of what is above it as early as possible.
+    pub(super) fn find_in_leaf(
+        &self,
+        mut path: Path<'a>,
+        leaf: WriteLatch,
+        key: Key,
+        need: usize,
+    ) -> Found<'a> {
+        let has_room = leaf_free(leaf.bytes()) >= need;
+        if leaf.is_empty() {
+            return Found { path, leaf, slot: 0, exists: false };
+        }
+        let first = leaf.key(0);
+        if has_room && key >= first {
+            path.release();
+            self.handle.stats().unlocked_early();
+        }
+        let (slot, exists) = match key.cmp(&first) {
+            std::cmp::Ordering::Less => (0, false),
+            std::cmp::Ordering::Equal => (0, true),
+            std::cmp::Ordering::Greater => leaf.search_from(1, key),
+        };
+        Found { path, leaf, slot, exists }
+    }
+}

@@ -1,0 +1,190 @@
+//! Removing items, and what becomes of blocks that run empty.
+//!
+//! A run of adjacent items leaves with one shift. A leaf that is less than a third full
+//! afterwards is merged with a sibling when both fit into one block, a node that is less
+//! than a quarter full when the way leads through it. An empty block is freed and its pointer removed;
+//! a root with a single pointer gives way to its child.
+
+use offshoot_btrfs_format::Key;
+use offshoot_btrfs_format::edit::{
+    copy_items, copy_pointers, items_bytes, leaf_capacity, leaf_free, node_capacity, remove_items,
+    remove_pointers,
+};
+use offshoot_vfs::Result;
+
+use super::TreeWriter;
+use super::path::{Path, Step, address, bytes};
+use crate::block::TreeBlock;
+use crate::transaction::WriteLatch;
+
+impl<'a> TreeWriter<'a> {
+    /// Removes the item with this key, and says whether there was one.
+    pub(crate) fn remove(&self, key: Key) -> Result<bool> {
+        Ok(self.remove_range(key, key)? == 1)
+    }
+
+    /// Removes all items from `from` to `to`, both included, and says how many there were.
+    pub(crate) fn remove_range(&self, mut from: Key, to: Key) -> Result<u64> {
+        let mut removed = 0;
+        loop {
+            let (mut path, mut leaf) = self.locate_for_removal(from)?;
+            let begin = leaf.first_at_least(from);
+            let end = to.successor().map_or(leaf.len(), |after| leaf.first_at_least(after));
+            // The next leaf may go on where this one ends, unless its keys are all behind the range.
+            let next = path.upper.filter(|&upper| end == leaf.len() && upper <= to);
+            if begin < end {
+                removed += (end - begin) as u64;
+                remove_items(bytes(&mut leaf), begin, end);
+                self.after_removal(&mut path, leaf, begin)?;
+            }
+            match next {
+                Some(upper) => from = upper,
+                None => return Ok(removed),
+            }
+        }
+    }
+
+    fn locate_for_removal(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
+        let (top, mut block) = self.lock_root()?;
+        let mut path = Path { top: Some(top), above: Vec::new(), upper: None };
+        while !block.is_leaf() {
+            if path.above.is_empty() && block.len() == 1 {
+                block = self.replace_root(&mut path, block)?;
+                continue;
+            }
+            if block.len() < node_capacity(self.node_size()) / 4 {
+                block = self.merge_node(&mut path, block)?;
+            }
+            let slot = block.floor(key).unwrap_or(0);
+            // Below, two children may become one and the way lead through the left one; then one
+            // pointer may go. After that there are pointers left and the first is the same.
+            if slot >= 2 && block.len() >= 4 {
+                path.release();
+            }
+            block = self.go_down(&mut path, block, slot)?;
+        }
+        Ok((path, block))
+    }
+
+    /// Makes the only child of the root the root.
+    fn replace_root(&self, path: &mut Path<'a>, mut root: WriteLatch) -> Result<WriteLatch> {
+        let child = self.lock_child(&mut root, 0)?;
+        let top = path.top.as_mut().expect("a root with one pointer is not safe");
+        top.logical = address(&child);
+        top.level = child.header().level;
+        self.handle.root_changed(top);
+        self.handle.free_block(self.id(), root)?;
+        Ok(child)
+    }
+
+    /// Merges a node with few pointers and a sibling, if both fit into one block.
+    fn merge_node(&self, path: &mut Path<'a>, mut node: WriteLatch) -> Result<WriteLatch> {
+        let Some(Step { node: parent, slot: at, upper }) = path.above.last_mut() else {
+            return Ok(node);
+        };
+        // Room is left for what may be inserted soon.
+        let capacity = node_capacity(self.node_size()) * 3 / 4;
+        let fits = |other: &TreeBlock| node.len() + other.len() <= capacity;
+        if *at + 1 < parent.len() && self.peek(parent, *at + 1, fits)? {
+            let right = self.lock_child(parent, *at + 1)?;
+            if node.len() + right.len() <= capacity {
+                let end = node.len();
+                copy_pointers(bytes(&mut node), end, right.bytes(), 0, right.len());
+                remove_pointers(bytes(parent), *at + 1, *at + 2);
+                path.upper =
+                    if *at + 1 < parent.len() { Some(parent.key(*at + 1)) } else { *upper };
+                self.handle.stats().merged();
+                self.handle.free_block(self.id(), right)?;
+                return Ok(node);
+            }
+        }
+        let fits = |other: &TreeBlock| node.len() + other.len() <= capacity;
+        if *at > 0 && self.peek(parent, *at - 1, fits)? {
+            let mut left = self.lock_child(parent, *at - 1)?;
+            if node.len() + left.len() <= capacity {
+                let end = left.len();
+                copy_pointers(bytes(&mut left), end, node.bytes(), 0, node.len());
+                remove_pointers(bytes(parent), *at, *at + 1);
+                *at -= 1;
+                self.handle.stats().merged();
+                self.handle.free_block(self.id(), node)?;
+                return Ok(left);
+            }
+        }
+        Ok(node)
+    }
+
+    /// Puts the tree in order above a leaf from which the items at `begin` were removed.
+    fn after_removal(&self, path: &mut Path<'a>, leaf: WriteLatch, begin: usize) -> Result<()> {
+        if leaf.is_empty() {
+            if path.above.is_empty() {
+                return Ok(());
+            }
+            self.handle.free_block(self.id(), leaf)?;
+            return self.remove_pointer(path);
+        }
+        if begin == 0 {
+            path.set_first_key(leaf.key(0));
+        }
+        let capacity = leaf_capacity(self.node_size());
+        if capacity - leaf_free(leaf.bytes()) < capacity / 3 {
+            self.merge_leaf(path, leaf)?;
+        }
+        Ok(())
+    }
+
+    /// Merges a leaf with few items and a sibling, if both fit into one block.
+    fn merge_leaf(&self, path: &mut Path<'a>, mut leaf: WriteLatch) -> Result<()> {
+        let Some(Step { node: parent, slot: at, .. }) = path.above.last_mut() else {
+            return Ok(());
+        };
+        let used = items_bytes(leaf.bytes(), 0, leaf.len());
+        let has_room = |left: &TreeBlock| used <= leaf_free(left.bytes());
+        if *at > 0 && self.peek(parent, *at - 1, has_room)? {
+            let mut left = self.lock_child(parent, *at - 1)?;
+            if has_room(&left) {
+                let end = left.len();
+                copy_items(bytes(&mut left), end, leaf.bytes(), 0, leaf.len());
+                self.handle.stats().merged();
+                self.handle.free_block(self.id(), leaf)?;
+                return self.remove_pointer(path);
+            }
+        }
+        let room = leaf_free(leaf.bytes());
+        let fits = |right: &TreeBlock| items_bytes(right.bytes(), 0, right.len()) <= room;
+        if *at + 1 < parent.len() && self.peek(parent, *at + 1, fits)? {
+            let right = self.lock_child(parent, *at + 1)?;
+            if fits(&right) {
+                let end = leaf.len();
+                copy_items(bytes(&mut leaf), end, right.bytes(), 0, right.len());
+                *at += 1;
+                self.handle.stats().merged();
+                self.handle.free_block(self.id(), right)?;
+                return self.remove_pointer(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the pointer that the way leads through last, and every block that runs empty by it.
+    fn remove_pointer(&self, path: &mut Path<'a>) -> Result<()> {
+        while let Some(Step { mut node, slot, .. }) = path.above.pop() {
+            remove_pointers(bytes(&mut node), slot, slot + 1);
+            if !node.is_empty() {
+                if slot == 0 {
+                    path.set_first_key(node.key(0));
+                }
+                return Ok(());
+            }
+            if path.above.is_empty() {
+                let leaf = self.handle.new_block(self.id(), 0)?;
+                let top = path.top.as_mut().expect("a root that runs empty was not safe");
+                top.logical = address(&leaf);
+                top.level = 0;
+                self.handle.root_changed(top);
+            }
+            self.handle.free_block(self.id(), node)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Opening a volume for writing: what must be so, and what is refused.
+//!
+//! Whoever writes must keep everything consistent that the volume holds. What the engine does not keep is
+//! refused by name here, before anything is changed; reading it stays possible.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
+use offshoot_btrfs_format::superblock::{
+    CompatRo, Incompat, SUPER_FLAG_METADUMP, SUPER_FLAG_METADUMP_V2, SUPER_FLAG_SEEDING,
+};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::{OpenOptions, Volume};
+use crate::space::{BlockGroup, Space};
+use crate::subvolume::{chunk_tree_root, malformed};
+use crate::transaction::Live;
+use crate::tree::{Cursor, with_item};
+
+/// What a writer may leave as it is, or keeps.
+const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
+    .union(CompatRo::FREE_SPACE_TREE_VALID)
+    .union(CompatRo::BLOCK_GROUP_TREE);
+
+impl Volume {
+    /// Opens the volume that `devices` are members of, to read and to write it. The devices must be
+    /// writable, and nobody else may use them.
+    ///
+    /// # Errors
+    /// As [`Volume::open`], and [`Error::Unsupported`] for what may only be read.
+    pub fn open_writable(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Self>> {
+        let mut volume = Self::open_unshared(devices, options)?;
+        volume.require_writable_features()?;
+        volume.require_whole_members()?;
+        volume.require_quiet_trees()?;
+        let chunk_root = chunk_tree_root(&volume).expected();
+        volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
+        let space = Space::new(volume.block_groups()?, &volume);
+        // From here on the pointer to a block alone says how new it is.
+        volume.geometry.generation = Generation(u64::MAX);
+        volume.live = Some(Live::new(space, volume.superblock.item.clone()));
+        Ok(Arc::new(volume))
+    }
+
+    fn require_writable_features(&self) -> Result<()> {
+        let refuse = |what: &str| Err(Error::Unsupported(format!("writing {what}")));
+        let superblock = self.superblock();
+        let unknown = superblock.compat_ro.without(KEPT).names();
+        if !unknown.is_empty() {
+            return refuse(&format!("a volume with the feature {}", unknown.join(", ")));
+        }
+        let has = |feature| superblock.compat_ro.has(feature);
+        if has(CompatRo::FREE_SPACE_TREE) && !has(CompatRo::FREE_SPACE_TREE_VALID) {
+            return refuse("a volume whose free-space tree is not valid; the kernel rebuilds it");
+        }
+        if superblock.incompat.has(Incompat::SIMPLE_QUOTA) {
+            return refuse("a volume with simple quotas");
+        }
+        let flags = superblock.item.flags.get();
+        if flags & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0 {
+            return refuse("a volume that holds metadata only");
+        }
+        if flags & SUPER_FLAG_SEEDING != 0 {
+            return refuse("a seed");
+        }
+        if superblock.log_is_pending() {
+            return refuse("a volume with a pending tree log");
+        }
+        if self.chunks().any(|c| matches!(c.profile, Profile::Raid5 | Profile::Raid6)) {
+            return refuse("a volume with RAID5 or RAID6");
+        }
+        Ok(())
+    }
+
+    fn require_whole_members(&self) -> Result<()> {
+        for member in self.members() {
+            let why = if member.device.is_none() {
+                "is missing"
+            } else if member.is_seed {
+                "belongs to a seed"
+            } else if member.is_stale() {
+                "missed commits"
+            } else {
+                continue;
+            };
+            return Err(Error::Unsupported(format!("writing while {} {why}", member.name())));
+        }
+        Ok(())
+    }
+
+    /// Refuses quotas, and work that was begun and is not finished.
+    fn require_quiet_trees(&self) -> Result<()> {
+        match self.tree(TreeId::QUOTA) {
+            Ok(_) => return Err(Error::Unsupported("writing a volume with quotas".into())),
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
+            Err(e) => return Err(e),
+        }
+        let balance = Key::new(objectid::BALANCE, ItemType::TEMPORARY_ITEM, 0);
+        if with_item(self, self.root_tree(), balance, |_| Ok(()))?.is_some() {
+            return Err(Error::Unsupported("writing a volume with an unfinished balance".into()));
+        }
+        let first = Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0);
+        if Cursor::seek(self, self.root_tree(), first)?
+            .item_of(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM)
+            .is_some()
+        {
+            return Err(Error::Unsupported(
+                "writing a volume with an unfinished relocation".into(),
+            ));
+        }
+        let replace = Key::new(0, ItemType::DEV_REPLACE, 0);
+        let state = with_item(self, self.tree(TreeId::DEV)?, replace, |data| {
+            DevReplaceItem::view(data).map(|item| item.replace_state.get()).map_err(malformed)
+        })?;
+        // Never started 0, started 1, finished 2, cancelled 3, suspended 4.
+        if matches!(state, Some(1 | 4)) {
+            return Err(Error::Unsupported("writing while a device is being replaced".into()));
+        }
+        Ok(())
+    }
+
+    /// The block groups of all chunks.
+    fn block_groups(&self) -> Result<Vec<BlockGroup>> {
+        let has_tree = self.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE);
+        let root = self.tree(if has_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT })?;
+        self.chunks()
+            .map(|chunk| {
+                let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);
+                let item = with_item(self, root, key, |data| {
+                    BlockGroupItem::view(data).copied().map_err(malformed)
+                })?
+                .ok_or_else(|| {
+                    let problem = "the chunk has no block group";
+                    Error::corrupt_at("block group item", chunk.start.0, problem)
+                })?;
+                let flags = BlockGroupFlags(item.flags.get());
+                Ok(BlockGroup::new(chunk.start, chunk.length, flags, item.used.get()))
+            })
+            .collect()
+    }
+}

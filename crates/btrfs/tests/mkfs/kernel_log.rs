@@ -1,0 +1,77 @@
+//! What the kernel says of chosen devices while a test runs.
+//!
+//! The kernel mounts what it finds dubious and complains in its log. The log belongs to
+//! the whole machine, so only lines that name one of the devices count, and only those that were
+//! written after [`KernelLog::start`].
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::fs::OFlags;
+
+/// A place in the kernel's log.
+pub(crate) struct KernelLog(File);
+
+impl KernelLog {
+    /// The end of the log as it is now.
+    pub(crate) fn start() -> Self {
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");
+        let mut log = File::options()
+            .read(true)
+            .custom_flags(flags)
+            .open("/dev/kmsg")
+            .expect("root reads the kernel's log");
+        log.seek(SeekFrom::End(0)).expect("the log has an end");
+        Self(log)
+    }
+
+    /// Fails when a line since the start names one of `devices` and is a warning or worse, or
+    /// says that the kernel completes what `mkfs` left undone.
+    #[track_caller]
+    pub(crate) fn assert_silent(mut self, devices: &[&str]) {
+        let complaints: Vec<String> =
+            self.lines().into_iter().filter(|line| complains(line, devices)).collect();
+        assert!(complaints.is_empty(), "the kernel complains:\n{}", complaints.join("\n"));
+    }
+
+    fn lines(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut record = vec![0; 8192];
+        loop {
+            match self.0.read(&mut record) {
+                Ok(len) => lines.push(String::from_utf8_lossy(&record[..len]).into_owned()),
+                // Records that were overwritten before they were read.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return lines,
+                Err(error) => panic!("the kernel's log: {error}"),
+            }
+        }
+    }
+}
+
+/// `4,1234,5678,-;BTRFS warning (device loop3): ...`: the low three bits of the first
+/// number are the level, 4 for a warning and less for worse.
+fn complains(line: &str, devices: &[&str]) -> bool {
+    let Some((head, text)) = line.split_once(';') else { return false };
+    let level = head.split(',').next().and_then(|number| number.parse::<u32>().ok());
+    let names = devices.iter().filter_map(|device| device.strip_prefix("/dev/"));
+    let ours = names.into_iter().any(|name| {
+        text.match_indices(name)
+            .any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
+    });
+    let repairs = ["rebuilding", "creating free space tree", "checking UUID tree"];
+    ours && (level.is_some_and(|level| level & 7 <= 4) || repairs.iter().any(|r| text.contains(r)))
+}
+
+#[test]
+fn complaints_are_told_from_the_rest() {
+    let warning = "4,100,200,-;BTRFS warning (device loop3): csum failed";
+    assert!(complains(warning, &["/dev/loop3"]));
+    assert!(!complains(warning, &["/dev/loop30", "/dev/loop1"]));
+    assert!(!complains(&warning.replace("loop3", "loop31"), &["/dev/loop3"]));
+    assert!(!complains("6,100,200,-;BTRFS info (device loop3): ok", &["/dev/loop3"]));
+    let repair = "6,100,200,-;BTRFS info (device loop3): checking UUID tree";
+    assert!(complains(repair, &["/dev/loop3"]));
+    assert!(complains("27,1,2,-;BTRFS error (device loop3 state E): no", &["/dev/loop3"]));
+}

@@ -1,0 +1,64 @@
+//! What the tests of the namespace share.
+
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::run::run;
+use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+
+/// The moment of all changes that need none of their own.
+pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
+
+/// A file of root.
+pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+
+/// Opens the volume for writing.
+pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
+    let devices = disks
+        .images()
+        .iter()
+        .map(|image| {
+            let device = FileDevice::open_writable(image).expect("nobody else uses the image");
+            Arc::new(device) as Arc<dyn BlockDevice>
+        })
+        .collect();
+    Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
+}
+
+/// Opens the top level for writing.
+pub(crate) fn open_top(disks: &Disks) -> Filesystem {
+    open(disks).filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+/// Opens the top level for reading.
+pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
+    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("the volume opens");
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+/// `btrfs check` finds nothing, and the kernel shows what we show.
+pub(crate) fn judge(disks: &Disks, at_least: u64) {
+    check(disks);
+    let mount = disks.mount("ro,noatime");
+    compare(&open_read_only(disks), mount.path()).assert_same(at_least);
+}
+
+/// `btrfs check` finds nothing.
+pub(crate) fn check(disks: &Disks) {
+    run("btrfs", &["check", "--readonly", disks.images()[0].to_str().expect("a plain path")]);
+}
+
+pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> Place<'_> {
+    Place { dir, name: name.as_ref() }
+}
+
+/// The file at a path below the root of `fs`.
+#[track_caller]
+pub(crate) fn at(fs: &dyn FileSystem, path: &str) -> FileId {
+    path.split('/').fold(fs.root(), |dir, name| {
+        fs.lookup(dir, name.as_bytes()).unwrap_or_else(|error| panic!("{path}: {error}"))
+    })
+}

@@ -1,0 +1,16 @@
+//! Names and attributes as the engine changes them, before its judges.
+//!
+//! | module | what is judged |
+//! |---|---|
+//! | `crash` | every state that a power cut could leave holds what was acknowledged |
+//! | `model` | random operations on many threads against the model, the check and the kernel |
+//! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
+//! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
+//! | `refusals` | what cannot be done fails as POSIX has it, and changes nothing |
+
+mod common;
+mod crash;
+mod limits;
+mod model;
+mod refusals;
+mod removal;

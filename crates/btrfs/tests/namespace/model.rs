@@ -1,0 +1,120 @@
+//! Random operations on several threads against the model.
+//!
+//! Each round opens the volume, lets the actors work, compares with the model, and opens again. Then
+//! the check and the kernel judge, and the kernel makes files that we remove in the next round.
+
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::model::Model;
+use offshoot_testkit::model::actor::Actor;
+use offshoot_testkit::random::Random;
+use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, Timestamp};
+
+use crate::common::{AT, at, check, judge, open_read_only, open_top, place};
+
+const THREADS: u64 = 3;
+const STEPS: u64 = 1200;
+
+/// The seed of this run: one that was given, or else a new one.
+fn seed() -> u64 {
+    let given = std::env::var("OFFSHOOT_SEED").ok();
+    given.map_or_else(
+        || UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos())),
+        |seed| seed.parse().expect("OFFSHOOT_SEED is a number"),
+    )
+}
+
+fn compare_with_model(fs: &Filesystem, model: &Model) {
+    Compare::default()
+        .without(Aspect::Ids)
+        .without(Aspect::Order)
+        .without(Aspect::Allocation)
+        .run_filesystems(fs, model)
+        .assert_same(20);
+}
+
+/// The actors work at the same time, each on a thread of its own.
+fn act(fs: &Filesystem, model: &Model, seed: u64, now: Timestamp) {
+    std::thread::scope(|scope| {
+        for number in 0..THREADS {
+            scope.spawn(move || Actor::new(fs, model, number, seed, now).act(STEPS));
+        }
+    });
+}
+
+/// What the kernel does between our rounds.
+fn kernel_makes(path: &Path) {
+    let dir = path.join("of-the-kernel");
+    std::fs::create_dir(&dir).expect("a directory");
+    let mut random = Random::new(1);
+    for number in 0..200 {
+        let len = usize::try_from(random.below(20_000)).expect("small");
+        std::fs::write(dir.join(format!("file-{number}")), random.text(len)).expect("a file");
+    }
+    for number in 0..50 {
+        let name = |what: &str| dir.join(format!("{what}-{number}"));
+        std::fs::rename(name("file"), name("moved")).expect("a rename");
+    }
+}
+
+fn remove_what_the_kernel_made(fs: &Filesystem) {
+    let dir = at(fs, "of-the-kernel");
+    for number in 0..200 {
+        let what = if number < 50 { "moved" } else { "file" };
+        fs.unlink(place(dir, &format!("{what}-{number}")), AT).expect("it is there");
+    }
+    fs.rmdir(place(fs.root(), "of-the-kernel"), AT).expect("it is empty");
+}
+
+fn rounds(mkfs: &[&str]) {
+    let Some(judges) = judges::require() else { return };
+    let seed = seed();
+    eprintln!("OFFSHOOT_SEED={seed}");
+    let disks = Disks::create(&judges, 1, 512);
+    disks.mkfs(mkfs);
+    let fs = open_top(&disks);
+    let model = Model::new(&fs.attr(fs.root()).expect("the root has attributes"));
+    drop(fs);
+    for round in 0..2 {
+        for opening in 0..2 {
+            let now = Timestamp { secs: AT.secs + 10 * round + opening, nanos: 5 };
+            let fs = open_top(&disks);
+            if round > 0 && opening == 0 {
+                remove_what_the_kernel_made(&fs);
+                let times = SetAttr { mtime: Some(now), ..SetAttr::default() };
+                fs.set_attr(fs.root(), &times, now).expect("the root can be changed");
+                model.set_attr(model.root(), &times, now).expect("the root can be changed");
+            }
+            let random = u64::try_from(round * 2 + opening).expect("small") << 40;
+            act(&fs, &model, seed ^ random, now);
+            compare_with_model(&fs, &model);
+            fs.sync().expect("a commit");
+            drop(fs);
+            check(&disks);
+        }
+        compare_with_model(&open_read_only(&disks), &model);
+        judge(&disks, 20);
+        kernel_makes(disks.mount("rw,noatime").path());
+        judge(&disks, 200);
+    }
+}
+
+#[test]
+fn defaults() {
+    rounds(&[]);
+}
+
+#[test]
+fn small_nodes() {
+    rounds(&["-n", "4k", "-O", "^no-holes"]);
+}
+
+#[test]
+fn old_features() {
+    rounds(&["-O", "^skinny-metadata,^free-space-tree,^no-holes,^extref"]);
+}

@@ -1,0 +1,124 @@
+//! A filesystem in memory, small enough to be right.
+//!
+//! [`Model`] does what POSIX says, in the plainest way, behind the same traits as an engine. A
+//! test does the same to both and compares: what every call returned, and at last everything that
+//! they show. [`actor`] makes up the calls.
+//!
+//! It follows btrfs where POSIX leaves the choice: directories have one link, and their size is twice the
+//! length of all names in them. It has no limits of space or of numbers, and its files no data.
+
+pub mod actor;
+mod change;
+mod read;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result, Timestamp};
+
+/// The inode number of the root.
+const ROOT: u64 = 1;
+
+/// A filesystem in memory.
+#[derive(Debug)]
+pub struct Model {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    nodes: BTreeMap<u64, Node>,
+    next_ino: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    attr: Attr,
+    body: Body,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    opens: u64,
+}
+
+#[derive(Debug)]
+enum Body {
+    Directory(Directory),
+    Symlink(Vec<u8>),
+    Other,
+}
+
+#[derive(Debug, Default)]
+struct Directory {
+    parent: Option<Parent>,
+    /// Name and inode number of each entry, by its cookie.
+    entries: BTreeMap<u64, (Vec<u8>, u64)>,
+    /// The cookie of each name.
+    names: BTreeMap<Vec<u8>, u64>,
+    last_cookie: u64,
+}
+
+fn id(ino: u64) -> FileId {
+    FileId { dev: 0, ino }
+}
+
+fn posix<T>(errno: Errno, what: impl std::fmt::Display) -> Result<T> {
+    Err(Error::posix(errno, format!("{what} in the model")))
+}
+
+impl Model {
+    /// An empty filesystem whose root looks like this one.
+    #[must_use]
+    pub fn new(root: &Attr) -> Self {
+        let attr = Attr { file: id(ROOT), size: 0, nlink: 1, ..*root };
+        let body = Body::Directory(Directory::default());
+        let node = Node { attr, body, xattrs: BTreeMap::new(), opens: 0 };
+        Self { state: Mutex::new(State { nodes: [(ROOT, node)].into(), next_ino: ROOT + 1 }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn node(&self, file: FileId) -> Result<&Node> {
+        self.nodes.get(&file.ino).map_or_else(|| posix(Errno::NOENT, file), Ok)
+    }
+
+    fn node_mut(&mut self, file: FileId) -> Result<&mut Node> {
+        self.nodes.get_mut(&file.ino).map_or_else(|| posix(Errno::NOENT, file), Ok)
+    }
+
+    fn directory(&self, dir: FileId) -> Result<&Directory> {
+        match &self.node(dir)?.body {
+            Body::Directory(directory) => Ok(directory),
+            _ => posix(Errno::NOTDIR, dir),
+        }
+    }
+
+    fn directory_mut(&mut self, dir: FileId) -> Result<&mut Directory> {
+        match &mut self.node_mut(dir)?.body {
+            Body::Directory(directory) => Ok(directory),
+            _ => posix(Errno::NOTDIR, dir),
+        }
+    }
+
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        let directory = self.directory(dir)?;
+        match directory.names.get(name).and_then(|cookie| directory.entries.get(cookie)) {
+            Some(&(_, ino)) => Ok(id(ino)),
+            None => posix(Errno::NOENT, name.escape_ascii()),
+        }
+    }
+
+    fn file_type(&self, file: FileId) -> Result<FileType> {
+        Ok(self.node(file)?.attr.file_type)
+    }
+
+    /// The contents of a directory changed.
+    fn touch(&mut self, dir: FileId, at: Timestamp) -> Result<()> {
+        let size = self.directory(dir)?.names.keys().map(|name| 2 * name.len() as u64).sum();
+        let attr = &mut self.node_mut(dir)?.attr;
+        (attr.mtime, attr.ctime, attr.size) = (at, at, size);
+        Ok(())
+    }
+}

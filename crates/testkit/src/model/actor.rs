@@ -1,0 +1,254 @@
+//! Random operations on a filesystem and on its model at the same time.
+//!
+//! An [`Actor`] does one thing after the other to both and compares what comes back. Several of
+//! them work at the same time, on threads of their own, in one directory and all below
+//! it: an actor makes and uses only names that begin with its own, so what each of its calls returns does not
+//! depend on the others, though they meet in the same directories, blocks and
+//! transactions. All use one moment, so that not even the times of shared directories depend on who came last.
+
+use offshoot_vfs::{
+    FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Result, SetAttr, Timestamp,
+    XattrMode,
+};
+
+use super::Model;
+use crate::names;
+use crate::random::Random;
+
+/// How many different names an actor uses in a directory, half of them with one hash.
+const NAMES: usize = 24;
+
+/// A file in the filesystem under test and in the model.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    ours: FileId,
+    model: FileId,
+}
+
+/// One source of random operations.
+pub struct Actor<'a> {
+    ours: &'a dyn FileSystemMut,
+    model: &'a Model,
+    random: Random,
+    at: Timestamp,
+    prefix: Vec<u8>,
+    names: Vec<Vec<u8>>,
+    opened: Vec<Pair>,
+}
+
+impl<'a> Actor<'a> {
+    /// The actor with this number, which begins its names. The same seed makes the same operations.
+    #[must_use]
+    pub fn new(
+        ours: &'a dyn FileSystemMut,
+        model: &'a Model,
+        number: u64,
+        seed: u64,
+        at: Timestamp,
+    ) -> Self {
+        let prefix = format!("actor{number}-").into_bytes();
+        let mut all = names::colliding(&prefix, 40, NAMES / 2);
+        all.extend((all.len()..NAMES).map(|i| [&prefix[..], i.to_string().as_bytes()].concat()));
+        let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9));
+        Self { ours, model, random, at, prefix, names: all, opened: Vec::new() }
+    }
+
+    /// Does `count` random things, and lets go of what it opened.
+    ///
+    /// # Panics
+    /// When both sides did not return the same.
+    pub fn act(&mut self, count: u64) {
+        for _ in 0..count {
+            self.step();
+        }
+        for pair in std::mem::take(&mut self.opened) {
+            self.both("release", |fs, of| fs.release(of(pair)));
+        }
+    }
+
+    /// Does the same to both, and compares what comes back.
+    fn both<T>(
+        &self,
+        what: &str,
+        call: impl Fn(&dyn FileSystemMut, &dyn Fn(Pair) -> FileId) -> Result<T>,
+    ) -> Option<(T, T)> {
+        let ours = call(self.ours, &|pair: Pair| pair.ours);
+        let model = call(self.model, &|pair: Pair| pair.model);
+        match (ours, model) {
+            (Ok(ours), Ok(model)) => Some((ours, model)),
+            (Err(ours), Err(model)) if ours.errno() == model.errno() => None,
+            (ours, model) => panic!(
+                "{what} by {}: we say {:?}, the model {:?}",
+                self.prefix.escape_ascii(),
+                ours.err().map(|e| e.to_string()),
+                model.err().map(|e| e.to_string()),
+            ),
+        }
+    }
+
+    fn name(&mut self) -> Vec<u8> {
+        let index = usize::try_from(self.random.below(NAMES as u64)).expect("below 24");
+        self.names[index].clone()
+    }
+
+    fn find(&self, dir: Pair, name: &[u8]) -> Option<Pair> {
+        let found = self.both("lookup", |fs, of| fs.lookup(of(dir), name))?;
+        Some(Pair { ours: found.0, model: found.1 })
+    }
+
+    /// The root, or a directory of this actor somewhere below it.
+    fn dir(&mut self) -> Pair {
+        let mut dir = Pair { ours: self.ours.root(), model: self.model.root() };
+        for _ in 0..self.random.below(4) {
+            let name = self.name();
+            match self.find(dir, &name) {
+                Some(found) if self.file_type(found) == Some(FileType::Directory) => dir = found,
+                _ => {}
+            }
+        }
+        dir
+    }
+
+    fn file_type(&self, pair: Pair) -> Option<FileType> {
+        let (ours, model) = self.both("attr", |fs, of| fs.attr(of(pair)))?;
+        assert_eq!(ours.file_type, model.file_type, "of {pair:?}");
+        assert_eq!(ours.nlink, model.nlink, "links of {pair:?}");
+        Some(model.file_type)
+    }
+
+    /// A file of this actor, if the random name that was tried is one.
+    fn file(&mut self) -> Option<Pair> {
+        let (dir, name) = (self.dir(), self.name());
+        self.find(dir, &name)
+    }
+
+    fn new_file(&mut self) -> NewFile {
+        let permissions = u32::try_from(self.random.below(0o10000)).expect("12 bits");
+        let [uid, gid] = [3, 7].map(|n| u32::try_from(self.random.below(n)).expect("small") * 1000);
+        NewFile { permissions, uid, gid, at: self.at }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..22 => self.make_node(FileType::Regular),
+            22..34 => self.make_directory(),
+            34..39 => {
+                const TYPES: [FileType; 4] =
+                    [FileType::CharDevice, FileType::BlockDevice, FileType::Fifo, FileType::Socket];
+                let file_type = TYPES[usize::try_from(self.random.below(4)).expect("below 4")];
+                self.make_node(file_type);
+            }
+            39..45 => self.make_symlink(),
+            45..53 => self.link(),
+            53..66 => self.remove(),
+            66..80 => self.rename(),
+            80..86 => self.set_attr(),
+            86..95 => self.xattr(),
+            95..98 => self.open_or_release(),
+            98 => {
+                let root = Pair { ours: self.ours.root(), model: self.model.root() };
+                self.both("fsync", |fs, of| fs.fsync(of(root)));
+            }
+            _ => {
+                self.both("sync", |fs, _| fs.sync());
+            }
+        }
+    }
+
+    fn make_node(&mut self, file_type: FileType) {
+        let (dir, name, new) = (self.dir(), self.name(), self.new_file());
+        let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let rdev = if is_device { (8, 70_000) } else { (0, 0) };
+        let kind = Node { file_type, rdev };
+        self.both("mknod", |fs, of| fs.mknod(Place { dir: of(dir), name: &name }, kind, &new));
+    }
+
+    fn make_directory(&mut self) {
+        let (dir, name, new) = (self.dir(), self.name(), self.new_file());
+        self.both("mkdir", |fs, of| fs.mkdir(Place { dir: of(dir), name: &name }, &new));
+    }
+
+    fn make_symlink(&mut self) {
+        let (dir, name, new) = (self.dir(), self.name(), self.new_file());
+        let len = usize::try_from(1 + self.random.below(1000)).expect("small");
+        let target = self.random.text(len);
+        self.both("symlink", |fs, of| {
+            fs.symlink(Place { dir: of(dir), name: &name }, &target, &new)
+        });
+    }
+
+    fn link(&mut self) {
+        let Some(file) = self.file() else { return };
+        let (dir, name, at) = (self.dir(), self.name(), self.at);
+        self.both("link", |fs, of| fs.link(of(file), Place { dir: of(dir), name: &name }, at));
+    }
+
+    fn remove(&mut self) {
+        let (dir, name, at) = (self.dir(), self.name(), self.at);
+        if self.random.below(3) == 0 {
+            self.both("rmdir", |fs, of| fs.rmdir(Place { dir: of(dir), name: &name }, at));
+        } else {
+            self.both("unlink", |fs, of| fs.unlink(Place { dir: of(dir), name: &name }, at));
+        }
+    }
+
+    fn rename(&mut self) {
+        let (from, old, to, new) = (self.dir(), self.name(), self.dir(), self.name());
+        let at = self.at;
+        self.both("rename", |fs, of| {
+            let from = Place { dir: of(from), name: &old };
+            fs.rename(from, Place { dir: of(to), name: &new }, at)
+        });
+    }
+
+    fn set_attr(&mut self) {
+        let Some(file) = self.file() else { return };
+        let at = self.at;
+        let mut maybe = |bound: u64| {
+            let value = u32::try_from(self.random.below(bound)).expect("small");
+            (self.random.below(2) == 0).then_some(value)
+        };
+        let time = |secs: u32| Timestamp { secs: i64::from(secs) - 1000, nanos: secs * 7 };
+        let set = SetAttr {
+            permissions: maybe(0o10000),
+            uid: maybe(1 << 31),
+            gid: maybe(1 << 31),
+            atime: maybe(1 << 20).map(time),
+            mtime: maybe(1 << 20).map(time),
+            size: maybe(2).filter(|&size| size == 0).map(u64::from),
+        };
+        self.both("set_attr", |fs, of| fs.set_attr(of(file), &set, at));
+    }
+
+    fn xattr(&mut self) {
+        let Some(file) = self.file() else { return };
+        // Names of xattrs are hashed as those of files are: some of these collide.
+        let name = [b"user.", &self.name()[..]].concat();
+        let at = self.at;
+        if self.random.below(4) == 0 {
+            self.both("remove_xattr", |fs, of| fs.remove_xattr(of(file), &name, at));
+            return;
+        }
+        let len = usize::try_from(self.random.below(200)).expect("small");
+        let value = self.random.bytes(len);
+        let mode = match self.random.below(4) {
+            0 => XattrMode::Create,
+            1 => XattrMode::Replace,
+            _ => XattrMode::Set,
+        };
+        self.both("set_xattr", |fs, of| fs.set_xattr(of(file), &name, &value, mode, at));
+    }
+
+    /// Opens a file, or lets go of one, which may have lost its last name meanwhile.
+    fn open_or_release(&mut self) {
+        if self.opened.len() > 5 || self.random.below(3) == 0 {
+            if let Some(pair) = self.opened.pop() {
+                self.file_type(pair);
+                self.both("release", |fs, of| fs.release(of(pair)));
+            }
+        } else if let Some(file) = self.file() {
+            self.both("open", |fs, of| fs.open(of(file)));
+            self.opened.push(file);
+        }
+    }
+}

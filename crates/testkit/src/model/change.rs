@@ -1,0 +1,271 @@
+//! What changes the model.
+
+use std::collections::BTreeMap;
+
+use offshoot_vfs::{
+    Attr, Errno, FileId, FileSystemMut, FileType, NewFile, Node as NodeKind, Parent, Place, Result,
+    SetAttr, Timestamp, XattrMode,
+};
+
+use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
+
+impl State {
+    /// `EEXIST` when the name is taken, and what else forbids a new name.
+    fn require_free(&self, place: Place<'_>) -> Result<()> {
+        self.directory(place.dir)?;
+        if self.node(place.dir)?.attr.nlink == 0 {
+            return posix(Errno::NOENT, place.dir);
+        }
+        if self.lookup(place.dir, place.name).is_ok() {
+            return posix(Errno::EXIST, place.name.escape_ascii());
+        }
+        Ok(())
+    }
+
+    fn add_entry(&mut self, place: Place<'_>, file: FileId, at: Timestamp) -> Result<()> {
+        let parent = Parent { dir: place.dir, name: place.name.to_vec() };
+        if let Body::Directory(directory) = &mut self.node_mut(file)?.body {
+            directory.parent = Some(parent);
+        }
+        let directory = self.directory_mut(place.dir)?;
+        directory.last_cookie += 1;
+        directory.entries.insert(directory.last_cookie, (place.name.to_vec(), file.ino));
+        directory.names.insert(place.name.to_vec(), directory.last_cookie);
+        self.touch(place.dir, at)
+    }
+
+    fn remove_entry(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        let directory = self.directory_mut(place.dir)?;
+        let cookie = directory.names.remove(place.name);
+        cookie.and_then(|cookie| directory.entries.remove(&cookie));
+        self.touch(place.dir, at)
+    }
+
+    fn make(
+        &mut self,
+        place: Place<'_>,
+        body: Body,
+        kind: NodeKind,
+        new: &NewFile,
+    ) -> Result<FileId> {
+        self.require_free(place)?;
+        let file = id(self.next_ino);
+        self.next_ino += 1;
+        let (permissions, size) = match &body {
+            Body::Symlink(target) => (0o777, target.len() as u64),
+            _ => (new.permissions, 0),
+        };
+        let attr = Attr {
+            file,
+            file_type: kind.file_type,
+            permissions,
+            nlink: 1,
+            uid: new.uid,
+            gid: new.gid,
+            rdev: kind.rdev,
+            size,
+            allocated_bytes: 0,
+            atime: new.at,
+            mtime: new.at,
+            ctime: new.at,
+            btime: new.at,
+        };
+        self.nodes.insert(file.ino, Node { attr, body, xattrs: BTreeMap::new(), opens: 0 });
+        self.add_entry(place, file, new.at)?;
+        Ok(file)
+    }
+
+    /// Takes a name away; the file goes with the last one unless it is open.
+    fn take_away(&mut self, place: Place<'_>, directory: bool, at: Timestamp) -> Result<()> {
+        let file = self.lookup(place.dir, place.name)?;
+        match (directory, &self.node(file)?.body) {
+            (true, Body::Directory(inner)) if !inner.names.is_empty() => {
+                return posix(Errno::NOTEMPTY, file);
+            }
+            (true, Body::Directory(_)) => {}
+            (true, _) => return posix(Errno::NOTDIR, file),
+            (false, Body::Directory(_)) => return posix(Errno::ISDIR, file),
+            (false, _) => {}
+        }
+        self.remove_entry(place, at)?;
+        let node = self.node_mut(file)?;
+        node.attr.nlink -= 1;
+        node.attr.ctime = at;
+        if node.attr.nlink == 0 && node.opens == 0 {
+            self.nodes.remove(&file.ino);
+        }
+        Ok(())
+    }
+
+    fn is_below(&self, mut dir: FileId, above: FileId) -> Result<bool> {
+        while dir.ino != ROOT {
+            if dir == above {
+                return Ok(true);
+            }
+            match &self.directory(dir)?.parent {
+                Some(parent) => dir = parent.dir,
+                None => break,
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl FileSystemMut for Model {
+    fn mknod(&self, place: Place<'_>, kind: NodeKind, new: &NewFile) -> Result<FileId> {
+        self.state().make(place, Body::Other, kind, new)
+    }
+
+    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+        let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
+        self.state().make(place, Body::Directory(Directory::default()), kind, new)
+    }
+
+    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+        let kind = NodeKind { file_type: FileType::Symlink, rdev: (0, 0) };
+        self.state().make(place, Body::Symlink(target.to_vec()), kind, new)
+    }
+
+    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let attr = state.node(file)?.attr;
+        state.require_free(place)?;
+        if attr.file_type == FileType::Directory {
+            return posix(Errno::PERM, file);
+        }
+        if attr.nlink == 0 {
+            return posix(Errno::NOENT, file);
+        }
+        state.add_entry(place, file, at)?;
+        let attr = &mut state.node_mut(file)?.attr;
+        attr.nlink += 1;
+        attr.ctime = at;
+        Ok(())
+    }
+
+    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        self.state().take_away(place, false, at)
+    }
+
+    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        self.state().take_away(place, true, at)
+    }
+
+    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let moved = state.lookup(from.dir, from.name)?;
+        let is_directory = state.file_type(moved)? == FileType::Directory;
+        let replaced = state.lookup(to.dir, to.name);
+        if replaced.is_err() {
+            state.directory(to.dir)?;
+        }
+        if replaced.as_ref().is_ok_and(|file| *file == moved) {
+            return Ok(());
+        }
+        if is_directory && state.is_below(to.dir, moved)? {
+            return posix(Errno::INVAL, moved);
+        }
+        if state.node(to.dir)?.attr.nlink == 0 {
+            return posix(Errno::NOENT, to.dir);
+        }
+        if replaced.is_ok() {
+            state.take_away(to, is_directory, at)?;
+        }
+        state.remove_entry(from, at)?;
+        state.add_entry(to, moved, at)?;
+        state.node_mut(moved)?.attr.ctime = at;
+        Ok(())
+    }
+
+    fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let attr = &mut state.node_mut(file)?.attr;
+        if set.permissions.is_some() && attr.file_type == FileType::Symlink {
+            return posix(Errno::OPNOTSUPP, file);
+        }
+        match (set.size, attr.file_type) {
+            (None, _) => {}
+            (Some(0), FileType::Regular) => attr.mtime = at,
+            (_, FileType::Regular) => return posix(Errno::OPNOTSUPP, file),
+            (_, FileType::Directory) => return posix(Errno::ISDIR, file),
+            (Some(_), _) => return posix(Errno::INVAL, file),
+        }
+        attr.permissions = set.permissions.unwrap_or(attr.permissions);
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        attr.atime = set.atime.unwrap_or(attr.atime);
+        attr.mtime = set.mtime.unwrap_or(attr.mtime);
+        attr.ctime = at;
+        Ok(())
+    }
+
+    fn write(&self, file: FileId, _offset: u64, data: &[u8], _at: Timestamp) -> Result<()> {
+        let what =
+            format!("{} bytes of data of {file} in the model, which has names only", data.len());
+        Err(offshoot_vfs::Error::Unsupported(what))
+    }
+
+    fn set_xattr(
+        &self,
+        file: FileId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        at: Timestamp,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let node = state.node_mut(file)?;
+        require_plain(node)?;
+        match (mode, node.xattrs.contains_key(name)) {
+            (XattrMode::Create, true) => return posix(Errno::EXIST, file),
+            (XattrMode::Replace, false) => return posix(Errno::NODATA, file),
+            _ => {}
+        }
+        node.xattrs.insert(name.to_vec(), value.to_vec());
+        node.attr.ctime = at;
+        Ok(())
+    }
+
+    fn remove_xattr(&self, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let node = state.node_mut(file)?;
+        require_plain(node)?;
+        if node.xattrs.remove(name).is_none() {
+            return posix(Errno::NODATA, file);
+        }
+        node.attr.ctime = at;
+        Ok(())
+    }
+
+    fn open(&self, file: FileId) -> Result<()> {
+        self.state().node_mut(file)?.opens += 1;
+        Ok(())
+    }
+
+    fn release(&self, file: FileId) -> Result<()> {
+        let mut state = self.state();
+        let node = state.node_mut(file)?;
+        let Some(left) = node.opens.checked_sub(1) else { return posix(Errno::BADF, file) };
+        node.opens = left;
+        if left == 0 && node.attr.nlink == 0 {
+            state.nodes.remove(&file.ino);
+        }
+        Ok(())
+    }
+
+    fn fsync(&self, _file: FileId) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// `EPERM` for attributes of users on what only the superuser's have.
+fn require_plain(node: &Node) -> Result<()> {
+    match node.attr.file_type {
+        FileType::Regular | FileType::Directory => Ok(()),
+        _ => posix(Errno::PERM, node.attr.file),
+    }
+}

@@ -1,0 +1,95 @@
+//! What the model shows.
+
+use std::ops::{ControlFlow, Range};
+
+use offshoot_vfs::{Attr, DirEntry, Errno, FileId, FileSystem, FileType, Parent, Result, StatFs};
+
+use super::{Body, Model, ROOT, id, posix};
+
+impl FileSystem for Model {
+    fn root(&self) -> FileId {
+        id(ROOT)
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        Ok(StatFs { total_bytes: 0, used_bytes: 0, block_size: 4096 })
+    }
+
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        self.state().lookup(dir, name)
+    }
+
+    fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
+        Ok(self.state().directory(dir)?.parent.clone())
+    }
+
+    fn attr(&self, file: FileId) -> Result<Attr> {
+        Ok(self.state().node(file)?.attr)
+    }
+
+    fn read_dir(
+        &self,
+        dir: FileId,
+        after: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let state = self.state();
+        for (&cookie, (name, ino)) in state.directory(dir)?.entries.range(after + 1..) {
+            let file = id(*ino);
+            let entry = DirEntry { name, file, file_type: state.file_type(file)?, cookie };
+            if visit(entry).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
+        match &self.state().node(file)?.body {
+            Body::Symlink(target) => Ok(target.clone()),
+            _ => posix(Errno::INVAL, file),
+        }
+    }
+
+    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+        let value = self.state().node(file)?.xattrs.get(name).cloned();
+        value.map_or_else(|| posix(Errno::NODATA, file), Ok)
+    }
+
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let xattrs = self.state().node(file)?.xattrs.clone();
+        for (name, value) in &xattrs {
+            if visit(name, value).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, file: FileId, _offset: u64, _buf: &mut [u8]) -> Result<usize> {
+        match self.state().file_type(file)? {
+            FileType::Regular => Ok(0),
+            FileType::Directory => posix(Errno::ISDIR, file),
+            _ => posix(Errno::INVAL, file),
+        }
+    }
+
+    fn read_data(
+        &self,
+        file: FileId,
+        _range: Range<u64>,
+        _visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.read(file, 0, &mut []).map(drop)
+    }
+
+    fn next_data(&self, file: FileId, _offset: u64) -> Result<Option<Range<u64>>> {
+        self.read(file, 0, &mut []).map(|_| None)
+    }
+
+    fn prefetch(&self, _files: &[FileId]) {}
+}

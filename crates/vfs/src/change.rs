@@ -1,0 +1,154 @@
+//! What a filesystem is to callers that change it.
+//!
+//! [`FileSystemMut`] adds to [`FileSystem`] what changes names and attributes. The rules
+//! of POSIX that need to know who asks stay with the caller, because an image builder, a
+//! mount and a test each answer them differently:
+//!
+//! - permission checks, and clearing set-id bits when the owner changes;
+//! - the umask, default ACLs, and a group or set-group-id bit inherited from a directory;
+//! - the clock: every call is given its moment, so the same calls make the same volume.
+//!
+//! What the file itself forbids is the filesystem's: immutable and append-only files and
+//! read-only subvolumes refuse whoever asks.
+//!
+//! A call is done altogether or not at all, also after a crash. It is durable
+//! when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`] returned.
+
+use crate::{FileId, FileSystem, FileType, Result, Timestamp};
+
+/// What a new file begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewFile {
+    /// Permission, set-id and sticky bits. A symbolic link has 0o777, whatever is said here.
+    pub permissions: u32,
+    /// The user that owns it.
+    pub uid: u32,
+    /// The group that owns it.
+    pub gid: u32,
+    /// The moment at which it is made: all its times, and those of the directory.
+    pub at: Timestamp,
+}
+
+/// What kind of file [`FileSystemMut::mknod`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The type: everything but a directory and a symbolic link.
+    pub file_type: FileType,
+    /// Major (below 2^12) and minor (below 2^20) number of a device; (0, 0) otherwise.
+    pub rdev: (u32, u32),
+}
+
+/// Attributes to be changed; what is `None` stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission, set-id and sticky bits.
+    pub permissions: Option<u32>,
+    /// The user that owns it.
+    pub uid: Option<u32>,
+    /// The group that owns it.
+    pub gid: Option<u32>,
+    /// Last access.
+    pub atime: Option<Timestamp>,
+    /// Last change of the contents.
+    pub mtime: Option<Timestamp>,
+    /// The length in bytes.
+    pub size: Option<u64>,
+}
+
+/// Whether an extended attribute must be there before it is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// It does not matter.
+    Set,
+    /// It must not be there: `EEXIST` (`XATTR_CREATE`).
+    Create,
+    /// It must be there: `ENODATA` (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// A directory and a name in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The directory.
+    pub dir: FileId,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// A filesystem that can be changed.
+///
+/// Errors are those of [`FileSystem`] and, for all calls, `EROFS` in what is read-only,
+/// `ENOSPC` when there is no space, `EPERM` for immutable files, `ENAMETOOLONG` for a name of more than
+/// 255 bytes and `EINVAL` for one that holds `/` or NUL. Others are
+/// listed where they arise.
+pub trait FileSystemMut: FileSystem {
+    /// Makes an empty regular file. `EEXIST` when the name is taken.
+    fn create(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+        self.mknod(place, Node { file_type: FileType::Regular, rdev: (0, 0) }, new)
+    }
+
+    /// Makes a file of any type but a directory (`EPERM`) and a symbolic link (`EINVAL`).
+    /// `EEXIST` when the name is taken.
+    fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
+
+    /// Makes an empty directory. `EEXIST` when the name is taken.
+    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
+
+    /// Makes a symbolic link to `target`. `EEXIST` when the name is taken, `ENOENT` for an empty
+    /// target and `ENAMETOOLONG` for one that is too long for the volume.
+    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+
+    /// Gives `file` one more name. `EPERM` for a directory, `EEXIST` when the name is taken,
+    /// `EMLINK` when it can have no more names, `EXDEV` in another subvolume.
+    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
+
+    /// Removes a name of a file that is no directory (`EISDIR`); the file goes with its last
+    /// name, or when it is no longer open.
+    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+
+    /// Removes an empty directory; `ENOTDIR` and `ENOTEMPTY` for anything else.
+    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+
+    /// Moves a file, and removes what stands at `to` as [`FileSystemMut::unlink`] or
+    /// [`FileSystemMut::rmdir`] would. Two names of one file are left alone. `EINVAL` for a directory moved
+    /// below itself, `EXDEV` for a move into another subvolume.
+    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()>;
+
+    /// Changes attributes; the change time becomes `at`.
+    fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
+
+    /// Writes all of `data` at byte `offset` of a regular file, which becomes longer when it ends before
+    /// that; what lies between is a hole. `EISDIR` and `EINVAL` for anything else, `EFBIG` beyond the largest
+    /// file, `EPERM` for a file that can only be appended to, unless `offset` is its end.
+    ///
+    /// A long write is done piece by piece: a crash may leave its beginning.
+    fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+
+    /// Sets an extended attribute. `ERANGE` for a name and `E2BIG` for a value that no system call takes,
+    /// `ENOSPC` for what is too large for the volume, `EOPNOTSUPP` for a namespace
+    /// that it does not store.
+    fn set_xattr(
+        &self,
+        file: FileId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        at: Timestamp,
+    ) -> Result<()>;
+
+    /// Removes an extended attribute, `ENODATA` when there is none.
+    fn remove_xattr(&self, file: FileId, name: &[u8], at: Timestamp) -> Result<()>;
+
+    /// Counts one more opening of `file`: until as many [`FileSystemMut::release`]s it can be used
+    /// without a name.
+    fn open(&self, file: FileId) -> Result<()>;
+
+    /// Counts one opening of `file` less, and removes the file if it was the last and no name is left.
+    fn release(&self, file: FileId) -> Result<()>;
+
+    /// Makes everything durable that was done to `file`.
+    fn fsync(&self, file: FileId) -> Result<()>;
+
+    /// Makes everything durable that was done.
+    fn sync(&self) -> Result<()>;
+}
