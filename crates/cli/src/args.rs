@@ -1,9 +1,14 @@
 //! The command line: verbs, options, help.
 
+mod mkfs;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
+
+use mkfs::MKFS_HELP;
+pub(crate) use mkfs::MkfsArguments;
 
 // Lines that are longer than the terminal are wrapped: a paragraph is one line here.
 
@@ -98,6 +103,9 @@ pub(crate) enum Verb {
     /// Take a file or a whole tree out of a volume
     #[command(after_help = EXTRACT_HELP)]
     Extract(ExtractArguments),
+    /// Make a volume
+    #[command(after_help = MKFS_HELP)]
+    Mkfs(MkfsArguments),
     /// Work with subvolumes
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Subvolume(SubvolumeVerb),

@@ -5,6 +5,7 @@ mod dump;
 mod extract;
 mod info;
 mod ls;
+mod mkfs;
 mod stat;
 mod subvolume;
 
@@ -23,6 +24,7 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Stat(arguments) => stat::run(arguments, out, console),
         Verb::Cat(arguments) => cat::run(arguments, out, console),
         Verb::Extract(arguments) => extract::run(arguments, out, console),
+        Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Subvolume(SubvolumeVerb::List(arguments)) => subvolume::list(arguments, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
     }

@@ -230,7 +230,7 @@ fn profiles(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
         });
         profile.block_groups += 1;
         profile.size = profile.size.saturating_add(chunk.length);
-        profile.used = profile.used.and_then(|used| match used_of(volume, chunk) {
+        profile.used = profile.used.and_then(|used| match used_of(volume, &chunk) {
             Ok(more) => Some(used.saturating_add(more)),
             Err(error) => {
                 console.warning(&error);

@@ -20,7 +20,7 @@ pub(super) fn run(
     if arguments.json {
         let mut array = JsonArray::new(out)?;
         for chunk in session.volume.chunks() {
-            array.push(&fields(chunk))?;
+            array.push(&fields(&chunk))?;
         }
         return Ok(array.finish()?);
     }

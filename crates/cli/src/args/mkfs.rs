@@ -1,0 +1,130 @@
+//! The options of `offshoot mkfs`, in the words of `mkfs.btrfs`.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+use offshoot_btrfs_format::chunk::Profile;
+use offshoot_btrfs_format::csum::ChecksumType;
+use uuid::Uuid;
+
+pub(crate) const MKFS_HELP: &str = "\
+Sizes are in bytes, or end with K, M, G or T.
+
+With SOURCE_DATE_EPOCH in the environment the volume is made at that time (seconds since 1970) \
+and not now. The same options, a UUID among them, then make the same bytes.
+
+Examples:
+  offshoot mkfs disk.img --size 4G
+  offshoot mkfs disk.img --size 100M --label boot --metadata single
+  offshoot mkfs a.img b.img c.img --size 1G --data raid0 --metadata raid1c3
+  offshoot mkfs disk.img --size 20M -O mixed-bg,^skinny-metadata
+  offshoot mkfs --force /dev/sdb";
+
+#[derive(Args)]
+pub(crate) struct MkfsArguments {
+    /// The images or block devices that the volume is made of
+    #[arg(value_name = "DEVICE", required = true)]
+    pub(crate) devices: Vec<PathBuf>,
+    /// Make images of this size; one that is there is made longer, never shorter
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) size: Option<u64>,
+    /// The label, up to 255 bytes
+    #[arg(short = 'L', long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) label: String,
+    /// The filesystem id; a random one otherwise
+    #[arg(short = 'U', long)]
+    pub(crate) uuid: Option<Uuid>,
+    /// The size of tree blocks, 4K to 64K: 16K otherwise
+    #[arg(short = 'n', long, value_name = "SIZE", value_parser = parse_node_size)]
+    pub(crate) nodesize: Option<u32>,
+    /// The checksum: crc32c, xxhash, sha256 or blake2
+    #[arg(long, value_name = "TYPE", default_value = "crc32c", value_parser = parse_checksum)]
+    pub(crate) csum: ChecksumType,
+    /// The profile of metadata: single, dup, raid0, raid1, raid1c3, raid1c4 or raid10. dup on
+    /// one device and raid1 on several otherwise
+    #[arg(short = 'm', long, value_name = "PROFILE", value_parser = parse_profile)]
+    pub(crate) metadata: Option<Profile>,
+    /// The profile of data: single otherwise
+    #[arg(short = 'd', long, value_name = "PROFILE", value_parser = parse_profile)]
+    pub(crate) data: Option<Profile>,
+    /// Features to turn on, or with ^ off: mixed-bg, extref, skinny-metadata, no-holes,
+    /// free-space-tree, block-group-tree. All but mixed-bg are on by default
+    #[arg(short = 'O', long = "features", value_name = "LIST", action = ArgAction::Append)]
+    pub(crate) features: Vec<String>,
+    /// Overwrite what is on the devices
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// Write what was made as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A number of bytes, with a suffix for its binary unit.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let suffix = text[digits.len()..].to_ascii_lowercase();
+    let shift = match suffix.as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        "p" | "pib" => 50,
+        _ => return Err(format!("no unit is called {suffix}; there are K, M, G, T and P")),
+    };
+    let number: u64 = digits.parse().map_err(|_| "a whole number is expected".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "more than 16 EiB".to_owned())
+}
+
+fn parse_node_size(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_size(text)?).map_err(|_| "a node has at most 64K".to_owned())
+}
+
+fn parse_profile(text: &str) -> Result<Profile, String> {
+    Ok(match text.to_ascii_lowercase().as_str() {
+        "single" => Profile::Single,
+        "dup" => Profile::Dup,
+        "raid0" => Profile::Raid0,
+        "raid1" => Profile::Raid1,
+        "raid1c3" => Profile::Raid1c3,
+        "raid1c4" => Profile::Raid1c4,
+        "raid10" => Profile::Raid10,
+        "raid5" => Profile::Raid5,
+        "raid6" => Profile::Raid6,
+        _ => return Err("no such profile".to_owned()),
+    })
+}
+
+fn parse_checksum(text: &str) -> Result<ChecksumType, String> {
+    Ok(match text.to_ascii_lowercase().as_str() {
+        "crc32c" => ChecksumType::Crc32c,
+        "xxhash" | "xxhash64" => ChecksumType::Xxhash64,
+        "sha256" => ChecksumType::Sha256,
+        "blake2" | "blake2b" => ChecksumType::Blake2b,
+        _ => return Err("no such checksum".to_owned()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_size;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4k", 4096),
+            ("16K", 16384),
+            ("3MiB", 3 << 20),
+            ("4G", 4 << 30),
+            ("16t", 16 << 40),
+            ("15P", 15 << 50),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "1.5G", "-1", "4X", "4 G", "16384P", "99999999999999999999"] {
+            parse_size(text).expect_err(text);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `offshoot mkfs`: make a volume.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use offshoot_btrfs::{MkfsFeatures, MkfsOptions, mkfs};
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_vfs::{Errno, Error, Timestamp};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::args::MkfsArguments;
+use crate::exit::{Failure, Result};
+use crate::output::{human_size, write_line};
+
+/// What was made.
+#[derive(Serialize)]
+struct Made {
+    uuid: Uuid,
+    total_bytes: u64,
+    devices: Vec<String>,
+}
+
+pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
+    let options = options(arguments)?;
+    let mut images = NewImages::default();
+    let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
+    for path in &arguments.devices {
+        devices.push(Arc::new(images.open(path, arguments.size)?));
+    }
+    let uuid = mkfs(&devices, &options).map_err(usage)?;
+    images.keep();
+    let made = Made {
+        uuid,
+        total_bytes: devices.iter().map(|device| device.size_bytes()).sum(),
+        devices: devices.iter().map(|device| device.name().to_owned()).collect(),
+    };
+    if arguments.json {
+        return Ok(write_line(out, &made)?);
+    }
+    let over = match made.devices.len() {
+        1 => String::new(),
+        count => format!(" on {count} devices"),
+    };
+    writeln!(out, "made volume {uuid}, {}{over}", human_size(made.total_bytes))?;
+    Ok(())
+}
+
+fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
+    let mut features = MkfsFeatures::default();
+    for list in &arguments.features {
+        features.apply(list).map_err(usage)?;
+    }
+    let fsid = arguments.uuid.unwrap_or_else(Uuid::new_v4);
+    Ok(MkfsOptions {
+        label: arguments.label.clone(),
+        node_size: arguments.nodesize,
+        checksum: arguments.csum,
+        metadata: arguments.metadata,
+        data: arguments.data,
+        features,
+        force: arguments.force,
+        ..MkfsOptions::new(fsid, time()?)
+    })
+}
+
+/// Now, or the time that the environment asks for, as <https://reproducible-builds.org/specs/source-date-epoch/>
+/// has it.
+fn time() -> Result<Timestamp> {
+    const VARIABLE: &str = "SOURCE_DATE_EPOCH";
+    if let Some(text) = std::env::var_os(VARIABLE) {
+        let secs = text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
+            Failure::Usage(format!("{VARIABLE} is {}, not a number of seconds", text.display()))
+        })?;
+        return Ok(Timestamp { secs, nanos: 0 });
+    }
+    // A clock that stands before 1970 is off by more than a volume could tell.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let secs = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    Ok(Timestamp { secs, nanos: now.subsec_nanos() })
+}
+
+/// Options that contradict each other are wrong usage; all else is a failure.
+fn usage(error: Error) -> Failure {
+    match error {
+        Error::Posix { what, errno: Errno::INVAL } => Failure::Usage(what),
+        other => Failure::Volume(other),
+    }
+}
+
+/// The image files that did not exist before. They go when no volume was made on them.
+#[derive(Default)]
+struct NewImages<'a>(Vec<&'a Path>);
+
+impl<'a> NewImages<'a> {
+    fn open(&mut self, path: &'a Path, size: Option<u64>) -> Result<FileDevice> {
+        let exists = path.try_exists().unwrap_or(true);
+        let device = match size {
+            Some(size_bytes) => FileDevice::create(path, size_bytes),
+            None if !exists => {
+                let path = path.display();
+                return Err(Failure::Usage(format!("{path} does not exist; make it with --size")));
+            }
+            None => FileDevice::open_writable(path),
+        };
+        let device = device.map_err(|e| Failure::Host(path.display().to_string(), e))?;
+        if !exists {
+            self.0.push(path);
+        }
+        Ok(device)
+    }
+
+    fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewImages<'_> {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // The failure that led here is what the user has to know of.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
