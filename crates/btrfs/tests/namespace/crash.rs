@@ -24,7 +24,7 @@ const SIZE: u64 = 160 << 20;
 const JUDGED: usize = 60;
 
 fn data(step: usize) -> Vec<u8> {
-    (0..step * 700 + 1).map(|at| u8::try_from((at * 7 + step) % 251).expect("below 251")).collect()
+    (0..=step * 700).map(|at| u8::try_from((at * 7 + step) % 251).expect("below 251")).collect()
 }
 
 fn open(device: Arc<dyn BlockDevice>) -> (Arc<Volume>, Filesystem) {
