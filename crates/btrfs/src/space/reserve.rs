@@ -76,7 +76,7 @@ impl Space {
     /// What is kept beside the cost of a commit.
     pub(super) fn kept_bytes(&self, claim: Claim) -> u64 {
         match claim {
-            Claim::Work => (MAKING_ROOM_ITEMS + self.member_count()) * self.item_cost(),
+            Claim::Work => 2 * (MAKING_ROOM_ITEMS + self.member_count()) * self.item_cost(),
             Claim::MakesRoom => 0,
         }
     }
@@ -161,6 +161,15 @@ impl Volume {
         }
     }
 
+    /// What must be left beside an operation: the commit, and what is kept for others. A commit makes the next
+    /// one dearer, by what it adds to the trees; ordinary work leaves a quarter more for that, so that
+    /// removals find room after it too.
+    fn kept_for(&self, handle: &Handle<'_>, claim: Claim) -> Result<u64> {
+        let commit = self.commit_cost(handle)?;
+        let spare = if claim == Claim::Work { commit / 4 } else { 0 };
+        Ok(commit.saturating_add(spare).saturating_add(handle.space().kept_bytes(claim)))
+    }
+
     /// Joins when space for `items` is there.
     pub(super) fn try_join<'v>(
         &'v self,
@@ -169,7 +178,7 @@ impl Volume {
         claim: Claim,
     ) -> Result<Option<Handle<'v>>> {
         let handle = self.enter()?;
-        let keep = self.commit_cost(&handle)?.saturating_add(live.space.kept_bytes(claim));
+        let keep = self.kept_for(&handle, claim)?;
         let bytes = items * live.space.item_cost();
         let found = self.find_free(Purpose::Metadata, bytes, keep)?;
         Ok(found.map(|reservation| handle.with_reservation(reservation)))
@@ -182,11 +191,7 @@ impl Volume {
     ) -> Result<Option<Reservation<'v>>> {
         // What is free is read from the trees, which a commit must not change meanwhile.
         let handle = self.enter()?;
-        let keep = if live.space.is_mixed() {
-            self.commit_cost(&handle)?.saturating_add(live.space.kept_bytes(Claim::Work))
-        } else {
-            0
-        };
+        let keep = if live.space.is_mixed() { self.kept_for(&handle, Claim::Work)? } else { 0 };
         self.find_free(Purpose::Data, bytes, keep)
     }
 
