@@ -10,8 +10,10 @@
 //! 3. Bytes reach the caller only after their checksums matched, unless the inode has
 //!    NODATASUM, which means that there are none.
 
+mod buffer;
 mod checksums;
 mod drop;
+mod in_place;
 mod scratch;
 mod store;
 #[cfg(test)]
@@ -29,11 +31,13 @@ use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::Volume;
+pub(crate) use buffer::{Buffers, FileBuffer};
 use checksums::checksums;
-pub(crate) use checksums::{insert_checksums, remove_checksums};
+pub(crate) use checksums::{checksum_items, insert_checksums, remove_checksums};
 pub(crate) use drop::drop_range;
+pub(crate) use in_place::{Target, target};
 use scratch::with_scratch;
-pub(crate) use store::{insert_hole, store};
+pub(crate) use store::{Sectors, insert_hole, store, store_inline, write_data};
 
 /// The most that one piece reads from the devices, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -92,18 +96,26 @@ pub(crate) struct FileData {
     file: FileId,
     root: TreeRoot,
     inode: InodeItem,
+    buffer: Option<FileBuffer>,
 }
 
 impl FileData {
     /// The file whose data is to be read: a regular one or a symbolic link.
     pub(crate) fn open(volume: &Volume, file: FileId) -> Result<Self> {
+        // What is written back meanwhile leaves the buffer after it came into the tree.
+        let buffer = volume.buffers.get(file);
+        Ok(Self { buffer, ..Self::stored(volume, file)? })
+    }
+
+    /// The file as it is stored, without what is buffered.
+    pub(crate) fn stored(volume: &Volume, file: FileId) -> Result<Self> {
         if let Some(dir) = placeholder_in(file) {
             return Err(Error::posix(Errno::ISDIR, dir.to_string()));
         }
         let root = tree_of(volume, file)?;
         let inode = inode_item(volume, root, file)?;
         match type_of(&inode)? {
-            FileType::Regular | FileType::Symlink => Ok(Self { file, root, inode }),
+            FileType::Regular | FileType::Symlink => Ok(Self { file, root, inode, buffer: None }),
             FileType::Directory => Err(Error::posix(Errno::ISDIR, file.to_string())),
             _ => Err(Error::posix(Errno::INVAL, format!("{file} has no data"))),
         }
@@ -116,7 +128,7 @@ impl FileData {
 
     /// The size in bytes.
     pub(crate) fn size(&self) -> u64 {
-        self.inode.size.get()
+        self.buffer.as_ref().map_or(self.inode.size.get(), |buffer| buffer.read().size)
     }
 
     /// The pieces of `range`, cut at the end of the file.
@@ -127,7 +139,7 @@ impl FileData {
         if cursor.item().is_some_and(|(at, _)| at < first) {
             cursor.advance()?;
         }
-        let range = range.start..range.end.min(self.size());
+        let range = range.start..range.end.min(self.inode.size.get());
         Ok(Pieces { cursor, ino: self.file.ino, range, pending: None })
     }
 }
@@ -199,7 +211,7 @@ impl Pieces<'_> {
 }
 
 /// How much of the file an extent item covers, in bytes.
-fn extent_len(extent: &FileExtent<'_>) -> u64 {
+pub(crate) fn extent_len(extent: &FileExtent<'_>) -> u64 {
     match extent.body {
         // Old kernels truncated inline data and left `ram_bytes` as it was.
         FileExtentBody::Inline(data) if extent.compression == Compression::None => {
@@ -270,6 +282,48 @@ pub(crate) fn read_data(
     range: Range<u64>,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
+    let range = range.start..range.end.min(data.size());
+    let runs = data.buffer.as_ref().map(|buffer| buffer.read().runs(&range));
+    let mut at = range.start;
+    for (start, run) in runs.unwrap_or_default() {
+        read_stored(volume, data, at..start, visit)?;
+        let part = at.max(start)..range.end.min(start + run.len() as u64);
+        visit(part.start, &run[index(part.start - start)..index(part.end - start)])?;
+        at = part.end;
+    }
+    read_stored(volume, data, at..range.end, visit)
+}
+
+/// As [`read_data`], of what is in extents.
+///
+/// While a piece is read a commit may let its extent, which the file has no more, be used again. Then the piece
+/// is looked up anew, and what was read is not looked at.
+fn read_stored(
+    volume: &Volume,
+    data: &FileData,
+    range: Range<u64>,
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let epoch = volume.epoch();
+        let still = || volume.epoch() == epoch;
+        at = match read_batches(volume, data, at..range.end, &still, visit)? {
+            Some(at) => at,
+            None => break,
+        };
+    }
+    Ok(())
+}
+
+/// Gives where it stopped, if `still` did not hold any more.
+fn read_batches(
+    volume: &Volume,
+    data: &FileData,
+    range: Range<u64>,
+    still: &dyn Fn() -> bool,
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<Option<u64>> {
     let mut pieces = data.pieces(volume, range)?;
     let mut batch = Vec::new();
     pieces.fill(&mut batch)?;
@@ -286,11 +340,13 @@ pub(crate) fn read_data(
         pieces.fill(&mut next)?;
         hint(&next);
         for piece in batch.drain(..) {
-            read_piece(volume, data, &piece, visit)?;
+            if !read_piece(volume, data, &piece, still, visit)? {
+                return Ok(Some(piece.start));
+            }
         }
         std::mem::swap(&mut batch, &mut next);
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Tells the devices of the first batch of each of `files`.
@@ -310,31 +366,44 @@ pub(crate) fn prefetch(volume: &Volume, files: &[FileId]) {
     volume.prefetch(ranges);
 }
 
-/// Reads, verifies and decodes one piece and gives it to `visit`.
+/// Reads, verifies and decodes one piece and gives it to `visit`, if `still` holds after it was read.
 fn read_piece(
     volume: &Volume,
     data: &FileData,
     piece: &Piece,
+    still: &dyn Fn() -> bool,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-) -> Result<()> {
+) -> Result<bool> {
     let wanted = index(piece.end - piece.start);
     let sector = u64::from(volume.superblock().sector_size);
+    // Whatever is wrong with what was read does not matter when it is not the file's any more.
+    let read = |from, buf: &mut [u8]| {
+        let result = read_verified(volume, data, from, buf);
+        if still() { result.map(|()| true) } else { Ok(false) }
+    };
     match &piece.source {
         Source::Plain { logical } => with_scratch(|buf| {
             let lead = logical.0 % sector;
             let from = Logical(logical.0 - lead);
             buf.resize(index((lead + wanted as u64).next_multiple_of(sector)), 0);
-            read_verified(volume, data, from, buf)?;
-            visit(piece.start, &buf[index(lead)..][..wanted])
+            if !read(from, buf)? {
+                return Ok(false);
+            }
+            visit(piece.start, &buf[index(lead)..][..wanted])?;
+            Ok(true)
         }),
         Source::Compressed { extent, disk_bytes, decode } => with_scratch(|stored| {
             stored.resize(index(*disk_bytes), 0);
-            read_verified(volume, data, *extent, stored)?;
+            if !read(*extent, stored)? {
+                return Ok(false);
+            }
             decoded(volume, stored, *decode, wanted, |bytes| visit(piece.start, bytes))
-                .map_err(|e| at(e, *extent))
+                .map_err(|e| at(e, *extent))?;
+            Ok(true)
         }),
         Source::Inline { stored, decode } => {
-            decoded(volume, stored, *decode, wanted, |bytes| visit(piece.start, bytes))
+            decoded(volume, stored, *decode, wanted, |bytes| visit(piece.start, bytes))?;
+            Ok(true)
         }
     }
 }
@@ -391,19 +460,34 @@ pub(crate) fn next_data(
     data: &FileData,
     offset: u64,
 ) -> Result<Option<Range<u64>>> {
-    if offset >= data.size() {
+    let size = data.size();
+    if offset >= size {
         return Ok(None);
     }
-    let mut pieces = data.pieces(volume, offset..data.size())?;
+    let runs = data.buffer.as_ref().map(|buffer| buffer.read().runs(&(offset..size)));
+    let runs = runs.unwrap_or_default().into_iter();
+    let mut buffered =
+        runs.map(|(at, run)| at.max(offset)..size.min(at + run.len() as u64)).peekable();
+    let mut pieces = data.pieces(volume, offset..size)?;
+    let mut piece = pieces.next()?.map(|piece| piece.start..piece.end);
     let mut found: Option<Range<u64>> = None;
-    while let Some(piece) = pieces.next()? {
+    loop {
+        let is_buffered_first = match (&piece, buffered.peek()) {
+            (Some(piece), Some(run)) => run.start < piece.start,
+            (None, run) => run.is_some(),
+            (Some(_), None) => false,
+        };
+        let next = if is_buffered_first { buffered.next() } else { piece.clone() };
+        let Some(next) = next else { return Ok(found) };
         match &mut found {
-            Some(range) if range.end == piece.start => range.end = piece.end,
-            Some(_) => break,
-            None => found = Some(piece.start..piece.end),
+            Some(range) if next.start > range.end => return Ok(found),
+            Some(range) => range.end = range.end.max(next.end),
+            None => found = Some(next),
+        }
+        if !is_buffered_first {
+            piece = pieces.next()?.map(|piece| piece.start..piece.end);
         }
     }
-    Ok(found)
 }
 
 /// A length that the bounds of a piece keep within memory.

@@ -9,7 +9,8 @@
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
 //! | `changes` | an operation's changes, gathered in memory and applied at once |
 //! | `entries`, `names` | both sides of a name: in the directory and in the inode |
-//! | `create`, `unlink`, `rename`, `attributes`, `xattr` | the operations |
+//! | `create`, `unlink`, `rename`, `attributes`, `xattr`, `write` | the operations |
+//! | `write_back` | from buffered data to extents |
 //! | `evict` | removing whole inodes, at once or after they were open or a crash |
 
 pub(crate) mod attributes;
@@ -23,6 +24,7 @@ pub(crate) mod rename;
 pub(crate) mod subvolume;
 pub(crate) mod unlink;
 pub(crate) mod write;
+pub(crate) mod write_back;
 pub(crate) mod xattr;
 
 use std::ops::ControlFlow;
@@ -85,11 +87,12 @@ pub(crate) fn attr(volume: &Volume, file: FileId) -> Result<Attr> {
         let (permissions, size, allocated_bytes, nlink) = (0o755, 0, 0, 1);
         return Ok(Attr { file, permissions, size, allocated_bytes, nlink, ..dir });
     }
+    let buffer = volume.buffers.get(file);
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let file_type = type_of(&item)?;
     let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
     let unit = u64::from(volume.superblock().sector_size);
-    Ok(Attr {
+    let stored = Attr {
         file,
         file_type,
         permissions: item.mode.get() & 0o7777,
@@ -104,7 +107,19 @@ pub(crate) fn attr(volume: &Volume, file: FileId) -> Result<Attr> {
         mtime: timestamp(&item.mtime),
         ctime: timestamp(&item.ctime),
         btime: timestamp(&item.otime),
-    })
+    };
+    Ok(buffer.map_or(stored, |buffer| {
+        let dirty = buffer.read();
+        // As if what is buffered were new, up to the length of the file.
+        let most = dirty.size.next_multiple_of(unit).max(stored.allocated_bytes);
+        Attr {
+            size: dirty.size,
+            allocated_bytes: stored.allocated_bytes.saturating_add(dirty.bytes()).min(most),
+            mtime: dirty.mtime.unwrap_or(stored.mtime),
+            ctime: dirty.ctime.max(stored.ctime),
+            ..stored
+        }
+    }))
 }
 
 /// `ENOTDIR` unless `dir` is a directory.

@@ -29,6 +29,7 @@
 //! nothing else is locked under them.
 
 mod commit;
+mod committer;
 mod dirty;
 mod extent_tree;
 #[cfg(debug_assertions)]
@@ -40,8 +41,9 @@ mod tests;
 mod writeout;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use offshoot_btrfs_format::block::{HEADER_RELOC, HEADER_WRITTEN, Header, MAX_LEVEL};
 use offshoot_btrfs_format::edit::header_mut;
@@ -54,6 +56,7 @@ use crate::block::TreeBlock;
 use crate::space::{Purpose, Reservation, Space};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
 use crate::volume::Volume;
+use committer::Committer;
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
@@ -71,14 +74,18 @@ pub(crate) struct Live {
     commit: Mutex<()>,
     trees: RwLock<HashMap<TreeId, Arc<Tree>>>,
     pub(crate) space: Space,
-    /// Set when something failed that cannot be undone.
-    is_broken: AtomicBool,
+    /// What failed, when it cannot be undone.
+    broken: OnceLock<String>,
     /// How often space that a transaction freed became free: what a search found on its way may
     /// not be there any more when this changed since it began.
     pub(crate) epoch: AtomicU64,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
     pub(crate) stats: Stats,
+    /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks.
+    pub(crate) dirty_bytes: u64,
+    /// The thread that commits by itself, if there is one.
+    committer: OnceLock<Committer>,
 }
 
 /// Which transactions have blocks that are not on the devices.
@@ -121,12 +128,12 @@ pub(crate) struct Handle<'v> {
     /// `None` for the commit itself, which holds the gate exclusively.
     _gate: Option<RwLockReadGuard<'v, ()>>,
     /// The space that the operation may need.
-    _reservation: Option<Reservation<'v>>,
+    reservation: Option<Reservation<'v>>,
 }
 
 impl Live {
     /// The state behind the last commit, which has this superblock.
-    pub(crate) fn new(space: Space, superblock: Box<SuperblockItem>) -> Self {
+    pub(crate) fn new(space: Space, superblock: Box<SuperblockItem>, dirty_bytes: u64) -> Self {
         let first = Generation(superblock.generation.get() + 1);
         let running = Arc::new(Transaction::new(first));
         Self {
@@ -135,10 +142,12 @@ impl Live {
             commit: Mutex::new(()),
             trees: RwLock::default(),
             space,
-            is_broken: AtomicBool::new(false),
+            broken: OnceLock::new(),
             epoch: AtomicU64::new(0),
             superblock: Mutex::new(superblock),
             stats: Stats::default(),
+            dirty_bytes,
+            committer: OnceLock::new(),
         }
     }
 
@@ -157,6 +166,20 @@ impl Live {
         committing.dirty.get(logical)
     }
 
+    /// Has the volume commit by itself from now on.
+    pub(crate) fn commit_every(&self, volume: &Arc<Volume>, interval: Duration) -> Result<()> {
+        let committer = Committer::start(volume, interval)?;
+        assert!(self.committer.set(committer).is_ok(), "a volume is opened once");
+        Ok(())
+    }
+
+    /// Notes that there is much to bring to the devices.
+    pub(crate) fn press(&self) {
+        if let Some(committer) = self.committer.get() {
+            committer.press();
+        }
+    }
+
     /// The tree `id`, whose root is looked up when it is used for the first time.
     pub(crate) fn tree(&self, volume: &Volume, id: TreeId) -> Result<Arc<Tree>> {
         if let Some(tree) = self.trees.read().get(&id) {
@@ -172,16 +195,19 @@ impl Live {
         Ok(tree.clone())
     }
 
-    /// Allows no more writing.
-    fn break_off(&self) {
-        self.is_broken.store(true, Ordering::Release);
+    /// Allows no more writing, because of this.
+    fn break_off(&self, cause: &Error) {
+        self.broken.get_or_init(|| cause.to_string());
     }
 
-    fn require_whole(&self) -> Result<()> {
-        if self.is_broken.load(Ordering::Acquire) {
-            return Err(Error::posix(Errno::ROFS, "the volume, after a failure"));
+    /// `EROFS` after something failed that cannot be undone.
+    pub(crate) fn require_whole(&self) -> Result<()> {
+        match self.broken.get() {
+            None => Ok(()),
+            Some(cause) => {
+                Err(Error::posix(Errno::ROFS, format!("the volume, after this: {cause}")))
+            }
         }
-        Ok(())
     }
 }
 
@@ -195,14 +221,19 @@ impl Volume {
         let gate = live.gate.read();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        Ok(Handle { volume: self, live, transaction, _gate: Some(gate), _reservation: None })
+        Ok(Handle { volume: self, live, transaction, _gate: Some(gate), reservation: None })
     }
 }
 
 impl<'v> Handle<'v> {
     /// The handle, with space that is kept for it until it is dropped.
     pub(crate) fn with_reservation(self, reservation: Reservation<'v>) -> Self {
-        Self { _reservation: Some(reservation), ..self }
+        Self { reservation: Some(reservation), ..self }
+    }
+
+    /// What the tree blocks take that are not on the devices yet, in bytes.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.transaction.dirty.len() * u64::from(self.volume.superblock().node_size)
     }
 
     /// What the blocks of a tree take, in bytes.
@@ -214,6 +245,11 @@ impl<'v> Handle<'v> {
     pub(crate) fn pending(&self) -> (u64, u64) {
         let roots = self.transaction.moved_roots.lock().len();
         (self.transaction.refs.len() as u64, roots as u64)
+    }
+
+    /// Leaves the transaction, and gives the space that was kept for the handle.
+    pub(crate) fn into_reservation(self) -> Option<Reservation<'v>> {
+        self.reservation
     }
 
     pub(crate) fn volume(&self) -> &'v Volume {
@@ -240,7 +276,7 @@ impl<'v> Handle<'v> {
         change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
     ) -> Result<T> {
         let tree = self.live.tree(self.volume, id)?;
-        change(TreeWriter::new(self, &tree)).inspect_err(|_| self.live.break_off())
+        change(TreeWriter::new(self, &tree)).inspect_err(|e| self.live.break_off(e))
     }
 
     /// Takes the latch of a block that this transaction owns.
@@ -347,8 +383,8 @@ impl<'v> Handle<'v> {
     }
 
     /// Ends all writing: something failed that cannot be undone.
-    pub(crate) fn break_off(&self) {
-        self.live.break_off();
+    pub(crate) fn break_off(&self, cause: &Error) {
+        self.live.break_off(cause);
     }
 
     /// Notes that the root of a tree moved.

@@ -61,6 +61,8 @@ pub struct Volume {
     pub(crate) subvolume_roots: crate::subvolume::RootCache,
     /// Inodes that are being changed or are open.
     pub(crate) inodes: crate::inode::Inodes,
+    /// Data that was written and is in no extent yet.
+    pub(crate) buffers: crate::data::Buffers,
     reporter: Option<Reporter>,
     /// What can change, in a volume that was opened for writing.
     live: Option<Live>,
@@ -163,6 +165,12 @@ impl Volume {
         self.live
             .as_ref()
             .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
+    }
+
+    /// How often space became free that was looked at before: what a search found may be something else
+    /// when this has changed since.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.live.as_ref().map_or(0, |live| live.epoch.load(std::sync::atomic::Ordering::Acquire))
     }
 
     /// How blocks of the volume are verified.

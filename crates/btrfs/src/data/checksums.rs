@@ -89,12 +89,37 @@ pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) 
     })
 }
 
-/// Stores the checksums of `data`, which was written at `logical`.
-pub(crate) fn insert_checksums(handle: &Handle<'_>, logical: Logical, data: &[u8]) -> Result<()> {
+/// Whether a sector of the `len` bytes from `logical` on has a checksum.
+pub(super) fn has_checksums(volume: &Volume, logical: Logical, len: u64) -> Result<bool> {
+    let Some(root) = volume.csum_tree() else { return Ok(false) };
+    let superblock = volume.superblock();
+    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+    let last = logical.0.saturating_add(len).saturating_sub(1);
+    let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, last);
+    let cursor = Cursor::seek_floor(volume, root, key)?;
+    Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).is_some_and(|(found, data)| {
+        found.offset + (data.len() / sum_len) as u64 * sector > logical.0
+    }))
+}
+
+/// How many items the checksums of `len` bytes fill at most, beside one that they continue.
+pub(crate) fn checksum_items(volume: &Volume, len: u64) -> u64 {
+    let superblock = volume.superblock();
+    let sum_len = superblock.checksum.len();
+    let most = most_per_item(superblock.node_size, sum_len) / sum_len;
+    (len / u64::from(superblock.sector_size)).div_ceil(most as u64)
+}
+
+/// Stores the checksums of `data`, slices of whole sectors, which was written at `logical`.
+pub(crate) fn insert_checksums<'d>(
+    handle: &Handle<'_>,
+    logical: Logical,
+    data: impl Iterator<Item = &'d [u8]>,
+) -> Result<()> {
     let superblock = handle.volume().superblock();
     let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
-    let mut sums = Vec::with_capacity(data.len() / sector * sum_len);
-    for sector in data.chunks(sector) {
+    let mut sums = Vec::new();
+    for sector in data.flat_map(|slice| slice.chunks(sector)) {
         sums.extend_from_slice(superblock.checksum.compute(sector).bytes());
     }
     let most = most_per_item(superblock.node_size, sum_len);

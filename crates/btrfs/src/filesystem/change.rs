@@ -1,12 +1,12 @@
 //! Changing a subvolume, and those nested in it.
 
 use offshoot_vfs::{
-    Error, FileId, FileSystemMut, NewFile, Node, Place, Result, SetAttr, Timestamp, XattrMode,
+    FileId, FileSystemMut, NewFile, Node, Place, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::{Filesystem, of};
 use crate::inode::create::{Kind, make};
-use crate::inode::{attributes, rename, unlink, write, xattr};
+use crate::inode::{attributes, rename, unlink, write, write_back, xattr};
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
@@ -68,14 +68,19 @@ impl FileSystemMut for Filesystem {
         attributes::release(&self.volume, file).map_err(of(file))
     }
 
-    fn fsync(&self, _file: FileId) -> Result<()> {
-        self.sync()
+    fn fsync(&self, file: FileId) -> Result<()> {
+        if self.volume.live_part().is_none() {
+            return Ok(());
+        }
+        write_back::sync_file(&self.volume, file)
+            .and_then(|()| self.volume.commit())
+            .map_err(of(file))
     }
 
     fn sync(&self) -> Result<()> {
         match self.volume.live_part() {
-            Some(_) => self.volume.commit(),
-            None => Ok::<(), Error>(()),
+            Some(_) => self.volume.sync(),
+            None => Ok(()),
         }
     }
 }

@@ -27,6 +27,9 @@ pub(crate) fn set_attr(volume: &Volume, file: FileId, set: &SetAttr, at: Timesta
     }
     let handle = volume.join()?;
     let mut changes = Changes::new(&handle, file);
+    if let (Some(_), Some(buffer)) = (mtime, volume.buffers.get(file)) {
+        buffer.write().mtime = None;
+    }
     changes.change_inode(file, at, |item| {
         if let Some(permissions) = set.permissions {
             item.mode = (item.mode.get() & !0o7777 | permissions & 0o7777).into();

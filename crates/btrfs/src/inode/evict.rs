@@ -13,7 +13,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::IntoBytes;
 
-use super::inode_item;
+use super::{inode_item, write_back};
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, Edit};
@@ -104,6 +104,7 @@ pub(super) fn has_few_items(volume: &Volume, file: FileId) -> Result<bool> {
 
 /// Removes all items of an inode that has few, its inode item included.
 pub(super) fn remove_all_items(handle: &Handle<'_>, tree: TreeId, ino: u64) -> Result<()> {
+    write_back::discard(handle.volume(), FileId { dev: tree.0, ino });
     let batch = Batch::read(handle.volume(), tree, ino)?;
     batch.remove(handle, tree, ino)?;
     let key = Key::new(ino, ItemType::INODE_ITEM, 0);
@@ -112,6 +113,7 @@ pub(super) fn remove_all_items(handle: &Handle<'_>, tree: TreeId, ino: u64) -> R
 
 /// Removes an inode that has an orphan item, and the orphan item.
 pub(super) fn evict(volume: &Volume, file: FileId) -> Result<()> {
+    write_back::discard(volume, file);
     let (tree, ino) = (TreeId(file.dev), file.ino);
     loop {
         let handle = volume.join_to_remove()?;

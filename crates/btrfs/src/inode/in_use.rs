@@ -96,7 +96,28 @@ impl Inodes {
                 Held { file, slot, state }
             })
             .collect();
-        Locks { table: self, held }
+        Locks { table: self, held, is_aside: false }
+    }
+
+    /// Locks `file` if nobody has it locked, beside what the thread has locked already.
+    pub(super) fn try_lock(&self, file: FileId) -> Option<Locks<'_>> {
+        let slot = self.shard(file).lock().entry(file).or_default().clone();
+        let Some(state) = Mutex::try_lock_arc(&slot) else {
+            drop(slot);
+            self.forget_unused(file);
+            return None;
+        };
+        Some(Locks { table: self, held: vec![Held { file, slot, state }], is_aside: true })
+    }
+
+    /// Takes `file` out of the table when nobody uses it.
+    fn forget_unused(&self, file: FileId) {
+        let mut shard = self.shard(file).lock();
+        // What only the table knows others come to know under the shard's lock.
+        let is_unused = |slot: &Slot| Arc::strong_count(slot) == 1 && slot.lock().opens == 0;
+        if shard.get(&file).is_some_and(is_unused) {
+            shard.remove(&file);
+        }
     }
 
     /// The subvolume `id`, which `load` gets ready when it is used for the first time.
@@ -132,6 +153,8 @@ struct Held {
 pub(super) struct Locks<'t> {
     table: &'t Inodes,
     held: Vec<Held>,
+    /// It was there for the taking: the thread may have locked others before.
+    is_aside: bool,
 }
 
 impl Locks<'_> {
@@ -153,13 +176,9 @@ impl Held {
     /// Gives the lock back, and removes it from the table when nobody else uses it.
     fn let_go(self, table: &Inodes) {
         let Self { file, slot, state } = self;
-        let is_open = state.opens > 0;
         drop(state);
-        let mut shard = table.shard(file).lock();
-        // Only the table and we know it, and others come to know it under the shard's lock.
-        if !is_open && Arc::strong_count(&slot) == 2 {
-            shard.remove(&file);
-        }
+        drop(slot);
+        table.forget_unused(file);
     }
 }
 
@@ -168,7 +187,9 @@ impl Drop for Locks<'_> {
         for held in self.held.drain(..) {
             held.let_go(self.table);
         }
-        HOLDS.set(false);
+        if !self.is_aside {
+            HOLDS.set(false);
+        }
     }
 }
 

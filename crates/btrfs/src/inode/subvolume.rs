@@ -55,7 +55,7 @@ impl Subvolume {
 /// # Errors
 /// `EROFS` when the volume or the subvolume is read-only, `EPERM` for what is not stored at all.
 pub(super) fn writable(volume: &Volume, file: FileId) -> Result<Arc<Subvolume>> {
-    volume.live()?;
+    volume.live()?.require_whole()?;
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
     }

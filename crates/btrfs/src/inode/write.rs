@@ -1,11 +1,10 @@
-//! Writing data into files, and changing their length.
+//! Writing into files, and changing their length.
 //!
-//! Data goes to the devices at once, in whole sectors: what a write does not cover of its first and last
-//! sector is read before. The extents, their checksums and the inode change under one handle, so a
-//! crash finds a piece written or not.
+//! A write goes into the buffer of the file (`data::buffer`) and becomes extents at write-back. Its space, and
+//! the metadata that the write-back of the file begins with, is reserved before it is accepted.
 //!
-//! Data that is in the extent item itself becomes an extent of its own before the file changes: it may
-//! not stand beside others.
+//! Data that is in the extent item itself may not stand beside other data, so a file that has such data is
+//! buffered whole before it changes.
 
 use std::ops::Range;
 
@@ -16,22 +15,19 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
+use super::write_back::{self, OTHER_ITEMS, Patience};
 use super::{inode_item, tree_of, type_of};
-use crate::data::{FileData, drop_range, insert_hole, read_data, store};
-use crate::space::Claim;
+use crate::data::{FileData, drop_range, next_data, read_data};
+use crate::space::{Claim, Reservation};
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
 use crate::volume::Volume;
 
-/// The most that one handle writes, in bytes.
+/// The most that is buffered in one step, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Extents that one handle takes out of a file, at the most.
 const MAX_DROPPED: usize = 256;
-
-/// Items that change beside the extents that are dropped: the new extent, the hole before it, the ends of
-/// what it cuts, its checksums and the inode.
-const OTHER_ITEMS: u64 = 12;
 
 /// The largest file, in bytes: the offsets of system calls are signed.
 const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
@@ -45,10 +41,11 @@ pub(crate) fn write(
     at: Timestamp,
 ) -> Result<()> {
     writable(volume, file)?;
+    write_back::limit(volume)?;
     let _locks = volume.inodes.lock(&[file]);
     let item = regular(volume, file)?;
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::VERITY, file)?;
-    if item.size.get() != offset {
+    if size_of(volume, file, &item) != offset {
         refuse_flags(&item, inode_flags::APPEND, file)?;
     }
     let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE);
@@ -57,14 +54,18 @@ pub(crate) fn write(
         return Ok(());
     }
     timespec(at)?;
-    uninline(volume, file, at)?;
+    if is_inline(volume, file, &item)? {
+        buffer(volume, file, 0, &[], at)?;
+    }
     let mut from = offset;
     while from < end {
-        // Cut at multiples, so that no sector is written twice.
+        // Cut at multiples, so that no sector is looked at twice.
         let to = end.min((from / PIECE_BYTES + 1) * PIECE_BYTES);
-        let part = index(from - offset)..index(to - offset);
-        write_piece(volume, file, from, &data[part], at)?;
+        buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
         from = to;
+        if write_back::is_over_limit(volume)? {
+            write_back::write_back(volume, file, Patience::Waits)?;
+        }
     }
     Ok(())
 }
@@ -79,97 +80,115 @@ fn regular(volume: &Volume, file: FileId) -> Result<InodeItem> {
     }
 }
 
-/// Writes one piece, and makes the file end no earlier than it does.
-fn write_piece(
-    volume: &Volume,
-    file: FileId,
-    offset: u64,
-    data: &[u8],
-    at: Timestamp,
-) -> Result<()> {
-    let sector = u64::from(volume.superblock().sector_size);
-    let end = offset + data.len() as u64;
-    let range = offset / sector * sector..end.next_multiple_of(sector);
-    let mut bytes = around(volume, file, &range, offset..end)?;
-    bytes[index(offset - range.start)..][..data.len()].copy_from_slice(data);
-    put(volume, file, range.start, &bytes, |size| size.max(end), at)
+/// The length of `file`, what is buffered included.
+fn size_of(volume: &Volume, file: FileId, item: &InodeItem) -> u64 {
+    volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
-/// A buffer for the sectors of `range`, with what the file has in them outside of `new`.
-fn around(volume: &Volume, file: FileId, range: &Range<u64>, new: Range<u64>) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; index(range.end - range.start)];
-    let data = FileData::open(volume, file)?;
-    for kept in [range.start..new.start, new.end..range.end] {
-        if !kept.is_empty() {
-            read_data(volume, &data, kept, &mut |at, part| {
-                bytes[index(at - range.start)..][..part.len()].copy_from_slice(part);
-                Ok(())
-            })?;
+/// Buffers `data` at `offset`; the sector in which `offset` lies, when there is no data.
+fn buffer(volume: &Volume, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+    let sector = u64::from(volume.superblock().sector_size);
+    let new = offset..offset + data.len() as u64;
+    let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
+    let size = size_of(volume, file, &regular(volume, file)?);
+    let Room { gaps, data: room, claim } = Room::reserve(volume, file, &range)?;
+    let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
+    let contents = contents.collect::<Result<Vec<_>>>()?;
+    let buffers = &volume.buffers;
+    let buffer = buffers.get_or_add(file, size, at);
+    buffer.write().claim += claim.map_or(0, Reservation::keep);
+    room.map(Reservation::keep);
+    let mut from = new.start;
+    for (gap, contents) in gaps.iter().zip(contents) {
+        buffers.add(&buffer, gap.start, contents);
+        // What stood before the gap was buffered already.
+        let covered = from..gap.start.clamp(from, new.end);
+        buffer.write().overwrite(from, &data[within(&new, &covered)]);
+        from = gap.end.clamp(from, new.end);
+    }
+    buffer.write().overwrite(from, &data[within(&new, &(from..new.end))]);
+    if !data.is_empty() {
+        buffer.write().written(new.end, at);
+    }
+    Ok(())
+}
+
+/// What it takes to buffer a range.
+struct Room<'v> {
+    /// The parts of the range that are not buffered yet.
+    gaps: Vec<Range<u64>>,
+    /// The space that they will take.
+    data: Option<Reservation<'v>>,
+    /// The metadata that write-back begins with, unless the file has that.
+    claim: Option<Reservation<'v>>,
+}
+
+impl<'v> Room<'v> {
+    fn reserve(volume: &'v Volume, file: FileId, range: &Range<u64>) -> Result<Self> {
+        loop {
+            let buffer = volume.buffers.get(file);
+            let gaps = buffer.as_ref().map_or(vec![range.clone()], |b| b.read().gaps(range));
+            let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
+            if bytes == 0 {
+                return Ok(Self { gaps, data: None, claim: None });
+            }
+            let has_claim = buffer.as_ref().is_some_and(|buffer| buffer.read().claim > 0);
+            let claim = if has_claim { None } else { write_back::claim(volume)? };
+            match volume.reserve_data(bytes) {
+                Ok(data) => return Ok(Self { gaps, data: Some(data), claim }),
+                // What the buffered data replaces becomes free when that is written back.
+                Err(Error::Posix { errno: Errno::NOSPC, .. })
+                    if buffer.is_some_and(|buffer| !buffer.read().is_empty()) =>
+                {
+                    drop(claim);
+                    write_back::write_back(volume, file, Patience::Waits)?;
+                }
+                Err(e) => return Err(e),
+            }
         }
+    }
+}
+
+/// The bytes of `gap`, whole sectors: `data` where it is `new`, and what the file has around it.
+fn contents(
+    volume: &Volume,
+    file: FileId,
+    gap: &Range<u64>,
+    new: &Range<u64>,
+    data: &[u8],
+) -> Result<Vec<u8>> {
+    let part = gap.start.max(new.start)..gap.end.min(new.end);
+    if part == *gap {
+        return Ok(data[within(new, gap)].to_vec());
+    }
+    let mut bytes = vec![0; index(gap.end - gap.start)];
+    let stored = FileData::open(volume, file)?;
+    let part = if part.is_empty() { gap.end..gap.end } else { part };
+    for kept in [gap.start..part.start, part.end..gap.end] {
+        read_data(volume, &stored, kept, &mut |at, part| {
+            bytes[index(at - gap.start)..][..part.len()].copy_from_slice(part);
+            Ok(())
+        })?;
+    }
+    if !part.is_empty() {
+        bytes[within(gap, &part)].copy_from_slice(&data[within(new, &part)]);
     }
     Ok(bytes)
 }
 
-/// Stores whole sectors, and gives the file the size that `resize` makes of the one it has.
-fn put(
-    volume: &Volume,
-    file: FileId,
-    start: u64,
-    bytes: &[u8],
-    resize: impl Fn(u64) -> u64,
-    at: Timestamp,
-) -> Result<()> {
-    let sector = u64::from(volume.superblock().sector_size);
-    let end = start + bytes.len() as u64;
-    let overlapped = offsets_from_end(volume, file, start, end, usize::MAX)?.len() as u64;
-    let mut room = volume.reserve_data(bytes.len() as u64)?;
-    let handle = volume.join_for(overlapped + OTHER_ITEMS, Claim::Work)?;
-    let mut changes = Changes::new(&handle, file);
-    let item = changes.inode(file)?;
-    let covered = item.size.get().next_multiple_of(sector);
-    let change = store(&handle, &mut room, file, &item, start, bytes)?;
-    insert_hole(&handle, file, covered..start)?;
-    resized(&mut changes, file, resize(item.size.get()), change, at)?;
-    changes.apply()
-}
-
-/// Stores size, allocated bytes and times in the inode.
-fn resized(
-    changes: &mut Changes<'_, '_>,
-    file: FileId,
-    size: u64,
-    change: i64,
-    at: Timestamp,
-) -> Result<()> {
-    let mtime = timespec(at)?;
-    changes.change_inode(file, at, |item| {
-        item.size = size.into();
-        item.nbytes = item.nbytes.get().saturating_add_signed(change).into();
-        item.mtime = mtime;
-    })
-}
-
-/// Moves data that is in its extent item to an extent of its own.
-fn uninline(volume: &Volume, file: FileId, at: Timestamp) -> Result<()> {
-    let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
-    let is_inline = {
-        let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
-        match cursor.item_of(file.ino, ItemType::EXTENT_DATA) {
-            Some((_, data)) => {
-                let extent = FileExtent::parse(data).map_err(malformed)?;
-                matches!(extent.body, FileExtentBody::Inline(_))
-            }
-            None => false,
-        }
-    };
-    if !is_inline {
-        return Ok(());
+/// Whether the stored data of `file` is in its extent item.
+fn is_inline(volume: &Volume, file: FileId, item: &InodeItem) -> Result<bool> {
+    // It is no longer than a sector, so most files need no search.
+    if item.size.get() > u64::from(volume.superblock().sector_size) {
+        return Ok(false);
     }
-    let sector = u64::from(volume.superblock().sector_size);
-    let size = FileData::open(volume, file)?.size();
-    let range = 0..size.next_multiple_of(sector).max(sector);
-    let bytes = around(volume, file, &range, range.end..range.end)?;
-    put(volume, file, 0, &bytes, |size| size, at)
+    let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
+    let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
+    let Some((_, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) else {
+        return Ok(false);
+    };
+    let extent = FileExtent::parse(data).map_err(malformed)?;
+    Ok(matches!(extent.body, FileExtentBody::Inline(_)))
 }
 
 /// Gives `file`, whose lock is held, the length `size`.
@@ -178,37 +197,36 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
     if size > MAX_SIZE {
         return Err(Error::posix(Errno::FBIG, file.to_string()));
     }
-    let old = item.size.get();
-    if size == old {
+    if size == size_of(volume, file, &item) {
         return Ok(());
     }
     timespec(at)?;
     let sector = u64::from(volume.superblock().sector_size);
-    if size > 0 {
-        uninline(volume, file, at)?;
-    }
-    if size > old {
-        let handle = volume.join_for(OTHER_ITEMS, Claim::Work)?;
-        let mut changes = Changes::new(&handle, file);
-        let range = old.next_multiple_of(sector)..size.next_multiple_of(sector);
-        insert_hole(&handle, file, range)?;
-        resized(&mut changes, file, size, 0, at)?;
-        return changes.apply();
-    }
+    let is_inline = is_inline(volume, file, &item)?;
     // What lies behind the end in its sector reads as zeros when the file grows again.
-    if !size.is_multiple_of(sector) && has_data(volume, file, size)? {
-        let range = size / sector * sector..size.next_multiple_of(sector);
-        let bytes = around(volume, file, &range, size..range.end)?;
-        put(volume, file, range.start, &bytes, |size| size, at)?;
+    let keeps_part = size < item.size.get() && !size.is_multiple_of(sector);
+    if size > 0 && (is_inline || keeps_part && has_stored(volume, file, size)?) {
+        buffer(volume, file, if is_inline { 0 } else { size }, &[], at)?;
     }
-    cut(volume, file, size, at)
+    let buffer = volume.buffers.get_or_add(file, size_of(volume, file, &item), at);
+    let freed = volume.buffers.resize(&buffer, size, sector);
+    write_back::release_data(volume, freed);
+    buffer.write().written(0, at);
+    if size < item.size.get() && (!is_inline || size == 0) {
+        write_back::store_all(volume, file, &buffer, Patience::Waits)?;
+        cut(volume, file, size, at)?;
+    }
+    if buffer.read().is_empty() {
+        write_back::write_back(volume, file, Patience::Waits)?;
+    }
+    Ok(())
 }
 
-/// Whether the sector in which `at` lies holds data.
-fn has_data(volume: &Volume, file: FileId, at: u64) -> Result<bool> {
+/// Whether the sector in which `at` lies is stored.
+fn has_stored(volume: &Volume, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
-    let data = FileData::open(volume, file)?;
-    let next = crate::data::next_data(volume, &data, at / sector * sector)?;
+    let stored = FileData::stored(volume, file)?;
+    let next = next_data(volume, &stored, at / sector * sector)?;
     Ok(next.is_some_and(|next| next.start <= at))
 }
 
@@ -218,14 +236,16 @@ fn cut(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
     loop {
-        let last = offsets_from_end(volume, file, end, u64::MAX, MAX_DROPPED)?;
+        let last = offsets_from_end(volume, file, end, MAX_DROPPED)?;
         let is_done = last.len() < MAX_DROPPED;
         let from = if is_done { end } else { last.last().map_or(end, |&at| at.max(end)) };
         let handle = volume.join_for(last.len() as u64 + OTHER_ITEMS, Claim::MakesRoom)?;
         let mut changes = Changes::new(&handle, file);
         let dropped = drop_range(&handle, file, from..u64::MAX)?;
-        let now = if is_done { size } else { changes.inode(file)?.size.get().min(from) };
-        resized(&mut changes, file, now, -dropped.cast_signed(), at)?;
+        changes.change_inode(file, at, |item| {
+            item.size = if is_done { size } else { item.size.get().min(from) }.into();
+            item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
+        })?;
         changes.apply()?;
         if is_done {
             return Ok(());
@@ -233,17 +253,11 @@ fn cut(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     }
 }
 
-/// Where the extent items that overlap `start..end` begin, from the last on, `most` at the most.
-fn offsets_from_end(
-    volume: &Volume,
-    file: FileId,
-    start: u64,
-    end: u64,
-    most: usize,
-) -> Result<Vec<u64>> {
+/// Where the extent items that end behind `start` begin, from the last on, `most` at the most.
+fn offsets_from_end(volume: &Volume, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
     let root = volume.tree(TreeId(file.dev))?;
     let mut found = Vec::new();
-    let mut below = end;
+    let mut below = u64::MAX;
     while found.len() < most
         && let Some(last) = below.checked_sub(1)
     {
@@ -258,6 +272,11 @@ fn offsets_from_end(
         below = at;
     }
     Ok(found)
+}
+
+/// Where `part` is in a buffer of `whole`.
+fn within(whole: &Range<u64>, part: &Range<u64>) -> Range<usize> {
+    index(part.start - whole.start)..index(part.end - whole.start)
 }
 
 /// A length that fits in memory, because a buffer of it exists or is about to.

@@ -84,6 +84,16 @@ impl<'v> Reservation<'v> {
         fits.then(|| Self { space, purpose, bytes })
     }
 
+    /// The claim that was kept as a number of bytes.
+    pub(crate) fn resume(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
+        Self { space, purpose, bytes }
+    }
+
+    /// Keeps the claim as a number of bytes, until somebody resumes it.
+    pub(crate) fn keep(mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+
     /// Takes space on this claim: `wanted` bytes, or less when free space is in smaller pieces, in
     /// whole sectors.
     ///

@@ -8,8 +8,8 @@
 //!
 //! So when there is none left for other work, files can still be removed, and what is
 //! left for the commit is left whatever happens. An operation that does not fit makes room,
-//! from cheap to dear: a block group whose free space was not looked at yet, a new chunk, a commit,
-//! which frees what the transaction has given up. When metadata is mostly free and only worst cases
+//! from cheap to dear: a block group whose free space was not looked at yet, buffered data, which gives up what was
+//! reserved for it, a new chunk, a commit, which frees what the transaction has given up. When metadata is mostly free and only worst cases
 //! fill it, the commit comes before the chunk. One operation at a time makes room, and others wait
 //! for their turn behind it.
 //!
@@ -31,6 +31,7 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use super::ledger::Reservation;
 use super::{Purpose, Space};
+use crate::inode::write_back;
 use crate::transaction::{Handle, Live};
 use crate::volume::Volume;
 
@@ -68,7 +69,7 @@ pub(crate) enum Claim {
 
 impl Space {
     /// The worst case of changing one item, in bytes of metadata.
-    fn item_cost(&self) -> u64 {
+    pub(crate) fn item_cost(&self) -> u64 {
         let levels = u64::from(self.tallest()) + 1;
         (3 * levels + 3) * self.node_size * 3 / 2
     }
@@ -114,6 +115,12 @@ impl Volume {
     /// As [`join`](Self::join).
     pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
         let live = self.live()?;
+        let dirty_bytes = self.enter()?.dirty_bytes();
+        if dirty_bytes > live.dirty_bytes {
+            self.commit_over(live.dirty_bytes)?;
+        } else if dirty_bytes > live.dirty_bytes / 2 {
+            live.press();
+        }
         let attempt = || self.try_join(live, items, claim);
         match Self::unless_tight(live, attempt)? {
             Some(handle) => Ok(handle),
@@ -150,6 +157,11 @@ impl Volume {
             if let Some(success) = attempt()? {
                 return Ok(success);
             }
+            if write_back::make_room(self)?
+                && let Some(success) = attempt()?
+            {
+                return Ok(success);
+            }
             if (commits > 0 || !live.space.is_mostly_free(purpose)) && self.grow(purpose)? {
                 continue;
             }
@@ -171,7 +183,7 @@ impl Volume {
     }
 
     /// Joins when space for `items` is there.
-    pub(super) fn try_join<'v>(
+    pub(crate) fn try_join<'v>(
         &'v self,
         live: &'v Live,
         items: u64,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Handle, Live, Transaction};
+use crate::inode::write_back;
 use crate::subvolume::{malformed, root_item_key};
 use crate::tree::{Edit, TreeRoot};
 use crate::volume::Volume;
@@ -20,26 +21,44 @@ impl Volume {
     ///
     /// # Errors
     /// When a device fails: the devices then hold the last commit, and nothing more is written.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let written_back = write_back::sync_all(self);
+        self.commit().and(written_back)
+    }
+
+    /// Makes everything durable that was changed before the call, but for data that is buffered.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
     pub(crate) fn commit(&self) -> Result<()> {
+        self.commit_over(0)
+    }
+
+    /// Commits if more than this is to be written, in bytes of tree blocks.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub(crate) fn commit_over(&self, dirty_bytes: u64) -> Result<()> {
         let live = self.live()?;
         let _commit = live.commit.lock();
+        // Who waited for another commit may find that it was enough.
+        if self.enter()?.dirty_bytes() <= dirty_bytes {
+            return Ok(());
+        }
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        if transaction.dirty.len() == 0 {
-            return Ok(());
-        }
         let handle = Handle {
             volume: self,
             live,
             transaction: transaction.clone(),
             _gate: None,
-            _reservation: None,
+            reservation: None,
         };
-        let superblock = handle.finish().inspect_err(|_| live.break_off())?;
+        let superblock = handle.finish().inspect_err(|e| live.break_off(e))?;
         live.begin_next(transaction.clone());
         drop(gate);
-        self.write_out(&transaction, &superblock).inspect_err(|_| live.break_off())?;
+        self.write_out(&transaction, &superblock).inspect_err(|e| live.break_off(e))?;
         live.superblock.lock().clone_from(&superblock);
         live.complete(self, &transaction)?;
         self.remove_empty_groups()

@@ -208,6 +208,23 @@ impl Handle<'_> {
         Ok((record.refs.saturating_add_signed(net), is_full))
     }
 
+    /// How many references the data at `logical` has, delayed ones included.
+    pub(crate) fn references_to(&self, logical: Logical) -> Result<u64> {
+        let pending = self.transaction.refs.get(logical);
+        let is_new = pending.as_ref().is_some_and(|pending| pending.is_new);
+        let stored = if is_new { 0 } else { find(self.volume, logical)?.refs };
+        Ok(stored.saturating_add_signed(pending.as_ref().map_or(0, Pending::net)))
+    }
+
+    /// Whether a snapshot may share what came to be in the transaction `generation` in the tree `id`.
+    pub(crate) fn is_as_old_as_a_snapshot(
+        &self,
+        id: TreeId,
+        generation: Generation,
+    ) -> Result<bool> {
+        Ok(generation <= self.live.tree(self.volume, id)?.last_snapshot)
+    }
+
     /// Changes the count of everything that `block` refers to, for the tree `root`, or else for the
     /// block itself.
     fn refer_to_children(&self, block: &TreeBlock, root: Option<TreeId>, delta: i64) -> Result<()> {

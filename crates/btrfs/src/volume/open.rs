@@ -1,6 +1,7 @@
 //! Opening: from devices to a [`Volume`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::{Chunk, DevItem};
@@ -32,11 +33,23 @@ pub struct OpenOptions {
     pub cache_bytes: u64,
     /// Who is told of what was survived.
     pub reporter: Option<Reporter>,
+    /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks. A volume that is
+    /// written begins to write at half of it, and lets nobody change more at all of it.
+    pub dirty_bytes: u64,
+    /// How often a volume that is written commits by itself; `None` for never. A thread of
+    /// its own does that.
+    pub commit_interval: Option<Duration>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { degraded: false, cache_bytes: 64 << 20, reporter: None }
+        Self {
+            degraded: false,
+            cache_bytes: 64 << 20,
+            reporter: None,
+            dirty_bytes: 64 << 20,
+            commit_interval: Some(Duration::from_secs(30)),
+        }
     }
 }
 
@@ -126,6 +139,7 @@ impl Volume {
             csum_tree: None,
             subvolume_roots: RootCache::default(),
             inodes: crate::inode::Inodes::default(),
+            buffers: crate::data::Buffers::default(),
             reporter: options.reporter.clone(),
             live: None,
             chunk_tree_uuid: [0; 16],

@@ -43,6 +43,11 @@ pub enum Report {
         /// What is wrong with it.
         problem: String,
     },
+    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone.
+    CommitFailed {
+        /// What went wrong.
+        problem: String,
+    },
     /// A tree log was not taken over by a commit: an fsync is not in what is read.
     LogPending,
     /// The volume holds metadata only (it was made by `btrfs-image`).
@@ -102,6 +107,7 @@ impl fmt::Display for Report {
             Self::BadSuperblockCopy { device, offset, problem } => {
                 write!(f, "{device}: the superblock copy at {offset} is damaged ({problem})")
             }
+            Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
             Self::LogPending => f.write_str(
                 "a tree log is pending: what was fsynced after the last commit is not shown",
             ),

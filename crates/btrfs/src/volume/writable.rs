@@ -45,8 +45,13 @@ impl Volume {
         let space = Space::new(volume.block_groups()?, &volume);
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
-        volume.live = Some(Live::new(space, volume.superblock.item.clone()));
-        Ok(Arc::new(volume))
+        let superblock = volume.superblock.item.clone();
+        volume.live = Some(Live::new(space, superblock, options.dirty_bytes));
+        let volume = Arc::new(volume);
+        if let Some(interval) = options.commit_interval {
+            volume.live()?.commit_every(&volume, interval)?;
+        }
+        Ok(volume)
     }
 
     fn require_writable_features(&self) -> Result<()> {
@@ -127,7 +132,7 @@ impl Volume {
     }
 
     /// The block groups of all chunks.
-    fn block_groups(&self) -> Result<Vec<BlockGroup>> {
+    pub(super) fn block_groups(&self) -> Result<Vec<BlockGroup>> {
         let has_tree = self.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE);
         let root = self.tree(if has_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT })?;
         self.chunks()

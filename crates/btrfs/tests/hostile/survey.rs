@@ -26,8 +26,12 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Surv
     let reporter = |report: &offshoot_btrfs::Report| {
         let _ = report.to_string();
     };
-    let options =
-        OpenOptions { degraded, cache_bytes: 4 << 20, reporter: Some(Arc::new(reporter)) };
+    let options = OpenOptions {
+        degraded,
+        cache_bytes: 4 << 20,
+        reporter: Some(Arc::new(reporter)),
+        ..OpenOptions::default()
+    };
     let volume = match Volume::open(devices, &options) {
         Ok(volume) => volume,
         Err(error) => {

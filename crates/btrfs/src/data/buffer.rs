@@ -1,0 +1,293 @@
+//! Data that was written and is not in extents yet.
+//!
+//! A write goes into memory, in whole sectors: what it does not cover of its first and last sector is read
+//! into the buffer with it. So every sector of a file is either buffered, all of it, or not at all. What is
+//! buffered has its space reserved, and becomes extents at *write-back*.
+//!
+//! | what | when it changes | under what |
+//! |---|---|---|
+//! | what a file has buffered | writes, truncation, write-back | the lock of the inode, and its own for the moment |
+//! | the table | a file's first sector is buffered, its last is written back | the lock of the inode, and that of a shard |
+//!
+//! Readers take only the short locks, which are leaves. A reader looks into the buffer first and into the tree
+//! after that; write-back empties the buffer when the extents are in the tree. So no reader misses what was
+//! written before it began.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use offshoot_vfs::{FileId, Timestamp};
+use parking_lot::RwLock;
+
+/// The longest run of sectors in one piece of memory, in bytes.
+const RUN_BYTES: usize = 1 << 20;
+
+/// Shards of the table, a power of two.
+const SHARDS: usize = 16;
+
+/// Bytes that lie one behind the other in a file, from this offset on.
+pub(crate) type Run = (u64, Arc<Vec<u8>>);
+
+/// What is buffered of a file.
+pub(crate) type FileBuffer = Arc<RwLock<Dirty>>;
+
+/// What one file has in memory only.
+#[derive(Debug)]
+pub(crate) struct Dirty {
+    runs: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Bytes in all runs.
+    bytes: u64,
+    /// The length of the file, in bytes.
+    pub(crate) size: u64,
+    /// When it was written, unless another time was set since.
+    pub(crate) mtime: Option<Timestamp>,
+    /// When the inode changed with that.
+    pub(crate) ctime: Timestamp,
+    /// Metadata that is reserved for write-back, in bytes.
+    pub(crate) claim: u64,
+}
+
+impl Dirty {
+    /// Nothing yet, of a file of this size.
+    fn new(size: u64, at: Timestamp) -> Self {
+        Self { runs: BTreeMap::new(), bytes: 0, size, mtime: None, ctime: at, claim: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Notes that the file was written up to `end`.
+    pub(crate) fn written(&mut self, end: u64, at: Timestamp) {
+        self.size = self.size.max(end);
+        self.mtime = Some(at);
+        self.ctime = self.ctime.max(at);
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The runs that overlap `range`, in order.
+    pub(crate) fn runs(&self, range: &Range<u64>) -> Vec<Run> {
+        let first = self.runs.range(..=range.start).next_back().map_or(range.start, |(&at, _)| at);
+        self.runs
+            .range(first..range.end.max(first))
+            .filter(|(at, run)| **at + run.len() as u64 > range.start)
+            .map(|(&at, run)| (at, run.clone()))
+            .collect()
+    }
+
+    /// The parts of `range` that are not buffered, in order.
+    pub(crate) fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        for (start, run) in self.runs(range) {
+            if at < start {
+                gaps.push(at..start);
+            }
+            at = start + run.len() as u64;
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
+    }
+
+    /// The first runs that lie one behind the other, `most` bytes of them or the first alone.
+    pub(crate) fn first_runs(&self, most: u64) -> Vec<Run> {
+        let mut found: Vec<Run> = Vec::new();
+        let mut end = None;
+        let mut bytes = 0;
+        for (&at, run) in &self.runs {
+            let len = run.len() as u64;
+            if end.is_some_and(|end| end != at || bytes + len > most) {
+                break;
+            }
+            found.push((at, run.clone()));
+            end = Some(at + len);
+            bytes += len;
+        }
+        found
+    }
+
+    /// Adds whole sectors, none of which is buffered.
+    fn add(&mut self, start: u64, bytes: Vec<u8>) {
+        self.bytes += bytes.len() as u64;
+        if let Some((&at, run)) = self.runs.range_mut(..start).next_back()
+            && at + run.len() as u64 == start
+            && run.len() + bytes.len() <= RUN_BYTES
+        {
+            Arc::make_mut(run).extend_from_slice(&bytes);
+        } else {
+            self.runs.insert(start, Arc::new(bytes));
+        }
+    }
+
+    /// Puts `data` over sectors that are buffered, all of them.
+    pub(crate) fn overwrite(&mut self, offset: u64, data: &[u8]) {
+        let end = offset + data.len() as u64;
+        let first = self.runs.range(..=offset).next_back().map_or(offset, |(&at, _)| at);
+        for (&at, run) in self.runs.range_mut(first..end) {
+            let covered = offset.max(at)..end.min(at + run.len() as u64);
+            if !covered.is_empty() {
+                let target = index(covered.start - at)..index(covered.end - at);
+                let source = index(covered.start - offset)..index(covered.end - offset);
+                Arc::make_mut(run)[target].copy_from_slice(&data[source]);
+            }
+        }
+    }
+
+    /// Takes out everything from `start` to `end`, the ends of sectors.
+    fn remove(&mut self, range: &Range<u64>) {
+        for (at, run) in self.runs(range) {
+            let end = at + run.len() as u64;
+            self.runs.remove(&at);
+            self.bytes -= end.min(range.end) - at.max(range.start);
+            if at < range.start {
+                self.runs.insert(at, Arc::new(run[..index(range.start - at)].to_vec()));
+            }
+            if range.end < end {
+                self.runs.insert(range.end, Arc::new(run[index(range.end - at)..].to_vec()));
+            }
+        }
+    }
+
+    /// Zeros what lies behind `size` in its sector.
+    fn clear_behind(&mut self, size: u64, sector: u64) {
+        let tail = size..size.next_multiple_of(sector);
+        if !tail.is_empty() && self.gaps(&tail).is_empty() {
+            self.overwrite(size, &vec![0; index(tail.end - tail.start)]);
+        }
+    }
+}
+
+/// What is buffered of all files of a volume.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    shards: [RwLock<HashMap<FileId, FileBuffer>>; SHARDS],
+    bytes: AtomicU64,
+}
+
+impl Buffers {
+    fn shard(&self, file: FileId) -> &RwLock<HashMap<FileId, FileBuffer>> {
+        let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.shards[spread as usize & (SHARDS - 1)]
+    }
+
+    /// What of `file` is buffered, if anything.
+    pub(crate) fn get(&self, file: FileId) -> Option<FileBuffer> {
+        self.shard(file).read().get(&file).cloned()
+    }
+
+    /// What of `file`, which is `size` bytes long, is buffered.
+    pub(crate) fn get_or_add(&self, file: FileId, size: u64, at: Timestamp) -> FileBuffer {
+        let new = || Arc::new(RwLock::new(Dirty::new(size, at)));
+        self.shard(file).write().entry(file).or_insert_with(new).clone()
+    }
+
+    /// Forgets `file`, and gives what it had.
+    pub(crate) fn take(&self, file: FileId) -> Option<FileBuffer> {
+        let buffer = self.shard(file).write().remove(&file)?;
+        self.bytes.fetch_sub(buffer.read().bytes(), Ordering::Relaxed);
+        Some(buffer)
+    }
+
+    /// Bytes in memory, of all files.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// All files that have something buffered.
+    pub(crate) fn files(&self) -> Vec<FileId> {
+        self.shards.iter().flat_map(|s| s.read().keys().copied().collect::<Vec<_>>()).collect()
+    }
+
+    /// Adds whole sectors of a file, none of which is buffered.
+    pub(crate) fn add(&self, buffer: &FileBuffer, start: u64, bytes: Vec<u8>) {
+        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        buffer.write().add(start, bytes);
+    }
+
+    /// Takes whole sectors of a file out.
+    pub(crate) fn remove(&self, buffer: &FileBuffer, range: &Range<u64>) -> u64 {
+        let mut dirty = buffer.write();
+        let before = dirty.bytes();
+        dirty.remove(range);
+        let removed = before - dirty.bytes();
+        self.bytes.fetch_sub(removed, Ordering::Relaxed);
+        removed
+    }
+
+    /// Makes the file `size` bytes long, and gives how many bytes are not buffered any more.
+    pub(crate) fn resize(&self, buffer: &FileBuffer, size: u64, sector: u64) -> u64 {
+        let removed = self.remove(buffer, &(size.next_multiple_of(sector)..u64::MAX));
+        let mut dirty = buffer.write();
+        dirty.clear_behind(size, sector);
+        dirty.size = size;
+        removed
+    }
+}
+
+/// A length of what is in memory.
+fn index(len: u64) -> usize {
+    usize::try_from(len).expect("it is in memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: Timestamp = Timestamp { secs: 1, nanos: 0 };
+
+    /// Random writes, cuts and write-backs of a file, beside an array of its sectors.
+    #[test]
+    fn what_is_buffered_is_what_was_written() {
+        const SECTOR: u64 = 16;
+        const SECTOR_BYTES: usize = 16;
+        const SECTORS: u64 = 40;
+        let mut random = offshoot_testkit::random::Random::new(7);
+        let buffers = Buffers::default();
+        let file = FileId { dev: 5, ino: 257 };
+        let buffer = buffers.get_or_add(file, 0, AT);
+        let mut model: Vec<Option<[u8; SECTOR_BYTES]>> = vec![None; index(SECTORS)];
+        for step in 0..20_000u64 {
+            let start = random.below(SECTORS);
+            let end = start + 1 + random.below(SECTORS - start);
+            let range = start * SECTOR..end * SECTOR;
+            let sectors = index(start)..index(end);
+            if random.below(4) == 0 {
+                let removed = buffers.remove(&buffer, &range);
+                let there = model[sectors.clone()].iter().flatten().count() as u64;
+                assert_eq!(removed, there * SECTOR);
+                model[sectors].fill(None);
+            } else {
+                let byte = u8::try_from(step % 251).expect("below 251");
+                for gap in buffer.read().gaps(&range) {
+                    assert!(
+                        model[index(gap.start / SECTOR)..index(gap.end / SECTOR)]
+                            .iter()
+                            .all(Option::is_none)
+                    );
+                }
+                let gaps = buffer.read().gaps(&range);
+                for gap in gaps {
+                    buffers.add(&buffer, gap.start, vec![0; index(gap.end - gap.start)]);
+                }
+                buffer.write().overwrite(range.start, &vec![byte; index(range.end - range.start)]);
+                model[sectors].fill(Some([byte; SECTOR_BYTES]));
+            }
+            let mut found = vec![None; index(SECTORS)];
+            for (at, run) in buffer.read().runs(&(0..SECTORS * SECTOR)) {
+                for (i, sector) in run.chunks(SECTOR_BYTES).enumerate() {
+                    found[index(at / SECTOR) + i] = Some(sector.try_into().expect("whole sectors"));
+                }
+            }
+            assert_eq!(found, model, "step {step}");
+            assert_eq!(buffers.bytes(), model.iter().flatten().count() as u64 * SECTOR);
+        }
+    }
+}
