@@ -19,6 +19,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use offshoot_btrfs_format::compress::{Compression, decompress};
@@ -29,7 +30,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
-use crate::tree::{Cursor, TreeRoot};
+use crate::tree::Cursor;
 use crate::volume::Volume;
 pub(crate) use buffer::{Buffers, FileBuffer};
 use checksums::checksums;
@@ -94,7 +95,6 @@ impl Piece {
 /// An open file: what all reads of it need.
 pub(crate) struct FileData {
     file: FileId,
-    root: TreeRoot,
     inode: InodeItem,
     buffer: Option<FileBuffer>,
 }
@@ -112,10 +112,9 @@ impl FileData {
         if let Some(dir) = placeholder_in(file) {
             return Err(Error::posix(Errno::ISDIR, dir.to_string()));
         }
-        let root = tree_of(volume, file)?;
-        let inode = inode_item(volume, root, file)?;
+        let inode = inode_item(volume, tree_of(volume, file)?, file)?;
         match type_of(&inode)? {
-            FileType::Regular | FileType::Symlink => Ok(Self { file, root, inode, buffer: None }),
+            FileType::Regular | FileType::Symlink => Ok(Self { file, inode, buffer: None }),
             FileType::Directory => Err(Error::posix(Errno::ISDIR, file.to_string())),
             _ => Err(Error::posix(Errno::INVAL, format!("{file} has no data"))),
         }
@@ -132,34 +131,38 @@ impl FileData {
     }
 
     /// The pieces of `range`, cut at the end of the file.
-    fn pieces<'v>(&self, volume: &'v Volume, range: Range<u64>) -> Result<Pieces<'v>> {
-        let key = Key::new(self.file.ino, ItemType::EXTENT_DATA, range.start);
-        let mut cursor = Cursor::seek_floor(volume, self.root, key)?;
-        let first = Key { offset: 0, ..key };
-        if cursor.item().is_some_and(|(at, _)| at < first) {
-            cursor.advance()?;
-        }
-        let range = range.start..range.end.min(self.inode.size.get());
-        Ok(Pieces { cursor, ino: self.file.ino, range, pending: None })
+    fn pieces<'v>(&self, volume: &'v Volume, range: Range<u64>) -> Pieces<'v> {
+        // What was buffered may be stored meanwhile: the stored length may be older than its extents.
+        let range = range.start..range.end.min(self.size());
+        Pieces { volume, cursor: None, file: self.file, range, pending: None }
     }
 }
 
 /// Walks the extent items of a file and cuts them into pieces.
 struct Pieces<'v> {
-    cursor: Cursor<'v>,
-    ino: u64,
+    volume: &'v Volume,
+    /// Where the walk is, once it has begun.
+    cursor: Option<Cursor<'v>>,
+    file: FileId,
     /// What is still to be covered.
     range: Range<u64>,
     /// The rest of an extent that is longer than one piece.
     pending: Option<(Range<u64>, Logical)>,
 }
 
-impl Pieces<'_> {
+impl<'v> Pieces<'v> {
     /// Fills `batch`; it stays empty at the end of the range.
     fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
+        let _looking = self.volume.buffers.looking(self.file);
+        // Where extents may be replaced between two batches, the item that comes next may begin before what
+        // the last batch ended with.
+        let mut cursor = match self.cursor.take() {
+            Some(cursor) if self.volume.live_part().is_none() => cursor,
+            _ => self.seek()?,
+        };
         let mut bytes = 0;
         while bytes < BATCH_BYTES && batch.len() < BATCH_PIECES {
-            let Some(piece) = self.next()? else { break };
+            let Some(piece) = self.next(&mut cursor)? else { break };
             bytes += match &piece.source {
                 Source::Plain { .. } => piece.end - piece.start,
                 Source::Compressed { disk_bytes, .. } => *disk_bytes,
@@ -167,10 +170,23 @@ impl Pieces<'_> {
             };
             batch.push(piece);
         }
+        self.cursor = Some(cursor);
         Ok(())
     }
 
-    fn next(&mut self) -> Result<Option<Piece>> {
+    /// A cursor on the first item that may reach into the range.
+    fn seek(&self) -> Result<Cursor<'v>> {
+        let key = Key::new(self.file.ino, ItemType::EXTENT_DATA, self.range.start);
+        // The root as it is now: what an older one leads to may not be the file's any more.
+        let mut cursor = Cursor::seek_floor(self.volume, tree_of(self.volume, self.file)?, key)?;
+        let first = Key { offset: 0, ..key };
+        if cursor.item().is_some_and(|(at, _)| at < first) {
+            cursor.advance()?;
+        }
+        Ok(cursor)
+    }
+
+    fn next(&mut self, cursor: &mut Cursor<'v>) -> Result<Option<Piece>> {
         loop {
             if let Some((rest, logical)) = self.pending.take() {
                 return Ok(Some(self.cut(rest, logical)));
@@ -178,7 +194,7 @@ impl Pieces<'_> {
             if self.range.is_empty() {
                 return Ok(None);
             }
-            let Some((key, data)) = self.cursor.item_of(self.ino, ItemType::EXTENT_DATA) else {
+            let Some((key, data)) = cursor.item_of(self.file.ino, ItemType::EXTENT_DATA) else {
                 return Ok(None);
             };
             let extent = FileExtent::parse(data).map_err(malformed)?;
@@ -188,7 +204,7 @@ impl Pieces<'_> {
                 return Ok(None);
             }
             let piece = if wanted.is_empty() { None } else { piece(&extent, &covered, &wanted)? };
-            self.cursor.advance()?;
+            cursor.advance()?;
             self.range.start = self.range.start.max(wanted.end);
             match piece {
                 Some(Piece { start, end, source: Source::Plain { logical } }) => {
@@ -324,7 +340,7 @@ fn read_batches(
     still: &dyn Fn() -> bool,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<Option<u64>> {
-    let mut pieces = data.pieces(volume, range)?;
+    let mut pieces = data.pieces(volume, range);
     let mut batch = Vec::new();
     pieces.fill(&mut batch)?;
     let sector = u64::from(volume.superblock().sector_size);
@@ -357,8 +373,7 @@ pub(crate) fn prefetch(volume: &Volume, files: &[FileId]) {
     for &file in files {
         // What fails here fails again, with an error, when the file is read.
         let Ok(data) = FileData::open(volume, file) else { continue };
-        let Ok(mut pieces) = data.pieces(volume, 0..data.size()) else { continue };
-        if pieces.fill(&mut batch).is_ok() {
+        if data.pieces(volume, 0..data.size()).fill(&mut batch).is_ok() {
             ranges.extend(batch.iter().filter_map(|piece| piece.disk_range(sector)));
         }
         batch.clear();
@@ -468,24 +483,25 @@ pub(crate) fn next_data(
     let runs = runs.unwrap_or_default().into_iter();
     let mut buffered =
         runs.map(|(at, run)| at.max(offset)..size.min(at + run.len() as u64)).peekable();
-    let mut pieces = data.pieces(volume, offset..size)?;
-    let mut piece = pieces.next()?.map(|piece| piece.start..piece.end);
+    let mut pieces = data.pieces(volume, offset..size);
+    let mut batch = VecDeque::new();
     let mut found: Option<Range<u64>> = None;
     loop {
-        let is_buffered_first = match (&piece, buffered.peek()) {
+        if batch.is_empty() {
+            let mut next = Vec::new();
+            pieces.fill(&mut next)?;
+            batch.extend(next.into_iter().map(|piece| piece.start..piece.end));
+        }
+        let is_buffered_first = match (batch.front(), buffered.peek()) {
             (Some(piece), Some(run)) => run.start < piece.start,
-            (None, run) => run.is_some(),
-            (Some(_), None) => false,
+            (piece, run) => piece.is_none() && run.is_some(),
         };
-        let next = if is_buffered_first { buffered.next() } else { piece.clone() };
+        let next = if is_buffered_first { buffered.next() } else { batch.pop_front() };
         let Some(next) = next else { return Ok(found) };
         match &mut found {
             Some(range) if next.start > range.end => return Ok(found),
             Some(range) => range.end = range.end.max(next.end),
             None => found = Some(next),
-        }
-        if !is_buffered_first {
-            piece = pieces.next()?.map(|piece| piece.start..piece.end);
         }
     }
 }

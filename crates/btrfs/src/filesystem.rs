@@ -10,11 +10,10 @@ use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs,
 };
 
-use crate::SubvolumeId;
 use crate::data::{self, FileData};
 use crate::inode;
 use crate::subvolume;
-use crate::volume::Volume;
+use crate::{SubvolumeId, Volume};
 
 /// A subvolume of a volume, and those nested in it.
 #[derive(Clone)]
@@ -23,22 +22,11 @@ pub struct Filesystem {
     root: SubvolumeId,
 }
 
-impl Volume {
-    /// The tree of files that begins at the subvolume `root`.
-    ///
-    /// # Errors
-    /// `ENOENT` when there is no such subvolume.
-    pub fn filesystem(self: &Arc<Self>, root: SubvolumeId) -> Result<Filesystem> {
-        let filesystem = Filesystem { volume: self.clone(), root };
-        inode::attr(self, filesystem.root())?;
-        if self.live_part().is_some() {
-            inode::subvolume::prepare(self, root)?;
-        }
-        Ok(filesystem)
-    }
-}
-
 impl Filesystem {
+    pub(crate) fn new(volume: Arc<Volume>, root: SubvolumeId) -> Self {
+        Self { volume, root }
+    }
+
     /// The volume that this is a view of.
     #[must_use]
     pub fn volume(&self) -> &Arc<Volume> {
@@ -57,12 +45,7 @@ impl FileSystem for Filesystem {
     }
 
     fn statfs(&self) -> Result<StatFs> {
-        let superblock = self.volume.superblock();
-        Ok(StatFs {
-            total_bytes: superblock.item.total_bytes.get(),
-            used_bytes: superblock.item.bytes_used.get(),
-            block_size: superblock.sector_size,
-        })
+        self.volume.statfs()
     }
 
     fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {

@@ -27,6 +27,7 @@
 mod block;
 mod data;
 mod filesystem;
+mod handle;
 mod inode;
 mod mkfs;
 mod space;
@@ -37,10 +38,11 @@ mod volume;
 
 pub use block::TreeBlock;
 pub use filesystem::Filesystem;
+pub use handle::Volume;
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use tree::{Cursor, TreeRoot};
-pub use volume::{Member, OpenOptions, Report, Reporter, Volume};
+pub use volume::{Engine, Member, OpenOptions, Report, Reporter};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

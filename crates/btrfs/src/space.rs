@@ -30,6 +30,7 @@ mod load;
 mod reserve;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -43,20 +43,19 @@ mod writeout;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use offshoot_btrfs_format::block::{HEADER_RELOC, HEADER_WRITTEN, Header, MAX_LEVEL};
 use offshoot_btrfs_format::edit::header_mut;
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::block::TreeBlock;
 use crate::space::{Purpose, Reservation, Space};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
 use crate::volume::Volume;
-use committer::Committer;
+pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
@@ -84,8 +83,10 @@ pub(crate) struct Live {
     pub(crate) stats: Stats,
     /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks.
     pub(crate) dirty_bytes: u64,
-    /// The thread that commits by itself, if there is one.
-    committer: OnceLock<Committer>,
+    /// Held exclusively while checksums are removed, and shared while some are looked for.
+    pub(crate) checksums: RwLock<()>,
+    /// Told when there is much to bring to the devices.
+    pub(crate) pressure: Arc<Signal>,
 }
 
 /// Which transactions have blocks that are not on the devices.
@@ -147,7 +148,8 @@ impl Live {
             superblock: Mutex::new(superblock),
             stats: Stats::default(),
             dirty_bytes,
-            committer: OnceLock::new(),
+            checksums: RwLock::new(()),
+            pressure: Arc::default(),
         }
     }
 
@@ -164,20 +166,6 @@ impl Live {
         }
         let committing = phases.committing.as_ref().filter(|one| one.id == generation)?;
         committing.dirty.get(logical)
-    }
-
-    /// Has the volume commit by itself from now on.
-    pub(crate) fn commit_every(&self, volume: &Arc<Volume>, interval: Duration) -> Result<()> {
-        let committer = Committer::start(volume, interval)?;
-        assert!(self.committer.set(committer).is_ok(), "a volume is opened once");
-        Ok(())
-    }
-
-    /// Notes that there is much to bring to the devices.
-    pub(crate) fn press(&self) {
-        if let Some(committer) = self.committer.get() {
-            committer.press();
-        }
     }
 
     /// The tree `id`, whose root is looked up when it is used for the first time.
@@ -262,6 +250,11 @@ impl<'v> Handle<'v> {
 
     pub(crate) fn space(&self) -> &'v Space {
         &self.live.space
+    }
+
+    /// Until this is dropped no checksums are looked for.
+    pub(crate) fn checksums_changing(&self) -> RwLockWriteGuard<'v, ()> {
+        self.live.checksums.write()
     }
 
     pub(crate) fn stats(&self) -> &'v Stats {

@@ -48,8 +48,8 @@ use members::Members;
 pub use open::OpenOptions;
 pub use report::{Report, Reporter};
 
-/// A btrfs volume that is open for reading.
-pub struct Volume {
+/// The engine of an open volume: everything that a [`Volume`](crate::Volume) can do.
+pub struct Engine {
     superblock: Superblock,
     members: Members,
     chunks: RwLock<Arc<ChunkMap>>,
@@ -68,7 +68,10 @@ pub struct Volume {
     live: Option<Live>,
 }
 
-impl Volume {
+/// Inside the engine it is the volume.
+pub(crate) use Engine as Volume;
+
+impl Engine {
     /// The superblock of the last commit.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
@@ -137,7 +140,7 @@ impl Volume {
 
     /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks.
     pub fn for_each_item(
-        self: &Arc<Self>,
+        &self,
         root: TreeRoot,
         from: Key,
         mut visit: impl FnMut(Key, &[u8]) -> std::ops::ControlFlow<()>,

@@ -194,6 +194,7 @@ impl FileSystem for HostFilesystem {
         Ok(StatFs {
             total_bytes: stat.f_blocks * stat.f_frsize,
             used_bytes: (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+            available_bytes: stat.f_bavail * stat.f_frsize,
             block_size: u32::try_from(stat.f_bsize).unwrap_or(u32::MAX),
         })
     }

@@ -141,6 +141,8 @@ pub struct StatFs {
     pub total_bytes: u64,
     /// Space that is in use, counted as the format counts it.
     pub used_bytes: u64,
+    /// How much more data could be written, counted as the data itself.
+    pub available_bytes: u64,
     /// The unit in which data is allocated.
     pub block_size: u32,
 }

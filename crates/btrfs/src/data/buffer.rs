@@ -9,9 +9,13 @@
 //! | what a file has buffered | writes, truncation, write-back | the lock of the inode, and its own for the moment |
 //! | the table | a file's first sector is buffered, its last is written back | the lock of the inode, and that of a shard |
 //!
-//! Readers take only the short locks, which are leaves. A reader looks into the buffer first and into the tree
+//! Readers take only the short locks. A reader looks into the buffer first and into the tree
 //! after that; write-back empties the buffer when the extents are in the tree. So no reader misses what was
 //! written before it began.
+//!
+//! Replacing extents takes several changes of the tree. Who looks for extents, and who replaces some, say so
+//! ([`Buffers::looking`], [`Buffers::changing`]), so that nobody sees a hole where one extent has gone and the
+//! other has not come. Under these locks only trees are locked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -19,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_vfs::{FileId, Timestamp};
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;
@@ -170,12 +174,28 @@ impl Dirty {
 pub(crate) struct Buffers {
     shards: [RwLock<HashMap<FileId, FileBuffer>>; SHARDS],
     bytes: AtomicU64,
+    /// Held exclusively while extents of a file of this shard are replaced.
+    extents: [RwLock<()>; SHARDS],
 }
 
 impl Buffers {
     fn shard(&self, file: FileId) -> &RwLock<HashMap<FileId, FileBuffer>> {
+        &self.shards[Self::number(file)]
+    }
+
+    fn number(file: FileId) -> usize {
         let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.shards[spread as usize & (SHARDS - 1)]
+        spread as usize & (SHARDS - 1)
+    }
+
+    /// Until this is dropped extents of `file` may be looked for, and none is replaced.
+    pub(super) fn looking(&self, file: FileId) -> RwLockReadGuard<'_, ()> {
+        self.extents[Self::number(file)].read()
+    }
+
+    /// Until this is dropped extents of `file` may be replaced.
+    pub(crate) fn changing(&self, file: FileId) -> RwLockWriteGuard<'_, ()> {
+        self.extents[Self::number(file)].write()
     }
 
     /// What of `file` is buffered, if anything.

@@ -22,6 +22,7 @@ pub(super) fn checksums(volume: &Volume, logical: Logical, len: u64) -> Result<V
     let end = logical.0.saturating_add(len);
     let none = |at: u64| Error::corrupt_at("data", at, "it has no checksum");
     let root = volume.csum_tree().ok_or_else(|| none(logical.0))?;
+    let _whole = volume.live_part().map(|live| live.checksums.read());
     let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
     let mut cursor = Cursor::seek_floor(volume, root, key(logical.0))?;
     if cursor.item().is_some_and(|(at, _)| at < key(0)) {
@@ -78,6 +79,8 @@ pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) 
             cursor.advance()?;
         }
     }
+    // An item may hold the checksums of its neighbours, too, and is away for a moment.
+    let _changing = handle.checksums_changing();
     handle.change(TreeId::CSUM, |tree| {
         for found in &removed {
             tree.remove(*found)?;

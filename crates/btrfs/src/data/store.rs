@@ -74,6 +74,7 @@ pub(crate) fn store(
     if inode.flags.get() & inode_flags::NODATASUM == 0 {
         insert_checksums(handle, logical, data.slices(0..data.len))?;
     }
+    let _changing = handle.volume().buffers.changing(file);
     let dropped = drop_range(handle, file, data.range())?;
     let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: data.start };
     handle.refer_new(logical, data.len, ExtentKind::Data, owner);
@@ -89,6 +90,7 @@ pub(crate) fn store_inline(
     data: Sectors<'_>,
     len: u64,
 ) -> Result<i64> {
+    let _changing = handle.volume().buffers.changing(file);
     let dropped = drop_range(handle, file, data.range())?;
     let head = head(handle, len, extent_type::INLINE);
     let mut item = head.as_bytes().to_vec();

@@ -130,6 +130,11 @@ fn explicit_holes_and_old_references() {
 }
 
 #[test]
+fn over_files_that_are_not_copied_on_write() {
+    judge(&[], "rw,noatime,nodatacow");
+}
+
+#[test]
 fn over_compressed_extents() {
     judge(&["-O", "block-group-tree"], "rw,noatime,compress-force=zstd");
 }

@@ -241,7 +241,10 @@ fn cut(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
         let from = if is_done { end } else { last.last().map_or(end, |&at| at.max(end)) };
         let handle = volume.join_for(last.len() as u64 + OTHER_ITEMS, Claim::MakesRoom)?;
         let mut changes = Changes::new(&handle, file);
-        let dropped = drop_range(&handle, file, from..u64::MAX)?;
+        let dropped = {
+            let _changing = volume.buffers.changing(file);
+            drop_range(&handle, file, from..u64::MAX)?
+        };
         changes.change_inode(file, at, |item| {
             item.size = if is_done { size } else { item.size.get().min(from) }.into();
             item.nbytes = item.nbytes.get().saturating_sub(dropped).into();

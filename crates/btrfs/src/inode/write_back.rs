@@ -92,7 +92,7 @@ pub(super) fn is_over_limit(volume: &Volume) -> Result<bool> {
 pub(super) fn limit(volume: &Volume) -> Result<()> {
     let live = volume.live()?;
     if volume.buffers.bytes() > live.dirty_bytes / 2 {
-        live.press();
+        live.pressure.press();
     }
     if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
 }

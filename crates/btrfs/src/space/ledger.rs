@@ -45,7 +45,6 @@ impl Ledger {
     }
 
     /// What is spoken for.
-    #[cfg(test)]
     pub(super) fn reserved(&self) -> u64 {
         *self.reserved.lock()
     }

@@ -119,7 +119,7 @@ impl Volume {
         if dirty_bytes > live.dirty_bytes {
             self.commit_over(live.dirty_bytes)?;
         } else if dirty_bytes > live.dirty_bytes / 2 {
-            live.press();
+            live.pressure.press();
         }
         let attempt = || self.try_join(live, items, claim);
         match Self::unless_tight(live, attempt)? {

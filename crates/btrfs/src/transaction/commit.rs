@@ -55,6 +55,8 @@ impl Volume {
             _gate: None,
             reservation: None,
         };
+        // Checksums of data that files gave up go now, and what came and went is free again.
+        live.epoch.fetch_add(1, Ordering::AcqRel);
         let superblock = handle.finish().inspect_err(|e| live.break_off(e))?;
         live.begin_next(transaction.clone());
         drop(gate);

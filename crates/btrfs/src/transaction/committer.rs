@@ -1,7 +1,7 @@
 //! The thread that commits a volume by itself: every so often, and when much was changed.
 //!
-//! It holds the volume only while it works. Whoever drops the volume last ends it, and waits for it unless it is
-//! that thread itself.
+//! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
+//! written to the devices after that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,21 +14,30 @@ use parking_lot::{Condvar, Mutex};
 use crate::inode::write_back;
 use crate::volume::{Report, Volume};
 
-/// The thread, and how to tell it something.
-pub(super) struct Committer {
+/// The thread that commits a volume. It ends when this is dropped.
+pub(crate) struct Committer {
     signal: Arc<Signal>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// How the thread is told something.
 #[derive(Default)]
-struct Signal {
-    /// Much was changed. It is set without the lock, and only looked at when the thread wakes.
+pub(crate) struct Signal {
+    /// Much was changed. It is set without the lock, and looked at when the thread wakes.
     is_pressed: AtomicBool,
     is_stopped: Mutex<bool>,
     wake: Condvar,
 }
 
 impl Signal {
+    /// Tells that much was changed.
+    pub(crate) fn press(&self) {
+        if !self.is_pressed.swap(true, Ordering::Relaxed) {
+            let _stopped = self.is_stopped.lock();
+            self.wake.notify_one();
+        }
+    }
+
     /// Waits until `due`, or until much was changed, and says whether it was; `None` at the end.
     fn wait(&self, due: Instant) -> Option<bool> {
         let mut is_stopped = self.is_stopped.lock();
@@ -41,9 +50,9 @@ impl Signal {
 }
 
 impl Committer {
-    /// Commits `volume` every `interval` from now on.
-    pub(super) fn start(volume: &Arc<Volume>, interval: Duration) -> Result<Self> {
-        let signal = Arc::new(Signal::default());
+    /// Commits `volume`, which is open for writing, every `interval` from now on.
+    pub(crate) fn start(volume: &Arc<Volume>, interval: Duration) -> Result<Self> {
+        let signal = volume.live()?.pressure.clone();
         let (volume, thread_signal) = (Arc::downgrade(volume), signal.clone());
         let thread = std::thread::Builder::new()
             .name("offshoot-commit".into())
@@ -51,23 +60,13 @@ impl Committer {
             .map_err(|e| Error::io("starting the thread that commits", e))?;
         Ok(Self { signal, thread: Some(thread) })
     }
-
-    /// Wakes the thread, because much was changed.
-    pub(super) fn press(&self) {
-        if !self.signal.is_pressed.swap(true, Ordering::Relaxed) {
-            let _stopped = self.signal.is_stopped.lock();
-            self.signal.wake.notify_one();
-        }
-    }
 }
 
 impl Drop for Committer {
     fn drop(&mut self) {
         *self.signal.is_stopped.lock() = true;
         self.signal.wake.notify_one();
-        let thread =
-            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
-        if let Some(Err(panic)) = thread.map(JoinHandle::join)
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
             && !std::thread::panicking()
         {
             std::panic::resume_unwind(panic);

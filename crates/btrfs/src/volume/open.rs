@@ -69,17 +69,7 @@ const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::SIMPLE_QUOTA);
 
 impl Volume {
-    /// Opens the volume that `devices` are members of. The order does not matter.
-    ///
-    /// # Errors
-    /// [`Error::Posix`] when the devices do not make up one volume, or one is missing
-    /// and `degraded` was not asked for; [`Error::Unsupported`] when it needs what is not
-    /// there; [`Error::Corrupt`] when its chunk tree or root tree cannot be read.
-    pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
-        Self::open_unshared(devices, options).map(Arc::new)
-    }
-
-    pub(super) fn open_unshared(
+    pub(crate) fn open_engine(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
     ) -> Result<Self> {

@@ -27,16 +27,12 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
     .union(CompatRo::BLOCK_GROUP_TREE);
 
 impl Volume {
-    /// Opens the volume that `devices` are members of, to read and to write it. The devices must be
-    /// writable, and nobody else may use them.
-    ///
-    /// # Errors
-    /// As [`Volume::open`], and [`Error::Unsupported`] for what may only be read.
-    pub fn open_writable(
+    /// Opens the volume to read and to write it.
+    pub(crate) fn open_writable_engine(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
-    ) -> Result<Arc<Self>> {
-        let mut volume = Self::open_unshared(devices, options)?;
+    ) -> Result<Self> {
+        let mut volume = Self::open_engine(devices, options)?;
         volume.require_writable_features()?;
         volume.require_whole_members()?;
         volume.require_quiet_trees()?;
@@ -47,10 +43,6 @@ impl Volume {
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
         volume.live = Some(Live::new(space, superblock, options.dirty_bytes));
-        let volume = Arc::new(volume);
-        if let Some(interval) = options.commit_interval {
-            volume.live()?.commit_every(&volume, interval)?;
-        }
         Ok(volume)
     }
 
@@ -132,7 +124,7 @@ impl Volume {
     }
 
     /// The block groups of all chunks.
-    pub(super) fn block_groups(&self) -> Result<Vec<BlockGroup>> {
+    pub(crate) fn block_groups(&self) -> Result<Vec<BlockGroup>> {
         let has_tree = self.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE);
         let root = self.tree(if has_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT })?;
         self.chunks()

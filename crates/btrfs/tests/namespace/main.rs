@@ -4,12 +4,16 @@
 //! |---|---|
 //! | `crash` | every state that a power cut could leave holds what was acknowledged |
 //! | `model` | random operations on many threads against the model, the check and the kernel |
+//! | `data` | where data goes, and that what was accepted is there |
+//! | `background` | what a volume does by itself, and what it has in memory |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
 //! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
 //! | `refusals` | what cannot be done fails as POSIX has it, and changes nothing |
 
+mod background;
 mod common;
 mod crash;
+mod data;
 mod limits;
 mod model;
 mod refusals;

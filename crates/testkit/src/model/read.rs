@@ -12,7 +12,7 @@ impl FileSystem for Model {
     }
 
     fn statfs(&self) -> Result<StatFs> {
-        Ok(StatFs { total_bytes: 0, used_bytes: 0, block_size: 4096 })
+        Ok(StatFs { total_bytes: 0, used_bytes: 0, available_bytes: u64::MAX, block_size: 4096 })
     }
 
     fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {

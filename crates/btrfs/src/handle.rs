@@ -1,0 +1,71 @@
+//! What a user has of an open volume.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{FileSystem, Result};
+
+use crate::filesystem::Filesystem;
+use crate::transaction::Committer;
+use crate::volume::{Engine, OpenOptions};
+use crate::{SubvolumeId, inode};
+
+/// A btrfs volume that is open: an [`Engine`], and the thread that commits what is changed in it.
+///
+/// When the last share of it is dropped, [`Filesystem`]s included, the thread has ended and the devices are closed.
+pub struct Volume {
+    /// It ends before the engine does.
+    _committer: Option<Committer>,
+    engine: Arc<Engine>,
+}
+
+impl Deref for Volume {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl Volume {
+    /// Opens the volume that `devices` are members of. The order does not matter.
+    ///
+    /// # Errors
+    /// [`Error::Posix`](offshoot_vfs::Error::Posix) when the devices do not make up one volume, or one is missing
+    /// and `degraded` was not asked for; [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when it needs
+    /// what is not there; [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its chunk tree or root tree
+    /// cannot be read.
+    pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
+        let engine = Arc::new(Engine::open_engine(devices, options)?);
+        Ok(Arc::new(Self { _committer: None, engine }))
+    }
+
+    /// Opens the volume that `devices` are members of, to read and to write it. The devices must be
+    /// writable, and nobody else may use them.
+    ///
+    /// # Errors
+    /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for what may only be read.
+    pub fn open_writable(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Self>> {
+        let engine = Arc::new(Engine::open_writable_engine(devices, options)?);
+        let interval = options.commit_interval;
+        let committer = interval.map(|interval| Committer::start(&engine, interval)).transpose()?;
+        Ok(Arc::new(Self { _committer: committer, engine }))
+    }
+
+    /// The tree of files that begins at the subvolume `root`.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such subvolume.
+    pub fn filesystem(self: &Arc<Self>, root: SubvolumeId) -> Result<Filesystem> {
+        let filesystem = Filesystem::new(self.clone(), root);
+        inode::attr(self, filesystem.root())?;
+        if self.live_part().is_some() {
+            inode::subvolume::prepare(self, root)?;
+        }
+        Ok(filesystem)
+    }
+}
