@@ -103,7 +103,7 @@ mod tests {
             (&[10, 10], Profile::Raid1c3, 0),
             (&[10, 20, 30, 30], Profile::Raid1c3, 30),
             (&[10, 20, 30], Profile::Raid0, 60),
-            (&[10, 20, 30, 30], Profile::Raid10, 60),
+            (&[10, 20, 30, 30], Profile::Raid10, 40),
             (&[10, 10, 10], Profile::Raid5, 20),
             (&[10], Profile::Raid1, 0),
             (&[], Profile::Single, 0),
