@@ -36,6 +36,20 @@
 //! behind it, and all these states have everything that is before the barrier: what such a
 //! mark acknowledges as durable must be found in each of them.
 //!
+//! # Several devices
+//!
+//! The members of a volume fail together and lose their caches one by one.
+//! [`CrashDevice::set`] makes devices with one log, in which a barrier is of one device only:
+//!
+//! ```text
+//!   device 0   w0      w2 |0          w5     |0     an epoch ends with the barrier of any device;
+//!   device 1      w1         w3 |1  w4              its pending writes are those of all devices:
+//!   epoch      0          | 1   | 2          |      {w0 w1 w2}, {w1 w3}, {w4 w5}
+//! ```
+//!
+//! What a barrier of another device leaves pending is pending in the next epoch too, so a state
+//! may be built in several epochs, each time with the marks of that one.
+//!
 //! # What is built
 //!
 //! | | states of one epoch of n writes |
@@ -66,11 +80,13 @@ pub use states::{CrashState, CrashStates};
 /// to, when a flush begins, is in the epoch that the flush ends.
 #[derive(Debug)]
 pub struct CrashDevice {
-    base: Arc<dyn BlockDevice>,
+    /// Its place in the set.
+    number: usize,
+    bases: Arc<[Arc<dyn BlockDevice>]>,
     /// The base with everything in the log applied, which is what reads see.
     now: MemoryDevice,
-    /// Held while `now` is changed, so that both agree on the order.
-    log: Mutex<Vec<CrashEntry>>,
+    /// That of the whole set. Held while `now` is changed, so that both agree on the order.
+    log: Arc<Mutex<Vec<CrashEntry>>>,
 }
 
 /// What a [`CrashDevice`] has seen.
@@ -78,6 +94,8 @@ pub struct CrashDevice {
 pub enum CrashEntry {
     /// A write.
     Write {
+        /// The place of the device in its set.
+        device: usize,
         /// Where it begins.
         offset: u64,
         /// What was written.
@@ -85,21 +103,26 @@ pub enum CrashEntry {
     },
     /// A discard, which turns into zeros what it reaches.
     Discard {
+        /// The place of the device in its set.
+        device: usize,
         /// Where it begins.
         offset: u64,
         /// How many bytes it covers.
         len: u64,
     },
     /// A flush that returned.
-    Barrier,
+    Barrier {
+        /// The place of the device in its set.
+        device: usize,
+    },
     /// A mark of the application, such as "the fsync of X returned".
     Mark(Arc<str>),
 }
 
-/// The log of a [`CrashDevice`] at one moment, with the image it starts from.
+/// The log of a set of [`CrashDevice`]s at one moment, with the images it starts from.
 #[derive(Clone, Debug)]
 pub struct CrashLog {
-    base: Arc<dyn BlockDevice>,
+    bases: Arc<[Arc<dyn BlockDevice>]>,
     entries: Arc<[CrashEntry]>,
 }
 
@@ -121,9 +144,13 @@ pub struct CrashPlan {
 impl fmt::Debug for CrashEntry {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Write { offset, data } => write!(formatter, "write {offset}+{}", data.len()),
-            Self::Discard { offset, len } => write!(formatter, "discard {offset}+{len}"),
-            Self::Barrier => formatter.write_str("barrier"),
+            Self::Write { device, offset, data } => {
+                write!(formatter, "write {offset}+{} of {device}", data.len())
+            }
+            Self::Discard { device, offset, len } => {
+                write!(formatter, "discard {offset}+{len} of {device}")
+            }
+            Self::Barrier { device } => write!(formatter, "barrier of {device}"),
             Self::Mark(tag) => write!(formatter, "mark {tag:?}"),
         }
     }
@@ -139,7 +166,18 @@ impl CrashDevice {
     /// A device that shows `base`, with an empty log.
     #[must_use]
     pub fn new(base: Arc<dyn BlockDevice>) -> Self {
-        Self { now: MemoryDevice::over(base.clone()), base, log: Mutex::default() }
+        Self::set(vec![base]).swap_remove(0)
+    }
+
+    /// Devices that show `bases`, with one log that is empty.
+    #[must_use]
+    pub fn set(bases: Vec<Arc<dyn BlockDevice>>) -> Vec<Self> {
+        let (bases, log): (Arc<[_]>, _) = (bases.into(), Arc::<Mutex<_>>::default());
+        let device = |(number, base): (usize, &Arc<dyn BlockDevice>)| {
+            let now = MemoryDevice::over(base.clone());
+            Self { number, bases: bases.clone(), now, log: log.clone() }
+        };
+        bases.iter().enumerate().map(device).collect()
     }
 
     /// Puts a mark of the application behind everything that is in the log.
@@ -147,15 +185,15 @@ impl CrashDevice {
         self.log.lock().push(CrashEntry::Mark(tag.into()));
     }
 
-    /// The log as it is now.
+    /// The log of the whole set as it is now.
     #[must_use]
     pub fn log(&self) -> CrashLog {
-        CrashLog { base: self.base.clone(), entries: self.log.lock().as_slice().into() }
+        CrashLog { bases: self.bases.clone(), entries: self.log.lock().as_slice().into() }
     }
 }
 
 impl CrashLog {
-    /// Everything that the device has seen, in its order.
+    /// Everything that the devices have seen, in its order.
     #[must_use]
     pub fn entries(&self) -> &[CrashEntry] {
         &self.entries
@@ -170,11 +208,11 @@ impl CrashLog {
 
 impl BlockDevice for CrashDevice {
     fn name(&self) -> &str {
-        self.base.name()
+        self.bases[self.number].name()
     }
 
     fn size_bytes(&self) -> u64 {
-        self.base.size_bytes()
+        self.bases[self.number].size_bytes()
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -186,7 +224,7 @@ impl BlockDevice for CrashDevice {
         let mut log = self.log.lock();
         self.now.write_at(offset, &data)?;
         if !data.is_empty() {
-            log.push(CrashEntry::Write { offset, data });
+            log.push(CrashEntry::Write { device: self.number, offset, data });
         }
         Ok(())
     }
@@ -197,7 +235,7 @@ impl BlockDevice for CrashDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.log.lock().push(CrashEntry::Barrier);
+        self.log.lock().push(CrashEntry::Barrier { device: self.number });
         Ok(())
     }
 
@@ -206,7 +244,7 @@ impl BlockDevice for CrashDevice {
         let mut log = self.log.lock();
         self.now.discard(offset, len)?;
         if len > 0 {
-            log.push(CrashEntry::Discard { offset, len });
+            log.push(CrashEntry::Discard { device: self.number, offset, len });
         }
         Ok(())
     }

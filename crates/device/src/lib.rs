@@ -33,7 +33,7 @@
 //! | [`FileDevice`] | an image file or a block device of the host |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
 //! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
-//! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, and builds what a power cut could leave |
+//! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |
 
 mod crash;
 mod fault;

@@ -30,15 +30,25 @@ fn states(log: &CrashLog, plan: &CrashPlan) -> Vec<CrashState> {
     log.states(plan).collect::<Result<_, _>>().expect("memory is read")
 }
 
+/// The devices one behind the other.
+fn images(devices: &[MemoryDevice]) -> Image {
+    devices.iter().map(|device| image(device)).collect::<Vec<_>>().concat()
+}
+
 /// A few writes and discards, some of them overlapping or not aligned, with barriers and
-/// marks between, over a base that is not empty.
-fn random_log(random: &mut Random) -> CrashLog {
-    let base = random.bytes(usize::try_from(DEVICE_BYTES).expect("small"));
-    let device = CrashDevice::new(Arc::new(MemoryDevice::new(base)));
-    let mut pending = 0;
+/// marks between, over bases that are not empty.
+fn random_log(random: &mut Random, count: usize) -> CrashLog {
+    let base = random.bytes(usize_of(DEVICE_BYTES) * count);
+    let bases = base.chunks(usize_of(DEVICE_BYTES));
+    let bases = bases.map(|base| Arc::new(MemoryDevice::new(base.to_vec())) as Arc<_>).collect();
+    let set = CrashDevice::set(bases);
+    let mut pending = vec![0; count];
     for step in 0..3 + random.below(9) {
+        // With one device no number is taken for it.
+        let number = if count == 1 { 0 } else { usize_of(random.below(count as u64)) };
+        let device = &set[number];
         match random.below(10) {
-            0..=5 if pending < 4 => {
+            0..=5 if pending.iter().sum::<usize>() < 4 => {
                 let grain = if random.below(3) == 0 { 200 } else { SECTOR_BYTES };
                 let at = random.below(DEVICE_BYTES / grain) * grain;
                 let len = ((1 + random.below(3)) * grain).min(DEVICE_BYTES - at);
@@ -49,16 +59,16 @@ fn random_log(random: &mut Random) -> CrashLog {
                     let data = vec![byte; usize::try_from(len).expect("small")];
                     device.write_at(at, &data).expect("a write");
                 }
-                pending += 1;
+                pending[number] += 1;
             }
             0..=7 => {
                 device.flush().expect("a flush");
-                pending = 0;
+                pending[number] = 0;
             }
             _ => device.mark(&format!("step {step}")),
         }
     }
-    device.log()
+    set[0].log()
 }
 
 /// One way to cut a log: what is durable, what is pending, how many marks came before.
@@ -72,31 +82,40 @@ fn cuts<'a>(base: &Image, log: &'a CrashLog) -> Vec<Cut<'a>> {
     (0..=log.entries().len())
         .map(|at| {
             let before = &log.entries()[..at];
-            let is_barrier = |entry: &CrashEntry| matches!(entry, CrashEntry::Barrier);
-            let barrier = before.iter().rposition(is_barrier).unwrap_or(0);
-            let mut durable = base.clone();
-            before[..barrier].iter().for_each(|entry| apply(&mut durable, entry));
             let is_mark = |entry: &&CrashEntry| matches!(entry, CrashEntry::Mark(_));
-            let is_change = |entry: &&CrashEntry| {
-                matches!(entry, CrashEntry::Write { .. } | CrashEntry::Discard { .. })
+            let is_durable = |at: usize, of: usize| {
+                let is_barrier =
+                    |e: &CrashEntry| matches!(e, CrashEntry::Barrier { device } if *device == of);
+                before[at..].iter().any(is_barrier)
             };
-            Cut {
-                durable,
-                pending: before[barrier..].iter().filter(is_change).collect(),
-                marks: before.iter().filter(is_mark).count(),
+            let (mut durable, mut pending) = (base.clone(), Vec::new());
+            for (at, entry) in before.iter().enumerate() {
+                match entry {
+                    CrashEntry::Write { device, .. } | CrashEntry::Discard { device, .. } => {
+                        if is_durable(at, *device) {
+                            apply(&mut durable, entry);
+                        } else {
+                            pending.push(entry);
+                        }
+                    }
+                    CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => {}
+                }
             }
+            Cut { durable, pending, marks: before.iter().filter(is_mark).count() }
         })
         .collect()
 }
 
 fn apply(image: &mut Image, entry: &CrashEntry) {
-    let small = |number: u64| usize::try_from(number).expect("small");
+    let place = |device: usize, offset: u64| device * usize_of(DEVICE_BYTES) + usize_of(offset);
     match entry {
-        CrashEntry::Write { offset, data } => {
-            image[small(*offset)..][..data.len()].copy_from_slice(data);
+        CrashEntry::Write { device, offset, data } => {
+            image[place(*device, *offset)..][..data.len()].copy_from_slice(data);
         }
-        CrashEntry::Discard { offset, len } => image[small(*offset)..][..small(*len)].fill(0),
-        CrashEntry::Barrier | CrashEntry::Mark(_) => {}
+        CrashEntry::Discard { device, offset, len } => {
+            image[place(*device, *offset)..][..usize_of(*len)].fill(0);
+        }
+        CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => {}
     }
 }
 
@@ -117,13 +136,13 @@ fn sector(image: &Image, number: u64) -> &[u8] {
     &image[usize::try_from(number).expect("small") * len..][..len]
 }
 
-#[test]
-fn whole_writes_give_exactly_the_states_that_the_rules_allow() {
+/// The states of random logs of so many devices, against all that the rules allow.
+fn assert_exactly_what_is_allowed(devices: usize) {
     let plan = CrashPlan { exhaustive_limit: 4, torn: false, ..CrashPlan::default() };
     for seed in 0..LOGS {
-        let log = random_log(&mut Random::new(seed));
+        let log = random_log(&mut Random::new(seed), devices);
         let mut allowed: BTreeMap<Image, BTreeSet<usize>> = BTreeMap::new();
-        for cut in cuts(&base_of(seed), &log) {
+        for cut in cuts(&base_of(seed, devices), &log) {
             let mut outcomes = BTreeSet::new();
             all_outcomes(&cut.durable, &cut.pending, &mut outcomes);
             for outcome in outcomes {
@@ -133,10 +152,21 @@ fn whole_writes_give_exactly_the_states_that_the_rules_allow() {
         let mut built: BTreeMap<Image, BTreeSet<usize>> = BTreeMap::new();
         for state in states(&log, &plan) {
             let marks = state.marks_before_earliest_cut()..=state.marks().len();
-            built.entry(image(&state.device)).or_default().extend(marks);
+            built.entry(images(&state.devices)).or_default().extend(marks);
         }
         assert!(built == allowed, "seed {seed}: the states differ for {:?}", log.entries());
     }
+}
+
+#[test]
+fn whole_writes_give_exactly_the_states_that_the_rules_allow() {
+    assert_exactly_what_is_allowed(1);
+}
+
+#[test]
+fn the_devices_of_a_set_lose_their_caches_one_by_one() {
+    assert_exactly_what_is_allowed(2);
+    assert_exactly_what_is_allowed(3);
 }
 
 #[test]
@@ -144,8 +174,8 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
     let (mut torn_ones, mut all) = (0, 0);
     for seed in 0..LOGS {
         let mut random = Random::new(seed);
-        let log = random_log(&mut random);
-        let cuts = cuts(&base_of(seed), &log);
+        let log = random_log(&mut random, 1);
+        let cuts = cuts(&base_of(seed, 1), &log);
         // What each cut allows every sector to be, and the whole device if nothing tears.
         let sectors: Vec<Vec<BTreeSet<Vec<u8>>>> = cuts.iter().map(sector_outcomes).collect();
         let mut whole = BTreeSet::new();
@@ -156,7 +186,7 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
         for exhaustive_limit in [0, 4] {
             let plan = CrashPlan { exhaustive_limit, samples_per_epoch: 30, seed, torn: true };
             for state in states(&log, &plan) {
-                let image = image(&state.device);
+                let image = image(&state.devices[0]);
                 for marks in state.marks_before_earliest_cut()..=state.marks().len() {
                     let is_allowed = cuts.iter().zip(&sectors).any(|(cut, sectors)| {
                         let fits = |at| sectors[usize_of(at)].contains(sector(&image, at));
@@ -180,9 +210,9 @@ fn sector_outcomes(cut: &Cut<'_>) -> Vec<BTreeSet<Vec<u8>>> {
             let place = number * SECTOR_BYTES..(number + 1) * SECTOR_BYTES;
             let touches = |entry: &&&CrashEntry| {
                 let (offset, len) = match entry {
-                    CrashEntry::Write { offset, data } => (*offset, data.len() as u64),
-                    CrashEntry::Discard { offset, len } => (*offset, *len),
-                    CrashEntry::Barrier | CrashEntry::Mark(_) => return false,
+                    CrashEntry::Write { offset, data, .. } => (*offset, data.len() as u64),
+                    CrashEntry::Discard { offset, len, .. } => (*offset, *len),
+                    CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => return false,
                 };
                 offset < place.end && place.start < offset + len
             };
@@ -199,8 +229,8 @@ fn usize_of(number: u64) -> usize {
 }
 
 /// The base of `random_log`, which takes it from its seed first.
-fn base_of(seed: u64) -> Image {
-    Random::new(seed).bytes(usize_of(DEVICE_BYTES))
+fn base_of(seed: u64, devices: usize) -> Image {
+    Random::new(seed).bytes(usize_of(DEVICE_BYTES) * devices)
 }
 
 #[test]
@@ -214,7 +244,7 @@ fn what_a_mark_behind_a_flush_acknowledges_is_in_every_state_that_has_the_mark()
 
     let (mut without, mut lost_cache) = (0, 0);
     for state in states(&device.log(), &CrashPlan::default()) {
-        let image = image(&state.device);
+        let image = image(&state.devices[0]);
         if state.marks().is_empty() {
             without += 1;
             assert!(image[8192..12288].iter().all(|&byte| byte == 0), "{}", state.description);
@@ -232,11 +262,11 @@ fn what_a_mark_behind_a_flush_acknowledges_is_in_every_state_that_has_the_mark()
 
 #[test]
 fn log_and_plan_decide_the_states() {
-    let log = random_log(&mut Random::new(7));
+    let log = random_log(&mut Random::new(7), 1);
     let run = |seed| -> Vec<(String, Image)> {
         let plan = CrashPlan { exhaustive_limit: 1, seed, ..CrashPlan::default() };
         let states = states(&log, &plan).into_iter();
-        states.map(|state| (state.description.clone(), image(&state.device))).collect()
+        states.map(|state| (state.description.clone(), image(&state.devices[0]))).collect()
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
@@ -273,7 +303,9 @@ fn a_large_epoch_over_a_large_image_is_cheap() {
     for state in device.log().states(&plan) {
         let state = state.expect("memory is read");
         let mut byte = [0];
-        state.device.read_at((WRITES as u64 - 1) * (4 << 20), &mut byte).expect("memory is read");
+        state.devices[0]
+            .read_at((WRITES as u64 - 1) * (4 << 20), &mut byte)
+            .expect("memory is read");
         if !state.marks().is_empty() {
             assert_ne!(byte, [0], "{}: durable and lost", state.description);
         }
@@ -298,7 +330,7 @@ fn samples_of_a_large_epoch_are_diverse() {
     let mut sizes = BTreeSet::new();
     let samples = states(&device.log(), &plan).split_off(prefixes);
     for state in &samples {
-        let image = image(&state.device);
+        let image = image(&state.devices[0]);
         let is_there = |number: usize| image[number * 1024 + 1] != 0;
         sizes.insert((0..40).filter(|&number| is_there(number)).count());
         for number in 0..40 {

@@ -105,7 +105,7 @@ fn garbage_is_silent() {
     device.strike(Requests::Flushes, 0, Fault::Garbage);
     device.flush().expect("it seems to succeed");
     let barriers = || {
-        let is_barrier = |entry: &&CrashEntry| matches!(entry, CrashEntry::Barrier);
+        let is_barrier = |entry: &&CrashEntry| matches!(entry, CrashEntry::Barrier { .. });
         below.log().entries().iter().filter(is_barrier).count()
     };
     assert_eq!(barriers(), 0);

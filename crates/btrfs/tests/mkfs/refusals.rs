@@ -204,7 +204,8 @@ fn a_power_cut_leaves_one_volume_or_none() {
     let (mut none, mut olds, mut news) = (0, 0, 0);
     for state in crash.log().states(&CrashPlan::default()) {
         let state = state.expect("the base is in memory");
-        match Volume::open(vec![Arc::new(state.device)], &OpenOptions::default()) {
+        let devices = state.devices.into_iter().map(|device| Arc::new(device) as Arc<_>).collect();
+        match Volume::open(devices, &OpenOptions::default()) {
             Err(_) => none += 1,
             Ok(volume) if volume.superblock().fsid == old.fsid => {
                 read_new(&volume, &old);

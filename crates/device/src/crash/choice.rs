@@ -1,6 +1,6 @@
 //! Which writes of one epoch a power cut leaves, and how.
 //!
-//! Nothing here knows what was written: an epoch is the list of the ranges that its
+//! Nothing here knows what was written: an epoch is the list of the places that its
 //! writes cover. [`Choices`] goes through the choices in the order of the table in the
 //! parent, and keeps no more of them than belong to one subset.
 
@@ -38,11 +38,18 @@ pub(super) struct Part {
     pub(super) torn: Option<Vec<Range<u64>>>,
 }
 
+/// What a write covers.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) device: usize,
+    pub(super) range: Range<u64>,
+}
+
 /// All choices of one epoch that a plan asks for.
 #[derive(Debug)]
 pub(super) struct Choices {
     plan: CrashPlan,
-    ranges: Vec<Range<u64>>,
+    places: Vec<Place>,
     /// Whether the choice of everything is left out, because it is the same as nothing
     /// of the next epoch.
     is_followed: bool,
@@ -59,15 +66,15 @@ enum Stage {
 }
 
 impl Choices {
-    /// The choices of an epoch whose writes cover `ranges`.
-    pub(super) fn new(plan: &CrashPlan, ranges: Vec<Range<u64>>, is_followed: bool) -> Self {
+    /// The choices of an epoch whose writes cover `places`.
+    pub(super) fn new(plan: &CrashPlan, places: Vec<Place>, is_followed: bool) -> Self {
         let (stage, ready) = (Stage::Prefix(0), VecDeque::new());
-        Self { plan: *plan, ranges, is_followed, stage, ready }
+        Self { plan: *plan, places, is_followed, stage, ready }
     }
 
     /// The next choice.
     pub(super) fn next(&mut self, random: &mut Random) -> Option<Choice> {
-        let writes = self.ranges.len();
+        let writes = self.places.len();
         loop {
             if let Some(choice) = self.ready.pop_front() {
                 return Some(choice);
@@ -97,11 +104,11 @@ impl Choices {
 
     /// The first `len` writes alone, and with the one behind them torn.
     fn prefix(&mut self, len: usize, random: &mut Random) {
-        if len < self.ranges.len() || !self.is_followed {
+        if len < self.places.len() || !self.is_followed {
             self.ready.push_back(Choice { prefix: len, parts: Vec::new() });
         }
-        if let Some(next) = self.ranges.get(len).filter(|_| self.plan.torn)
-            && let Some(torn) = tear(next, random)
+        if let Some(next) = self.places.get(len).filter(|_| self.plan.torn)
+            && let Some(torn) = tear(&next.range, random)
         {
             let parts = vec![Part { index: len, torn: Some(torn) }];
             self.ready.push_back(Choice { prefix: len, parts });
@@ -111,7 +118,7 @@ impl Choices {
     /// The writes whose bits are in `set`, in every order that makes a difference, and
     /// with one of them torn.
     fn subset(&mut self, set: u64, random: &mut Random) {
-        let members: Vec<usize> = (0..self.ranges.len()).filter(|i| set >> i & 1 == 1).collect();
+        let members: Vec<usize> = (0..self.places.len()).filter(|i| set >> i & 1 == 1).collect();
         let whole = |order: &[usize]| Choice {
             prefix: 0,
             parts: order.iter().map(|&index| Part { index, torn: None }).collect(),
@@ -126,7 +133,7 @@ impl Choices {
         if self.plan.torn {
             let mut choice = whole(&members);
             let victim = random.index(members.len());
-            choice.parts[victim].torn = tear(&self.ranges[members[victim]], random);
+            choice.parts[victim].torn = tear(&self.places[members[victim]].range, random);
             if choice.parts[victim].torn.is_some() {
                 self.ready.push_back(choice);
             }
@@ -137,8 +144,9 @@ impl Choices {
     /// Two orders leave the same when every overlapping pair has the same order in both.
     fn other_orders(&self, members: &[usize], random: &mut Random) -> Vec<Vec<usize>> {
         let overlap = |a: usize, b: usize| {
-            let (a, b) = (&self.ranges[a], &self.ranges[b]);
-            a.start.max(b.start) < a.end.min(b.end)
+            let (a, b) = (&self.places[a], &self.places[b]);
+            let (from, to) = (a.range.start.max(b.range.start), a.range.end.min(b.range.end));
+            a.device == b.device && from < to
         };
         let meets_another = |&a: &usize| members.iter().any(|&b| a != b && overlap(a, b));
         let (mut moved, mut order): (Vec<usize>, Vec<usize>) =
@@ -172,7 +180,7 @@ impl Choices {
 
     /// Any choice: many, half or few of the writes, or all but one.
     fn sample(&self, random: &mut Random) -> Choice {
-        let writes = self.ranges.len();
+        let writes = self.places.len();
         let mut members: Vec<usize> = match random.below(4) {
             0 => {
                 let missing = random.index(writes);
@@ -188,7 +196,8 @@ impl Choices {
         }
         let tears = self.plan.torn && random.chance(1, 2);
         let part = |index: usize| {
-            let torn = (tears && random.chance(1, 4)).then(|| tear(&self.ranges[index], random));
+            let torn =
+                (tears && random.chance(1, 4)).then(|| tear(&self.places[index].range, random));
             Part { index, torn: torn.flatten() }
         };
         Choice { prefix: 0, parts: members.into_iter().map(part).collect() }

@@ -1,7 +1,7 @@
 //! The states themselves, built one after the other.
 //!
-//! Two devices go along with the iteration: `durable`, which has all epochs before the
-//! present one, and `prefix`, which has the first writes of it as well. Every state is a
+//! Two sets of devices go along with the iteration: `durable`, which have what is behind a barrier,
+//! and `prefix`, which have the first pending writes as well. Every state is a
 //! snapshot of one of them with a few writes on top, so that it costs what these writes cost
 //! and never what the image holds.
 
@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::choice::{Choice, Choices};
+use super::choice::{Choice, Choices, Place};
 use super::random::Random;
 use super::{CrashEntry, CrashLog, CrashPlan};
 use crate::{BlockDevice, MemoryDevice};
@@ -22,8 +22,8 @@ pub struct CrashState {
     pub number: usize,
     /// What is there, in words: for the message of a test.
     pub description: String,
-    /// The medium after the cut.
-    pub device: MemoryDevice,
+    /// The media after the cut, in the order of the set.
+    pub devices: Vec<MemoryDevice>,
     marks: Arc<[Arc<str>]>,
     earliest: usize,
     latest: usize,
@@ -57,31 +57,33 @@ pub struct CrashStates {
     /// Which of them is the present one, and what is left to build of it.
     epoch: usize,
     choices: Choices,
-    /// The base with every epoch before the present one.
-    durable: MemoryDevice,
+    /// The bases with everything that is not pending in the present epoch.
+    durable: Vec<MemoryDevice>,
     /// `durable` with the first `prefix_len` writes of the present epoch.
-    prefix: MemoryDevice,
+    prefix: Vec<MemoryDevice>,
     prefix_len: usize,
     number: usize,
     failed: bool,
 }
 
-/// The writes between two barriers.
+/// What is pending before a barrier.
 #[derive(Debug)]
 struct Epoch {
     writes: Vec<Pending>,
-    /// How many marks precede the last write of the epochs before.
+    /// The device whose barrier ends it.
+    flushed: usize,
+    /// How many marks precede the last write that is durable.
     marks_of_nothing: usize,
     /// How many marks precede the barrier behind it.
     marks_at_end: usize,
 }
 
 /// A write of an epoch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pending {
     /// Where it is in the log.
     entry: usize,
-    range: Range<u64>,
+    place: Place,
     /// How many marks precede it.
     marks: usize,
 }
@@ -92,7 +94,7 @@ impl CrashStates {
             CrashEntry::Mark(tag) => Some(tag.clone()),
             _ => None,
         });
-        let durable = MemoryDevice::over(log.base.clone());
+        let durable: Vec<_> = log.bases.iter().cloned().map(MemoryDevice::over).collect();
         let epochs = epochs(&log.entries);
         Self {
             marks: marks.collect(),
@@ -101,7 +103,7 @@ impl CrashStates {
             epoch: 0,
             plan: *plan,
             random: Random::new(plan.seed),
-            prefix: durable.snapshot(),
+            prefix: snapshots(&durable),
             prefix_len: 0,
             durable,
             number: 0,
@@ -110,10 +112,13 @@ impl CrashStates {
         }
     }
 
-    /// Goes on to the next epoch: everything of the present one is durable there.
+    /// Goes on to the next epoch: everything of the device that was flushed is durable there.
     fn pass_barrier(&mut self) -> io::Result<()> {
-        self.grow_prefix(self.epochs[self.epoch].writes.len())?;
-        self.durable = self.prefix.snapshot();
+        let Epoch { writes, flushed, .. } = &self.epochs[self.epoch];
+        for write in writes.iter().filter(|write| write.place.device == *flushed) {
+            self.apply(&self.durable, write, &write.place.range)?;
+        }
+        self.prefix = snapshots(&self.durable);
         self.prefix_len = 0;
         self.epoch += 1;
         self.choices = choices(&self.epochs, self.epoch, &self.plan);
@@ -123,49 +128,67 @@ impl CrashStates {
     fn grow_prefix(&mut self, len: usize) -> io::Result<()> {
         let writes = &self.epochs[self.epoch].writes;
         for write in &writes[self.prefix_len.min(len)..len] {
-            apply(&self.prefix, &self.log.entries[write.entry], &write.range)?;
+            self.apply(&self.prefix, write, &write.place.range)?;
         }
         self.prefix_len = self.prefix_len.max(len);
         Ok(())
     }
 
+    /// Does the part of a write or discard that is inside `range`.
+    fn apply(
+        &self,
+        devices: &[MemoryDevice],
+        write: &Pending,
+        range: &Range<u64>,
+    ) -> io::Result<()> {
+        let device = &devices[write.place.device];
+        match &self.log.entries[write.entry] {
+            CrashEntry::Write { offset, data, .. } => {
+                let inside = |at: u64| usize::try_from(at - offset).expect("inside the data");
+                device.write_at(range.start, &data[inside(range.start)..inside(range.end)])
+            }
+            CrashEntry::Discard { .. } => device.discard(range.start, range.end - range.start),
+            CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => {
+                unreachable!("an epoch lists writes and discards")
+            }
+        }
+    }
+
     fn build(&mut self, choice: &Choice) -> io::Result<CrashState> {
-        let device = if choice.prefix == 0 {
-            self.durable.snapshot()
+        let devices = if choice.prefix == 0 {
+            snapshots(&self.durable)
         } else {
             assert!(choice.prefix >= self.prefix_len, "prefixes come in growing order");
             self.grow_prefix(choice.prefix)?;
-            self.prefix.snapshot()
+            snapshots(&self.prefix)
         };
         let epoch = &self.epochs[self.epoch];
         for part in &choice.parts {
             let write = &epoch.writes[part.index];
-            let reached = part.torn.as_deref().unwrap_or(std::slice::from_ref(&write.range));
+            let reached = part.torn.as_deref().unwrap_or(std::slice::from_ref(&write.place.range));
             for range in reached {
-                apply(&device, &self.log.entries[write.entry], range)?;
+                self.apply(&devices, write, range)?;
             }
         }
         let last = choice.parts.iter().map(|part| part.index + 1).max().unwrap_or(0);
         let present = last.max(choice.prefix);
+        let marks_of_present = present.checked_sub(1).map_or(0, |last| epoch.writes[last].marks);
         self.number += 1;
         Ok(CrashState {
             number: self.number - 1,
             description: self.describe(choice),
-            device,
+            devices,
             marks: self.marks.clone(),
-            earliest: match present {
-                0 => epoch.marks_of_nothing,
-                _ => epoch.writes[present - 1].marks,
-            },
+            earliest: marks_of_present.max(epoch.marks_of_nothing),
             latest: epoch.marks_at_end,
         })
     }
 
     fn describe(&self, choice: &Choice) -> String {
         const LISTED: usize = 16;
-        let writes = self.epochs[self.epoch].writes.len();
+        let writes = &self.epochs[self.epoch].writes;
         let there = choice.prefix + choice.parts.len();
-        let mut text = format!("epoch {}, {there} of {writes} writes", self.epoch);
+        let mut text = format!("epoch {}, {there} of {} writes", self.epoch, writes.len());
         if choice.prefix > 0 {
             let _ = write!(text, ", the first {}", choice.prefix);
         }
@@ -206,46 +229,40 @@ impl Iterator for CrashStates {
 }
 
 fn choices(epochs: &[Epoch], at: usize, plan: &CrashPlan) -> Choices {
-    let ranges = epochs[at].writes.iter().map(|write| write.range.clone()).collect();
-    Choices::new(plan, ranges, at + 1 < epochs.len())
+    let places = epochs[at].writes.iter().map(|write| write.place.clone()).collect();
+    Choices::new(plan, places, at + 1 < epochs.len())
+}
+
+fn snapshots(devices: &[MemoryDevice]) -> Vec<MemoryDevice> {
+    devices.iter().map(MemoryDevice::snapshot).collect()
 }
 
 /// The log cut at its barriers. There is always one epoch behind the last barrier.
 fn epochs(entries: &[CrashEntry]) -> Vec<Epoch> {
     let mut epochs = Vec::new();
-    let (mut writes, mut marks) = (Vec::new(), 0);
-    let (mut marks_of_nothing, mut marks_of_last) = (0, 0);
-    for (entry, what) in entries.iter().chain([&CrashEntry::Barrier]).enumerate() {
-        let (offset, len) = match what {
-            CrashEntry::Write { offset, data } => (*offset, data.len() as u64),
-            CrashEntry::Discard { offset, len } => (*offset, *len),
+    let mut pending: Vec<Pending> = Vec::new();
+    let (mut marks, mut marks_of_durable) = (0, 0);
+    for (entry, what) in entries.iter().chain([&CrashEntry::Barrier { device: 0 }]).enumerate() {
+        let (device, offset, len) = match what {
+            CrashEntry::Write { device, offset, data } => (*device, *offset, data.len() as u64),
+            CrashEntry::Discard { device, offset, len } => (*device, *offset, *len),
             CrashEntry::Mark(_) => {
                 marks += 1;
                 continue;
             }
-            CrashEntry::Barrier => {
-                let writes = std::mem::take(&mut writes);
-                epochs.push(Epoch { writes, marks_of_nothing, marks_at_end: marks });
-                marks_of_nothing = marks_of_last;
+            CrashEntry::Barrier { device } => {
+                let (marks_of_nothing, marks_at_end) = (marks_of_durable, marks);
+                let writes = pending.clone();
+                epochs.push(Epoch { writes, flushed: *device, marks_of_nothing, marks_at_end });
+                let is_flushed = |write: &Pending| write.place.device == *device;
+                let last = pending.iter().rfind(|write| is_flushed(write));
+                marks_of_durable = marks_of_durable.max(last.map_or(0, |write| write.marks));
+                pending.retain(|write| !is_flushed(write));
                 continue;
             }
         };
-        writes.push(Pending { entry, range: offset..offset + len, marks });
-        marks_of_last = marks;
+        let place = Place { device, range: offset..offset + len };
+        pending.push(Pending { entry, place, marks });
     }
     epochs
-}
-
-/// Does the part of a write or discard that is inside `range`.
-fn apply(device: &MemoryDevice, entry: &CrashEntry, range: &Range<u64>) -> io::Result<()> {
-    match entry {
-        CrashEntry::Write { offset, data } => {
-            let inside = |at: u64| usize::try_from(at - offset).expect("inside the data");
-            device.write_at(range.start, &data[inside(range.start)..inside(range.end)])
-        }
-        CrashEntry::Discard { .. } => device.discard(range.start, range.end - range.start),
-        CrashEntry::Barrier | CrashEntry::Mark(_) => {
-            unreachable!("an epoch lists writes and discards")
-        }
-    }
 }
