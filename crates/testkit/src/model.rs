@@ -5,15 +5,18 @@
 //! they show. [`actor`] makes up the calls.
 //!
 //! It follows btrfs where POSIX leaves the choice: directories have one link, and their size is twice the
-//! length of all names in them. It has no limits of space or of numbers, and its files no data.
+//! length of all names in them, data is counted in sectors of 4 KiB, and what was written once stays data until
+//! it is cut off. It has no limits of space or of numbers, and counts no allocated bytes.
 
 pub mod actor;
 mod change;
+mod contents;
 mod read;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use contents::Contents;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result, Timestamp};
 
 /// The inode number of the root.
@@ -42,6 +45,7 @@ struct Node {
 #[derive(Debug)]
 enum Body {
     Directory(Directory),
+    Regular(Contents),
     Symlink(Vec<u8>),
     Other,
 }
@@ -99,6 +103,23 @@ impl State {
         match &mut self.node_mut(dir)?.body {
             Body::Directory(directory) => Ok(directory),
             _ => posix(Errno::NOTDIR, dir),
+        }
+    }
+
+    /// The contents of a regular file; `EISDIR` and `EINVAL` for anything else.
+    fn contents(&self, file: FileId) -> Result<&Contents> {
+        match &self.node(file)?.body {
+            Body::Regular(contents) => Ok(contents),
+            Body::Directory(_) => posix(Errno::ISDIR, file),
+            _ => posix(Errno::INVAL, file),
+        }
+    }
+
+    fn contents_mut(&mut self, file: FileId) -> Result<&mut Contents> {
+        match &mut self.node_mut(file)?.body {
+            Body::Regular(contents) => Ok(contents),
+            Body::Directory(_) => posix(Errno::ISDIR, file),
+            _ => posix(Errno::INVAL, file),
         }
     }
 

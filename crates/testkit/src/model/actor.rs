@@ -6,6 +6,8 @@
 //! depend on the others, though they meet in the same directories, blocks and
 //! transactions. All use one moment, so that not even the times of shared directories depend on who came last.
 
+mod data;
+
 use offshoot_vfs::{
     FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Result, SetAttr, Timestamp,
     XattrMode,
@@ -96,9 +98,13 @@ impl<'a> Actor<'a> {
         Some(Pair { ours: found.0, model: found.1 })
     }
 
+    fn root(&self) -> Pair {
+        Pair { ours: self.ours.root(), model: self.model.root() }
+    }
+
     /// The root, or a directory of this actor somewhere below it.
     fn dir(&mut self) -> Pair {
-        let mut dir = Pair { ours: self.ours.root(), model: self.model.root() };
+        let mut dir = self.root();
         for _ in 0..self.random.below(4) {
             let name = self.name();
             match self.find(dir, &name) {
@@ -129,7 +135,7 @@ impl<'a> Actor<'a> {
     }
 
     fn step(&mut self) {
-        match self.random.below(100) {
+        match self.random.below(150) {
             0..22 => self.make_node(FileType::Regular),
             22..34 => self.make_directory(),
             34..39 => {
@@ -146,12 +152,15 @@ impl<'a> Actor<'a> {
             86..95 => self.xattr(),
             95..98 => self.open_or_release(),
             98 => {
-                let root = Pair { ours: self.ours.root(), model: self.model.root() };
-                self.both("fsync", |fs, of| fs.fsync(of(root)));
+                let file = self.file_or_open().unwrap_or_else(|| self.root());
+                self.both("fsync", |fs, of| fs.fsync(of(file)));
             }
-            _ => {
+            99 => {
                 self.both("sync", |fs, _| fs.sync());
             }
+            100..126 => self.write(),
+            126..138 => self.resize(),
+            _ => self.read(),
         }
     }
 
@@ -215,7 +224,7 @@ impl<'a> Actor<'a> {
             gid: maybe(1 << 31),
             atime: maybe(1 << 20).map(time),
             mtime: maybe(1 << 20).map(time),
-            size: maybe(2).filter(|&size| size == 0).map(u64::from),
+            size: maybe(10_000).map(u64::from),
         };
         self.both("set_attr", |fs, of| fs.set_attr(of(file), &set, at));
     }

@@ -7,6 +7,7 @@ use offshoot_vfs::{
     SetAttr, Timestamp, XattrMode,
 };
 
+use super::contents::{Contents, MAX_SIZE};
 use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
 impl State {
@@ -113,7 +114,11 @@ impl State {
 
 impl FileSystemMut for Model {
     fn mknod(&self, place: Place<'_>, kind: NodeKind, new: &NewFile) -> Result<FileId> {
-        self.state().make(place, Body::Other, kind, new)
+        let body = match kind.file_type {
+            FileType::Regular => Body::Regular(Contents::default()),
+            _ => Body::Other,
+        };
+        self.state().make(place, body, kind, new)
     }
 
     fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
@@ -179,17 +184,19 @@ impl FileSystemMut for Model {
 
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
         let mut state = self.state();
-        let attr = &mut state.node_mut(file)?.attr;
-        if set.permissions.is_some() && attr.file_type == FileType::Symlink {
+        if set.permissions.is_some() && state.file_type(file)? == FileType::Symlink {
             return posix(Errno::OPNOTSUPP, file);
         }
-        match (set.size, attr.file_type) {
-            (None, _) => {}
-            (Some(0), FileType::Regular) => attr.mtime = at,
-            (_, FileType::Regular) => return posix(Errno::OPNOTSUPP, file),
-            (_, FileType::Directory) => return posix(Errno::ISDIR, file),
-            (Some(_), _) => return posix(Errno::INVAL, file),
+        if let Some(size) = set.size {
+            let contents = state.contents_mut(file)?;
+            if size > MAX_SIZE {
+                return posix(Errno::FBIG, file);
+            }
+            contents.cut(size);
+            let attr = &mut state.node_mut(file)?.attr;
+            (attr.size, attr.mtime) = (size, at);
         }
+        let attr = &mut state.node_mut(file)?.attr;
         attr.permissions = set.permissions.unwrap_or(attr.permissions);
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
@@ -199,10 +206,18 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn write(&self, file: FileId, _offset: u64, data: &[u8], _at: Timestamp) -> Result<()> {
-        let what =
-            format!("{} bytes of data of {file} in the model, which has names only", data.len());
-        Err(offshoot_vfs::Error::Unsupported(what))
+    fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let contents = state.contents_mut(file)?;
+        let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE);
+        let Some(end) = end else { return posix(Errno::FBIG, file) };
+        if data.is_empty() {
+            return Ok(());
+        }
+        contents.write(offset, data);
+        let attr = &mut state.node_mut(file)?.attr;
+        (attr.size, attr.mtime, attr.ctime) = (attr.size.max(end), at, at);
+        Ok(())
     }
 
     fn set_xattr(

@@ -2,9 +2,12 @@
 
 use std::ops::{ControlFlow, Range};
 
-use offshoot_vfs::{Attr, DirEntry, Errno, FileId, FileSystem, FileType, Parent, Result, StatFs};
+use offshoot_vfs::{Attr, DirEntry, Errno, FileId, FileSystem, Parent, Result, StatFs};
 
 use super::{Body, Model, ROOT, id, posix};
+
+/// The most that `read_data` shows at once.
+const PIECE_BYTES: u64 = 1 << 20;
 
 impl FileSystem for Model {
     fn root(&self) -> FileId {
@@ -70,25 +73,36 @@ impl FileSystem for Model {
         Ok(())
     }
 
-    fn read(&self, file: FileId, _offset: u64, _buf: &mut [u8]) -> Result<usize> {
-        match self.state().file_type(file)? {
-            FileType::Regular => Ok(0),
-            FileType::Directory => posix(Errno::ISDIR, file),
-            _ => posix(Errno::INVAL, file),
-        }
+    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let state = self.state();
+        let contents = state.contents(file)?;
+        let available = state.node(file)?.attr.size.saturating_sub(offset);
+        let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
+        contents.read(offset, &mut buf[..len]);
+        Ok(len)
     }
 
     fn read_data(
         &self,
         file: FileId,
-        _range: Range<u64>,
-        _visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        self.read(file, 0, &mut []).map(drop)
+        let mut at = range.start;
+        while let Some(data) = self.next_data(file, at)?.filter(|data| data.start < range.end) {
+            let end = data.end.min(range.end).min(data.start + PIECE_BYTES);
+            let mut bytes = vec![0; usize::try_from(end - data.start).expect("a piece is small")];
+            self.read(file, data.start, &mut bytes)?;
+            visit(data.start, &bytes)?;
+            at = end;
+        }
+        Ok(())
     }
 
-    fn next_data(&self, file: FileId, _offset: u64) -> Result<Option<Range<u64>>> {
-        self.read(file, 0, &mut []).map(|_| None)
+    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
+        let state = self.state();
+        let contents = state.contents(file)?;
+        Ok(contents.next_data(offset, state.node(file)?.attr.size))
     }
 
     fn prefetch(&self, _files: &[FileId]) {}

@@ -1,0 +1,104 @@
+//! What an actor does with the data of files.
+//!
+//! Offsets and lengths are of every size from a byte to many sectors, mostly near the beginning, where the
+//! writes of one file meet; some are far behind the end, and some where no file reaches.
+
+use offshoot_vfs::{FileType, SetAttr};
+
+use super::{Actor, Pair};
+
+/// The offset from which on there is no file.
+const TOO_FAR: u64 = i64::MAX.cast_unsigned();
+
+impl Actor<'_> {
+    /// A file by its name, or one that is open and may have none.
+    pub(super) fn file_or_open(&mut self) -> Option<Pair> {
+        if self.opened.is_empty() || self.random.below(3) > 0 {
+            return self.file();
+        }
+        let index = self.random.below(self.opened.len() as u64);
+        Some(self.opened[usize::try_from(index).expect("a small index")])
+    }
+
+    /// A number below `2^bits`, as likely small as large.
+    fn any_size(&mut self, bits: u64) -> u64 {
+        let bits = self.random.below(bits + 1);
+        self.random.below(1 << bits)
+    }
+
+    /// Somewhere in or behind a file; `is_far` when that may be very far behind.
+    fn offset(&mut self, is_far: bool) -> u64 {
+        match self.random.below(20) {
+            0 if is_far => self.any_size(44),
+            0..4 => self.any_size(22),
+            4..8 => self.any_size(10) * 4096,
+            _ => self.any_size(16),
+        }
+    }
+
+    fn len(&mut self) -> usize {
+        let len = match self.random.below(20) {
+            0 => self.any_size(20),
+            1..4 => self.any_size(6) * 4096,
+            _ => self.any_size(13),
+        };
+        usize::try_from(len).expect("at most a MiB")
+    }
+
+    pub(super) fn write(&mut self) {
+        let Some(file) = self.file_or_open() else { return };
+        let len = self.len();
+        let offset = match self.random.below(100) {
+            0 => TOO_FAR - self.random.below(1 + len as u64 / 2),
+            _ => self.offset(true),
+        };
+        let data = if self.random.below(4) == 0 {
+            vec![u8::try_from(self.random.below(3)).expect("small"); len]
+        } else {
+            self.random.bytes(len)
+        };
+        let at = self.at;
+        self.both("write", |fs, of| fs.write(of(file), offset, &data, at));
+    }
+
+    /// Cuts a file off, or lets it grow by a hole.
+    pub(super) fn resize(&mut self) {
+        let Some(file) = self.file_or_open() else { return };
+        let size = match self.random.below(50) {
+            0 => TOO_FAR + 1 + self.random.below(10),
+            _ => self.offset(true),
+        };
+        let (set, at) = (SetAttr { size: Some(size), ..SetAttr::default() }, self.at);
+        self.both("truncate", |fs, of| fs.set_attr(of(file), &set, at));
+    }
+
+    /// Reads in one of the ways there are.
+    pub(super) fn read(&mut self) {
+        let Some(file) = self.file_or_open() else { return };
+        // No system call reads a symbolic link, so nothing says what it gives.
+        if self.file_type(file) == Some(FileType::Symlink) {
+            return;
+        }
+        let (offset, len) = (self.offset(false), self.len());
+        let prefix = self.prefix.escape_ascii().to_string();
+        let what = format!("{len} bytes at {offset} of {file:?} by {prefix}");
+        if let Some((ours, model)) = self.both("size", |fs, of| Ok(fs.attr(of(file))?.size)) {
+            assert_eq!(ours, model, "size of {file:?} by {prefix}");
+        }
+        let read = self.both("read", |fs, of| {
+            let mut bytes = vec![0xa5; len];
+            let count = fs.read(of(file), offset, &mut bytes)?;
+            bytes.truncate(count);
+            Ok(bytes)
+        });
+        if let Some((ours, model)) = read {
+            assert_eq!(ours.len(), model.len(), "count of {what}");
+            let differs = ours.iter().zip(&model).position(|(ours, model)| ours != model);
+            assert_eq!(differs, None, "first byte that differs of {what}");
+        }
+        let next = self.both("next_data", |fs, of| fs.next_data(of(file), offset));
+        if let Some((ours, model)) = next {
+            assert_eq!(ours, model, "data from {offset} on of {file:?} by {prefix}");
+        }
+    }
+}

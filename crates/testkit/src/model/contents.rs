@@ -1,0 +1,120 @@
+//! The bytes of a file, sector by sector.
+//!
+//! A sector that was written is kept whole; one that is missing is a hole. So a byte far behind the end
+//! costs a sector, and where there is data is known to the sector, as filesystems count it. The size of
+//! the file is kept with its attributes; bytes behind it in the last sector are zeros.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The unit in which data is kept.
+const SECTOR: u64 = 4096;
+
+/// The largest file, in bytes: the offsets of system calls are signed.
+pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
+
+/// The bytes of a file, by the number of their sector.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contents(BTreeMap<u64, Box<[u8]>>);
+
+/// The parts of a range of bytes that lie in one sector each: the sector, where in it the part begins, and
+/// where the part lies in the range.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let within = usize::try_from(at % SECTOR).expect("below a sector");
+        let next = len.min(done + usize::try_from(SECTOR).expect("small") - within);
+        let part = (done < next).then_some((at / SECTOR, within, done..next));
+        done = next;
+        part
+    })
+}
+
+impl Contents {
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
+        for (sector, within, part) in parts(offset, data.len()) {
+            let bytes = self.0.entry(sector).or_insert_with(|| vec![0; 4096].into());
+            bytes[within..][..part.len()].copy_from_slice(&data[part]);
+        }
+    }
+
+    /// Fills `buf` with what is from `offset` on, holes being zeros.
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) {
+        for (sector, within, part) in parts(offset, buf.len()) {
+            match self.0.get(&sector) {
+                Some(bytes) => {
+                    let len = part.len();
+                    buf[part].copy_from_slice(&bytes[within..][..len]);
+                }
+                None => buf[part].fill(0),
+            }
+        }
+    }
+
+    /// Drops everything from `size` on.
+    pub(super) fn cut(&mut self, size: u64) {
+        self.0.split_off(&size.div_ceil(SECTOR));
+        if let Some(last) = self.0.get_mut(&(size / SECTOR)) {
+            last[usize::try_from(size % SECTOR).expect("below a sector")..].fill(0);
+        }
+    }
+
+    /// The first run of data at or after `offset` of a file of `size` bytes.
+    pub(super) fn next_data(&self, offset: u64, size: u64) -> Option<Range<u64>> {
+        let mut sectors = self.0.range(offset / SECTOR..).map(|(&sector, _)| sector);
+        let first = sectors.next()?;
+        let mut end = first + 1;
+        for sector in sectors.take_while(|&sector| sector * SECTOR < size) {
+            if sector != end {
+                break;
+            }
+            end += 1;
+        }
+        let found = (first * SECTOR).max(offset)..(end * SECTOR).min(size);
+        (!found.is_empty()).then_some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(contents: &Contents, offset: u64, len: usize) -> Vec<u8> {
+        let mut buf = vec![0xa5; len];
+        contents.read(offset, &mut buf);
+        buf
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_the_rest_is_zeros() {
+        let mut contents = Contents::default();
+        contents.write(4094, b"abcd");
+        contents.write(1 << 40, b"far");
+        assert_eq!(bytes(&contents, 4093, 6), b"\0abcd\0");
+        assert_eq!(bytes(&contents, (1 << 40) - 1, 5), b"\0far\0");
+        assert_eq!(contents.0.len(), 3);
+    }
+
+    #[test]
+    fn what_was_cut_off_does_not_come_back() {
+        let mut contents = Contents::default();
+        contents.write(4000, &[7; 200]);
+        contents.cut(4050);
+        assert_eq!(bytes(&contents, 4049, 3), [7, 0, 0]);
+        assert_eq!(bytes(&contents, 4096, 2), [0, 0]);
+        contents.cut(0);
+        assert!(contents.0.is_empty());
+    }
+
+    #[test]
+    fn data_is_known_to_the_sector_and_ends_with_the_file() {
+        let mut contents = Contents::default();
+        contents.write(5000, b"x");
+        contents.write(8192, b"y");
+        assert_eq!(contents.next_data(0, 10_000), Some(4096..10_000));
+        assert_eq!(contents.next_data(6000, 20_000), Some(6000..12_288));
+        assert_eq!(contents.next_data(12_288, 20_000), None);
+        assert_eq!(contents.next_data(0, 0), None);
+    }
+}
