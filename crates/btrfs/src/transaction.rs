@@ -20,7 +20,7 @@
 //! 2. What the last commit points to is neither changed nor allocated again until the next commit is
 //!    complete (`space`, pinned ranges).
 //! 3. A superblock is written after a barrier behind everything that it points to, and followed by a
-//!    barrier of its own.
+//!    barrier of its own, behind which its copies are written.
 //! 4. After anything failed that may have left a tree half changed, or a commit, nothing is
 //!    written any more until the volume is opened again. The devices hold the last commit.
 //!

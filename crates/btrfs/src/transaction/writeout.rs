@@ -1,7 +1,11 @@
 //! Writing a finished transaction to the devices.
 //!
 //! Checksums are computed, and every block checked once more, on all cores. Blocks go out in the order
-//! of the devices, those side by side in one request. Then a barrier, the superblocks, a barrier.
+//! of the devices, those side by side in one request. Then a barrier, the superblocks, a barrier, and their copies.
+//!
+//! A superblock is several sectors, so a power cut may tear it. Its copies are not written before it is
+//! on the medium, and the first barrier of the next commit is behind them: one of them is always
+//! whole, that of the last commit or that of the one before.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -59,9 +63,11 @@ impl Volume {
             self.write_member(member, start, &bufs)?;
             rest = &rest[count..];
         }
+        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
-        self.write_superblocks(transaction, superblock)?;
-        self.flush_members()
+        self.write_superblocks(transaction, superblock, &[primary])?;
+        self.flush_members()?;
+        self.write_superblocks(transaction, superblock, &copies)
     }
 
     /// Gives every block its checksum and checks it once more.
@@ -103,8 +109,9 @@ impl Volume {
         &self,
         transaction: &Transaction,
         superblock: &SuperblockItem,
+        offsets: &[u64],
     ) -> Result<()> {
-        for offset in SUPERBLOCK_OFFSETS {
+        for &offset in offsets {
             for (index, member) in self.members().iter().enumerate() {
                 if offset + SUPERBLOCK_SIZE as u64 > member.total_bytes {
                     continue;
