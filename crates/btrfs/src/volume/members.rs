@@ -39,7 +39,8 @@ pub struct Member {
     pub device: Option<Arc<dyn BlockDevice>>,
     /// The device item of its own superblock; of the chunk tree, when it is missing.
     pub(crate) item: DevItem,
-    stale: bool,
+    /// How many commits it missed.
+    missed: u64,
 }
 
 impl Member {
@@ -51,6 +52,8 @@ impl Member {
         newest: Generation,
     ) -> Self {
         let seed = Uuid::from_bytes(item.fsid) != fsid;
+        // A seed is never written again, so it is as old as it was when it was made one.
+        let own = found.filter(|_| !seed).map_or(newest, |found| found.superblock.generation);
         Self {
             id: item.id(),
             uuid: Uuid::from_bytes(item.uuid),
@@ -59,15 +62,22 @@ impl Member {
             is_seed: seed,
             device: found.map(|found| found.device.clone()),
             item: found.map_or(*item, |found| found.superblock.item.dev_item),
-            // A seed is never written again, so it is as old as it was when it was made one.
-            stale: !seed && found.is_some_and(|found| found.superblock.generation < newest),
+            missed: newest.0.saturating_sub(own.0),
         }
     }
 
     /// Whether it missed commits.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.stale
+        self.missed > 0
+    }
+
+    /// Whether it missed a commit that was complete.
+    ///
+    /// All of a commit is on every member before the first superblock says so. A cut between the
+    /// superblocks leaves some of them one generation behind, on members that have everything.
+    pub(super) fn missed_a_whole_commit(&self) -> bool {
+        self.missed > 1
     }
 
     /// The name of the device, or its number when it is missing.

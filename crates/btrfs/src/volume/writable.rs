@@ -82,7 +82,7 @@ impl Volume {
                 "is missing"
             } else if member.is_seed {
                 "belongs to a seed"
-            } else if member.is_stale() {
+            } else if member.missed_a_whole_commit() {
                 "missed commits"
             } else {
                 continue;
