@@ -14,6 +14,7 @@
 //! | [`manifest`] | what a filesystem shows, as text |
 //! | [`model`] | a filesystem in memory, and random operations on it and on another one |
 //! | [`progs`] | what `btrfs-progs` knows of an image: places, trees, subvolumes |
+//! | [`crash`] | what power cuts and failing devices leave, judged by what was promised |
 //! | [`damage`] | bad bytes at chosen places |
 //! | [`fixture`] | the volume that the repository carries |
 //! | [`names`] | names whose hashes collide |
@@ -29,6 +30,7 @@
 )]
 
 pub mod compare;
+pub mod crash;
 pub mod damage;
 pub mod disks;
 pub mod fill;

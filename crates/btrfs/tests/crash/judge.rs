@@ -1,0 +1,87 @@
+//! States judged from outside: `btrfs check`, and the kernel, which mounts them and changes them.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use offshoot_btrfs::{Report, Reporter, Volume};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::crash::Engine;
+use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::run::try_run;
+use offshoot_vfs::{SetAttr, Timestamp};
+
+use crate::engine::{MEMBER_BYTES, Ours};
+
+/// The outside judges, where there are any.
+pub(crate) struct Outside {
+    judges: Judges,
+    /// All states of a run have one id, and the kernel mounts only one volume with it.
+    turn: Mutex<()>,
+}
+
+impl Outside {
+    pub(crate) fn new() -> Option<Self> {
+        Some(Self { judges: judges::require()?, turn: Mutex::default() })
+    }
+
+    /// `btrfs check` finds nothing; the kernel mounts the state, changes it, and leaves it in order.
+    pub(crate) fn judge(&self, devices: &[Arc<MemoryDevice>]) -> Result<(), String> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = with_superblocks(devices)?;
+        let disks = Disks::create(&self.judges, devices.len(), MEMBER_BYTES >> 20);
+        for (device, image) in devices.iter().zip(disks.images()) {
+            copy(device, image).map_err(|e| format!("a copy of the state: {e}"))?;
+        }
+        check(&disks)?;
+        let mount = disks.mount("rw,noatime");
+        let changed = std::fs::write(mount.path().join("of-the-kernel"), [1; 9000]);
+        changed.map_err(|e| format!("a file of the kernel: {e}"))?;
+        mount.sync();
+        drop(mount);
+        check(&disks)
+    }
+}
+
+/// Neither of them looks for a copy of a torn superblock: our next commit writes it anew.
+fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevice>>, String> {
+    let devices: Vec<_> = devices.iter().map(|device| Arc::new(device.snapshot())).collect();
+    let shared = || devices.iter().map(|device| device.clone() as Arc<_>).collect();
+    let is_torn = Arc::new(AtomicBool::new(false));
+    let seen = is_torn.clone();
+    let reporter: Reporter = Arc::new(move |report| {
+        if matches!(report, Report::SuperblockCopy { .. }) {
+            seen.store(true, Ordering::Relaxed);
+        }
+    });
+    let options = offshoot_btrfs::OpenOptions { reporter: Some(reporter), ..Default::default() };
+    Volume::open(shared(), &options).map_err(|e| format!("opening it for a judge: {e}"))?;
+    if is_torn.load(Ordering::Relaxed) {
+        let fs = Ours.open_writable(shared()).map_err(|e| format!("mending it: {e}"))?;
+        let at = Timestamp::default();
+        let touched = fs.set_attr(fs.root(), &SetAttr::default(), at).and_then(|()| fs.sync());
+        touched.map_err(|e| format!("mending it: {e}"))?;
+    }
+    Ok(devices)
+}
+
+/// Copies what is not zeros.
+fn copy(device: &MemoryDevice, image: &std::path::Path) -> std::io::Result<()> {
+    let file = OpenOptions::new().write(true).open(image)?;
+    let mut bytes = vec![0; 256 << 10];
+    for offset in (0..device.size_bytes()).step_by(bytes.len()) {
+        device.read_at(offset, &mut bytes)?;
+        if bytes.iter().any(|&byte| byte != 0) {
+            file.write_all_at(&bytes, offset)?;
+        }
+    }
+    Ok(())
+}
+
+fn check(disks: &Disks) -> Result<(), String> {
+    let attached = Attached::new(disks.images());
+    let words = ["check", "--readonly", "--check-data-csum", attached.devices()[0]];
+    try_run("btrfs", &words).map(drop).map_err(|e| format!("btrfs check: {e}"))
+}

@@ -1,0 +1,74 @@
+//! Superblocks that a cut tears or leaves behind. The explorer found both of these.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::Profile;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
+use offshoot_testkit::crash::{Devices, Engine};
+use offshoot_vfs::{Error, SetAttr, Timestamp};
+
+use crate::engine::{Ours, volume};
+
+fn commit(devices: Devices, number: i64) {
+    let fs = Ours.open_writable(devices).expect("it opens");
+    let at = Timestamp { secs: number, nanos: 0 };
+    fs.set_attr(fs.root(), &SetAttr::default(), at).expect("a change");
+    fs.sync().expect("a commit");
+}
+
+/// A superblock and its copies were written between two barriers, so one cut could tear all of them, and
+/// nothing led to the volume any more.
+#[test]
+fn a_superblock_and_its_copies_are_never_pending_together() {
+    let base = volume(1, 1, None);
+    let device = Arc::new(CrashDevice::new(base[0].clone()));
+    for number in 0..3 {
+        commit(vec![device.clone()], number);
+    }
+    let log = device.log();
+    let (mut pending, mut primaries, mut copies) = (Vec::new(), 0, 0);
+    for entry in log.entries() {
+        match entry {
+            CrashEntry::Write { offset, .. } if SUPERBLOCK_OFFSETS.contains(offset) => {
+                let is_primary = *offset == SUPERBLOCK_OFFSETS[0];
+                *(if is_primary { &mut primaries } else { &mut copies }) += 1;
+                pending.push(is_primary);
+                assert!(!pending.contains(&true) || !pending.contains(&false), "{log:?}");
+            }
+            CrashEntry::Barrier { .. } => pending.clear(),
+            _ => {}
+        }
+    }
+    assert_eq!((primaries, copies), (3, 3), "the device is too small for more than one copy");
+}
+
+/// A cut between the superblocks of two members left one of them a generation behind, and the volume was
+/// refused for writing as one with a member that had been away.
+#[test]
+fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_on() {
+    let devices = volume(2, 2, Some([Profile::Raid1; 2]));
+    let superblock = |device: &dyn BlockDevice| {
+        let mut bytes = [0; SUPERBLOCK_SIZE];
+        device.read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("memory is read");
+        bytes
+    };
+    let old = superblock(&*devices[1]);
+    for missed in 1..3 {
+        commit(devices.clone(), missed);
+        let cut: Devices = devices
+            .iter()
+            .map(|device| Arc::new(MemoryDevice::over(device.clone())) as Arc<_>)
+            .collect();
+        cut[1].write_at(SUPERBLOCK_OFFSETS[0], &old).expect("memory is written");
+        if missed == 1 {
+            commit(cut.clone(), 9);
+            assert_eq!(superblock(&*cut[0])[72..80], superblock(&*cut[1])[72..80], "generations");
+            Ours.check(cut).expect("it is in order");
+        } else {
+            // A member that was away for a while is another matter.
+            let refused = Ours.open_writable(cut).err();
+            assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The crash explorer: what a power cut or a failing device leaves of a volume, judged by what was promised.
+//!
+//! A [`Workload`] is done to an engine over devices that remember every write, and to the model. Then
+//! every state that a cut could have left is opened, checked, compared with what the model says that
+//! it may be (the rules are in [`oracle`]), changed, synced, and opened again.
+//!
+//! ```text
+//!   generate ──> Workload ──> record ──> CrashLog ──> states ──> enter ──> Picture ──┐
+//!                               │                                                    ├──> oracle
+//!                               └──> model ──> a Picture of every moment, promises ──┘
+//! ```
+//!
+//! What an engine promises, and is held to:
+//!
+//! - `sync` makes durable everything that was done before it.
+//! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the names in it. With
+//!   [`FsyncIs::Commit`] it commits: all other names and attributes as well, but not the data of
+//!   other files that is still in memory.
+//! - At any time the engine may commit by itself (the dirty set is full, time passed, space is short): a
+//!   beginning of the operations is durable then. Of data in memory what was written back is there,
+//!   and the size is that of it.
+//!
+//! States that hold the same are entered once and judged each time, by the promises of each. [`faults`] is the same
+//! with devices that fail instead of a cut.
+
+pub mod explore;
+pub mod faults;
+pub mod generate;
+mod oracle;
+mod picture;
+mod record;
+pub mod workload;
+
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{FileSystem, FileSystemMut, Result};
+
+pub use oracle::FsyncIs;
+pub use workload::{Op, Step, Workload};
+
+/// The members of a volume.
+pub type Devices = Vec<Arc<dyn BlockDevice>>;
+
+/// What is tested: something that opens volumes.
+pub trait Engine: Sync {
+    /// Opens the volume for reading.
+    fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>>;
+
+    /// Opens the volume for writing, as after a crash.
+    fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>>;
+
+    /// Reads everything that describes the volume, which is in order or an error.
+    fn check(&self, devices: Devices) -> Result<()>;
+
+    /// What its `fsync` promises.
+    fn fsync_is(&self) -> FsyncIs;
+}
+
+/// The seed of this run: that in the variable `OFFSHOOT_SEED`, or else a new one. It is printed.
+#[must_use]
+pub fn seed() -> u64 {
+    let given = std::env::var("OFFSHOOT_SEED").ok();
+    let seed = given.map_or_else(
+        || UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos())),
+        |seed| seed.parse().expect("OFFSHOOT_SEED is a number"),
+    );
+    println!("OFFSHOOT_SEED={seed}");
+    seed
+}

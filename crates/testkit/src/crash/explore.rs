@@ -1,0 +1,192 @@
+//! Through all states of a workload, and through many workloads.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice};
+use offshoot_vfs::{FileSystemMut, NewFile, Place, Result, Timestamp};
+
+use super::picture::{self, Id, Picture, ROOT};
+use super::record::{Progress, Recorded, as_devices};
+use super::{Engine, Workload};
+
+/// The file that is made in every state. No workload makes so many.
+const AFTERWARDS: Id = Id::MAX;
+
+/// Somebody else who judges a state; what is wrong is an error.
+pub type Judge<'a> = dyn Fn(&[Arc<MemoryDevice>]) -> std::result::Result<(), String> + Sync + 'a;
+
+/// How states are explored.
+pub struct Explorer<'a> {
+    /// Who opens them.
+    pub engine: &'a dyn Engine,
+    /// An empty volume.
+    pub image: Vec<Arc<dyn BlockDevice>>,
+    /// Which states of a log are built.
+    pub plan: CrashPlan,
+    /// Who else judges, and every how many different states of a run.
+    pub judge: Option<(&'a Judge<'a>, usize)>,
+}
+
+/// What was explored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Workloads.
+    pub workloads: usize,
+    /// States that were compared with what was promised.
+    pub states: usize,
+    /// States with different contents: opened, checked, changed.
+    pub different: usize,
+    /// States that somebody else judged.
+    pub judged: usize,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.workloads += other.workloads;
+        self.states += other.states;
+        self.different += other.different;
+        self.judged += other.judged;
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { workloads, states, different, judged } = self;
+        write!(
+            f,
+            "{workloads} workloads, {states} states, {different} of them different, \
+             {judged} judged from outside"
+        )
+    }
+}
+
+impl Explorer<'_> {
+    /// Explores what `workloads` gives, on all processors.
+    ///
+    /// # Panics
+    /// When a state is not what was promised: with the workloads, the states and what is wrong.
+    pub fn explore_all(&self, workloads: impl Iterator<Item = Workload> + Send) -> Tally {
+        /// After so many failures it is clear enough that something is wrong.
+        const ENOUGH: usize = 5;
+        let workloads = Mutex::new(workloads);
+        let (tally, failures) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
+        let entered = AtomicUsize::new(0);
+        let next = || {
+            let failed = lock(&failures).len();
+            if failed < ENOUGH { lock(&workloads).next() } else { None }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(|| {
+                    while let Some(workload) = next() {
+                        match self.explore_counted(&workload, &entered) {
+                            Ok(one) => *lock(&tally) += one,
+                            Err(problem) => lock(&failures).push(format!("{workload}: {problem}")),
+                        }
+                    }
+                });
+            }
+        });
+        let failures = lock(&failures);
+        assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+        *lock(&tally)
+    }
+
+    /// Explores all states of one workload.
+    ///
+    /// # Errors
+    /// The first state that is not what was promised.
+    pub fn explore(&self, workload: &Workload) -> std::result::Result<Tally, String> {
+        self.explore_counted(workload, &AtomicUsize::new(0))
+    }
+
+    fn explore_counted(
+        &self,
+        workload: &Workload,
+        entered: &AtomicUsize,
+    ) -> std::result::Result<Tally, String> {
+        let Recorded { history, log } = Recorded::new(self.engine, &self.image, workload)?;
+        let mut tally = Tally { workloads: 1, ..Tally::default() };
+        let mut seen: HashMap<u64, Picture> = HashMap::new();
+        for state in log.states(&self.plan) {
+            let state = state.map_err(|e| e.to_string())?;
+            let what = format!("state {} ({})", state.number, state.description);
+            let progress = Progress::of(&state);
+            let key = hash(&state.devices);
+            tally.states += 1;
+            if !seen.contains_key(&key) {
+                let devices: Vec<_> = state.devices.into_iter().map(Arc::new).collect();
+                let number = entered.fetch_add(1, Ordering::Relaxed);
+                if let Some((judge, every)) = self.judge
+                    && number.is_multiple_of(every)
+                {
+                    judge(&devices).map_err(|e| format!("{what}: {e}"))?;
+                    tally.judged += 1;
+                }
+                let found = self.enter(&devices).map_err(|e| format!("{what}: {e}"))?;
+                tally.different += 1;
+                seen.insert(key, found);
+            }
+            let problems = history.judge(&seen[&key], &progress.kept, progress.latest);
+            if !problems.is_empty() {
+                let Progress { kept, latest } = progress;
+                let problems = problems.join("\n  ");
+                return Err(format!(
+                    "{what}, promises {kept:?}, moment {latest} at the latest:\n  {problems}"
+                ));
+            }
+        }
+        Ok(tally)
+    }
+
+    /// Opens a state, changes it, and opens it again. Gives what it showed.
+    fn enter(&self, devices: &[Arc<MemoryDevice>]) -> std::result::Result<Picture, String> {
+        let failed = |what: &'static str| move |e| format!("{what}: {e}");
+        self.engine.check(as_devices(devices)).map_err(failed("the check"))?;
+        let fs = self.engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
+        let found = picture::take(&*fs).map_err(failed("reading"))?;
+        if found.corrupt() > 0 {
+            return Err("there is corrupt data".into());
+        }
+        change(&*fs).map_err(failed("changing it"))?;
+        drop(fs);
+        self.engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
+        let fs = self.engine.open(as_devices(devices)).map_err(failed("opening again"))?;
+        let mut again = picture::take(&*fs).map_err(failed("reading again"))?;
+        let is_there = again.files.remove(&AFTERWARDS).is_some_and(|file| file.size == 5000);
+        again.names.retain(|_, to| *to != AFTERWARDS);
+        // The root has other times and another size now.
+        again.files.insert(ROOT, found.files[&ROOT].clone());
+        if is_there && again == found {
+            Ok(found)
+        } else {
+            Err(format!("after a change there is {again:?}\nand before it {found:?}"))
+        }
+    }
+}
+
+fn hash(devices: &[MemoryDevice]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for device in devices {
+        device.hash_changes(&mut hasher);
+        hasher.write_u8(0);
+    }
+    hasher.finish()
+}
+
+/// Makes a file with data, and syncs.
+fn change(fs: &dyn FileSystemMut) -> Result<()> {
+    let at = Timestamp { secs: 1_700_000_000, nanos: 0 };
+    let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, at };
+    let file = fs.create(Place { dir: fs.root(), name: b"afterwards" }, &new)?;
+    fs.write(file, 0, &[7; 5000], at)?;
+    fs.sync()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

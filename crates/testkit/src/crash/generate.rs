@@ -1,0 +1,130 @@
+//! The workloads of one and of two operations, all of them, by number.
+//!
+//! In the manner of ACE (Mohan et al., CrashMonkey, OSDI 2018): a namespace of six files in three directories,
+//! every operation on it with every choice of arguments, each followed by every point of persistence
+//! that has to do with it: `fsync` of the file, of a directory in which a name changed, `sync`.
+//! In workloads of two operations the first one may have none. (`fdatasync` is `fsync` to a filesystem here.)
+//!
+//! What an operation needs is made before it: in the set-up as far as the first operation lets it be,
+//! otherwise as further steps. [`ops`] is the list of operations; [`Tree`] knows what is there.
+
+mod ops;
+mod tree;
+
+use super::workload::{Op, Step, Workload};
+use ops::{Candidate, ops};
+use tree::Tree;
+
+/// All workloads of one and two operations.
+#[derive(Debug)]
+pub struct Generator {
+    candidates: Vec<Candidate>,
+    /// Candidate and point of persistence of each workload of one operation.
+    ones: Vec<(usize, usize)>,
+    /// Candidate and point of persistence of each beginning of one of two; `None` for no point.
+    beginnings: Vec<(usize, Option<usize>)>,
+}
+
+impl Default for Generator {
+    fn default() -> Self {
+        let candidates = ops();
+        let points = |c: usize| 0..candidates[c].points.len();
+        let ones: Vec<_> =
+            (0..candidates.len()).flat_map(|c| points(c).map(move |p| (c, p))).collect();
+        let none = (0..candidates.len()).map(|c| (c, None));
+        let beginnings = none.chain(ones.iter().map(|&(c, p)| (c, Some(p)))).collect();
+        Self { candidates, ones, beginnings }
+    }
+}
+
+impl Generator {
+    /// How many workloads of one operation there are.
+    #[must_use]
+    pub fn ones(&self) -> usize {
+        self.ones.len()
+    }
+
+    /// How many workloads of two operations there are.
+    #[must_use]
+    pub fn twos(&self) -> usize {
+        self.beginnings.len() * self.ones.len()
+    }
+
+    /// The workload of one operation with this number.
+    #[must_use]
+    pub fn one(&self, number: usize) -> Workload {
+        let (candidate, point) = self.ones[number];
+        let candidate = &self.candidates[candidate];
+        let setup = Tree::default().ensure(&candidate.needs);
+        let steps = vec![Step::Do(candidate.op.clone()), candidate.points[point].clone()];
+        workload(format!("one:{number}"), setup, steps)
+    }
+
+    /// The workload of two operations with this number.
+    #[must_use]
+    pub fn two(&self, number: usize) -> Workload {
+        let (first, first_point) = self.beginnings[number / self.ones.len()];
+        let (second, second_point) = self.ones[number % self.ones.len()];
+        let (first, second) = (&self.candidates[first], &self.candidates[second]);
+        let mut tree = Tree::default();
+        let mut setup = tree.ensure(&second.needs);
+        setup.extend(tree.ensure(&first.needs));
+        let mut steps = vec![Step::Do(first.op.clone())];
+        tree.note(&first.op);
+        steps.extend(first_point.map(|point| first.points[point].clone()));
+        steps.extend(tree.ensure(&second.needs).into_iter().map(Step::Do));
+        steps.push(Step::Do(second.op.clone()));
+        steps.push(second.points[second_point].clone());
+        workload(format!("two:{number}"), setup, steps)
+    }
+
+    /// The workload of this name, `one:N` or `two:N`.
+    #[must_use]
+    pub fn by_name(&self, name: &str) -> Option<Workload> {
+        let (kind, number) = name.split_once(':')?;
+        let number = number.parse().ok()?;
+        match kind {
+            "one" if number < self.ones() => Some(self.one(number)),
+            "two" if number < self.twos() => Some(self.two(number)),
+            _ => None,
+        }
+    }
+}
+
+/// A workload from its parts. What is open in the set-up is no longer so when it is done, so that is
+/// left to the steps.
+fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
+    let (opens, setup) = setup.into_iter().partition::<Vec<_>, _>(|op| matches!(op, Op::Open(_)));
+    let steps = opens.into_iter().map(Step::Do).chain(steps).collect();
+    Workload { name, setup, steps }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Generator;
+
+    #[test]
+    fn all_of_one_operation_are_different() {
+        let generator = Generator::default();
+        let show = |number| {
+            let text = generator.one(number).to_string();
+            text.split_once(' ').expect("a name in front").1.to_owned()
+        };
+        let all: BTreeSet<String> = (0..generator.ones()).map(show).collect();
+        assert_eq!(all.len(), generator.ones());
+        assert!((400..1000).contains(&all.len()), "{} workloads", all.len());
+        assert!(generator.twos() > 300_000, "{} workloads", generator.twos());
+    }
+
+    #[test]
+    fn a_name_leads_to_its_workload() {
+        let generator = Generator::default();
+        for workload in [generator.one(17), generator.two(123_456)] {
+            assert_eq!(generator.by_name(&workload.name), Some(workload));
+        }
+        assert_eq!(generator.by_name("one:999999"), None);
+        assert_eq!(generator.by_name("three:1"), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! The operations, with what each needs and the points of persistence that may follow it.
+
+use super::tree::Need;
+use super::{Op, Step};
+use crate::crash::workload::split;
+
+/// The files of the namespace.
+const FILES: [&str; 6] = ["foo", "bar", "A/foo", "A/bar", "B/foo", "B/bar"];
+
+/// Those whose data and attributes change.
+const CHANGED: [&str; 2] = ["foo", "A/bar"];
+
+/// Lengths of the files that are there: inline for most filesystems, and of several sectors.
+const LENGTHS: [usize; 2] = [100, 10_000];
+
+/// An operation that may be part of a workload.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) op: Op,
+    pub(super) needs: Vec<Need>,
+    pub(super) points: Vec<Step>,
+}
+
+/// All of them, in an order that stays.
+pub(super) fn ops() -> Vec<Candidate> {
+    let mut all = Vec::new();
+    names(&mut all);
+    links(&mut all);
+    renames(&mut all);
+    data(&mut all);
+    attributes(&mut all);
+    all
+}
+
+/// `fsync` of each of `paths`, once, and `sync`.
+fn points(paths: &[&str]) -> Vec<Step> {
+    let mut points: Vec<Step> = Vec::new();
+    for path in paths {
+        let point = Step::Fsync((*path).to_owned());
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    }
+    points.push(Step::Sync);
+    points
+}
+
+fn names(all: &mut Vec<Candidate>) {
+    for path in FILES {
+        let (dir, own) = (split(path).0, path.to_owned());
+        let absent = || vec![Need::Absent(path)];
+        let add = |op, needs, points| Candidate { op, needs, points };
+        all.push(add(Op::Create(own.clone()), absent(), points(&[path, dir])));
+        all.push(add(Op::Symlink(own.clone()), absent(), points(&[dir])));
+        let file = Need::File(path, LENGTHS[1]);
+        all.push(add(Op::Unlink(own.clone()), vec![file.clone()], points(&[dir])));
+        let opened = vec![file.clone(), Need::Opened(path)];
+        all.push(add(Op::Unlink(own.clone()), opened, points(&[dir])));
+        // A name of two: the file stays.
+        let other = if path == "foo" { "A/foo" } else { "foo" };
+        let linked = vec![file, Need::Linked(path, other)];
+        all.push(add(Op::Unlink(own), linked, points(&[other, dir])));
+    }
+    for path in ["A", "B", "A/C", "B/C"] {
+        let dir = split(path).0;
+        all.push(Candidate {
+            op: Op::Mkdir(path.to_owned()),
+            needs: vec![Need::Absent(path)],
+            points: points(&[path, dir]),
+        });
+        all.push(Candidate {
+            op: Op::Rmdir(path.to_owned()),
+            needs: vec![Need::EmptyDir(path)],
+            points: points(&[dir]),
+        });
+    }
+}
+
+/// All pairs of two different files.
+fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let others = |old| FILES.into_iter().filter(move |new| *new != old).map(move |new| (old, new));
+    FILES.into_iter().flat_map(others)
+}
+
+fn links(all: &mut Vec<Candidate>) {
+    for (old, new) in pairs() {
+        all.push(Candidate {
+            op: Op::Link(old.to_owned(), new.to_owned()),
+            needs: vec![Need::File(old, LENGTHS[0]), Need::Absent(new)],
+            points: points(&[old, split(new).0]),
+        });
+    }
+}
+
+fn renames(all: &mut Vec<Candidate>) {
+    let rename = |from: &str, to: &str, needs| {
+        let dirs = [split(from).0, split(to).0];
+        let op = Op::Rename(from.to_owned(), to.to_owned());
+        Candidate { op, needs, points: points(&[to, dirs[0], dirs[1]]) }
+    };
+    for (from, to) in pairs() {
+        let file = Need::File(from, LENGTHS[1]);
+        all.push(rename(from, to, vec![file.clone(), Need::Absent(to)]));
+        all.push(rename(from, to, vec![file, Need::File(to, LENGTHS[0])]));
+    }
+    let full = || vec![Need::Dir("A"), Need::File("A/foo", LENGTHS[0])];
+    let with = |need| [full(), vec![need]].concat();
+    all.push(rename("A", "B", with(Need::Absent("B"))));
+    all.push(rename("A", "B", with(Need::EmptyDir("B"))));
+    all.push(rename("A", "B/C", with(Need::Absent("B/C"))));
+    all.push(rename("A/C", "B/C", vec![Need::Dir("A/C"), Need::Absent("B/C")]));
+    all.push(rename("A/C", "C", vec![Need::Dir("A/C"), Need::Absent("C")]));
+}
+
+fn data(all: &mut Vec<Candidate>) {
+    for (path, length) in CHANGED.into_iter().flat_map(|path| LENGTHS.map(|len| (path, len))) {
+        let mut add = |op| {
+            let needs = vec![Need::File(path, length)];
+            all.push(Candidate { op, needs, points: points(&[path]) });
+        };
+        let end = length as u64;
+        for (offset, len) in [
+            // Appended: little, and over several sectors. Over everything, in the middle, over the end, behind the end.
+            (end, 50),
+            (end, 20_000),
+            (0, length),
+            (end / 3, length / 3),
+            (end - 10, 5000),
+            (end + 9000, 300),
+        ] {
+            add(Op::Write { path: path.to_owned(), offset, len });
+        }
+        for size in [0, end / 2, end / 4096 * 4096 + 1, end + 10, 65_536] {
+            add(Op::Truncate(path.to_owned(), size));
+        }
+    }
+}
+
+fn attributes(all: &mut Vec<Candidate>) {
+    let file = |path| Need::File(path, LENGTHS[0]);
+    for (path, need) in [("foo", file("foo")), ("A/bar", file("A/bar")), ("A", Need::Dir("A"))] {
+        let mut add = |op, more: Option<Need>| {
+            let needs = [Some(need.clone()), more].into_iter().flatten().collect();
+            all.push(Candidate { op, needs, points: points(&[path]) });
+        };
+        let has = || Some(Need::Xattr(path, "user.one"));
+        add(Op::SetXattr(path.to_owned(), "user.one", 30), None);
+        add(Op::SetXattr(path.to_owned(), "user.one", 3000), has());
+        add(Op::SetXattr(path.to_owned(), "user.two", 3), has());
+        add(Op::RemoveXattr(path.to_owned(), "user.one"), has());
+        add(Op::Chmod(path.to_owned(), 0o600), None);
+    }
+}

@@ -1,0 +1,203 @@
+//! What may be found after a power cut.
+//!
+//! A [`History`] has a picture of the model after every operation, the *moments* from 0, and
+//! the promises: what an `fsync` or `sync` that returned said to be durable as of its moment.
+//! A state is judged by the promises that were made before the cut and the latest operation that had begun.
+//! Between the two lie the moments that a thing may show:
+//!
+//! ```text
+//!   moment      0        1        2        3        4
+//!   operation      create    write    fsync   rename  | cut
+//!   of the file                  [2 ................ 4]      data, attributes, the set of names
+//!   of a name   [0 ................................. 4]      what it leads to
+//! ```
+//!
+//! 1. A file, what it holds, and the set of its names are each as of a moment between. The set is one
+//!    thing: a rename that is half done shows no moment's set.
+//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it.
+//! 3. As many names lead to a file as it counts.
+//! 4. A sector of data is as of a moment between at which the file reached over it. The size is one of a moment, or lies
+//!    between those of two that follow each other, in whole sectors: long writes and cuts
+//!    are done in pieces, and what was written back first is there first.
+//! 5. Where `fsync` is a commit, names and attributes are altogether as of one moment, not before the last
+//!    promise. A tree log will promise less: 1 to 4 hold with it, this does not.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use offshoot_vfs::FileType;
+
+use super::picture::{File, Id, Name, Picture, SECTOR};
+
+/// What an `fsync` makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FsyncIs {
+    /// Everything but the data of other files: it commits.
+    Commit,
+    /// The file alone: it goes to a log.
+    OfOneFile,
+}
+
+/// What was said to be durable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promise {
+    pub(super) moment: usize,
+    /// The file, or everything.
+    pub(super) of: Option<Id>,
+}
+
+/// All moments and promises of a workload.
+#[derive(Debug)]
+pub(super) struct History {
+    pub(super) pictures: Vec<Picture>,
+    pub(super) promises: Vec<Promise>,
+    pub(super) fsync_is: FsyncIs,
+}
+
+/// The part of a history that one state is judged by.
+pub(super) struct Judgement<'a> {
+    history: &'a History,
+    /// The promises that were made.
+    kept: &'a [usize],
+    /// The last operation that had begun.
+    latest: usize,
+    problems: Vec<String>,
+}
+
+impl History {
+    /// What is wrong with what was found when the promises `kept` had been made and the operation
+    /// before the moment `latest` had begun.
+    pub(super) fn judge(&self, found: &Picture, kept: &[usize], latest: usize) -> Vec<String> {
+        let mut judgement = Judgement { history: self, kept, latest, problems: Vec::new() };
+        judgement.files(found);
+        judgement.names(found);
+        if self.fsync_is == FsyncIs::Commit {
+            judgement.whole(found);
+        }
+        judgement.problems
+    }
+}
+
+impl<'a> Judgement<'a> {
+    /// The moments that `of` may show.
+    fn moments(&self, of: Id) -> &'a [Picture] {
+        let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
+        let since = promises.filter(|promise| promise.of.is_none_or(|file| file == of));
+        let since = since.map(|promise| promise.moment).max().unwrap_or(0);
+        &self.history.pictures[since..=self.latest]
+    }
+
+    fn files(&mut self, found: &Picture) {
+        let known = self.history.pictures.iter().flat_map(|picture| picture.files.keys());
+        let all: BTreeSet<Id> = known.chain(found.files.keys()).copied().collect();
+        for id in all {
+            let moments = self.moments(id);
+            let path = moments.last().map_or_else(String::new, |last| last.path(id));
+            let of = format!("file {id} ({path})");
+            let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
+            match found.files.get(&id) {
+                None if versions().count() == moments.len() => {
+                    self.problems.push(format!("{of} is lost"));
+                }
+                None => {}
+                Some(_) if versions().count() == 0 => {
+                    self.problems.push(format!("{of} is there, which it never was since"));
+                }
+                Some(file) => self.file(&of, file, found.names_of(id).len(), &versions),
+            }
+            self.one_of(&of, "names", &found.names_of(id), moments.iter().map(|p| p.names_of(id)));
+        }
+    }
+
+    fn file<'f, V: Iterator<Item = &'f File>>(
+        &mut self,
+        of: &str,
+        file: &File,
+        names: usize,
+        versions: &dyn Fn() -> V,
+    ) {
+        self.one_of(of, "type", &file.file_type, versions().map(|v| v.file_type));
+        self.one_of(of, "permissions", &file.permissions, versions().map(|v| v.permissions));
+        self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
+        self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
+        self.one_of(of, "xattrs", &&file.xattrs, versions().map(|v| &v.xattrs));
+        self.one_of(of, "target", &&file.target, versions().map(|v| &v.target));
+        if file.file_type == FileType::Directory {
+            self.one_of(of, "size", &file.size, versions().map(|v| v.size));
+        } else if file.nlink as usize != names {
+            self.problems.push(format!("{of} has {names} names and counts {}", file.nlink));
+        }
+        if let Err(problem) = data(file, &versions().collect::<Vec<_>>()) {
+            self.problems.push(format!("{of}: {problem}"));
+        }
+    }
+
+    fn names(&mut self, found: &Picture) {
+        let known = self.history.pictures.iter().flat_map(|picture| picture.names.keys());
+        let all: BTreeSet<&Name> = known.chain(found.names.keys()).collect();
+        for name in all {
+            let bindings = self.moments(name.0).iter().map(|picture| picture.names.get(name));
+            let of = format!("the name {} in directory {}", name.1.escape_ascii(), name.0);
+            self.one_of(&of, "file", &found.names.get(name), bindings);
+        }
+    }
+
+    /// Rule 5.
+    fn whole(&mut self, found: &Picture) {
+        let since = self.kept.iter().map(|&kept| self.history.promises[kept].moment).max();
+        let moments = &self.history.pictures[since.unwrap_or(0)..=self.latest];
+        let shown = |picture: &Picture| {
+            let attributes = |(id, file): (&Id, &File)| {
+                let File { permissions, nlink, xattrs, .. } = file;
+                (*id, *permissions, *nlink, xattrs.clone())
+            };
+            (picture.names.clone(), picture.files.iter().map(attributes).collect::<Vec<_>>())
+        };
+        let found = shown(found);
+        if !moments.iter().any(|picture| shown(picture) == found) {
+            self.problems.push("names and attributes are not altogether as of one moment".into());
+        }
+    }
+
+    fn one_of<T: PartialEq + Debug>(
+        &mut self,
+        of: &str,
+        what: &str,
+        found: &T,
+        versions: impl Iterator<Item = T>,
+    ) {
+        let versions: Vec<T> = versions.collect();
+        if !versions.contains(found) {
+            self.problems.push(format!("{of}: {what} {found:?}, which may be {versions:?}"));
+        }
+    }
+}
+
+/// Rule 4.
+fn data(found: &File, versions: &[&File]) -> Result<(), String> {
+    if found.file_type != FileType::Regular {
+        return Ok(());
+    }
+    let is_size = versions.iter().any(|version| version.size == found.size);
+    let is_between = |pair: &[&File]| {
+        let (from, to) = (pair[0].size.min(pair[1].size), pair[0].size.max(pair[1].size));
+        (from..=to).contains(&found.size) && found.size.is_multiple_of(SECTOR)
+    };
+    if !is_size && !versions.windows(2).any(is_between) {
+        let sizes: Vec<_> = versions.iter().map(|version| version.size).collect();
+        return Err(format!("size {}, which may be {sizes:?}", found.size));
+    }
+    // What is corrupt is counted elsewhere: to say so is no lie about what was written.
+    let Some(sectors) = &found.sectors else { return Ok(()) };
+    for (number, sector) in sectors.iter().enumerate() {
+        let end = found.size.min((number as u64 + 1) * SECTOR);
+        let is_of = |version: &File| {
+            let sectors = version.sectors.as_ref().filter(|_| version.size >= end);
+            sectors.is_some_and(|sectors| sectors[number] == *sector)
+        };
+        if !versions.iter().any(|version| is_of(version)) {
+            return Err(format!("sector {number} of {} bytes is of no moment", found.size));
+        }
+    }
+    Ok(())
+}

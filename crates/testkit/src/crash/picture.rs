@@ -1,0 +1,162 @@
+//! What a filesystem shows, in a form that says of each thing by itself what became of it.
+//!
+//! A file is known by its owner, which the workload makes unique; the root has 0.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{Error, FileId, FileSystem, FileType, Result, Timestamp};
+
+/// Which file: the number of the operation that made it.
+pub(super) type Id = u32;
+
+/// The root directory.
+pub(super) const ROOT: Id = 0;
+
+/// The unit in which data reaches a volume, in bytes.
+pub(super) const SECTOR: u64 = 4096;
+
+/// A name: the directory and what it is called there.
+pub(super) type Name = (Id, Vec<u8>);
+
+/// Everything below the root.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Picture {
+    pub(super) names: BTreeMap<Name, Id>,
+    pub(super) files: BTreeMap<Id, File>,
+}
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct File {
+    pub(super) file_type: FileType,
+    pub(super) permissions: u32,
+    pub(super) nlink: u32,
+    pub(super) size: u64,
+    pub(super) mtime: Timestamp,
+    pub(super) ctime: Timestamp,
+    pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub(super) target: Vec<u8>,
+    /// A hash of each sector of the data; the last one is filled up with zeros. `None` when it is
+    /// corrupt in every copy.
+    pub(super) sectors: Option<Vec<u64>>,
+}
+
+/// Takes the picture of a filesystem.
+///
+/// # Errors
+/// What cannot be read, and what does not fit together: a name that leads nowhere, a directory with two.
+pub(super) fn take(fs: &dyn FileSystem) -> Result<Picture> {
+    let mut picture = Picture::default();
+    let mut seen = BTreeMap::new();
+    let mut dirs = vec![(fs.root(), ROOT)];
+    picture.files.insert(ROOT, file(fs, fs.root())?.1);
+    while let Some((dir, dir_id)) = dirs.pop() {
+        let mut entries = Vec::new();
+        fs.read_dir(dir, 0, &mut |entry| {
+            entries.push((entry.name.to_vec(), entry.file, entry.file_type));
+            ControlFlow::Continue(())
+        })?;
+        for (name, found, file_type) in entries {
+            let shown = name.escape_ascii().to_string();
+            let (id, file) = file(fs, found).map_err(|e| match e {
+                Error::Posix { .. } => misfit(format!("{shown} leads to nothing: {e}")),
+                e => e,
+            })?;
+            if fs.lookup(dir, &name)? != found || file.file_type != file_type {
+                return Err(misfit(format!("{shown} is listed as something else than it is")));
+            }
+            if *seen.entry(id).or_insert(found) != found {
+                return Err(misfit(format!("{shown} is a copy of file {id}")));
+            }
+            if file.file_type == FileType::Directory {
+                if picture.files.contains_key(&id) {
+                    return Err(misfit(format!("the directory {shown} has two names")));
+                }
+                dirs.push((found, id));
+            }
+            picture.names.insert((dir_id, name), id);
+            picture.files.insert(id, file);
+        }
+    }
+    Ok(picture)
+}
+
+fn misfit(problem: String) -> Error {
+    Error::corrupt("directory", problem)
+}
+
+fn file(fs: &dyn FileSystem, file: FileId) -> Result<(Id, File)> {
+    let attr = fs.attr(file)?;
+    let mut xattrs = BTreeMap::new();
+    fs.xattrs(file, &mut |name, value| {
+        xattrs.insert(name.to_vec(), value.to_vec());
+        ControlFlow::Continue(())
+    })?;
+    let is = |file_type| attr.file_type == file_type;
+    Ok((
+        attr.uid,
+        File {
+            file_type: attr.file_type,
+            permissions: attr.permissions,
+            nlink: attr.nlink,
+            size: attr.size,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+            xattrs,
+            target: if is(FileType::Symlink) { fs.read_link(file)? } else { Vec::new() },
+            sectors: match attr.file_type {
+                FileType::Regular => match sectors(fs, file, attr.size) {
+                    Err(Error::Corrupt(_)) => None,
+                    sectors => Some(sectors?),
+                },
+                _ => Some(Vec::new()),
+            },
+        },
+    ))
+}
+
+fn hash(sector: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(sector);
+    hasher.finish()
+}
+
+fn sectors(fs: &dyn FileSystem, file: FileId, size: u64) -> Result<Vec<u64>> {
+    /// How much is read at once.
+    const PIECE: u64 = 256 * SECTOR;
+    let mut sectors = Vec::new();
+    let mut buf = Vec::new();
+    for offset in (0..size).step_by(usize::try_from(PIECE).expect("small")) {
+        let len = usize::try_from(PIECE.min(size - offset)).expect("small");
+        buf.clear();
+        buf.resize(len.next_multiple_of(usize::try_from(SECTOR).expect("small")), 0);
+        let read = fs.read(file, offset, &mut buf[..len])?;
+        if read != len {
+            return Err(Error::corrupt("file", format!("{file} ends before its size")));
+        }
+        sectors.extend(buf.chunks(usize::try_from(SECTOR).expect("small")).map(hash));
+    }
+    Ok(sectors)
+}
+
+impl Picture {
+    /// The names that lead to a file.
+    pub(super) fn names_of(&self, id: Id) -> BTreeSet<&Name> {
+        self.names.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()
+    }
+
+    /// The files whose data is corrupt.
+    pub(super) fn corrupt(&self) -> usize {
+        self.files.values().filter(|file| file.sectors.is_none()).count()
+    }
+
+    /// The path of a file, for a message.
+    pub(super) fn path(&self, id: Id) -> String {
+        match self.names.iter().find(|(_, to)| **to == id) {
+            Some(((dir, name), _)) => format!("{}/{}", self.path(*dir), name.escape_ascii()),
+            None => String::new(),
+        }
+    }
+}

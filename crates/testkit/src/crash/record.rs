@@ -1,0 +1,175 @@
+//! Doing a workload to an engine and to the model at the same time.
+
+use std::sync::Arc;
+
+use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashState, MemoryDevice};
+use offshoot_vfs::{FileSystem, FileSystemMut};
+
+use super::oracle::{History, Promise};
+use super::picture::{self, Id};
+use super::workload::{Runner, Step, Workload, find};
+use super::{Devices, Engine};
+use crate::model::Model;
+
+/// A volume on which the set-up of a workload was done.
+pub(super) struct Ready {
+    pub(super) devices: Vec<Arc<MemoryDevice>>,
+    pub(super) model: Model,
+    /// The number of the next operation.
+    next: u32,
+}
+
+/// A workload that was done.
+pub(super) struct Recorded {
+    pub(super) history: History,
+    pub(super) log: CrashLog,
+}
+
+/// How far a cut may have been.
+pub(super) struct Progress {
+    /// The promises that were made.
+    pub(super) kept: Vec<usize>,
+    /// The moment behind the last operation that had begun.
+    pub(super) latest: usize,
+}
+
+impl Ready {
+    /// Does the set-up on a copy of the volume `image`.
+    pub(super) fn new(
+        engine: &dyn Engine,
+        image: &[Arc<dyn BlockDevice>],
+        workload: &Workload,
+    ) -> Result<Self, String> {
+        let devices = image.iter().map(|one| Arc::new(MemoryDevice::over(one.clone())));
+        let devices: Vec<_> = devices.collect();
+        let fs = engine.open_writable(as_devices(&devices)).map_err(|e| format!("set-up: {e}"))?;
+        let root = fs.attr(fs.root()).map_err(|e| format!("set-up: {e}"))?;
+        let model = Model::new(&root);
+        let mut runners = [Runner::new(&*fs, 1), Runner::new(&model, 1)];
+        for op in &workload.setup {
+            for runner in &mut runners {
+                runner.run(op).map_err(|e| format!("set-up: {op}: {e}"))?;
+            }
+        }
+        let next = runners[0].next();
+        fs.sync().map_err(|e| format!("set-up: sync: {e}"))?;
+        drop(fs);
+        Ok(Self { devices, model, next })
+    }
+
+    /// A copy of the devices.
+    pub(super) fn copies(&self) -> Vec<Arc<MemoryDevice>> {
+        self.devices.iter().map(|device| Arc::new(device.snapshot())).collect()
+    }
+
+    /// Does the steps to the model, which gives the history of them.
+    pub(super) fn history(
+        self,
+        engine: &dyn Engine,
+        workload: &Workload,
+    ) -> Result<History, String> {
+        let mut runner = Runner::new(&self.model, self.next);
+        let take = || picture::take(&self.model).map_err(|e| format!("the model: {e}"));
+        let (mut pictures, mut promises) = (vec![take()?], Vec::new());
+        for step in &workload.steps {
+            match step {
+                Step::Do(op) => {
+                    runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
+                    pictures.push(take()?);
+                }
+                Step::Fsync(path) => {
+                    let of = id(&self.model, path)?;
+                    promises.push(Promise { moment: pictures.len() - 1, of: Some(of) });
+                }
+                Step::Sync => promises.push(Promise { moment: pictures.len() - 1, of: None }),
+            }
+        }
+        Ok(History { pictures, promises, fsync_is: engine.fsync_is() })
+    }
+
+    /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it
+    /// begins, and `kept` with the number of each promise that was made.
+    ///
+    /// # Errors
+    /// The first step that fails, by its place.
+    pub(super) fn run(
+        &self,
+        fs: &dyn FileSystemMut,
+        workload: &Workload,
+        begin: &mut dyn FnMut(usize),
+        kept: &mut dyn FnMut(usize),
+    ) -> Result<(), (usize, offshoot_vfs::Error)> {
+        let mut runner = Runner::new(fs, self.next);
+        let (mut moment, mut promise) = (0, 0);
+        for (place, step) in workload.steps.iter().enumerate() {
+            let done = match step {
+                Step::Do(op) => {
+                    moment += 1;
+                    begin(moment);
+                    runner.run(op)
+                }
+                Step::Fsync(path) => find(fs, path).and_then(|file| fs.fsync(file)),
+                Step::Sync => fs.sync(),
+            };
+            done.map_err(|error| (place, error))?;
+            if !matches!(step, Step::Do(_)) {
+                kept(promise);
+                promise += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn id(model: &Model, path: &str) -> Result<Id, String> {
+    let attr = find(model, path).and_then(|file| model.attr(file));
+    attr.map(|attr| attr.uid).map_err(|e| format!("the model has no {path}: {e}"))
+}
+
+pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> Devices {
+    devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
+}
+
+impl Recorded {
+    /// Does the whole workload on a copy of the volume `image`.
+    pub(super) fn new(
+        engine: &dyn Engine,
+        image: &[Arc<dyn BlockDevice>],
+        workload: &Workload,
+    ) -> Result<Self, String> {
+        let ready = Ready::new(engine, image, workload)?;
+        let set = CrashDevice::set(as_devices(&ready.devices));
+        let set: Vec<Arc<CrashDevice>> = set.into_iter().map(Arc::new).collect();
+        let devices = set.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect();
+        let fs = engine.open_writable(devices).map_err(|e| e.to_string())?;
+        let mark = |what: &str, number: usize| set[0].mark(&format!("{what} {number}"));
+        let outcome =
+            ready.run(&*fs, workload, &mut |moment| mark("begin", moment), &mut |promise| {
+                mark("kept", promise);
+            });
+        outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
+        let shown = picture::take(&*fs).map_err(|e| format!("before any cut: {e}"))?;
+        drop(fs);
+        let history = ready.history(engine, workload)?;
+        if history.pictures.last() != Some(&shown) {
+            let model = history.pictures.last();
+            return Err(format!("before any cut: ours {shown:?}\nthe model {model:?}"));
+        }
+        Ok(Self { history, log: set[0].log() })
+    }
+}
+
+impl Progress {
+    /// How far the cuts were that could have left this state. The promises count that were made before
+    /// the latest one, because the state must do for it; the operations that had begun before the
+    /// earliest one, because what is there was written before it.
+    pub(super) fn of(state: &CrashState) -> Self {
+        let numbers = |marks: &[Arc<str>], what: &str| -> Vec<usize> {
+            let numbers = marks.iter().filter_map(|mark| mark.strip_prefix(what));
+            numbers.map(|number| number.trim().parse().expect("a mark of our own")).collect()
+        };
+        let begun = numbers(&state.marks()[..state.marks_before_earliest_cut()], "begin");
+        let kept = numbers(state.marks(), "kept");
+        Self { kept, latest: begun.last().copied().unwrap_or(0) }
+    }
+}

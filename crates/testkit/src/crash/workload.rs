@@ -1,0 +1,200 @@
+//! What is done to a volume whose power is cut: named operations and points of persistence.
+//!
+//! A workload says the same to every filesystem. Its operations are numbered, those of the set-up first, and
+//! the number makes everything that it brings unique: the time, the bytes that are written, and
+//! the owner of what is made, by which a file is known again whatever it is called and wherever it
+//! is looked at.
+
+use std::fmt;
+
+use offshoot_vfs::{
+    FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp, XattrMode,
+};
+
+/// One change. Paths are below the root, without a slash in front.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Makes an empty file.
+    Create(String),
+    /// Makes a directory.
+    Mkdir(String),
+    /// Makes a symbolic link.
+    Symlink(String),
+    /// Gives the first one a second name.
+    Link(String, String),
+    /// Removes a name.
+    Unlink(String),
+    /// Removes a directory.
+    Rmdir(String),
+    /// Moves the first to the second.
+    Rename(String, String),
+    /// Keeps a file open until the end.
+    Open(String),
+    /// Writes `len` bytes at `offset`.
+    Write {
+        /// The file.
+        path: String,
+        /// Where the bytes begin.
+        offset: u64,
+        /// How many they are.
+        len: usize,
+    },
+    /// Sets the length of a file.
+    Truncate(String, u64),
+    /// Sets the extended attribute of this name to a value of so many bytes.
+    SetXattr(String, &'static str, usize),
+    /// Removes the extended attribute of this name.
+    RemoveXattr(String, &'static str),
+    /// Sets the permissions.
+    Chmod(String, u32),
+}
+
+/// One step of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A change.
+    Do(Op),
+    /// What was done to this file, or this directory and the names in it, becomes durable. The root is "".
+    Fsync(String),
+    /// Everything that was done becomes durable.
+    Sync,
+}
+
+/// Operations after which the power may be cut anywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// How it is called: what to ask for to run it alone.
+    pub name: String,
+    /// What is done and synced before the power may be cut.
+    pub setup: Vec<Op>,
+    /// What is done then.
+    pub steps: Vec<Step>,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create(path) => write!(f, "create {path}"),
+            Self::Mkdir(path) => write!(f, "mkdir {path}"),
+            Self::Symlink(path) => write!(f, "symlink {path}"),
+            Self::Link(old, new) => write!(f, "link {old} {new}"),
+            Self::Unlink(path) => write!(f, "unlink {path}"),
+            Self::Rmdir(path) => write!(f, "rmdir {path}"),
+            Self::Rename(from, to) => write!(f, "rename {from} {to}"),
+            Self::Open(path) => write!(f, "open {path}"),
+            Self::Write { path, offset, len } => write!(f, "write {path} {offset}+{len}"),
+            Self::Truncate(path, size) => write!(f, "truncate {path} {size}"),
+            Self::SetXattr(path, name, len) => write!(f, "setxattr {path} {name} {len}"),
+            Self::RemoveXattr(path, name) => write!(f, "removexattr {path} {name}"),
+            Self::Chmod(path, mode) => write!(f, "chmod {path} {mode:o}"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Do(op) => op.fmt(f),
+            Self::Fsync(path) => write!(f, "fsync /{path}"),
+            Self::Sync => f.write_str("sync"),
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |f: &mut fmt::Formatter<'_>, parts: &[&dyn fmt::Display]| {
+            parts.iter().enumerate().try_for_each(|(at, part)| {
+                f.write_str(if at > 0 { "; " } else { "" })?;
+                part.fmt(f)
+            })
+        };
+        write!(f, "{} [", self.name)?;
+        list(f, &self.setup.iter().map(|op| op as _).collect::<Vec<_>>())?;
+        f.write_str("] ")?;
+        list(f, &self.steps.iter().map(|step| step as _).collect::<Vec<_>>())
+    }
+}
+
+/// Does the operations of a workload to one filesystem.
+pub(super) struct Runner<'a> {
+    pub(super) fs: &'a dyn FileSystemMut,
+    /// The number of the next operation.
+    next: u32,
+}
+
+/// The time of the operation with this number.
+fn time(number: u32) -> Timestamp {
+    Timestamp { secs: 1_600_000_000 + i64::from(number), nanos: number }
+}
+
+/// The bytes that the operation with this number writes at `offset`.
+fn bytes(number: u32, offset: u64, len: usize) -> Vec<u8> {
+    let start = offset + u64::from(number) * 53;
+    (start..).take(len).map(|at| u8::try_from(at * 7 % 251).expect("below 251") + 1).collect()
+}
+
+/// The file at a path, of which the root is "".
+pub(super) fn find(fs: &(impl FileSystem + ?Sized), path: &str) -> Result<FileId> {
+    let mut names = path.split('/').filter(|name| !name.is_empty());
+    names.try_fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()))
+}
+
+/// The directory of a path, "" for the root, and the name in it.
+pub(super) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+impl<'a> Runner<'a> {
+    /// The number of the first operation is `first`, 1 in an empty volume.
+    pub(super) fn new(fs: &'a dyn FileSystemMut, first: u32) -> Self {
+        Self { fs, next: first }
+    }
+
+    /// The number of the next operation.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    fn place<'p>(&self, path: &'p str) -> Result<Place<'p>> {
+        let (dir, name) = split(path);
+        Ok(Place { dir: find(self.fs, dir)?, name: name.as_bytes() })
+    }
+
+    pub(super) fn run(&mut self, op: &Op) -> Result<()> {
+        let (fs, number) = (self.fs, self.next);
+        self.next += 1;
+        let at = time(number);
+        let new = NewFile { permissions: 0o640, uid: number, gid: 0, at };
+        let open = |path: &str| find(fs, path);
+        match op {
+            Op::Create(path) => fs.create(self.place(path)?, &new).map(drop),
+            Op::Mkdir(path) => fs.mkdir(self.place(path)?, &new).map(drop),
+            Op::Symlink(path) => {
+                let target = format!("the target of {path}, which is number {number}");
+                fs.symlink(self.place(path)?, target.as_bytes(), &new).map(drop)
+            }
+            Op::Link(old, new) => fs.link(open(old)?, self.place(new)?, at),
+            Op::Unlink(path) => fs.unlink(self.place(path)?, at),
+            Op::Rmdir(path) => fs.rmdir(self.place(path)?, at),
+            Op::Rename(from, to) => fs.rename(self.place(from)?, self.place(to)?, at),
+            Op::Open(path) => fs.open(open(path)?),
+            Op::Write { path, offset, len } => {
+                fs.write(open(path)?, *offset, &bytes(number, *offset, *len), at)
+            }
+            Op::Truncate(path, size) => {
+                let set = SetAttr { size: Some(*size), ..SetAttr::default() };
+                fs.set_attr(open(path)?, &set, at)
+            }
+            Op::SetXattr(path, name, len) => {
+                let value = bytes(number, 0, *len);
+                fs.set_xattr(open(path)?, name.as_bytes(), &value, XattrMode::Set, at)
+            }
+            Op::RemoveXattr(path, name) => fs.remove_xattr(open(path)?, name.as_bytes(), at),
+            Op::Chmod(path, mode) => {
+                let set = SetAttr { permissions: Some(*mode), ..SetAttr::default() };
+                fs.set_attr(open(path)?, &set, at)
+            }
+        }
+    }
+}
