@@ -4,9 +4,16 @@
 //! |---|---|
 //! | `one_operation` | every workload of one operation |
 //! | `two_operations` | a sample of those of two |
+//! | `several_members` | some of these on several members, which lose their caches one by one |
+//! | `rounds` | many commits one after the other |
+//! | `tides` | space that is allocated to chunks and given back |
+//! | `faults` | an error, a short write, silent corruption at every request |
+//! | `superblocks` | what the explorer found there |
+//! | `sabotage` | that the explorer finds what is broken |
 
 mod engine;
 mod judge;
+mod sabotage;
 mod superblocks;
 
 use std::sync::Arc;
@@ -14,7 +21,8 @@ use std::sync::Arc;
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::explore::{Explorer, Judge};
-use offshoot_testkit::crash::generate::Generator;
+use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
+use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, seed};
 use offshoot_testkit::random::Random;
 
@@ -79,5 +87,36 @@ fn several_members() {
     ] {
         let workloads = some_twos(&generator, 8, seed ^ members as u64);
         explore(members, Some(profiles), plan(seed), 500, workloads);
+    }
+}
+
+#[test]
+fn rounds() {
+    let plan = CrashPlan { samples_per_epoch: 12, ..plan(seed()) };
+    explore(1, None, plan, 200, std::iter::once(long::rounds(12)));
+}
+
+#[test]
+fn tides() {
+    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed()) };
+    explore(1, None, plan, 100, std::iter::once(long::tides(4, 5 << 20)));
+}
+
+#[test]
+fn faults() {
+    let (seed, generator) = (seed(), Generator::default());
+    for (members, profiles, has_copies) in [
+        (1, None, false),
+        (1, Some([Profile::Dup, Profile::Dup]), true),
+        (2, Some([Profile::Raid1, Profile::Raid1]), true),
+    ] {
+        let image = volume(seed, members, profiles);
+        let inflicter = Inflicter { engine: &Ours, image, has_copies };
+        let ones = (0..generator.ones()).step_by(60).map(|number| generator.one(number));
+        let mut all = Inflicted::default();
+        for workload in ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]) {
+            all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
+        }
+        println!("{members} members: {all}");
     }
 }

@@ -127,7 +127,10 @@ impl Explorer<'_> {
                     judge(&devices).map_err(|e| format!("{what}: {e}"))?;
                     tally.judged += 1;
                 }
-                let found = self.enter(&devices).map_err(|e| format!("{what}: {e}"))?;
+                let found = enter(self.engine, &devices).map_err(|e| format!("{what}: {e}"))?;
+                if found.corrupt() > 0 {
+                    return Err(format!("{what}: there is corrupt data"));
+                }
                 tally.different += 1;
                 seen.insert(key, found);
             }
@@ -142,30 +145,30 @@ impl Explorer<'_> {
         }
         Ok(tally)
     }
+}
 
-    /// Opens a state, changes it, and opens it again. Gives what it showed.
-    fn enter(&self, devices: &[Arc<MemoryDevice>]) -> std::result::Result<Picture, String> {
-        let failed = |what: &'static str| move |e| format!("{what}: {e}");
-        self.engine.check(as_devices(devices)).map_err(failed("the check"))?;
-        let fs = self.engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
-        let found = picture::take(&*fs).map_err(failed("reading"))?;
-        if found.corrupt() > 0 {
-            return Err("there is corrupt data".into());
-        }
-        change(&*fs).map_err(failed("changing it"))?;
-        drop(fs);
-        self.engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
-        let fs = self.engine.open(as_devices(devices)).map_err(failed("opening again"))?;
-        let mut again = picture::take(&*fs).map_err(failed("reading again"))?;
-        let is_there = again.files.remove(&AFTERWARDS).is_some_and(|file| file.size == 5000);
-        again.names.retain(|_, to| *to != AFTERWARDS);
-        // The root has other times and another size now.
-        again.files.insert(ROOT, found.files[&ROOT].clone());
-        if is_there && again == found {
-            Ok(found)
-        } else {
-            Err(format!("after a change there is {again:?}\nand before it {found:?}"))
-        }
+/// Opens a volume after something happened to it, changes it, and opens it again. Gives what it showed.
+pub(super) fn enter(
+    engine: &dyn Engine,
+    devices: &[Arc<MemoryDevice>],
+) -> std::result::Result<Picture, String> {
+    let failed = |what: &'static str| move |e| format!("{what}: {e}");
+    engine.check(as_devices(devices)).map_err(failed("the check"))?;
+    let fs = engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
+    let found = picture::take(&*fs).map_err(failed("reading"))?;
+    change(&*fs).map_err(failed("changing it"))?;
+    drop(fs);
+    engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
+    let fs = engine.open(as_devices(devices)).map_err(failed("opening again"))?;
+    let mut again = picture::take(&*fs).map_err(failed("reading again"))?;
+    let is_there = again.files.remove(&AFTERWARDS).is_some_and(|file| file.size == 5000);
+    again.names.retain(|_, to| *to != AFTERWARDS);
+    // The root has other times and another size now.
+    again.files.insert(ROOT, found.files[&ROOT].clone());
+    if is_there && again == found {
+        Ok(found)
+    } else {
+        Err(format!("after a change there is {again:?}\nand before it {found:?}"))
     }
 }
 

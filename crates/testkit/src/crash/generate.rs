@@ -8,6 +8,7 @@
 //! What an operation needs is made before it: in the set-up as far as the first operation lets it be,
 //! otherwise as further steps. [`ops`] is the list of operations; [`Tree`] knows what is there.
 
+pub mod long;
 mod ops;
 mod tree;
 
