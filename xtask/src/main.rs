@@ -6,6 +6,7 @@
 
 mod apt;
 mod bench;
+mod campaign;
 mod demo;
 mod licences;
 mod setup;
@@ -27,6 +28,8 @@ Tasks:
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
+  campaign crash [--workloads one|two|faults|COUNT|one:N|two:N] [--seed N]
+           Cut the power, or let requests fail, at every point of many workloads
 ";
 
 fn main() -> ExitCode {
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         ["licences"] => licences::check(),
         ["fixture"] => make_fixture(),
         ["bench", what, ref options @ ..] => bench::bench(what, options),
+        ["campaign", what, ref options @ ..] => campaign::campaign(what, options),
         ["help" | "-h" | "--help"] => {
             print!("{HELP}");
             Ok(())

@@ -9,10 +9,17 @@ pub(crate) type Result<T = ()> = std::result::Result<T, String>;
 
 /// Runs `program` from the root of the repository with its output on the terminal.
 pub(crate) fn run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result {
-    let line = show(program, args);
+    run_with(&[], program, args)
+}
+
+/// As [`run`], with variables in the environment.
+fn run_with<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S]) -> Result {
+    let set = variables.iter().map(|(name, value)| format!("{name}={value} "));
+    let line = set.collect::<String>() + &show(program, args);
     println!("$ {line}");
     let status = Command::new(program)
         .args(args)
+        .envs(variables.iter().copied())
         .current_dir(offshoot_testkit::fixture::repository())
         .status()
         .map_err(|error| format!("`{line}` cannot be started: {error}"))?;
@@ -21,7 +28,13 @@ pub(crate) fn run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result {
 
 /// The `cargo` that runs this program.
 pub(crate) fn cargo(args: &[&str]) -> Result {
-    run(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()), args)
+    cargo_with(&[], args)
+}
+
+/// As [`cargo`], with variables in the environment.
+pub(crate) fn cargo_with(variables: &[(&str, &str)], args: &[&str]) -> Result {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    run_with(variables, &cargo, args)
 }
 
 /// What a program prints, or nothing when it fails or is not there.

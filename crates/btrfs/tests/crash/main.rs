@@ -8,9 +8,11 @@
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `faults` | an error, a short write, silent corruption at every request |
+//! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
 //! | `superblocks` | what the explorer found there |
 //! | `sabotage` | that the explorer finds what is broken |
 
+mod campaign;
 mod engine;
 mod judge;
 mod sabotage;
@@ -31,6 +33,14 @@ use judge::Outside;
 
 /// Workloads of two operations that CI explores.
 const TWOS: usize = 150;
+
+/// Sets of members, with the profiles of metadata and data.
+const SETS: [(usize, [Profile; 2]); 4] = [
+    (2, [Profile::Raid1, Profile::Raid1]),
+    (2, [Profile::Raid1, Profile::Raid0]),
+    (4, [Profile::Raid10, Profile::Raid10]),
+    (3, [Profile::Raid1c3, Profile::Single]),
+];
 
 fn plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
@@ -79,13 +89,8 @@ fn two_operations() {
 #[test]
 fn several_members() {
     let (seed, generator) = (seed(), Generator::default());
-    for (members, profiles) in [
-        (2, [Profile::Raid1, Profile::Raid1]),
-        (2, [Profile::Raid1, Profile::Raid0]),
-        (4, [Profile::Raid10, Profile::Raid10]),
-        (3, [Profile::Raid1c3, Profile::Single]),
-    ] {
-        let workloads = some_twos(&generator, 8, seed ^ members as u64);
+    for (members, profiles) in SETS {
+        let workloads = some_twos(&generator, 12, seed ^ members as u64);
         explore(members, Some(profiles), plan(seed), 500, workloads);
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! | module | what is judged |
 //! |---|---|
-//! | `crash` | every state that a power cut could leave holds what was acknowledged |
 //! | `model` | random operations on many threads against the model, the check and the kernel |
 //! | `data` | where data goes, and that what was accepted is there |
 //! | `background` | what a volume does by itself, and what it has in memory |
@@ -12,7 +11,6 @@
 
 mod background;
 mod common;
-mod crash;
 mod data;
 mod limits;
 mod model;

@@ -1,6 +1,7 @@
 //! Through all states of a workload, and through many workloads.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,28 +116,21 @@ impl Explorer<'_> {
         for state in log.states(&self.plan) {
             let state = state.map_err(|e| e.to_string())?;
             let what = format!("state {} ({})", state.number, state.description);
-            let progress = Progress::of(&state);
-            let key = hash(&state.devices);
+            let Progress { kept, latest } = Progress::of(&state);
             tally.states += 1;
-            if !seen.contains_key(&key) {
-                let devices: Vec<_> = state.devices.into_iter().map(Arc::new).collect();
-                let number = entered.fetch_add(1, Ordering::Relaxed);
-                if let Some((judge, every)) = self.judge
-                    && number.is_multiple_of(every)
-                {
-                    judge(&devices).map_err(|e| format!("{what}: {e}"))?;
-                    tally.judged += 1;
+            let found = match seen.entry(hash(&state.devices)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    let number = entered.fetch_add(1, Ordering::Relaxed);
+                    let (found, judged) =
+                        self.enter(state.devices, number).map_err(|e| format!("{what}: {e}"))?;
+                    tally.different += 1;
+                    tally.judged += usize::from(judged);
+                    new.insert(found)
                 }
-                let found = enter(self.engine, &devices).map_err(|e| format!("{what}: {e}"))?;
-                if found.corrupt() > 0 {
-                    return Err(format!("{what}: there is corrupt data"));
-                }
-                tally.different += 1;
-                seen.insert(key, found);
-            }
-            let problems = history.judge(&seen[&key], &progress.kept, progress.latest);
+            };
+            let problems = history.judge(found, &kept, latest);
             if !problems.is_empty() {
-                let Progress { kept, latest } = progress;
                 let problems = problems.join("\n  ");
                 return Err(format!(
                     "{what}, promises {kept:?}, moment {latest} at the latest:\n  {problems}"
@@ -144,6 +138,24 @@ impl Explorer<'_> {
             }
         }
         Ok(tally)
+    }
+
+    /// Enters the state with this number. Gives what it showed, and whether it was judged from outside.
+    fn enter(
+        &self,
+        devices: Vec<MemoryDevice>,
+        number: usize,
+    ) -> std::result::Result<(Picture, bool), String> {
+        let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
+        let judge = self.judge.filter(|(_, every)| number.is_multiple_of(*every));
+        if let Some((judge, _)) = judge {
+            judge(&devices)?;
+        }
+        let found = enter(self.engine, &devices)?;
+        if found.corrupt() > 0 {
+            return Err("there is corrupt data".into());
+        }
+        Ok((found, judge.is_some()))
     }
 }
 

@@ -95,7 +95,9 @@ impl Inflicter<'_> {
                     let attempt = self.attempt(&ready, workload, Some(strike));
                     let one = attempt.and_then(|attempt| self.judge(attempt, &history, strike));
                     inflicted += one.map_err(|e| {
-                        format!("{fault:?} at number {number} of {requests:?} to member {member}: {e}")
+                        format!(
+                            "{fault:?} at number {number} of {requests:?} to member {member}: {e}"
+                        )
                     })?;
                 }
             }
@@ -124,9 +126,10 @@ impl Inflicter<'_> {
         let outcome = match self.engine.open_writable(shared) {
             Err(error) => Err(error),
             Ok(fs) => {
-                let done = ready.run(&*fs, workload, &mut |moment| begun = moment, &mut |promise| {
-                    kept.push(promise);
-                });
+                let done =
+                    ready.run(&*fs, workload, &mut |moment| begun = moment, &mut |promise| {
+                        kept.push(promise);
+                    });
                 if let Err((place, _)) = done
                     && !matches!(workload.steps[place], Step::Do(_))
                 {

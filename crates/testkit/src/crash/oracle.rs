@@ -116,13 +116,13 @@ impl<'a> Judgement<'a> {
         names: usize,
         versions: &dyn Fn() -> V,
     ) {
-        self.one_of(of, "type", &file.file_type, versions().map(|v| v.file_type));
+        self.one_of(of, "type", &file.kind, versions().map(|v| v.kind));
         self.one_of(of, "permissions", &file.permissions, versions().map(|v| v.permissions));
         self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
         self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
         self.one_of(of, "xattrs", &&file.xattrs, versions().map(|v| &v.xattrs));
         self.one_of(of, "target", &&file.target, versions().map(|v| &v.target));
-        if file.file_type == FileType::Directory {
+        if file.kind == FileType::Directory {
             self.one_of(of, "size", &file.size, versions().map(|v| v.size));
         } else if file.nlink as usize != names {
             self.problems.push(format!("{of} has {names} names and counts {}", file.nlink));
@@ -175,7 +175,7 @@ impl<'a> Judgement<'a> {
 
 /// Rule 4.
 fn data(found: &File, versions: &[&File]) -> Result<(), String> {
-    if found.file_type != FileType::Regular {
+    if found.kind != FileType::Regular {
         return Ok(());
     }
     let is_size = versions.iter().any(|version| version.size == found.size);

@@ -30,7 +30,7 @@ pub(super) struct Picture {
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct File {
-    pub(super) file_type: FileType,
+    pub(super) kind: FileType,
     pub(super) permissions: u32,
     pub(super) nlink: u32,
     pub(super) size: u64,
@@ -64,13 +64,13 @@ pub(super) fn take(fs: &dyn FileSystem) -> Result<Picture> {
                 Error::Posix { .. } => misfit(format!("{shown} leads to nothing: {e}")),
                 e => e,
             })?;
-            if fs.lookup(dir, &name)? != found || file.file_type != file_type {
+            if fs.lookup(dir, &name)? != found || file.kind != file_type {
                 return Err(misfit(format!("{shown} is listed as something else than it is")));
             }
             if *seen.entry(id).or_insert(found) != found {
                 return Err(misfit(format!("{shown} is a copy of file {id}")));
             }
-            if file.file_type == FileType::Directory {
+            if file.kind == FileType::Directory {
                 if picture.files.contains_key(&id) {
                     return Err(misfit(format!("the directory {shown} has two names")));
                 }
@@ -98,7 +98,7 @@ fn file(fs: &dyn FileSystem, file: FileId) -> Result<(Id, File)> {
     Ok((
         attr.uid,
         File {
-            file_type: attr.file_type,
+            kind: attr.file_type,
             permissions: attr.permissions,
             nlink: attr.nlink,
             size: attr.size,

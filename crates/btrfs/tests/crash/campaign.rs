@@ -1,0 +1,75 @@
+//! More than fits into a test run: `cargo xtask campaign crash`.
+//!
+//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `faults`, the number of a sample of
+//! those of two operations, or the name of one workload. What a campaign does not find in one
+//! hour the next seed may find in a minute.
+
+use offshoot_device::CrashPlan;
+use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
+use offshoot_testkit::crash::generate::Generator;
+use offshoot_testkit::crash::{Workload, seed};
+
+use crate::engine::{Ours, volume};
+use crate::{SETS, explore, some_twos};
+
+/// How many workloads are explored before their tally is printed.
+const BATCH: usize = 1000;
+
+/// Of so many workloads one is explored on each set of members as well.
+const ON_SETS: usize = 20;
+
+/// So many states go by before one is judged from outside.
+const JUDGED: usize = 3000;
+
+#[test]
+#[ignore = "takes as long as one likes; cargo xtask campaign crash runs it"]
+fn campaign() {
+    let generator = Generator::default();
+    let seed = seed();
+    let plan = CrashPlan { exhaustive_limit: 6, samples_per_epoch: 40, seed, torn: true };
+    let what = std::env::var("OFFSHOOT_WORKLOADS").unwrap_or_else(|_| "one".to_owned());
+    let ones = || (0..generator.ones()).map(|number| generator.one(number));
+    match &what[..] {
+        "one" => in_batches(plan, ones()),
+        "two" => in_batches(plan, (0..generator.twos()).map(|number| generator.two(number))),
+        "faults" => faults(seed, ones()),
+        _ => match (what.parse(), generator.by_name(&what)) {
+            (Ok(count), _) => in_batches(plan, some_twos(&generator, count, seed)),
+            (_, Some(workload)) => {
+                println!("{workload}");
+                let one = std::slice::from_ref(&workload);
+                everywhere(plan, one, one);
+                faults(seed, std::iter::once(workload));
+            }
+            _ => panic!("OFFSHOOT_WORKLOADS={what} is no workload"),
+        },
+    }
+}
+
+fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
+    loop {
+        let batch: Vec<Workload> = workloads.by_ref().take(BATCH).collect();
+        let Some(last) = batch.last() else { return };
+        println!("up to {}:", last.name);
+        let some: Vec<Workload> = batch.iter().step_by(ON_SETS).cloned().collect();
+        everywhere(plan, &batch, &some);
+    }
+}
+
+/// Explores `on_one` on one member, and `on_sets` on every set of members.
+fn everywhere(plan: CrashPlan, on_one: &[Workload], on_sets: &[Workload]) {
+    explore(1, None, plan, JUDGED, on_one.iter().cloned());
+    for (members, profiles) in SETS {
+        explore(members, Some(profiles), plan, JUDGED, on_sets.iter().cloned());
+    }
+}
+
+fn faults(seed: u64, workloads: impl Iterator<Item = Workload>) {
+    let image = volume(seed, 1, None);
+    let inflicter = Inflicter { engine: &Ours, image, has_copies: false };
+    let mut all = Inflicted::default();
+    for workload in workloads {
+        all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
+    }
+    println!("{all}");
+}
