@@ -22,6 +22,9 @@
 //! 5. Where `fsync` is a commit, names and attributes are altogether as of one moment, not before the last
 //!    promise. A tree log will promise less: 1 to 4 hold with it, this does not.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashState, MemoryDevice};
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
-use super::oracle::{History, Promise};
+use super::oracle::{FsyncIs, History, Promise};
 use super::picture::{self, Id};
 use super::workload::{Runner, Step, Workload, find};
 use super::{Devices, Engine};
@@ -68,23 +68,7 @@ impl Ready {
         engine: &dyn Engine,
         workload: &Workload,
     ) -> Result<History, String> {
-        let mut runner = Runner::new(&self.model, self.next);
-        let take = || picture::take(&self.model).map_err(|e| format!("the model: {e}"));
-        let (mut pictures, mut promises) = (vec![take()?], Vec::new());
-        for step in &workload.steps {
-            match step {
-                Step::Do(op) => {
-                    runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
-                    pictures.push(take()?);
-                }
-                Step::Fsync(path) => {
-                    let of = id(&self.model, path)?;
-                    promises.push(Promise { moment: pictures.len() - 1, of: Some(of) });
-                }
-                Step::Sync => promises.push(Promise { moment: pictures.len() - 1, of: None }),
-            }
-        }
-        Ok(History { pictures, promises, fsync_is: engine.fsync_is() })
+        history(&self.model, self.next, &workload.steps, engine.fsync_is())
     }
 
     /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it
@@ -119,6 +103,31 @@ impl Ready {
         }
         Ok(())
     }
+}
+
+/// Does `steps` to the model, where the number of the next operation is `next`.
+pub(super) fn history(
+    model: &Model,
+    next: u32,
+    steps: &[Step],
+    fsync_is: FsyncIs,
+) -> Result<History, String> {
+    let mut runner = Runner::new(model, next);
+    let take = || picture::take(model).map_err(|e| format!("the model: {e}"));
+    let (mut pictures, mut promises) = (vec![take()?], Vec::new());
+    for step in steps {
+        let of = match step {
+            Step::Do(op) => {
+                runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
+                pictures.push(take()?);
+                continue;
+            }
+            Step::Fsync(path) => Some(id(model, path)?),
+            Step::Sync => None,
+        };
+        promises.push(Promise { moment: pictures.len() - 1, of });
+    }
+    Ok(History { pictures, promises, fsync_is })
 }
 
 fn id(model: &Model, path: &str) -> Result<Id, String> {

@@ -1,0 +1,167 @@
+//! What must not be found is told from what may be.
+
+use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+
+use super::{FsyncIs, History};
+use crate::crash::picture::{Picture, ROOT};
+use crate::crash::record::history;
+use crate::crash::workload::{Op, Step};
+use crate::model::Model;
+
+fn of(fsync_is: FsyncIs, steps: &[Step]) -> History {
+    let at = Timestamp::default();
+    let root = Attr {
+        file: FileId { dev: 5, ino: 256 },
+        file_type: FileType::Directory,
+        permissions: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: (0, 0),
+        size: 0,
+        allocated_bytes: 0,
+        atime: at,
+        mtime: at,
+        ctime: at,
+        btime: at,
+    };
+    history(&Model::new(&root), 1, steps, fsync_is).expect("it can be done")
+}
+
+fn create(path: &str) -> Step {
+    Step::Do(Op::Create(path.into()))
+}
+
+fn write(path: &str, offset: u64, len: usize) -> Step {
+    Step::Do(Op::Write { path: path.into(), offset, len })
+}
+
+fn rename(from: &str, to: &str) -> Step {
+    Step::Do(Op::Rename(from.into(), to.into()))
+}
+
+fn name(name: &str) -> (u32, Vec<u8>) {
+    (ROOT, name.as_bytes().to_vec())
+}
+
+/// Whether the picture is allowed after the first `kept` promises and the operations up to `latest`.
+fn allows(history: &History, found: &Picture, kept: usize, latest: usize) -> bool {
+    history.judge(found, &(0..kept).collect::<Vec<_>>(), latest).is_empty()
+}
+
+/// The moments that may be found whole after that.
+fn allowed(history: &History, kept: usize, latest: usize) -> Vec<usize> {
+    let pictures = 0..history.pictures.len();
+    pictures.filter(|&at| allows(history, &history.pictures[at], kept, latest)).collect()
+}
+
+#[test]
+fn moments_between_the_last_promise_and_the_latest_operation() {
+    let steps = [create("a"), Step::Sync, write("a", 0, 100), rename("a", "b"), Step::Sync];
+    for fsync_is in [FsyncIs::Commit, FsyncIs::OfOneFile] {
+        let history = of(fsync_is, &steps);
+        assert_eq!(allowed(&history, 0, 0), [0]);
+        assert_eq!(allowed(&history, 0, 1), [0, 1]);
+        assert_eq!(allowed(&history, 1, 1), [1]);
+        assert_eq!(allowed(&history, 1, 3), [1, 2, 3]);
+        assert_eq!(allowed(&history, 2, 3), [3]);
+    }
+}
+
+#[test]
+fn a_rename_with_both_names_or_none() {
+    let history = of(FsyncIs::OfOneFile, &[create("a"), Step::Sync, rename("a", "b")]);
+    let mut both = history.pictures[2].clone();
+    both.names.extend(history.pictures[1].names.clone());
+    assert!(!allows(&history, &both, 1, 2));
+    let mut none = history.pictures[1].clone();
+    none.names.clear();
+    assert!(!allows(&history, &none, 1, 2));
+    none.files.remove(&1);
+    assert!(!allows(&history, &none, 1, 2), "the file went with its name");
+}
+
+#[test]
+fn a_rename_over_a_file_that_leaves_both_or_the_wrong_one() {
+    let steps = [create("a"), create("b"), Step::Sync, rename("a", "b")];
+    let history = of(FsyncIs::OfOneFile, &steps);
+    let mut found = history.pictures[3].clone();
+    found.names.insert(name("a"), 2);
+    found.files.insert(2, history.pictures[2].files[&2].clone());
+    assert!(!allows(&history, &found, 1, 3), "they changed places");
+}
+
+#[test]
+fn a_count_of_links_that_is_none_of_names() {
+    let link = Step::Do(Op::Link("a".into(), "b".into()));
+    let history = of(FsyncIs::OfOneFile, &[create("a"), Step::Sync, link]);
+    let mut found = history.pictures[2].clone();
+    found.files.get_mut(&1).expect("the file").nlink = 1;
+    assert!(!allows(&history, &found, 1, 2));
+}
+
+#[test]
+fn a_size_without_the_data() {
+    let steps = [create("a"), write("a", 0, 4096), Step::Sync, write("a", 4096, 4096)];
+    let history = of(FsyncIs::Commit, &steps);
+    let mut found = history.pictures[3].clone();
+    let sectors = found.files.get_mut(&1).and_then(|file| file.sectors.as_mut());
+    sectors.expect("data")[1] = 0;
+    assert!(!allows(&history, &found, 1, 3));
+}
+
+#[test]
+fn data_that_was_written_back_in_part() {
+    let steps = [create("a"), Step::Sync, write("a", 0, 3 * 4096)];
+    let history = of(FsyncIs::Commit, &steps);
+    let mut found = history.pictures[2].clone();
+    let file = found.files.get_mut(&1).expect("the file");
+    file.size = 8192;
+    file.sectors.as_mut().expect("data").truncate(2);
+    assert!(allows(&history, &found, 1, 2));
+    // Not when all of it was promised, and not in parts of sectors.
+    let promised = of(FsyncIs::Commit, &[&steps[..], &[Step::Fsync("a".into())]].concat());
+    assert!(!allows(&promised, &found, 2, 2));
+    found.files.get_mut(&1).expect("the file").size = 8000;
+    assert!(!allows(&history, &found, 1, 2));
+}
+
+#[test]
+fn old_data_where_new_data_was_promised() {
+    let fsync = Step::Fsync("a".into());
+    let steps = [create("a"), write("a", 0, 9000), Step::Sync, write("a", 0, 9000), fsync];
+    for fsync_is in [FsyncIs::Commit, FsyncIs::OfOneFile] {
+        let history = of(fsync_is, &steps);
+        assert_eq!(allowed(&history, 1, 3), [2, 3]);
+        assert_eq!(allowed(&history, 2, 3), [3]);
+    }
+}
+
+#[test]
+fn an_fsync_promises_one_file_or_all_that_has_a_name() {
+    let fsync = Step::Fsync("b".into());
+    let chmod = Step::Do(Op::Chmod("a".into(), 0o600));
+    let steps = [create("a"), Step::Sync, chmod, create("b"), fsync];
+    // The change of `a` is missing.
+    let old = |history: &History| {
+        let mut found = history.pictures[3].clone();
+        found.files.insert(1, history.pictures[1].files[&1].clone());
+        found
+    };
+    let one = of(FsyncIs::OfOneFile, &steps);
+    assert!(allows(&one, &old(&one), 2, 3));
+    let all = of(FsyncIs::Commit, &steps);
+    assert!(!allows(&all, &old(&all), 2, 3));
+    let mut without = one.pictures[3].clone();
+    without.names.remove(&name("b"));
+    without.files.remove(&3);
+    assert!(!allows(&one, &without, 2, 3));
+}
+
+#[test]
+fn an_fsync_of_a_directory_promises_the_names_in_it() {
+    let steps = [create("a"), Step::Sync, rename("a", "b"), Step::Fsync(String::new())];
+    let history = of(FsyncIs::OfOneFile, &steps);
+    assert_eq!(allowed(&history, 1, 2), [1, 2]);
+    assert_eq!(allowed(&history, 2, 2), [2]);
+}
