@@ -22,8 +22,8 @@ impl Volume {
     /// # Errors
     /// When a device fails: the devices then hold the last commit, and nothing more is written.
     pub(crate) fn sync(&self) -> Result<()> {
-        let written_back = write_back::sync_all(self);
-        self.commit().and(written_back)
+        // The first error is the cause: after it the commit is only refused.
+        write_back::sync_all(self).and(self.commit())
     }
 
     /// Makes everything durable that was changed before the call, but for data that is buffered.
