@@ -9,14 +9,14 @@ use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Workload, seed};
 
-use crate::engine::{Ours, volume};
-use crate::{SETS, explore, some_twos};
+use crate::engine::{EAGER, ONE, OURS, SETS, volume};
+use crate::{explore, some_twos};
 
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
 
-/// Of so many workloads one is explored on each set of members as well.
-const ON_SETS: usize = 20;
+/// Of so many workloads one is explored on each set of members, and with the eager engine, as well.
+const ELSEWHERE: usize = 20;
 
 /// So many states go by before one is judged from outside.
 const JUDGED: usize = 3000;
@@ -51,22 +51,23 @@ fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
         let batch: Vec<Workload> = workloads.by_ref().take(BATCH).collect();
         let Some(last) = batch.last() else { return };
         println!("up to {}:", last.name);
-        let some: Vec<Workload> = batch.iter().step_by(ON_SETS).cloned().collect();
+        let some: Vec<Workload> = batch.iter().step_by(ELSEWHERE).cloned().collect();
         everywhere(plan, &batch, &some);
     }
 }
 
-/// Explores `on_one` on one member, and `on_sets` on every set of members.
-fn everywhere(plan: CrashPlan, on_one: &[Workload], on_sets: &[Workload]) {
-    explore(1, None, plan, JUDGED, on_one.iter().cloned());
-    for (members, profiles) in SETS {
-        explore(members, Some(profiles), plan, JUDGED, on_sets.iter().cloned());
+/// Explores `all` on one member, and `some` on every set of members and with the eager engine.
+fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
+    explore(&OURS, ONE, plan, JUDGED, all.iter().cloned());
+    explore(&EAGER, ONE, plan, JUDGED, some.iter().cloned());
+    for shape in SETS {
+        explore(&OURS, shape, plan, JUDGED, some.iter().cloned());
     }
 }
 
 fn faults(seed: u64, workloads: impl Iterator<Item = Workload>) {
-    let image = volume(seed, 1, None);
-    let inflicter = Inflicter { engine: &Ours, image, has_copies: false };
+    let image = volume(seed, ONE);
+    let inflicter = Inflicter { engine: &OURS, image, has_copies: false };
     let mut all = Inflicted::default();
     for workload in workloads {
         all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));

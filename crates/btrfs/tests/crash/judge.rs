@@ -13,7 +13,7 @@ use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::run::try_run;
 use offshoot_vfs::{SetAttr, Timestamp};
 
-use crate::engine::{MEMBER_BYTES, Ours};
+use crate::engine::{MEMBER_BYTES, OURS};
 
 /// The outside judges, where there are any.
 pub(crate) struct Outside {
@@ -59,7 +59,7 @@ fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevic
     let options = offshoot_btrfs::OpenOptions { reporter: Some(reporter), ..Default::default() };
     Volume::open(shared(), &options).map_err(|e| format!("opening it for a judge: {e}"))?;
     if is_torn.load(Ordering::Relaxed) {
-        let fs = Ours.open_writable(shared()).map_err(|e| format!("mending it: {e}"))?;
+        let fs = OURS.open_writable(shared()).map_err(|e| format!("mending it: {e}"))?;
         let at = Timestamp::default();
         let touched = fs.set_attr(fs.root(), &SetAttr::default(), at).and_then(|()| fs.sync());
         touched.map_err(|e| format!("mending it: {e}"))?;

@@ -5,6 +5,7 @@
 //! | `one_operation` | every workload of one operation |
 //! | `two_operations` | a sample of those of two |
 //! | `several_members` | some of these on several members, which lose their caches one by one |
+//! | `commits_by_itself` | some of these with an engine that commits more often than it is asked to |
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `faults` | an error, a short write, silent corruption at every request |
@@ -12,6 +13,7 @@
 //! | `superblocks` | what the explorer found there |
 //! | `sabotage` | that the explorer finds what is broken |
 
+mod accounts;
 mod campaign;
 mod engine;
 mod judge;
@@ -20,36 +22,30 @@ mod superblocks;
 
 use std::sync::Arc;
 
+use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
-use offshoot_testkit::crash::{Workload, seed};
+use offshoot_testkit::crash::workload::Runner;
+use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, seed};
 use offshoot_testkit::random::Random;
 
-use engine::{Ours, volume};
+use engine::{EAGER, ONE, OURS, Ours, SETS, Shape, volume};
 use judge::Outside;
 
-/// Workloads of two operations that CI explores.
-const TWOS: usize = 150;
-
-/// Sets of members, with the profiles of metadata and data.
-const SETS: [(usize, [Profile; 2]); 4] = [
-    (2, [Profile::Raid1, Profile::Raid1]),
-    (2, [Profile::Raid1, Profile::Raid0]),
-    (4, [Profile::Raid10, Profile::Raid10]),
-    (3, [Profile::Raid1c3, Profile::Single]),
-];
+/// Workloads of two operations that a test run explores.
+const TWOS: usize = 250;
 
 fn plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
 }
 
-/// Explores on a volume of so many members, judges every so many states from outside, and prints the tally.
+/// Explores on a volume of this shape, has one of so many states judged from outside, and prints the tally.
 fn explore(
-    members: usize,
-    profiles: Option<[Profile; 2]>,
+    engine: &Ours,
+    shape: Shape,
     plan: CrashPlan,
     judged_every: usize,
     workloads: impl Iterator<Item = Workload> + Send,
@@ -61,67 +57,92 @@ fn explore(
         None => Ok(()),
     };
     let judge = outside.is_some().then_some((&judge as &Judge<'_>, judged_every));
-    let image = volume(plan.seed, members, profiles);
-    let explorer = Explorer { engine: &Ours, image, plan, judge };
-    println!("{} in {} ms", explorer.explore_all(workloads), started.elapsed().as_millis());
+    let explorer = Explorer { engine, image: volume(plan.seed, shape), plan, judge };
+    let tally = explorer.explore_all(workloads);
+    let (members, [metadata, data]) = (shape.members, shape.profiles);
+    let took = started.elapsed().as_millis();
+    println!("{members} members, {metadata} and {data}: {tally}, in {took} ms");
 }
 
 /// Workloads of two operations that the seed chooses.
 fn some_twos(generator: &Generator, count: usize, seed: u64) -> impl Iterator<Item = Workload> {
     let mut random = Random::new(seed);
     let all = generator.twos() as u64;
-    (0..count).map(move |_| generator.two(usize::try_from(random.below(all)).expect("an index")))
+    let mut number = move || usize::try_from(random.below(all)).expect("an index");
+    (0..count).map(move |_| generator.two(number()))
 }
 
 #[test]
 fn one_operation() {
     let (seed, generator) = (seed(), Generator::default());
     let all = (0..generator.ones()).map(|number| generator.one(number));
-    explore(1, None, plan(seed), 2000, all);
+    explore(&OURS, ONE, plan(seed), 1000, all);
 }
 
 #[test]
 fn two_operations() {
     let (seed, generator) = (seed(), Generator::default());
-    explore(1, None, plan(seed), 2000, some_twos(&generator, TWOS, seed));
+    explore(&OURS, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed));
 }
 
 #[test]
 fn several_members() {
     let (seed, generator) = (seed(), Generator::default());
-    for (members, profiles) in SETS {
-        let workloads = some_twos(&generator, 12, seed ^ members as u64);
-        explore(members, Some(profiles), plan(seed), 500, workloads);
+    for (number, shape) in (1..).zip(SETS) {
+        explore(&OURS, shape, plan(seed), 500, some_twos(&generator, 12, seed + number));
     }
+}
+
+#[test]
+fn commits_by_itself() {
+    let (seed, generator) = (seed(), Generator::default());
+    let twos = some_twos(&generator, 30, seed);
+    explore(&EAGER, ONE, plan(seed), 1000, twos.chain([long::rounds(4)]));
 }
 
 #[test]
 fn rounds() {
     let plan = CrashPlan { samples_per_epoch: 12, ..plan(seed()) };
-    explore(1, None, plan, 200, std::iter::once(long::rounds(12)));
+    explore(&OURS, ONE, plan, 200, std::iter::once(long::rounds(12)));
 }
 
 #[test]
 fn tides() {
-    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed()) };
-    explore(1, None, plan, 100, std::iter::once(long::tides(4, 5 << 20)));
+    let (seed, workload) = (seed(), long::tides(4, 5 << 20));
+    assert_moves_chunks(&workload, &volume(seed, ONE));
+    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed) };
+    explore(&OURS, ONE, plan, 100, std::iter::once(workload));
+}
+
+/// The workload allocates chunks until it begins to remove, and gives as many back.
+fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
+    let chunks = || {
+        let volume = Volume::open(devices.clone(), &OpenOptions::default()).expect("it opens");
+        volume.chunks().len()
+    };
+    let is_removal = |step: &Step| matches!(step, Step::Do(Op::Unlink(_)));
+    let ebb = workload.steps.iter().position(is_removal).expect("it removes");
+    let before = chunks();
+    let fs = OURS.open_writable(devices.clone()).expect("it opens");
+    let mut runner = Runner::new(&*fs, 1);
+    runner.run_steps(&workload.steps[..ebb]).expect("there is room");
+    let at_flood = chunks();
+    runner.run_steps(&workload.steps[ebb..]).expect("they can be removed");
+    assert!(at_flood > before, "{before} chunks, then {at_flood}");
+    assert!(chunks() < at_flood, "{at_flood} chunks, then {}", chunks());
 }
 
 #[test]
 fn faults() {
     let (seed, generator) = (seed(), Generator::default());
-    for (members, profiles, has_copies) in [
-        (1, None, false),
-        (1, Some([Profile::Dup, Profile::Dup]), true),
-        (2, Some([Profile::Raid1, Profile::Raid1]), true),
-    ] {
-        let image = volume(seed, members, profiles);
-        let inflicter = Inflicter { engine: &Ours, image, has_copies };
+    let dup = Shape { members: 1, profiles: [Profile::Dup, Profile::Dup] };
+    for (shape, has_copies) in [(ONE, false), (dup, true), (SETS[0], true)] {
+        let inflicter = Inflicter { engine: &OURS, image: volume(seed, shape), has_copies };
         let ones = (0..generator.ones()).step_by(60).map(|number| generator.one(number));
         let mut all = Inflicted::default();
         for workload in ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]) {
             all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
         }
-        println!("{members} members: {all}");
+        println!("{} members: {all}", shape.members);
     }
 }

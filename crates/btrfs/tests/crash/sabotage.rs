@@ -10,7 +10,7 @@ use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Devices, Engine, FsyncIs};
 use offshoot_vfs::{FileSystem, FileSystemMut, Result};
 
-use crate::engine::{Ours, volume};
+use crate::engine::{ONE, OURS, volume};
 use crate::plan;
 
 /// A device that is flushed less often than it is asked to be.
@@ -54,18 +54,18 @@ struct WithoutBarriers([bool; 2]);
 
 impl Engine for WithoutBarriers {
     fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
-        Ours.open(devices)
+        OURS.open(devices)
     }
 
     fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
         let lazy = |below| {
             Arc::new(Lazy { below, flushes: AtomicUsize::new(0), left_out: self.0 }) as Arc<_>
         };
-        Ours.open_writable(devices.into_iter().map(lazy).collect())
+        OURS.open_writable(devices.into_iter().map(lazy).collect())
     }
 
     fn check(&self, devices: Devices) -> Result<()> {
-        Ours.check(devices)
+        OURS.check(devices)
     }
 
     fn fsync_is(&self) -> FsyncIs {
@@ -75,7 +75,7 @@ impl Engine for WithoutBarriers {
 
 /// What the explorer says of such an engine.
 fn caught(left_out: [bool; 2]) -> String {
-    let (image, engine) = (volume(7, 1, None), WithoutBarriers(left_out));
+    let (image, engine) = (volume(7, ONE), WithoutBarriers(left_out));
     let explorer = Explorer { engine: &engine, image, plan: plan(7), judge: None };
     explorer.explore(&Generator::default().one(0)).expect_err("it is broken")
 }

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_testkit::crash::{Devices, Engine};
 use offshoot_vfs::{Error, SetAttr, Timestamp};
 
-use crate::engine::{Ours, volume};
+use crate::engine::{ONE, OURS, SETS, volume};
 
 fn commit(devices: Devices, number: i64) {
-    let fs = Ours.open_writable(devices).expect("it opens");
+    let fs = OURS.open_writable(devices).expect("it opens");
     let at = Timestamp { secs: number, nanos: 0 };
     fs.set_attr(fs.root(), &SetAttr::default(), at).expect("a change");
     fs.sync().expect("a commit");
@@ -21,7 +20,7 @@ fn commit(devices: Devices, number: i64) {
 /// nothing led to the volume any more.
 #[test]
 fn a_superblock_and_its_copies_are_never_pending_together() {
-    let base = volume(1, 1, None);
+    let base = volume(1, ONE);
     let device = Arc::new(CrashDevice::new(base[0].clone()));
     for number in 0..3 {
         commit(vec![device.clone()], number);
@@ -47,7 +46,7 @@ fn a_superblock_and_its_copies_are_never_pending_together() {
 /// refused for writing as one with a member that had been away.
 #[test]
 fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_on() {
-    let devices = volume(2, 2, Some([Profile::Raid1; 2]));
+    let devices = volume(2, SETS[0]);
     let superblock = |device: &dyn BlockDevice| {
         let mut bytes = [0; SUPERBLOCK_SIZE];
         device.read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("memory is read");
@@ -64,10 +63,10 @@ fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_o
         if missed == 1 {
             commit(cut.clone(), 9);
             assert_eq!(superblock(&*cut[0])[72..80], superblock(&*cut[1])[72..80], "generations");
-            Ours.check(cut).expect("it is in order");
+            OURS.check(cut).expect("it is in order");
         } else {
             // A member that was away for a while is another matter.
-            let refused = Ours.open_writable(cut).err();
+            let refused = OURS.open_writable(cut).err();
             assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
         }
     }

@@ -86,17 +86,13 @@ impl Ready {
         let mut runner = Runner::new(fs, self.next);
         let (mut moment, mut promise) = (0, 0);
         for (place, step) in workload.steps.iter().enumerate() {
-            let done = match step {
-                Step::Do(op) => {
-                    moment += 1;
-                    begin(moment);
-                    runner.run(op)
-                }
-                Step::Fsync(path) => find(fs, path).and_then(|file| fs.fsync(file)),
-                Step::Sync => fs.sync(),
-            };
-            done.map_err(|error| (place, error))?;
-            if !matches!(step, Step::Do(_)) {
+            let is_op = matches!(step, Step::Do(_));
+            if is_op {
+                moment += 1;
+                begin(moment);
+            }
+            runner.run_step(step).map_err(|error| (place, error))?;
+            if !is_op {
                 kept(promise);
                 promise += 1;
             }

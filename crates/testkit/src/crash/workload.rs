@@ -117,8 +117,8 @@ impl fmt::Display for Workload {
 }
 
 /// Does the operations of a workload to one filesystem.
-pub(super) struct Runner<'a> {
-    pub(super) fs: &'a dyn FileSystemMut,
+pub struct Runner<'a> {
+    fs: &'a dyn FileSystemMut,
     /// The number of the next operation.
     next: u32,
 }
@@ -147,7 +147,8 @@ pub(super) fn split(path: &str) -> (&str, &str) {
 
 impl<'a> Runner<'a> {
     /// The number of the first operation is `first`, 1 in an empty volume.
-    pub(super) fn new(fs: &'a dyn FileSystemMut, first: u32) -> Self {
+    #[must_use]
+    pub fn new(fs: &'a dyn FileSystemMut, first: u32) -> Self {
         Self { fs, next: first }
     }
 
@@ -159,6 +160,19 @@ impl<'a> Runner<'a> {
     fn place<'p>(&self, path: &'p str) -> Result<Place<'p>> {
         let (dir, name) = split(path);
         Ok(Place { dir: find(self.fs, dir)?, name: name.as_bytes() })
+    }
+
+    /// Does these steps, up to the first that fails.
+    pub fn run_steps(&mut self, steps: &[Step]) -> Result<()> {
+        steps.iter().try_for_each(|step| self.run_step(step))
+    }
+
+    pub(super) fn run_step(&mut self, step: &Step) -> Result<()> {
+        match step {
+            Step::Do(op) => self.run(op),
+            Step::Fsync(path) => self.fs.fsync(find(self.fs, path)?),
+            Step::Sync => self.fs.sync(),
+        }
     }
 
     pub(super) fn run(&mut self, op: &Op) -> Result<()> {

@@ -1,0 +1,122 @@
+//! Our own check of a state: every item of every tree is read, and the accounts of space agree.
+//!
+//! In every block group extents and free space lie side by side without a gap from its beginning to its end, what
+//! is used is the sum of its extents, and the superblock has the sum of the block groups.
+
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use offshoot_btrfs::Volume;
+use offshoot_btrfs_format::space::BlockGroupItem;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Error, Result};
+
+/// What lies where, by where it begins: the end, and whether it is free.
+type Map = BTreeMap<u64, (u64, bool)>;
+
+/// Reads every tree and compares the accounts.
+pub(crate) fn check(volume: &Arc<Volume>) -> Result<()> {
+    let mut trees = vec![TreeId::CHUNK];
+    visit(volume, TreeId::ROOT, |key, _| {
+        if key.item_type == ItemType::ROOT_ITEM {
+            trees.push(TreeId(key.objectid));
+        }
+    })?;
+    for id in trees {
+        visit(volume, id, |_, _| {})?;
+    }
+    let map = map(volume)?;
+    let mut used = 0;
+    for (group, claimed) in groups(volume)? {
+        let found = used_in(&map, &group)?;
+        if found != claimed {
+            let problem = format!("{claimed} bytes are used, by the extents {found}");
+            return Err(Error::corrupt_at("block group", group.start, problem));
+        }
+        used += found;
+    }
+    let claimed = volume.superblock().item.bytes_used.get();
+    if used != claimed {
+        let problem = format!("{claimed} bytes are used, by the block groups {used}");
+        return Err(Error::corrupt("superblock", problem));
+    }
+    Ok(())
+}
+
+fn visit(volume: &Arc<Volume>, id: TreeId, mut visit: impl FnMut(Key, &[u8])) -> Result<()> {
+    let root = if id == TreeId::ROOT { volume.root_tree() } else { volume.tree(id)? };
+    volume.for_each_item(root, Key::MIN, |key, data| {
+        visit(key, data);
+        ControlFlow::Continue(())
+    })
+}
+
+/// All extents and all free space.
+fn map(volume: &Arc<Volume>) -> Result<Map> {
+    let mut map = Map::new();
+    let node_size = u64::from(volume.superblock().node_size);
+    visit(volume, TreeId::EXTENT, |key, _| {
+        let len = match key.item_type {
+            ItemType::EXTENT_ITEM => key.offset,
+            ItemType::METADATA_ITEM => node_size,
+            _ => return,
+        };
+        map.insert(key.objectid, (key.objectid + len, false));
+    })?;
+    let sector = u64::from(volume.superblock().sector_size);
+    let mut twice = None;
+    visit(volume, TreeId::FREE_SPACE, |key, data| {
+        let mut free = |at: u64, len: u64| {
+            if map.insert(at, (at + len, true)).is_some() {
+                twice = Some(at);
+            }
+        };
+        match key.item_type {
+            ItemType::FREE_SPACE_EXTENT => free(key.objectid, key.offset),
+            ItemType::FREE_SPACE_BITMAP => {
+                let is_set = |bit: &u64| {
+                    let byte = usize::try_from(bit / 8).expect("a bitmap is small");
+                    data[byte] & (1 << (bit % 8)) != 0
+                };
+                let bits = (0..key.offset / sector).filter(is_set);
+                bits.for_each(|bit| free(key.objectid + bit * sector, sector));
+            }
+            _ => {}
+        }
+    })?;
+    match twice {
+        Some(at) => {
+            Err(Error::corrupt_at("free space tree", at, "it is used as well, or twice free"))
+        }
+        None => Ok(map),
+    }
+}
+
+/// The block groups, and what they say is used.
+fn groups(volume: &Arc<Volume>) -> Result<Vec<(Range<u64>, u64)>> {
+    let mut groups = Vec::new();
+    visit(volume, TreeId::BLOCK_GROUP, |key, data| {
+        let item = BlockGroupItem::view(data).expect("the item was verified");
+        groups.push((key.objectid..key.objectid + key.offset, item.used.get()));
+    })?;
+    Ok(groups)
+}
+
+/// What the extents of a block group take.
+fn used_in(map: &Map, group: &Range<u64>) -> Result<u64> {
+    let (mut at, mut used) = (group.start, 0);
+    for (&start, &(end, is_free)) in map.range(group.clone()) {
+        if start != at {
+            let problem = format!("the next extent or free range begins at {start}");
+            return Err(Error::corrupt_at("block group", at, problem));
+        }
+        used += if is_free { 0 } else { end - start };
+        at = end;
+    }
+    if at == group.end {
+        Ok(used)
+    } else {
+        Err(Error::corrupt_at("block group", at, "nothing up to its end"))
+    }
+}
