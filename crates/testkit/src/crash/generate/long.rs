@@ -17,7 +17,7 @@ pub fn rounds(count: usize) -> Workload {
         let [from, to] = [round, round + 1].map(|number| format!("passing{number}"));
         let ops = [
             Op::Create(file.clone()),
-            write(file, 1 + round * 700),
+            write(file, 1 + round * 2500),
             write(count, 8),
             Op::Rename(from, to),
         ];
