@@ -27,7 +27,7 @@ pub(crate) fn set_attr(volume: &Volume, file: FileId, set: &SetAttr, at: Timesta
     }
     let handle = volume.join()?;
     let mut changes = Changes::new(&handle, file);
-    if let (Some(_), Some(buffer)) = (mtime, volume.buffers.get(file)) {
+    if let (Some(_), Some(buffer)) = (mtime.or(now), volume.buffers.get(file)) {
         buffer.write().mtime = None;
     }
     changes.change_inode(file, at, |item| {
