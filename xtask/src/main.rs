@@ -28,7 +28,7 @@ Tasks:
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
-  campaign crash [--workloads one|two|faults|COUNT|one:N|two:N] [--seed N]
+  campaign crash [--workloads one|two|long|faults|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
 ";
 

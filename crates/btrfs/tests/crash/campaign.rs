@@ -1,21 +1,21 @@
 //! More than fits into a test run: `cargo xtask campaign crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `faults`, the number of a sample of
-//! those of two operations, or the name of one workload. What a campaign does not find in one
-//! hour the next seed may find in a minute.
+//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`, the number of a
+//! sample of those of two operations, or the name of one workload that a failure has told. What
+//! a campaign does not find in one hour the next seed may find in a minute.
 
 use offshoot_device::CrashPlan;
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
-use offshoot_testkit::crash::generate::Generator;
+use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, seed};
 
-use crate::engine::{EAGER, ONE, OURS, SETS, volume};
+use crate::engine::{EAGER, ONE, OURS, SETS, SMALL_NODES, volume};
 use crate::{explore, some_twos};
 
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
 
-/// Of so many workloads one is explored on each set of members, and with the eager engine, as well.
+/// Of so many workloads one is explored on each other shape, and with the eager engine, as well.
 const ELSEWHERE: usize = 20;
 
 /// So many states go by before one is judged from outside.
@@ -33,6 +33,10 @@ fn campaign() {
         "one" => in_batches(plan, ones()),
         "two" => in_batches(plan, (0..generator.twos()).map(|number| generator.two(number))),
         "faults" => faults(seed, ones()),
+        "long" => {
+            let longer = [long::rounds(60), long::tides(12, 7 << 20)];
+            everywhere(CrashPlan { exhaustive_limit: 2, ..plan }, &longer, &longer);
+        }
         _ => match (what.parse(), generator.by_name(&what)) {
             (Ok(count), _) => in_batches(plan, some_twos(&generator, count, seed)),
             (_, Some(workload)) => {
@@ -56,11 +60,11 @@ fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
     }
 }
 
-/// Explores `all` on one member, and `some` on every set of members and with the eager engine.
+/// Explores `all` on one member, and `some` on every other shape and with the eager engine.
 fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
     explore(&OURS, ONE, plan, JUDGED, all.iter().cloned());
     explore(&EAGER, ONE, plan, JUDGED, some.iter().cloned());
-    for shape in SETS {
+    for shape in [SMALL_NODES].into_iter().chain(SETS) {
         explore(&OURS, shape, plan, JUDGED, some.iter().cloned());
     }
 }

@@ -1,5 +1,6 @@
 //! The engine as the explorer sees it, and the volumes it is explored on.
 
+use std::fmt;
 use std::sync::Arc;
 
 use offshoot_btrfs::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
@@ -24,8 +25,8 @@ pub(crate) struct Ours {
 /// The engine as it is by default.
 pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20 };
 
-/// The engine that commits by itself after almost every change.
-pub(crate) const EAGER: Ours = Ours { dirty_bytes: 32 << 10 };
+/// The engine that commits by itself after almost every change: one tree block is too much.
+pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10 };
 
 impl Engine for Ours {
     fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
@@ -55,28 +56,50 @@ pub(crate) struct Shape {
     pub(crate) members: usize,
     /// The profiles of metadata and data.
     pub(crate) profiles: [Profile; 2],
+    /// The size of a tree block in bytes. In small ones even a few files make a tree of two levels.
+    pub(crate) node_size: u32,
 }
 
 /// One member, as it is by default.
-pub(crate) const ONE: Shape = Shape { members: 1, profiles: [Profile::Dup, Profile::Single] };
+pub(crate) const ONE: Shape = shape(1, [Profile::Dup, Profile::Single]);
+
+/// One member with small tree blocks.
+pub(crate) const SMALL_NODES: Shape = Shape { node_size: 4096, ..ONE };
+
+/// One member with two copies of everything.
+pub(crate) const ALL_TWICE: Shape = shape(1, [Profile::Dup, Profile::Dup]);
 
 /// Several members.
 pub(crate) const SETS: [Shape; 4] = [
-    Shape { members: 2, profiles: [Profile::Raid1, Profile::Raid1] },
-    Shape { members: 2, profiles: [Profile::Raid1, Profile::Raid0] },
-    Shape { members: 4, profiles: [Profile::Raid10, Profile::Raid10] },
-    Shape { members: 3, profiles: [Profile::Raid1c3, Profile::Single] },
+    shape(2, [Profile::Raid1, Profile::Raid1]),
+    shape(2, [Profile::Raid1, Profile::Raid0]),
+    shape(4, [Profile::Raid10, Profile::Raid10]),
+    shape(3, [Profile::Raid1c3, Profile::Single]),
 ];
+
+const fn shape(members: usize, profiles: [Profile; 2]) -> Shape {
+    Shape { members, profiles, node_size: 16 << 10 }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { members, profiles: [metadata, data], node_size } = self;
+        write!(f, "{members} members, {metadata} and {data}, blocks of {node_size} bytes")
+    }
+}
 
 /// An empty volume over new members. No two runs give it the same id, because the kernel mounts no two
 /// volumes with one.
-pub(crate) fn volume(seed: u64, Shape { members, profiles }: Shape) -> Devices {
+pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
+    let Shape { members, profiles, node_size } = shape;
     let new = || Arc::new(MemoryDevice::sparse(MEMBER_BYTES)) as Arc<dyn BlockDevice>;
     let devices: Devices = (0..members).map(|_| new()).collect();
     let process = u128::from(std::process::id());
-    let id = u128::from(seed) << 64 | process << 8 | members as u128;
+    let number = members as u128 | u128::from(node_size) << 4;
+    let id = u128::from(seed) << 64 | process << 32 | number;
     let mut options = MkfsOptions::new(Uuid::from_u128(id), Timestamp::default());
     [options.metadata, options.data] = profiles.map(Some);
+    options.node_size = Some(node_size);
     mkfs(&devices, &options).expect("a volume");
     devices
 }

@@ -5,6 +5,7 @@
 //! | `one_operation` | every workload of one operation |
 //! | `two_operations` | a sample of those of two |
 //! | `several_members` | some of these on several members, which lose their caches one by one |
+//! | `small_nodes` | some of these where trees have more levels |
 //! | `commits_by_itself` | some of these with an engine that commits more often than it is asked to |
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
@@ -23,8 +24,7 @@ mod superblocks;
 use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, Volume};
-use offshoot_btrfs_format::chunk::Profile;
-use offshoot_device::{CrashPlan, MemoryDevice};
+use offshoot_device::{CrashDevice, CrashEntry, CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
@@ -32,7 +32,7 @@ use offshoot_testkit::crash::workload::Runner;
 use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, seed};
 use offshoot_testkit::random::Random;
 
-use engine::{EAGER, ONE, OURS, Ours, SETS, Shape, volume};
+use engine::{ALL_TWICE, EAGER, ONE, OURS, Ours, SETS, SMALL_NODES, Shape, volume};
 use judge::Outside;
 
 /// Workloads of two operations that a test run explores.
@@ -59,9 +59,7 @@ fn explore(
     let judge = outside.is_some().then_some((&judge as &Judge<'_>, judged_every));
     let explorer = Explorer { engine, image: volume(plan.seed, shape), plan, judge };
     let tally = explorer.explore_all(workloads);
-    let (members, [metadata, data]) = (shape.members, shape.profiles);
-    let took = started.elapsed().as_millis();
-    println!("{members} members, {metadata} and {data}: {tally}, in {took} ms");
+    println!("{shape}: {tally}, in {} ms", started.elapsed().as_millis());
 }
 
 /// Workloads of two operations that the seed chooses.
@@ -96,14 +94,35 @@ fn several_members() {
 #[test]
 fn commits_by_itself() {
     let (seed, generator) = (seed(), Generator::default());
+    assert_commits_by_itself(&volume(seed, ONE));
     let twos = some_twos(&generator, 30, seed);
     explore(&EAGER, ONE, plan(seed), 1000, twos.chain([long::rounds(4)]));
+}
+
+/// The eager engine commits although nobody asks it to.
+fn assert_commits_by_itself(devices: &Devices) {
+    let crash = Arc::new(CrashDevice::new(devices[0].clone()));
+    let fs = EAGER.open_writable(vec![crash.clone()]).expect("it opens");
+    let steps = long::rounds(4).steps;
+    let steps: Vec<Step> = steps.into_iter().filter(|step| *step != Step::Sync).collect();
+    Runner::new(&*fs, 1).run_steps(&steps).expect("there is room");
+    let log = crash.log();
+    let barriers = log.entries().iter().filter(|one| matches!(one, CrashEntry::Barrier { .. }));
+    assert!(barriers.count() > 10, "it waits to be asked: {log:?}");
 }
 
 #[test]
 fn rounds() {
     let plan = CrashPlan { samples_per_epoch: 12, ..plan(seed()) };
-    explore(&OURS, ONE, plan, 200, std::iter::once(long::rounds(12)));
+    for shape in [ONE, SMALL_NODES] {
+        explore(&OURS, shape, plan, 200, std::iter::once(long::rounds(12)));
+    }
+}
+
+#[test]
+fn small_nodes() {
+    let (seed, generator) = (seed(), Generator::default());
+    explore(&OURS, SMALL_NODES, plan(seed), 1000, some_twos(&generator, 50, seed));
 }
 
 #[test]
@@ -135,14 +154,13 @@ fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
 #[test]
 fn faults() {
     let (seed, generator) = (seed(), Generator::default());
-    let dup = Shape { members: 1, profiles: [Profile::Dup, Profile::Dup] };
-    for (shape, has_copies) in [(ONE, false), (dup, true), (SETS[0], true)] {
+    for (shape, has_copies) in [(ONE, false), (ALL_TWICE, true), (SETS[0], true)] {
         let inflicter = Inflicter { engine: &OURS, image: volume(seed, shape), has_copies };
-        let ones = (0..generator.ones()).step_by(60).map(|number| generator.one(number));
+        let ones = (0..generator.ones()).step_by(30).map(|number| generator.one(number));
         let mut all = Inflicted::default();
         for workload in ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]) {
             all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
         }
-        println!("{} members: {all}", shape.members);
+        println!("{shape}: {all}");
     }
 }

@@ -69,6 +69,8 @@ impl Generator {
         let (first, second) = (&self.candidates[first], &self.candidates[second]);
         let mut tree = Tree::default();
         let mut setup = tree.ensure(&second.needs);
+        // What the first one takes away again could not be opened.
+        setup.retain(|op| !matches!(op, Op::Open(_)));
         setup.extend(tree.ensure(&first.needs));
         let mut steps = vec![Step::Do(first.op.clone())];
         tree.note(&first.op);

@@ -71,6 +71,9 @@ impl History {
     /// What is wrong with what was found when the promises `kept` had been made and the operation
     /// before the moment `latest` had begun.
     pub(super) fn judge(&self, found: &Picture, kept: &[usize], latest: usize) -> Vec<String> {
+        // What a promise is about had begun, also where nothing had to be written for it.
+        let promised = kept.iter().map(|&kept| self.promises[kept].moment);
+        let latest = promised.chain([latest]).max().unwrap_or(latest);
         let mut judgement = Judgement { history: self, kept, latest, problems: Vec::new() };
         judgement.files(found);
         judgement.names(found);

@@ -165,3 +165,13 @@ fn an_fsync_of_a_directory_promises_the_names_in_it() {
     assert_eq!(allowed(&history, 1, 2), [1, 2]);
     assert_eq!(allowed(&history, 2, 2), [2]);
 }
+
+/// A rename of one name of a file to another one does nothing, so nothing is written for the `sync`.
+#[test]
+fn a_promise_for_which_nothing_was_written() {
+    let link = Step::Do(Op::Link("a".into(), "b".into()));
+    let steps = [create("a"), link, Step::Sync, rename("a", "b"), Step::Sync];
+    let history = of(FsyncIs::Commit, &steps);
+    assert_eq!(history.pictures[2], history.pictures[3]);
+    assert_eq!(allowed(&history, 2, 2), [2, 3]);
+}
