@@ -213,8 +213,13 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
     write_back::release_data(volume, freed);
     buffer.write().written(0, at);
     if size < item.size.get() && (!is_inline || size == 0) {
+        // A commit in between must not show the zeros of the last sector in a file that is still longer: the
+        // sector is stored last, and the length with it.
+        let last = size / sector * sector..size.next_multiple_of(sector);
+        let is_stored_later = !last.is_empty() && buffer.read().gaps(&last).is_empty();
+        let cut_to = if is_stored_later { last.end.min(item.size.get()) } else { size };
+        cut(volume, file, cut_to, at)?;
         write_back::store_all(volume, file, &buffer, Patience::Waits)?;
-        cut(volume, file, size, at)?;
     }
     if buffer.read().is_empty() {
         write_back::write_back(volume, file, Patience::Waits)?;

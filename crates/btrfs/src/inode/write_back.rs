@@ -303,9 +303,9 @@ impl<'v, 'b> Step<'v, 'b> {
         };
         let sector = u64::from(volume.superblock().sector_size);
         insert_hole(&handle, file, item.size.get().next_multiple_of(sector)..data.start)?;
-        // What becomes shorter is cut when its data is stored, unless all of it is stored here.
-        let is_one = item.size.get() <= sector;
-        let stored = if is_one { item.size.get().min(size) } else { item.size.get() };
+        // What becomes shorter was cut before, up to the sector in which it ends.
+        let is_end = item.size.get() <= data.range().end;
+        let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
         change_inode(&mut changes, file, buffer, stored.max(data.range().end.min(size)), change)?;
         changes.apply()?;
         volume.buffers.remove(buffer, &data.range());

@@ -11,7 +11,7 @@
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `faults` | an error, a short write, silent corruption at every request |
 //! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
-//! | `superblocks` | what the explorer found there |
+//! | `superblocks`, `truncation` | what the explorer found there |
 //! | `sabotage` | that the explorer finds what is broken |
 
 mod accounts;
@@ -20,6 +20,7 @@ mod engine;
 mod judge;
 mod sabotage;
 mod superblocks;
+mod truncation;
 
 use std::sync::Arc;
 

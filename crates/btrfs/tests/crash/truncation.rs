@@ -1,0 +1,28 @@
+//! A truncation that a commit came in between of. The explorer found it.
+
+use offshoot_testkit::crash::explore::Explorer;
+use offshoot_testkit::crash::{Op, Step, Workload};
+
+use crate::engine::{EAGER, ONE, volume};
+use crate::plan;
+
+/// The last sector of the shorter file was stored, with zeros behind the new end, before the rest was cut: a file that was
+/// as long as before had a hole in its data.
+#[test]
+fn a_file_that_is_cut_half_way_has_no_zeros_in_it() {
+    let path = "file".to_owned();
+    for (len, size) in [(10_000, 5000), (10_000, 110), (30_000, 8192), (5000, 4097), (5000, 1)] {
+        let write = Op::Write { path: path.clone(), offset: 0, len };
+        let setup = vec![Op::Create(path.clone()), write];
+        let steps = vec![
+            Step::Do(Op::Truncate(path.clone(), size)),
+            // It commits what was done so far before it begins.
+            Step::Do(Op::Mkdir("directory".into())),
+            Step::Sync,
+        ];
+        let workload = Workload { name: format!("{len} to {size}"), setup, steps };
+        let image = volume(size, ONE);
+        let explorer = Explorer { engine: &EAGER, image, plan: plan(size), judge: None };
+        explorer.explore(&workload).unwrap_or_else(|problem| panic!("{workload}: {problem}"));
+    }
+}
