@@ -15,7 +15,7 @@ use crate::{explore, some_twos};
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
 
-/// Of so many workloads one is explored on each other shape, and with the eager engine, as well.
+/// Of so many workloads one is explored on each other shape as well.
 const ELSEWHERE: usize = 20;
 
 /// So many states go by before one is judged from outside.
@@ -60,10 +60,10 @@ fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
     }
 }
 
-/// Explores `all` on one member, and `some` on every other shape and with the eager engine.
+/// Explores `all` on one member, also with the eager engine, and `some` on every other shape.
 fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
     explore(&OURS, ONE, plan, JUDGED, all.iter().cloned());
-    explore(&EAGER, ONE, plan, JUDGED, some.iter().cloned());
+    explore(&EAGER, ONE, plan, JUDGED, all.iter().cloned());
     for shape in [SMALL_NODES].into_iter().chain(SETS) {
         explore(&OURS, shape, plan, JUDGED, some.iter().cloned());
     }
