@@ -130,11 +130,15 @@ impl FileData {
         self.buffer.as_ref().map_or(self.inode.size.get(), |buffer| buffer.read().size)
     }
 
-    /// The pieces of `range`, cut at the end of the file.
-    fn pieces<'v>(&self, volume: &'v Volume, range: Range<u64>) -> Pieces<'v> {
-        // What was buffered may be stored meanwhile: the stored length may be older than its extents.
-        let range = range.start..range.end.min(self.size());
-        Pieces { volume, cursor: None, file: self.file, range, pending: None }
+    /// The pieces of `range`, cut at the end of what is stored. Whoever looks into the buffer has done so.
+    fn pieces<'v>(&self, volume: &'v Volume, range: Range<u64>) -> Result<Pieces<'v>> {
+        // What was buffered when the file was opened may be stored meanwhile.
+        let size = match self.buffer {
+            Some(_) => inode_item(volume, tree_of(volume, self.file)?, self.file)?.size,
+            None => self.inode.size,
+        };
+        let range = range.start..range.end.min(size.get());
+        Ok(Pieces { volume, cursor: None, file: self.file, range, pending: None })
     }
 }
 
@@ -340,7 +344,7 @@ fn read_batches(
     still: &dyn Fn() -> bool,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<Option<u64>> {
-    let mut pieces = data.pieces(volume, range);
+    let mut pieces = data.pieces(volume, range)?;
     let mut batch = Vec::new();
     pieces.fill(&mut batch)?;
     let sector = u64::from(volume.superblock().sector_size);
@@ -373,7 +377,8 @@ pub(crate) fn prefetch(volume: &Volume, files: &[FileId]) {
     for &file in files {
         // What fails here fails again, with an error, when the file is read.
         let Ok(data) = FileData::open(volume, file) else { continue };
-        if data.pieces(volume, 0..data.size()).fill(&mut batch).is_ok() {
+        let pieces = data.pieces(volume, 0..data.size());
+        if pieces.and_then(|mut pieces| pieces.fill(&mut batch)).is_ok() {
             ranges.extend(batch.iter().filter_map(|piece| piece.disk_range(sector)));
         }
         batch.clear();
@@ -475,7 +480,7 @@ pub(crate) fn next_data(
     data: &FileData,
     offset: u64,
 ) -> Result<Option<Range<u64>>> {
-    let size = data.size();
+    let (size, sector) = (data.size(), u64::from(volume.superblock().sector_size));
     if offset >= size {
         return Ok(None);
     }
@@ -483,14 +488,18 @@ pub(crate) fn next_data(
     let runs = runs.unwrap_or_default().into_iter();
     let mut buffered =
         runs.map(|(at, run)| at.max(offset)..size.min(at + run.len() as u64)).peekable();
-    let mut pieces = data.pieces(volume, offset..size);
+    let mut pieces = data.pieces(volume, offset - offset % sector..size)?;
     let mut batch = VecDeque::new();
     let mut found: Option<Range<u64>> = None;
     loop {
         if batch.is_empty() {
             let mut next = Vec::new();
             pieces.fill(&mut next)?;
-            batch.extend(next.into_iter().map(|piece| piece.start..piece.end));
+            // Inline data counts as a whole sector, also where the file goes on behind it.
+            let whole = |piece: Piece| {
+                piece.start.max(offset)..piece.end.next_multiple_of(sector).min(size)
+            };
+            batch.extend(next.into_iter().map(whole).filter(|part| !part.is_empty()));
         }
         let is_buffered_first = match (batch.front(), buffered.peek()) {
             (Some(piece), Some(run)) => run.start < piece.start,

@@ -40,7 +40,7 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
     let mut dropped = 0;
     let mut from = range.start;
     loop {
-        let overlaps = overlaps(handle, file, from..range.end)?;
+        let overlaps = overlaps(handle, file, from..range.end, BATCH)?;
         let Some(last) = overlaps.last() else { return Ok(dropped) };
         from = last.end;
         for overlap in &overlaps {
@@ -52,8 +52,23 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
     }
 }
 
-/// The first extent items that overlap `range`.
-fn overlaps(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<Vec<Overlap>> {
+/// What the first extent item that overlaps `range` covers.
+pub(super) fn first_extent(
+    handle: &Handle<'_>,
+    file: FileId,
+    range: Range<u64>,
+) -> Result<Option<Range<u64>>> {
+    let found = overlaps(handle, file, range, 1)?;
+    Ok(found.first().map(|found| found.key.offset..found.end))
+}
+
+/// The first extent items that overlap `range`, `most` at the most.
+fn overlaps(
+    handle: &Handle<'_>,
+    file: FileId,
+    range: Range<u64>,
+    most: usize,
+) -> Result<Vec<Overlap>> {
     let volume = handle.volume();
     let sector = u64::from(volume.superblock().sector_size);
     let root = volume.tree(TreeId(file.dev))?;
@@ -61,7 +76,7 @@ fn overlaps(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<Vec<
     let mut cursor = Cursor::seek_floor(volume, root, key)?;
     let mut found = Vec::new();
     while let Some((key, data)) = cursor.item() {
-        if key >= Key::new(file.ino, ItemType::EXTENT_DATA, range.end) || found.len() == BATCH {
+        if key >= Key::new(file.ino, ItemType::EXTENT_DATA, range.end) || found.len() == most {
             break;
         }
         if key.objectid == file.ino && key.item_type == ItemType::EXTENT_DATA {

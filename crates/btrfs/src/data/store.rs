@@ -14,7 +14,7 @@ use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
 use super::buffer::Run;
-use super::drop::drop_range;
+use super::drop::{drop_range, first_extent};
 use super::insert_checksums;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
@@ -112,14 +112,24 @@ pub(crate) fn write_data(handle: &Handle<'_>, logical: Logical, data: Sectors<'_
     write().inspect_err(|e| handle.break_off(e))
 }
 
-/// Makes `range` of the file a hole. Volumes with NO_HOLES say that by saying nothing.
+/// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by saying nothing.
+/// Space that was preallocated there stays.
 pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<()> {
-    let has_items = !handle.volume().superblock().incompat.has(Incompat::NO_HOLES);
-    if range.is_empty() || !has_items {
+    if range.is_empty() || handle.volume().superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(());
     }
-    let item = encode(handle, range.end - range.start, Logical(0), 0);
-    insert(handle, file, range.start, &item)
+    let insert_one = |hole: Range<u64>| {
+        if hole.is_empty() {
+            return Ok(());
+        }
+        insert(handle, file, hole.start, &encode(handle, hole.end - hole.start, Logical(0), 0))
+    };
+    let mut at = range.start;
+    while let Some(extent) = first_extent(handle, file, at..range.end)? {
+        insert_one(at..extent.start.max(at))?;
+        at = extent.end;
+    }
+    insert_one(at..range.end.max(at))
 }
 
 fn insert(handle: &Handle<'_>, file: FileId, at: u64, item: &[u8]) -> Result<()> {

@@ -54,8 +54,12 @@ pub(crate) fn write(
         return Ok(());
     }
     timespec(at)?;
-    if is_inline(volume, file, &item)? {
+    if is_inline(volume, file)? {
         buffer(volume, file, 0, &[], at)?;
+    }
+    let size = size_of(volume, file, &item);
+    if size < offset {
+        clear_behind(volume, file, size, at)?;
     }
     let mut from = offset;
     while from < end {
@@ -177,11 +181,7 @@ fn contents(
 }
 
 /// Whether the stored data of `file` is in its extent item.
-fn is_inline(volume: &Volume, file: FileId, item: &InodeItem) -> Result<bool> {
-    // It is no longer than a sector, so most files need no search.
-    if item.size.get() > u64::from(volume.superblock().sector_size) {
-        return Ok(false);
-    }
+fn is_inline(volume: &Volume, file: FileId) -> Result<bool> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
     let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
     let Some((_, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) else {
@@ -202,17 +202,19 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
     }
     timespec(at)?;
     let sector = u64::from(volume.superblock().sector_size);
-    let is_inline = is_inline(volume, file, &item)?;
-    // What lies behind the end in its sector reads as zeros when the file grows again.
-    let keeps_part = size < item.size.get() && !size.is_multiple_of(sector);
-    if size > 0 && (is_inline || keeps_part && has_stored(volume, file, size)?) {
-        buffer(volume, file, if is_inline { 0 } else { size }, &[], at)?;
+    let is_inline = is_inline(volume, file)?;
+    if is_inline && size > 0 {
+        buffer(volume, file, 0, &[], at)?;
     }
-    let buffer = volume.buffers.get_or_add(file, size_of(volume, file, &item), at);
+    let old = size_of(volume, file, &item);
+    clear_behind(volume, file, size.min(old), at)?;
+    let buffer = volume.buffers.get_or_add(file, old, at);
     let freed = volume.buffers.resize(&buffer, size, sector);
     write_back::release_data(volume, freed);
     buffer.write().written(0, at);
-    if size < item.size.get() && (!is_inline || size == 0) {
+    // A file that is all in its first sector is buffered whole by now, or empty.
+    let is_stored = !is_inline || size == 0 || item.size.get() > sector;
+    if size < item.size.get() && is_stored {
         // A commit in between must not show the zeros of the last sector in a file that is still longer: the
         // sector is stored last, and the length with it.
         let last = size / sector * sector..size.next_multiple_of(sector);
@@ -225,6 +227,16 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
         write_back::write_back(volume, file, Patience::Waits)?;
     }
     Ok(())
+}
+
+/// Buffers the sector in which the file ends or is about to end, where that is within a sector: what lies behind
+/// the end is to read as zeros when the file grows, and the kernel leaves there what was there when it cuts a file off.
+fn clear_behind(volume: &Volume, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+    let sector = u64::from(volume.superblock().sector_size);
+    if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
+        return Ok(());
+    }
+    buffer(volume, file, end, &[], at)
 }
 
 /// Whether the sector in which `at` lies is stored.
