@@ -1,19 +1,15 @@
 //! Data of files: extents, checksums, decompression.
 //!
-//! A range of a file is cut into *pieces*: runs of one extent that are read in one go.
-//! Pieces are gathered in batches from the extent items, so that the devices learn
-//! of a batch while the one before it is read, verified and decoded.
-//!
-//! 1. Pieces ascend and do not overlap, whatever the items of a damaged tree say.
-//! 2. A piece needs at most [`PIECE_BYTES`] of memory, a batch at most
-//!    [`BATCH_BYTES`] of requests and [`BATCH_PIECES`] pieces, whatever the size of the file.
-//! 3. Bytes reach the caller only after their checksums matched, unless the inode has
-//!    NODATASUM, which means that there are none.
+//! What is buffered of a file hides what is stored. What is stored is read in `pieces`, which are gathered in batches
+//! from the extent items, so that the devices learn of a batch while the one before it is read, verified
+//! and decoded. Bytes reach the caller only after their checksums matched, unless the inode has NODATASUM,
+//! which means that there are none.
 
 mod buffer;
 mod checksums;
 mod drop;
 mod in_place;
+mod pieces;
 mod scratch;
 mod store;
 #[cfg(test)]
@@ -22,75 +18,28 @@ mod tests;
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::compress::{Compression, decompress};
-use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRESSED_EXTENT};
+use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
-use crate::tree::Cursor;
 use crate::volume::Volume;
 pub(crate) use buffer::{Buffers, FileBuffer};
 use checksums::checksums;
 pub(crate) use checksums::{checksum_items, insert_checksums, remove_checksums};
 pub(crate) use drop::drop_range;
 pub(crate) use in_place::{Target, target};
+pub(crate) use pieces::extent_len;
+use pieces::{Decode, Piece, Pieces, Source};
 use scratch::with_scratch;
 pub(crate) use store::{Sectors, insert_hole, store, store_inline, write_data};
 
-/// The most that one piece reads from the devices, in bytes.
-const PIECE_BYTES: u64 = 1 << 20;
-/// The most that a batch asks of the devices, in bytes.
-const BATCH_BYTES: u64 = 4 << 20;
-/// The most pieces in a batch.
-const BATCH_PIECES: usize = 64;
 /// A first batch that is smaller than this is read at once: telling the devices of it
 /// first would not be ahead of anything.
 const WORTH_A_HINT: u64 = 256 << 10;
-
-/// The part `start..end` of a file, all of it in one extent.
-#[derive(Debug)]
-struct Piece {
-    start: u64,
-    end: u64,
-    source: Source,
-}
-
-/// Where the bytes of a piece are.
-#[derive(Debug)]
-enum Source {
-    /// On disk as they are, `logical` being where `start` is.
-    Plain { logical: Logical },
-    /// In a compressed extent, `skip` bytes into what it decodes to.
-    Compressed { extent: Logical, disk_bytes: u64, decode: Decode },
-    /// In the extent item.
-    Inline { stored: Vec<u8>, decode: Decode },
-}
-
-/// What to make of stored bytes.
-#[derive(Clone, Copy, Debug)]
-struct Decode {
-    compression: Compression,
-    ram_bytes: u64,
-    skip: u64,
-}
-
-impl Piece {
-    /// The range of the logical space that is read for it; nothing for inline data.
-    fn disk_range(&self, sector: u64) -> Option<(Logical, u64)> {
-        match &self.source {
-            Source::Plain { logical } => {
-                let (from, to) = (logical.0, logical.0 + (self.end - self.start));
-                let from = from - from % sector;
-                Some((Logical(from), to.next_multiple_of(sector) - from))
-            }
-            Source::Compressed { extent, disk_bytes, .. } => Some((*extent, *disk_bytes)),
-            Source::Inline { .. } => None,
-        }
-    }
-}
 
 /// An open file: what all reads of it need.
 pub(crate) struct FileData {
@@ -138,161 +87,8 @@ impl FileData {
             None => self.inode.size,
         };
         let range = range.start..range.end.min(size.get());
-        Ok(Pieces { volume, cursor: None, file: self.file, range, pending: None })
+        Ok(Pieces::new(volume, self.file, range))
     }
-}
-
-/// Walks the extent items of a file and cuts them into pieces.
-struct Pieces<'v> {
-    volume: &'v Volume,
-    /// Where the walk is, once it has begun.
-    cursor: Option<Cursor<'v>>,
-    file: FileId,
-    /// What is still to be covered.
-    range: Range<u64>,
-    /// The rest of an extent that is longer than one piece.
-    pending: Option<(Range<u64>, Logical)>,
-}
-
-impl<'v> Pieces<'v> {
-    /// Fills `batch`; it stays empty at the end of the range.
-    fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
-        let _looking = self.volume.buffers.looking(self.file);
-        // Where extents may be replaced between two batches, the item that comes next may begin before what
-        // the last batch ended with.
-        let mut cursor = match self.cursor.take() {
-            Some(cursor) if self.volume.live_part().is_none() => cursor,
-            _ => self.seek()?,
-        };
-        let mut bytes = 0;
-        while bytes < BATCH_BYTES && batch.len() < BATCH_PIECES {
-            let Some(piece) = self.next(&mut cursor)? else { break };
-            bytes += match &piece.source {
-                Source::Plain { .. } => piece.end - piece.start,
-                Source::Compressed { disk_bytes, .. } => *disk_bytes,
-                Source::Inline { stored, .. } => stored.len() as u64,
-            };
-            batch.push(piece);
-        }
-        self.cursor = Some(cursor);
-        Ok(())
-    }
-
-    /// A cursor on the first item that may reach into the range.
-    fn seek(&self) -> Result<Cursor<'v>> {
-        let key = Key::new(self.file.ino, ItemType::EXTENT_DATA, self.range.start);
-        // The root as it is now: what an older one leads to may not be the file's any more.
-        let mut cursor = Cursor::seek_floor(self.volume, tree_of(self.volume, self.file)?, key)?;
-        let first = Key { offset: 0, ..key };
-        if cursor.item().is_some_and(|(at, _)| at < first) {
-            cursor.advance()?;
-        }
-        Ok(cursor)
-    }
-
-    fn next(&mut self, cursor: &mut Cursor<'v>) -> Result<Option<Piece>> {
-        loop {
-            if let Some((rest, logical)) = self.pending.take() {
-                return Ok(Some(self.cut(rest, logical)));
-            }
-            if self.range.is_empty() {
-                return Ok(None);
-            }
-            let Some((key, data)) = cursor.item_of(self.file.ino, ItemType::EXTENT_DATA) else {
-                return Ok(None);
-            };
-            let extent = FileExtent::parse(data).map_err(malformed)?;
-            let covered = key.offset..key.offset.saturating_add(extent_len(&extent));
-            let wanted = self.range.start.max(covered.start)..self.range.end.min(covered.end);
-            if key.offset >= self.range.end {
-                return Ok(None);
-            }
-            let piece = if wanted.is_empty() { None } else { piece(&extent, &covered, &wanted)? };
-            cursor.advance()?;
-            self.range.start = self.range.start.max(wanted.end);
-            match piece {
-                Some(Piece { start, end, source: Source::Plain { logical } }) => {
-                    self.pending = Some((start..end, logical));
-                }
-                Some(piece) => return Ok(Some(piece)),
-                None => {}
-            }
-        }
-    }
-
-    /// Takes one piece off the front of a plain run and keeps the rest pending.
-    fn cut(&mut self, run: Range<u64>, logical: Logical) -> Piece {
-        let end = run.end.min(run.start + PIECE_BYTES);
-        if end < run.end {
-            self.pending = Some((end..run.end, Logical(logical.0 + (end - run.start))));
-        }
-        Piece { start: run.start, end, source: Source::Plain { logical } }
-    }
-}
-
-/// How much of the file an extent item covers, in bytes.
-pub(crate) fn extent_len(extent: &FileExtent<'_>) -> u64 {
-    match extent.body {
-        // Old kernels truncated inline data and left `ram_bytes` as it was.
-        FileExtentBody::Inline(data) if extent.compression == Compression::None => {
-            data.len() as u64
-        }
-        FileExtentBody::Inline(_) => extent.ram_bytes,
-        FileExtentBody::Hole { num_bytes } | FileExtentBody::Extent { num_bytes, .. } => num_bytes,
-    }
-}
-
-/// The piece `wanted` of an extent item that covers `covered`; `None` when it reads as zeros.
-fn piece(
-    extent: &FileExtent<'_>,
-    covered: &Range<u64>,
-    wanted: &Range<u64>,
-) -> Result<Option<Piece>> {
-    let into = wanted.start - covered.start;
-    let decode =
-        |skip| Decode { compression: extent.compression, ram_bytes: extent.ram_bytes, skip };
-    if extent.compression != Compression::None && extent.ram_bytes > MAX_COMPRESSED_EXTENT {
-        return Err(Error::corrupt(
-            "file extent",
-            format!("compressed, and {} bytes long before that", extent.ram_bytes),
-        ));
-    }
-    let source = match extent.body {
-        FileExtentBody::Hole { .. } | FileExtentBody::Extent { preallocated: true, .. } => {
-            return Ok(None);
-        }
-        FileExtentBody::Inline(stored) => {
-            Source::Inline { stored: stored.to_vec(), decode: decode(into) }
-        }
-        FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } => {
-            let skip = offset.saturating_add(into);
-            let end = disk_bytenr.0.saturating_add(disk_num_bytes);
-            if end > i64::MAX.cast_unsigned() {
-                return Err(Error::corrupt("file extent", format!("its extent ends at {end}")));
-            }
-            if extent.compression == Compression::None {
-                if skip.saturating_add(wanted.end - wanted.start) > disk_num_bytes {
-                    return Err(Error::corrupt(
-                        "file extent",
-                        format!("reaches past the {disk_num_bytes} bytes of its extent"),
-                    ));
-                }
-                Source::Plain { logical: Logical(disk_bytenr.0 + skip) }
-            } else if disk_num_bytes > MAX_COMPRESSED_EXTENT {
-                return Err(Error::corrupt(
-                    "file extent",
-                    format!("compressed, and {disk_num_bytes} bytes long on disk"),
-                ));
-            } else {
-                Source::Compressed {
-                    extent: disk_bytenr,
-                    disk_bytes: disk_num_bytes,
-                    decode: decode(skip),
-                }
-            }
-        }
-    };
-    Ok(Some(Piece { start: wanted.start, end: wanted.end, source }))
 }
 
 /// Gives the data in `range` to `visit`, piece by piece. Holes are left out.

@@ -12,22 +12,19 @@
 //! metadata for one step. So write-back goes on when nothing else can, as long as a step is enough. Where more
 //! is needed, it reserves that as everybody does; [`Patience`] says whether it may wait for it.
 
-use offshoot_btrfs_format::file_extent::FileExtent;
-use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
+mod step;
+
+use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
 use super::{inode_item, tree_of};
-use crate::data::{
-    FileBuffer, Sectors, Target, checksum_items, extent_len, insert_hole, store, store_inline,
-    target, write_data,
-};
+use crate::data::{FileBuffer, Sectors, checksum_items, insert_hole};
 use crate::space::{Claim, Purpose, Reservation};
-use crate::subvolume::{malformed, timestamp};
+use crate::subvolume::timestamp;
 use crate::transaction::Handle;
-use crate::tree::Cursor;
 use crate::volume::Volume;
+use step::{Step, hole_items};
 
 /// Items that a step changes beside checksums and the extents that it replaces: the new extent, the hole before it,
 /// the ends of what it cuts, the checksums that it continues, and the inode.
@@ -41,12 +38,6 @@ const CLAIMED_BYTES: u64 = 1 << 20;
 
 /// The most that one step writes, in bytes.
 const STEP_BYTES: u64 = 32 << 20;
-
-/// Extents that one step replaces, at the most.
-const MOST_REPLACED: u64 = 256;
-
-/// The largest file that is kept in its extent item, in bytes, as the kernel has it by default.
-const MAX_INLINE: u64 = 2048;
 
 /// Whether write-back may wait for metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,10 +163,11 @@ fn finish(volume: &Volume, file: FileId, buffer: &FileBuffer, patience: Patience
     if item.size.get() == size && Times::of(buffer).are_in(&item) {
         return Ok(true);
     }
-    let Some(handle) = join(volume, buffer, OTHER_ITEMS, patience)? else { return Ok(false) };
     let sector = u64::from(volume.superblock().sector_size);
-    let range = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
-    insert_hole(&handle, file, range)?;
+    let hole = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
+    let items = OTHER_ITEMS + hole_items(volume, file, &hole)?;
+    let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
+    insert_hole(&handle, file, hole)?;
     let mut changes = Changes::new(&handle, file);
     change_inode(&mut changes, file, buffer, size, 0)?;
     changes.apply()?;
@@ -238,133 +230,4 @@ fn join<'v>(
         None if patience == Patience::Waits => volume.join_for(items, Claim::Work).map(Some),
         None => Ok(None),
     }
-}
-
-/// One run of sectors on its way, under a handle.
-struct Step<'v, 'b> {
-    handle: Handle<'v>,
-    file: FileId,
-    buffer: &'b FileBuffer,
-    data: Sectors<'b>,
-}
-
-impl<'v, 'b> Step<'v, 'b> {
-    /// Joins with room for as much of `data` as can be stored in one step. `None` when there is no room for any.
-    fn begin(
-        volume: &'v Volume,
-        file: FileId,
-        buffer: &'b FileBuffer,
-        data: Sectors<'b>,
-        patience: Patience,
-    ) -> Result<Option<Self>> {
-        let data = data.first(until_replaced(volume, file, data, MOST_REPLACED)?.1);
-        let replaced = until_replaced(volume, file, data, MOST_REPLACED)?.0;
-        let items = OTHER_ITEMS + replaced + checksum_items(volume, data.len);
-        if let Some(handle) = join(volume, buffer, items, Patience::Tries)? {
-            return Ok(Some(Self { handle, file, buffer, data }));
-        }
-        // Less of it may do with the claim.
-        let data = data.first(CLAIMED_BYTES);
-        let data = data.first(until_replaced(volume, file, data, CLAIMED_REPLACED)?.1);
-        let items = OTHER_ITEMS + CLAIMED_REPLACED + checksum_items(volume, data.len);
-        let handle = join(volume, buffer, items, patience)?;
-        Ok(handle.map(|handle| Self { handle, file, buffer, data }))
-    }
-
-    /// Stores what goes to one place, from the beginning on.
-    fn store(self) -> Result<()> {
-        let Self { handle, file, buffer, data } = self;
-        let volume = handle.volume();
-        let mut changes = Changes::new(&handle, file);
-        let item = changes.inode(file)?;
-        let size = buffer.read().size;
-        if is_for_inline(volume, file, &item, buffer, data)? {
-            let change = store_inline(&handle, file, data, size)?;
-            change_inode(&mut changes, file, buffer, size, change)?;
-            changes.apply()?;
-            release_data(volume, volume.buffers.remove(buffer, &data.range()));
-            return Ok(());
-        }
-        let (data, change) = match target(&handle, file, &item, &data.range())? {
-            Target::InPlace(logical, len) => {
-                let data = data.first(len);
-                write_data(&handle, logical, data)?;
-                release_data(volume, data.len);
-                (data, 0)
-            }
-            Target::New(len) => {
-                let mut room = Reservation::resume(handle.space(), Purpose::Data, data.len);
-                let taken = room.take(volume, len.min(data.len));
-                room.keep();
-                let (logical, len) = taken?;
-                let data = data.first(len);
-                (data, store(&handle, file, &item, data, logical)?)
-            }
-        };
-        let sector = u64::from(volume.superblock().sector_size);
-        insert_hole(&handle, file, item.size.get().next_multiple_of(sector)..data.start)?;
-        // What becomes shorter was cut before, up to the sector in which it ends.
-        let is_end = item.size.get() <= data.range().end;
-        let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
-        change_inode(&mut changes, file, buffer, stored.max(data.range().end.min(size)), change)?;
-        changes.apply()?;
-        volume.buffers.remove(buffer, &data.range());
-        Ok(())
-    }
-}
-
-/// Whether `data` is all of a file that is small enough to be kept in its extent item.
-fn is_for_inline(
-    volume: &Volume,
-    file: FileId,
-    item: &InodeItem,
-    buffer: &FileBuffer,
-    data: Sectors<'_>,
-) -> Result<bool> {
-    let sector = u64::from(volume.superblock().sector_size);
-    let size = buffer.read().size;
-    if data.range() != (0..sector)
-        || !(1..=MAX_INLINE.min(sector - 1)).contains(&size)
-        || item.flags.get() & inode_flags::NODATACOW != 0
-    {
-        return Ok(false);
-    }
-    // Nothing of the file may be stored behind its first sector.
-    let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
-    let mut cursor = Cursor::seek(volume, volume.tree(TreeId(file.dev))?, key)?;
-    while let Some((found, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) {
-        let extent = FileExtent::parse(data).map_err(malformed)?;
-        if found.offset.saturating_add(extent_len(&extent)) > sector {
-            return Ok(false);
-        }
-        cursor.advance()?;
-    }
-    Ok(true)
-}
-
-/// How many extents `data` replaces, and how much of it replaces no more than `most`.
-fn until_replaced(
-    volume: &Volume,
-    file: FileId,
-    data: Sectors<'_>,
-    most: u64,
-) -> Result<(u64, u64)> {
-    let range = data.range();
-    let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
-    let mut cursor = Cursor::seek_floor(volume, volume.tree(TreeId(file.dev))?, key)?;
-    let mut count = 0;
-    while let Some((found, _)) = cursor.item() {
-        if found >= (Key { offset: range.end, ..key }) {
-            break;
-        }
-        if found.objectid == file.ino && found.item_type == ItemType::EXTENT_DATA {
-            if count == most {
-                // The first may be an extent that ends before the range.
-                return Ok((count, found.offset.saturating_sub(range.start)));
-            }
-            count += 1;
-        }
-        cursor.advance()?;
-    }
-    Ok((count, data.len))
 }

@@ -1,0 +1,171 @@
+//! One step of write-back: a run of sectors, put in its place under one handle.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::file_extent::FileExtent;
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_btrfs_format::superblock::Incompat;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{FileId, Result};
+
+use super::super::changes::Changes;
+use super::super::{inode_item, tree_of};
+use super::{
+    CLAIMED_BYTES, CLAIMED_REPLACED, OTHER_ITEMS, Patience, change_inode, join, release_data,
+};
+use crate::data::{
+    FileBuffer, Sectors, Target, checksum_items, extent_len, insert_hole, store, store_inline,
+    target, write_data,
+};
+use crate::space::{Purpose, Reservation};
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::tree::Cursor;
+use crate::volume::Volume;
+
+/// Extents that one step replaces, at the most.
+const MOST_REPLACED: u64 = 256;
+
+/// The largest file that is kept in its extent item, in bytes, as the kernel has it by default.
+const MAX_INLINE: u64 = 2048;
+
+/// One run of sectors on its way, under a handle.
+pub(super) struct Step<'v, 'b> {
+    handle: Handle<'v>,
+    file: FileId,
+    buffer: &'b FileBuffer,
+    data: Sectors<'b>,
+}
+
+impl<'v, 'b> Step<'v, 'b> {
+    /// Joins with room for as much of `data` as can be stored in one step. `None` when there is no room for any.
+    pub(super) fn begin(
+        volume: &'v Volume,
+        file: FileId,
+        buffer: &'b FileBuffer,
+        data: Sectors<'b>,
+        patience: Patience,
+    ) -> Result<Option<Self>> {
+        let sector = u64::from(volume.superblock().sector_size);
+        let size = inode_item(volume, tree_of(volume, file)?, file)?.size.get();
+        let hole = size.next_multiple_of(sector)..data.start;
+        let others = OTHER_ITEMS + hole_items(volume, file, &hole)?;
+        let (replaced, len) = until_replaced(volume, file, &data.range(), MOST_REPLACED)?;
+        let data = data.first(len);
+        let items = others + replaced + checksum_items(volume, data.len);
+        if let Some(handle) = join(volume, buffer, items, Patience::Tries)? {
+            return Ok(Some(Self { handle, file, buffer, data }));
+        }
+        // Less of it may do with the claim.
+        let data = data.first(CLAIMED_BYTES);
+        let data = data.first(until_replaced(volume, file, &data.range(), CLAIMED_REPLACED)?.1);
+        let items = others + CLAIMED_REPLACED + checksum_items(volume, data.len);
+        let handle = join(volume, buffer, items, patience)?;
+        Ok(handle.map(|handle| Self { handle, file, buffer, data }))
+    }
+
+    /// Stores what goes to one place, from the beginning on.
+    pub(super) fn store(self) -> Result<()> {
+        let Self { handle, file, buffer, data } = self;
+        let volume = handle.volume();
+        let mut changes = Changes::new(&handle, file);
+        let item = changes.inode(file)?;
+        let size = buffer.read().size;
+        if is_for_inline(volume, file, &item, buffer, data)? {
+            let change = store_inline(&handle, file, data, size)?;
+            change_inode(&mut changes, file, buffer, size, change)?;
+            changes.apply()?;
+            release_data(volume, volume.buffers.remove(buffer, &data.range()));
+            return Ok(());
+        }
+        let (data, change) = match target(&handle, file, &item, &data.range())? {
+            Target::InPlace(logical, len) => {
+                let data = data.first(len);
+                write_data(&handle, logical, data)?;
+                release_data(volume, data.len);
+                (data, 0)
+            }
+            Target::New(len) => {
+                let mut room = Reservation::resume(handle.space(), Purpose::Data, data.len);
+                let taken = room.take(volume, len.min(data.len));
+                room.keep();
+                let (logical, len) = taken?;
+                let data = data.first(len);
+                (data, store(&handle, file, &item, data, logical)?)
+            }
+        };
+        let sector = u64::from(volume.superblock().sector_size);
+        insert_hole(&handle, file, item.size.get().next_multiple_of(sector)..data.start)?;
+        // What becomes shorter was cut before, up to the sector in which it ends.
+        let is_end = item.size.get() <= data.range().end;
+        let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
+        change_inode(&mut changes, file, buffer, stored.max(data.range().end.min(size)), change)?;
+        changes.apply()?;
+        volume.buffers.remove(buffer, &data.range());
+        Ok(())
+    }
+}
+
+/// Whether `data` is all of a file that is small enough to be kept in its extent item.
+fn is_for_inline(
+    volume: &Volume,
+    file: FileId,
+    item: &InodeItem,
+    buffer: &FileBuffer,
+    data: Sectors<'_>,
+) -> Result<bool> {
+    let sector = u64::from(volume.superblock().sector_size);
+    let size = buffer.read().size;
+    if data.range() != (0..sector)
+        || !(1..=MAX_INLINE.min(sector - 1)).contains(&size)
+        || item.flags.get() & inode_flags::NODATACOW != 0
+    {
+        return Ok(false);
+    }
+    // Nothing of the file may be stored behind its first sector.
+    let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
+    let mut cursor = Cursor::seek(volume, volume.tree(TreeId(file.dev))?, key)?;
+    while let Some((found, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) {
+        let extent = FileExtent::parse(data).map_err(malformed)?;
+        if found.offset.saturating_add(extent_len(&extent)) > sector {
+            return Ok(false);
+        }
+        cursor.advance()?;
+    }
+    Ok(true)
+}
+
+/// Items that making `range`, which lies behind the end of the file, a hole takes: one between any two extents
+/// that were preallocated there, where holes have items.
+pub(super) fn hole_items(volume: &Volume, file: FileId, range: &Range<u64>) -> Result<u64> {
+    if range.is_empty() || volume.superblock().incompat.has(Incompat::NO_HOLES) {
+        return Ok(0);
+    }
+    Ok(until_replaced(volume, file, range, u64::MAX)?.0)
+}
+
+/// How many extents are in `range`, and how much of it has no more than `most`.
+fn until_replaced(
+    volume: &Volume,
+    file: FileId,
+    range: &Range<u64>,
+    most: u64,
+) -> Result<(u64, u64)> {
+    let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
+    let mut cursor = Cursor::seek_floor(volume, volume.tree(TreeId(file.dev))?, key)?;
+    let mut count = 0;
+    while let Some((found, _)) = cursor.item() {
+        if found >= (Key { offset: range.end, ..key }) {
+            break;
+        }
+        if found.objectid == file.ino && found.item_type == ItemType::EXTENT_DATA {
+            if count == most {
+                // The first may be an extent that ends before the range.
+                return Ok((count, found.offset.saturating_sub(range.start)));
+            }
+            count += 1;
+        }
+        cursor.advance()?;
+    }
+    Ok((count, range.end - range.start))
+}
