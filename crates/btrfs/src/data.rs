@@ -99,6 +99,9 @@ pub(crate) fn read_data(
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let range = range.start..range.end.min(data.size());
+    if range.is_empty() {
+        return Ok(());
+    }
     let runs = data.buffer.as_ref().map(|buffer| buffer.read().runs(&range));
     let mut at = range.start;
     for (start, run) in runs.unwrap_or_default() {
