@@ -1,5 +1,6 @@
 //! The command line: verbs, options, help.
 
+mod edit;
 mod mkfs;
 
 use std::ffi::OsString;
@@ -7,6 +8,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+use edit::{CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
+pub(crate) use edit::{
+    Attribute, CpArguments, LnArguments, MkdirArguments, MvArguments, RmArguments,
+};
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
 
@@ -22,6 +27,8 @@ Examples:
   offshoot cat disk.img:/etc/fstab
   offshoot extract disk.img out
   offshoot extract disk.img:/home --tar - | zstd > home.tar.zst
+  offshoot mkfs new.img --size 4G
+  offshoot cp -r src new.img:/src
   offshoot ls --subvolume snapshots/monday disk.img
   offshoot ls /dev/sdb --device /dev/sdc --degraded
 
@@ -103,6 +110,21 @@ pub(crate) enum Verb {
     /// Take a file or a whole tree out of a volume
     #[command(after_help = EXTRACT_HELP)]
     Extract(ExtractArguments),
+    /// Copy files and directories into, out of and between volumes
+    #[command(after_help = CP_HELP)]
+    Cp(CpArguments),
+    /// Make directories
+    #[command(after_help = MKDIR_HELP)]
+    Mkdir(MkdirArguments),
+    /// Remove files and directories
+    #[command(after_help = RM_HELP)]
+    Rm(RmArguments),
+    /// Move or rename files and directories
+    #[command(after_help = MV_HELP)]
+    Mv(MvArguments),
+    /// Give a file one more name, or make a symbolic link
+    #[command(after_help = LN_HELP)]
+    Ln(LnArguments),
     /// Make a volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),

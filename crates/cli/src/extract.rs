@@ -9,6 +9,7 @@
 //! | [`attributes`] | owner, mode, extended attributes, times |
 //! | [`links`] | hard links, in a table on disk |
 //! | [`tar`] | the archive |
+//! | [`onto`] | copying to where something may be already |
 //! | [`problems`] | errors as they come, one summary at the end |
 //!
 //! Three promises. Nothing is written outside of the destination: every call works on a
@@ -24,6 +25,7 @@ mod file;
 mod large;
 mod links;
 mod name;
+mod onto;
 mod problems;
 mod tar;
 #[cfg(test)]
@@ -41,13 +43,18 @@ use serde::Serialize;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 use context::Context;
-use destination::{Destination, Limits};
+use destination::Destination;
 use directory::DirectoryRef;
-use name::SafeName;
-use problems::{Problems, Refusal};
-use walk::Entry;
+use problems::Refusal;
 
 pub(crate) use self::tar::{Archive, extract_tar};
+pub(crate) use context::Counters;
+pub(crate) use destination::Limits;
+pub(crate) use links::{Known, LinkTable, Name};
+pub(crate) use name::SafeName;
+pub(crate) use onto::{Onto, Overwrite};
+pub(crate) use problems::{Problems, Unapplied};
+pub(crate) use walk::{Entry, Visitor, walk};
 
 /// A filesystem in memory, for the tests of other modules.
 #[cfg(test)]
@@ -60,7 +67,7 @@ const BATCH_FILES: usize = 64;
 const BATCH_BYTES: u64 = 4 << 20;
 
 /// How many workers there are: one for every core, within reason.
-fn workers() -> usize {
+pub(crate) fn workers() -> usize {
     static WORKERS: OnceLock<usize> = OnceLock::new();
     *WORKERS.get_or_init(|| std::thread::available_parallelism().map_or(2, usize::from).min(32))
 }
@@ -108,7 +115,7 @@ pub(crate) fn extract(
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
     context.owner_of_new = destination.owner_of_new;
-    context.destination = Some(destination.fd.try_clone().map_err(fail)?);
+    context.destination = destination.fd.try_clone().map_err(fail)?.into();
     if is_directory {
         let fd = destination.give_away().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, Some(attr));
@@ -134,7 +141,8 @@ fn parent_path(path: &[u8]) -> &[u8] {
     &path[..path.iter().rposition(|&byte| byte == b'/').unwrap_or(0)]
 }
 
-fn finish(counters: context::Counters, problems: Problems<'_>) -> (Outcome, Result<()>) {
+/// What was done, and what the verb ends with.
+pub(crate) fn finish(counters: Counters, problems: Problems<'_>) -> (Outcome, Result<()>) {
     let (not_applied, errors, result) = problems.finish();
     let outcome = Outcome {
         directories: counters.directories.into_inner(),

@@ -11,6 +11,7 @@
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
+//! | [`edit`], [`copy`] | changing volumes, copying trees into, out of and between them |
 //! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
 //! | [`output`], [`exit`] | what is printed, and how it ends |
 //!
@@ -19,6 +20,8 @@
 //! error.
 
 mod args;
+mod copy;
+mod edit;
 mod enter;
 mod exit;
 mod extract;

@@ -34,6 +34,17 @@ impl Place {
         Self::parse_with(text, |path| path.metadata().is_ok_and(|metadata| !metadata.is_dir()))
     }
 
+    /// The place that `text` names where it may also be a path of the host: a place has a `:/`
+    /// in it, and is no name of anything on the host.
+    pub(crate) fn parse_unless_host(text: &OsStr) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let has_sign = (1..bytes.len()).any(|at| bytes[at..].starts_with(b":/"));
+        if !has_sign || Path::new(text).symlink_metadata().is_ok() {
+            return None;
+        }
+        Some(Self::parse(text))
+    }
+
     fn parse_with(text: &OsStr, is_file: impl Fn(&Path) -> bool) -> Self {
         let bytes = text.as_bytes();
         let prefix = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));

@@ -15,7 +15,7 @@ use crate::args::{PlacesArguments, TreeArguments};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place;
-use crate::session::{PlaceSession, open_tree};
+use crate::session::{Access, PlaceSession, open_tree};
 
 /// The places of a verb that takes several. Each volume is opened once.
 pub(crate) struct Places<'a> {
@@ -48,7 +48,7 @@ impl<'a> Places<'a> {
         if let Some((_, fs)) = self.opened.iter().find(|(opened, _)| *opened == volume) {
             return Ok(PlaceSession { volume, fs: fs.clone(), path });
         }
-        let fs = open_tree(&volume, self.tree, self.console)?;
+        let fs = open_tree(&volume, self.tree, Access::Read, self.console)?;
         self.opened.push((volume.clone(), fs.clone()));
         Ok(PlaceSession { volume, fs, path })
     }
@@ -64,8 +64,12 @@ pub(crate) struct Failures<'a> {
 impl<'a> Failures<'a> {
     /// Nothing went wrong yet.
     pub(crate) fn new(places: &Places<'a>) -> Self {
-        let names_volume = places.are_in_several_volumes();
-        Self { console: places.console, names_volume, status: None }
+        Self::naming(places.are_in_several_volumes(), places.console)
+    }
+
+    /// The same, for messages that begin with the volume or do not.
+    pub(crate) fn naming(names_volume: bool, console: &'a Console) -> Self {
+        Self { console, names_volume, status: None }
     }
 
     /// Whether messages begin with the volume.

@@ -26,27 +26,45 @@ pub(crate) enum LastLink {
     Keep,
 }
 
+/// Where a path leads.
+pub(crate) struct End {
+    /// The directory and the name in it; none for the root and for what ends with `..`.
+    pub(crate) place: Option<(FileId, Vec<u8>)>,
+    /// What has that name, if anything has.
+    pub(crate) file: Option<FileId>,
+    /// The path ends in `/`, so only a directory may be there.
+    pub(crate) must_be_directory: bool,
+}
+
 /// The file at `path`.
 pub(crate) fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<FileId> {
+    let end = resolve_end(fs, path, last)?;
+    end.file.ok_or_else(|| Error::posix(Errno::NOENT, Escaped(path).to_string()))
+}
+
+/// Where `path` leads, whose last name need not exist.
+pub(crate) fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<End> {
     let fail = |errno| Error::posix(errno, Escaped(path).to_string());
-    // Errors from below speak of inodes; the path is what the caller knows.
-    let name_path = |error| match error {
-        Error::Posix { errno, .. } => fail(errno),
-        other => other,
-    };
     let mut must_be_directory = path.ends_with(b"/");
     let mut todo: Vec<Vec<u8>> = components(path).collect();
     let mut links = 0;
     let mut at = fs.root();
+    let mut place = None;
     while let Some(name) = todo.pop() {
         if name == b".." {
-            at = fs.parent(at).map_err(name_path)?.map_or(at, |parent| parent.dir);
+            let parent = fs.parent(at).map_err(|error| at_path(error, path))?;
+            (at, place) = (parent.map_or(at, |parent| parent.dir), None);
             continue;
         }
         if name.len() > offshoot_vfs::NAME_MAX {
             return Err(fail(Errno::NAMETOOLONG));
         }
-        let next = fs.lookup(at, &name).map_err(name_path)?;
+        let next = match fs.lookup(at, &name) {
+            Err(Error::Posix { errno: Errno::NOENT, .. }) if todo.is_empty() => {
+                return Ok(End { place: Some((at, name)), file: None, must_be_directory });
+            }
+            found => found.map_err(|error| at_path(error, path))?,
+        };
         let file_type = fs.attr(next)?.file_type;
         let is_last = todo.is_empty();
         match file_type {
@@ -64,16 +82,34 @@ pub(crate) fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Resul
                 }
                 must_be_directory |= is_last && target.ends_with(b"/");
                 if target.starts_with(b"/") {
-                    at = fs.root();
+                    (at, place) = (fs.root(), None);
                 }
                 todo.extend(components(&target));
+                continue;
             }
-            FileType::Directory => at = next,
+            FileType::Directory => {}
             _ if !is_last || must_be_directory => return Err(fail(Errno::NOTDIR)),
-            _ => at = next,
+            _ => {}
         }
+        place = Some((at, name));
+        at = next;
     }
-    Ok(at)
+    Ok(End { place, file: Some(at), must_be_directory })
+}
+
+/// Names the path in an error: those from below speak of inodes, and the path is what the
+/// caller knows.
+pub(crate) fn at_path(error: Error, path: &[u8]) -> Error {
+    match error {
+        Error::Posix { errno, .. } => Error::posix(errno, Escaped(path).to_string()),
+        other => other.in_file(Escaped(path)),
+    }
+}
+
+/// The last component of a path; `None` when that is no name: the root, `.` and `..`.
+pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
+    let last = path.rsplit(|&byte| byte == b'/').find(|name| !name.is_empty())?;
+    (last != b"." && last != b"..").then_some(last)
 }
 
 /// The components of a path, last one first, so that a stack of them pops the next one.
@@ -184,6 +220,33 @@ mod tests {
         }
         let long = format!("/{}", "n".repeat(256));
         assert_eq!(follow(&long).unwrap_err().errno(), Errno::NAMETOOLONG);
+    }
+
+    #[test]
+    fn the_last_name_need_not_exist() {
+        let fs = volume();
+        let end = |path: &str, last| {
+            let end = resolve_end(&fs, path.as_bytes(), last).unwrap();
+            let place = end.place.map(|(dir, name)| (dir.ino, String::from_utf8(name).unwrap()));
+            (place, end.file.map(|file| file.ino), end.must_be_directory)
+        };
+        let place = |dir, name: &str| Some((dir, name.to_owned()));
+        assert_eq!(end("/new/", LastLink::Keep), (place(ROOT, "new"), None, true));
+        assert_eq!(end("/a/up/new", LastLink::Keep), (place(300, "new"), None, false));
+        assert_eq!(end("/a/abs", LastLink::Keep), (place(302, "abs"), Some(303), false));
+        assert_eq!(end("/a/abs", LastLink::Follow), (place(300, "fstab"), Some(301), false));
+        assert_eq!(end("/etc/..", LastLink::Keep), (None, Some(ROOT), false));
+        assert_eq!(end("/", LastLink::Keep), (None, Some(ROOT), true));
+        assert!(resolve_end(&fs, b"/no/new", LastLink::Keep).is_err());
+    }
+
+    #[test]
+    fn last_names() {
+        for (path, name) in
+            [("/a/b", Some("b")), ("b//", Some("b")), ("/", None), ("a/.", None), ("..", None)]
+        {
+            assert_eq!(last_name(path.as_bytes()), name.map(str::as_bytes), "{path}");
+        }
     }
 
     #[test]

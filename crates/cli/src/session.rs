@@ -20,6 +20,15 @@ use crate::resolve::{LastLink, resolve};
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
 
+/// What a volume is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    /// To be looked at, whoever else uses it.
+    Read,
+    /// To be changed, while nobody else does that.
+    Write,
+}
+
 /// A volume that is open.
 pub(crate) struct Session {
     /// The volume.
@@ -41,18 +50,19 @@ impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
         let device = open_device(&arguments.volume)?;
-        Self::open_with(device, &arguments.open, console)
+        Self::open_with(device, &arguments.open, Access::Read, console)
     }
 
     /// Opens the volume that begins with `device`.
     fn open_with(
         device: FileDevice,
         arguments: &OpenArguments,
+        access: Access,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
         for path in &arguments.devices {
-            devices.push(Arc::new(open_device(path)?));
+            devices.push(Arc::new(open_named(path, access, false)?));
         }
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
@@ -68,7 +78,11 @@ impl Session {
             reporter: Some(Arc::new(reporter)),
             ..OpenOptions::default()
         };
-        Ok(Self { volume: Volume::open(devices, &options)?, reports })
+        let volume = match access {
+            Access::Read => Volume::open(devices, &options)?,
+            Access::Write => Volume::open_writable(devices, &options)?,
+        };
+        Ok(Self { volume, reports })
     }
 
     /// What the library reported so far.
@@ -104,11 +118,15 @@ impl Session {
 
 /// Opens a device that the command line names without a path.
 pub(crate) fn open_device(path: &Path) -> Result<FileDevice> {
-    open_named(path, false)
+    open_named(path, Access::Read, false)
 }
 
-fn open_named(path: &Path, may_have_path: bool) -> Result<FileDevice> {
-    FileDevice::open(path).map_err(|error| match mistaken_for_place(path, may_have_path) {
+fn open_named(path: &Path, access: Access, may_have_path: bool) -> Result<FileDevice> {
+    let device = match access {
+        Access::Read => FileDevice::open(path),
+        Access::Write => FileDevice::open_writable(path),
+    };
+    device.map_err(|error| match mistaken_for_place(path, may_have_path) {
         Some(mistake) if error.kind() == io::ErrorKind::NotFound => Failure::Usage(mistake),
         _ => Failure::Host(path.display().to_string(), error),
     })
@@ -118,17 +136,18 @@ fn open_named(path: &Path, may_have_path: bool) -> Result<FileDevice> {
 pub(crate) fn open_tree(
     volume: &Path,
     arguments: &TreeArguments,
+    access: Access,
     console: &Arc<Console>,
 ) -> Result<Filesystem> {
-    let device = open_named(volume, true)?;
-    Session::open_with(device, &arguments.open, console)?.tree(arguments)
+    let device = open_named(volume, access, true)?;
+    Session::open_with(device, &arguments.open, access, console)?.tree(arguments)
 }
 
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
         let Place { volume, path } = Place::parse(&arguments.place);
-        let fs = open_tree(&volume, &arguments.tree, console)?;
+        let fs = open_tree(&volume, &arguments.tree, Access::Read, console)?;
         Ok(Self { volume, fs, path })
     }
 

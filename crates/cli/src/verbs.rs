@@ -1,11 +1,16 @@
 //! What each verb does.
 
 mod cat;
+mod cp;
 mod dump;
 mod extract;
 mod info;
+mod ln;
 mod ls;
+mod mkdir;
 mod mkfs;
+mod mv;
+mod rm;
 mod stat;
 mod subvolume;
 
@@ -24,6 +29,11 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Stat(arguments) => stat::run(arguments, out, console),
         Verb::Cat(arguments) => cat::run(arguments, out, console),
         Verb::Extract(arguments) => extract::run(arguments, out, console),
+        Verb::Cp(arguments) => cp::run(arguments, out, console),
+        Verb::Mkdir(arguments) => mkdir::run(arguments, console),
+        Verb::Rm(arguments) => rm::run(arguments, console),
+        Verb::Mv(arguments) => mv::run(arguments, console),
+        Verb::Ln(arguments) => ln::run(arguments, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Subvolume(SubvolumeVerb::List(arguments)) => subvolume::list(arguments, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),

@@ -39,8 +39,8 @@ pub(crate) struct Made<'a> {
     pub(crate) handle: Handle<'a>,
     /// What it is to become.
     pub(crate) attr: &'a Attr,
-    /// The permissions with which it was made.
-    pub(crate) mode_now: u32,
+    /// The permissions with which it was made, if they are sure.
+    pub(crate) mode_now: Option<u32>,
     /// Its directory in the volume, for messages.
     pub(crate) parent: FileId,
     /// Its name there, for messages.
@@ -60,13 +60,16 @@ impl Made<'_> {
                 mode &= !SET_ID;
             }
         }
-        let xattrs = context.fs.xattrs(self.attr.file, &mut |name, value| {
-            if let Err(errno) = self.set_xattr(name, value) {
-                refused(Unapplied::Xattr, errno);
-            }
-            ControlFlow::Continue(())
-        });
-        if mode != self.mode_now
+        let xattrs = match context.wants_xattrs() {
+            true => context.fs.xattrs(self.attr.file, &mut |name, value| {
+                if let Err(errno) = self.set_xattr(name, value) {
+                    refused(Unapplied::Xattr, errno);
+                }
+                ControlFlow::Continue(())
+            }),
+            false => Ok(()),
+        };
+        if Some(mode) != self.mode_now
             && self.attr.file_type != FileType::Symlink
             && let Err(errno) = self.set_mode(mode)
         {

@@ -2,16 +2,19 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::ProgressBar;
-use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, OsReason};
+use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason};
 use rustix::fs::{self, Mode, OFlags};
 
+use super::directory::DirectoryRef;
 use super::links::LinkTable;
 use super::name::SafeName;
+use super::onto::Overwrite;
 use super::problems::{Problems, Unapplied};
+use crate::args::Attribute;
 use crate::output::message;
 use crate::resolve::climb;
 
@@ -58,6 +61,20 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
 }
 
+impl Counters {
+    /// Adds what another part did.
+    pub(crate) fn add(&self, other: &Self) {
+        let pairs = [
+            (&self.directories, &other.directories),
+            (&self.files, &other.files),
+            (&self.bytes, &other.bytes),
+        ];
+        for (sum, more) in pairs {
+            sum.fetch_add(more.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
 /// The shared part; see the top of this file.
 pub(crate) struct Context<'a> {
     /// The volume.
@@ -69,7 +86,9 @@ pub(crate) struct Context<'a> {
     /// Everything that goes wrong.
     pub(crate) problems: &'a Problems<'a>,
     /// The directory that is extracted into, unless it is an archive.
-    pub(crate) destination: Option<File>,
+    pub(crate) destination: OnceLock<File>,
+    /// What may be there before; an extraction finds nothing.
+    pub(crate) overwrite: Option<Overwrite<'a>>,
     /// Owner and group of new files in the destination.
     pub(crate) owner_of_new: Option<(u32, u32)>,
     /// Names of inodes that have several.
@@ -94,12 +113,31 @@ impl<'a> Context<'a> {
             top,
             prefix,
             problems,
-            destination: None,
+            destination: OnceLock::new(),
+            overwrite: None,
             owner_of_new: None,
             links: Mutex::new(LinkTable::new()),
             progress,
             counters: Counters::default(),
         }
+    }
+
+    /// Says which directory the top became.
+    pub(crate) fn set_destination(&self, directory: &DirectoryRef<'_>) -> Result<(), Trouble> {
+        let fd = directory.fd().try_clone_to_owned();
+        let fd = fd.map_err(|error| Trouble::from_io("cannot keep the directory open", &error))?;
+        self.destination.get_or_init(|| fd.into());
+        Ok(())
+    }
+
+    /// The attributes that a file with the attributes `attr` gets.
+    pub(crate) fn wanted(&self, attr: &Attr) -> Attr {
+        self.overwrite.map_or(*attr, |overwrite| overwrite.preserve.of(attr))
+    }
+
+    /// Whether extended attributes are wanted.
+    pub(crate) fn wants_xattrs(&self) -> bool {
+        self.overwrite.is_none_or(|overwrite| overwrite.preserve.keeps(Attribute::Xattr))
     }
 
     /// The path in the volume of something at `path` below the top.
@@ -146,7 +184,7 @@ impl<'a> Context<'a> {
         directory: FileId,
         call: impl FnOnce(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> rustix::io::Result<T> {
-        let top = self.destination.as_ref().ok_or(Errno::BADF)?;
+        let top = self.destination.get().ok_or(Errno::BADF)?;
         let path = climb(self.fs, self.top, directory, FOLLOWED_PATH_MAX)
             .map_err(|error| error.errno())?
             .ok_or(Errno::NAMETOOLONG)?;

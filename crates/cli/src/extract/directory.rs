@@ -11,8 +11,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use offshoot_vfs::{Attr, FileId};
-use rustix::fs::{self, Mode, OFlags};
+use offshoot_vfs::{Attr, Errno, FileId};
+use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::attributes::{Handle, Made};
 use super::context::{Context, Trouble};
@@ -21,6 +21,8 @@ use super::name::SafeName;
 /// A directory of the destination.
 struct Directory {
     fd: File,
+    /// It was made here, and nobody else can enter it.
+    is_private: bool,
     file: FileId,
     /// What it is to become; `None` for a top that has nothing to become.
     attr: Option<Attr>,
@@ -43,18 +45,48 @@ impl<'a> DirectoryRef<'a> {
         file: FileId,
         attr: Option<Attr>,
     ) -> Self {
-        let directory = Directory { fd, file, attr, parent: file, name: Box::default() };
+        Self::with(context, fd, file, attr, true)
+    }
+
+    /// A directory that was there, to which others may have access.
+    pub(crate) fn shared(
+        context: &'a Context<'a>,
+        fd: File,
+        file: FileId,
+        attr: Option<Attr>,
+    ) -> Self {
+        Self::with(context, fd, file, attr, false)
+    }
+
+    fn with(
+        context: &'a Context<'a>,
+        fd: File,
+        file: FileId,
+        attr: Option<Attr>,
+        is_private: bool,
+    ) -> Self {
+        let name = Box::default();
+        let directory = Directory { fd, is_private, file, attr, parent: file, name };
         Self { context, directory: Some(Arc::new(directory)) }
     }
 
-    /// Makes a directory in this one, for its owner alone until it is finished.
+    /// Makes a directory in this one, for its owner alone until it is finished. A copy takes
+    /// the one that is there.
     pub(crate) fn make(&self, name: &SafeName, attr: &Attr) -> Result<Self, Trouble> {
         let fail = |errno| Trouble::Host("cannot make the directory", errno);
-        fs::mkdirat(self.fd(), &**name, Mode::RWXU).map_err(fail)?;
+        let is_private = match fs::mkdirat(self.fd(), &**name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) if self.context.overwrite.is_some() => false,
+            Err(errno) => return Err(fail(errno)),
+        };
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = fs::openat(self.fd(), &**name, flags, Mode::empty()).map_err(fail)?;
+        if is_private && !self.is_private() {
+            self.unshare(&fd).map_err(fail)?;
+        }
         let directory = Directory {
             fd: fd.into(),
+            is_private,
             file: attr.file,
             attr: Some(*attr),
             parent: self.file(),
@@ -70,6 +102,45 @@ impl<'a> DirectoryRef<'a> {
     /// The directory in the destination.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.directory().fd.as_fd()
+    }
+
+    /// Whether nobody else can enter it.
+    pub(crate) fn is_private(&self) -> bool {
+        self.directory().is_private
+    }
+
+    /// Takes off a new file or directory what this one gave to it: a set-group-id bit, lists.
+    pub(crate) fn unshare(&self, file: impl AsFd) -> rustix::io::Result<()> {
+        if self.is_private() {
+            return Ok(());
+        }
+        for list in ["system.posix_acl_access", "system.posix_acl_default"] {
+            match fs::fremovexattr(&file, list) {
+                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let is_directory = fs::FileType::from_raw_mode(fs::fstat(&file)?.st_mode).is_dir();
+        fs::fchmod(&file, Mode::from_raw_mode(if is_directory { 0o700 } else { 0o600 }))
+    }
+
+    /// Makes something under `name`. A copy removes what else has the name.
+    pub(crate) fn make_named<T>(
+        &self,
+        name: &SafeName,
+        make: impl Fn() -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<T> {
+        let result = make();
+        let Some(overwrite) = self.context.overwrite else { return result };
+        if !matches!(result, Err(Errno::EXIST)) {
+            return result;
+        }
+        let stat = fs::statat(self.fd(), &**name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if overwrite.devices.contains(&(stat.st_dev, stat.st_ino)) {
+            return Err(Errno::BUSY);
+        }
+        fs::unlinkat(self.fd(), &**name, AtFlags::empty())?;
+        make()
     }
 
     /// The directory in the volume.
@@ -92,7 +163,7 @@ impl Drop for DirectoryRef<'_> {
         let made = Made {
             handle: Handle::Open(directory.fd.as_fd()),
             attr,
-            mode_now: 0o700,
+            mode_now: directory.is_private.then_some(0o700),
             parent: directory.parent,
             name: &directory.name,
         };

@@ -82,8 +82,10 @@ pub(crate) fn create(
     attr: &Attr,
 ) -> Result<File, Trouble> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(first_mode(attr));
-    let file = fs::openat(directory.fd(), &**name, flags, mode);
+    let mode = if directory.is_private() { first_mode(attr) } else { 0o600 };
+    let make = || fs::openat(directory.fd(), &**name, flags, Mode::from_raw_mode(mode));
+    let make = || make().and_then(|file| directory.unshare(&file).map(|()| file));
+    let file = directory.make_named(name, make);
     Ok(file.map_err(|errno| Trouble::Host("cannot make the file", errno))?.into())
 }
 
@@ -130,7 +132,7 @@ pub(crate) fn finish(
     file: &File,
 ) -> Result<(), Trouble> {
     let handle = Handle::Open(file.as_fd());
-    let mode_now = first_mode(attr);
+    let mode_now = directory.is_private().then(|| first_mode(attr));
     Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
     Ok(())
 }
@@ -142,15 +144,16 @@ pub(crate) fn make_special(
     name: &SafeName,
     attr: &Attr,
 ) -> Result<(), Trouble> {
-    let mode_now = attr.permissions & 0o777;
+    let first_mode = if directory.is_private() { attr.permissions & 0o777 } else { 0 };
     let node = |file_type, device| {
-        fs::mknodat(directory.fd(), &**name, file_type, Mode::from_raw_mode(mode_now), device)
+        let mode = Mode::from_raw_mode(first_mode);
+        directory.make_named(name, || fs::mknodat(directory.fd(), &**name, file_type, mode, device))
     };
     let device = fs::makedev(attr.rdev.0, attr.rdev.1);
     let result = match attr.file_type {
         FileType::Symlink => {
             let target = context.fs.read_link(attr.file)?;
-            fs::symlinkat(&target[..], directory.fd(), &**name)
+            directory.make_named(name, || fs::symlinkat(&target[..], directory.fd(), &**name))
         }
         FileType::Fifo => node(fs::FileType::Fifo, 0),
         FileType::Socket => node(fs::FileType::Socket, 0),
@@ -169,6 +172,7 @@ pub(crate) fn make_special(
         Err(errno) => return Err(Trouble::Host("cannot make it", errno)),
     }
     let handle = Handle::Named(directory.fd(), name);
+    let mode_now = directory.is_private().then_some(first_mode);
     Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
     Ok(())
 }

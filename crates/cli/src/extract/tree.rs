@@ -105,7 +105,7 @@ impl<'a> Visitor for Tree<'a> {
     type Directory = DirectoryRef<'a>;
 
     fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
-        match parent.make(entry.name, entry.attr) {
+        match parent.make(entry.name, &self.context.wanted(entry.attr)) {
             Ok(directory) => {
                 self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
                 Some(directory)
@@ -118,7 +118,8 @@ impl<'a> Visitor for Tree<'a> {
     }
 
     fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
-        if let Err(trouble) = self.take(parent, entry) {
+        let attr = self.context.wanted(entry.attr);
+        if let Err(trouble) = self.take(parent, &Entry { attr: &attr, ..*entry }) {
             self.context.report(&self.context.shown(entry.path), &trouble);
         }
     }
@@ -240,7 +241,9 @@ fn link_to(
     entry: &Entry<'_>,
 ) -> rustix::io::Result<()> {
     let link = |from: BorrowedFd<'_>| {
-        fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())
+        parent.make_named(entry.name, || {
+            fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())
+        })
     };
     if old.parent == parent.file() {
         link(parent.fd())

@@ -46,6 +46,11 @@ pub(crate) trait Visitor {
     /// A directory, before its entries; `None` leaves it out.
     fn enter(&mut self, parent: &Self::Directory, entry: &Entry<'_>) -> Option<Self::Directory>;
 
+    /// A directory that was entered, after its entries.
+    fn leave(&mut self, directory: Self::Directory) {
+        drop(directory);
+    }
+
     /// Any other file.
     fn visit(&mut self, parent: &Self::Directory, entry: &Entry<'_>);
 
@@ -116,9 +121,10 @@ impl<D> Walk<'_, D> {
         let Some(level) = self.levels.last_mut() else { return };
         let Some(waiting) = level.waiting.next() else {
             if level.is_read {
-                let path_len = level.path_len;
-                self.levels.pop();
-                self.path.truncate(path_len);
+                self.path.truncate(level.path_len);
+                if let Some(level) = self.levels.pop() {
+                    visitor.leave(level.directory);
+                }
             } else if let Err(error) = self.fill() {
                 visitor.failed(&self.path, &error);
             }
@@ -161,7 +167,9 @@ impl<D> Walk<'_, D> {
         match may_enter(self.fs, self.top, level.file, &waiting.name, waiting.file)? {
             Entrance::Walk => {}
             Entrance::StandIn => {
-                visitor.enter(&level.directory, &entry);
+                if let Some(directory) = visitor.enter(&level.directory, &entry) {
+                    visitor.leave(directory);
+                }
                 return Ok(None);
             }
         }

@@ -3,15 +3,15 @@
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use offshoot_btrfs::{MkfsFeatures, MkfsOptions, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_vfs::{Errno, Error, Timestamp};
+use offshoot_vfs::{Errno, Error};
 use serde::Serialize;
 use uuid::Uuid;
 
 use crate::args::MkfsArguments;
+use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::output::{human_size, write_line};
 
@@ -62,24 +62,8 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
         data: arguments.data,
         features,
         force: arguments.force,
-        ..MkfsOptions::new(fsid, time()?)
+        ..MkfsOptions::new(fsid, moment()?)
     })
-}
-
-/// Now, or the time that the environment asks for, as <https://reproducible-builds.org/specs/source-date-epoch/>
-/// has it.
-fn time() -> Result<Timestamp> {
-    const VARIABLE: &str = "SOURCE_DATE_EPOCH";
-    if let Some(text) = std::env::var_os(VARIABLE) {
-        let secs = text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
-            Failure::Usage(format!("{VARIABLE} is {}, not a number of seconds", text.display()))
-        })?;
-        return Ok(Timestamp { secs, nanos: 0 });
-    }
-    // A clock that stands before 1970 is off by more than a volume could tell.
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let secs = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    Ok(Timestamp { secs, nanos: now.subsec_nanos() })
 }
 
 /// Options that contradict each other are wrong usage; all else is a failure.

@@ -1,0 +1,286 @@
+//! Copying files and trees into a volume: from the host, from another volume, from elsewhere in the
+//! same one. Out of a volume copies [`Onto`](crate::extract::Onto).
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`preserve`] | which attributes a copy has |
+//! | [`original`] | a file that is copied, wherever it is |
+//! | [`target`] | one file, made in the volume and filled |
+//! | [`directory`] | directories of the volume that are being filled |
+//! | [`tree`] | whole trees, on all cores |
+//! | [`host`] | going through a tree of the host |
+//!
+//! One thread goes through the source and makes the directories; the other files are made and
+//! filled by workers, one for each core, which read the source and write to the volume at the same
+//! time. Names and attributes wait in a bounded queue, and a worker holds one piece of data, so memory
+//! does not grow with the source. A directory gets its times when the last file in it is
+//! done.
+//!
+//! What cannot be copied is reported with its path and is not there afterwards: no file is left with
+//! less than its data.
+
+mod directory;
+mod host;
+mod original;
+mod preserve;
+mod target;
+mod tree;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use indicatif::ProgressBar;
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
+
+use crate::edit::{HostId, NewName};
+use crate::extract::{Counters, Limits, LinkTable, Problems};
+use crate::resolve::climb;
+use original::{HostFile, Original, Stream, VolumeFile};
+pub(crate) use host::limits;
+pub(crate) use preserve::Preserve;
+/// How long a path may be that is made only to be shown.
+const SHOWN_PATH_MAX: usize = 64 << 10;
+
+/// A copy into a volume, from one filesystem.
+pub(crate) struct IntoVolume<'a> {
+    /// The volume that is copied into.
+    pub(crate) fs: &'a dyn FileSystemMut,
+    /// When everything is made.
+    pub(crate) at: Timestamp,
+    /// What is kept.
+    pub(crate) preserve: &'a Preserve,
+    /// Everything that goes wrong.
+    pub(crate) problems: &'a Problems<'a>,
+    /// The line on the terminal.
+    pub(crate) progress: &'a ProgressBar,
+    /// Totals.
+    pub(crate) counters: &'a Counters,
+    /// The devices of the volumes, which cannot be copied into themselves.
+    pub(crate) devices: &'a [HostId],
+    /// Names of inodes that have several.
+    links: Mutex<LinkTable>,
+}
+
+/// What all copies of one command share.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'a> {
+    pub(crate) preserve: &'a Preserve,
+    pub(crate) problems: &'a Problems<'a>,
+    pub(crate) progress: &'a ProgressBar,
+    pub(crate) counters: &'a Counters,
+    pub(crate) devices: &'a [HostId],
+}
+
+/// Where one source goes.
+pub(crate) enum Goal {
+    /// It gets this name.
+    Name(NewName),
+    /// What is in it goes into this directory.
+    Contents(FileId),
+}
+
+/// A copy of one source: what there is below it is named by its path, and its place below the top.
+struct Source<'a> {
+    into: &'a IntoVolume<'a>,
+    /// Its path, as the caller gave it.
+    path: &'a [u8],
+    /// What its top became in the volume.
+    top: FileId,
+}
+
+/// Why a file could not be copied.
+enum Trouble {
+    /// It cannot be read.
+    Source(Error),
+    /// The volume cannot take it.
+    Target(Error),
+    /// Another name of the same inode could not be copied before.
+    OtherName,
+    /// All must end, for a reason that was told.
+    Stopped,
+}
+
+impl<'a> IntoVolume<'a> {
+    /// A copy into `fs` with everything made at the moment `at`.
+    pub(crate) fn new(fs: &'a dyn FileSystemMut, at: Timestamp, shared: Shared<'a>) -> Self {
+        let Shared { preserve, problems, progress, counters, devices } = shared;
+        let links = Mutex::new(LinkTable::new());
+        Self { fs, at, preserve, problems, progress, counters, devices, links }
+    }
+
+    /// Copies the file or directory of the host at `path`.
+    pub(crate) fn host(&self, path: &Path, goal: &Goal, recursive: bool, limits: Limits) {
+        let shown = path.as_os_str().as_bytes();
+        let result = HostFile::named(path, !recursive).map_err(Trouble::Source).and_then(|file| {
+            let attr = *file.attr();
+            if attr.file_type != FileType::Directory {
+                return self.one(goal, &file);
+            }
+            require_recursive(recursive)?;
+            self.below(shown, goal, &attr, |source, id, is_new| {
+                host::copy(source, file, id, is_new, limits)
+            })
+        });
+        self.report_if(shown, result);
+    }
+
+    /// Copies a file or directory of a volume, the same one or another.
+    pub(crate) fn volume(
+        &self,
+        fs: &dyn FileSystem,
+        file: FileId,
+        path: &[u8],
+        goal: &Goal,
+        recursive: bool,
+        is_same: bool,
+    ) {
+        let copy = || {
+            let attr = fs.attr(file).map_err(Trouble::Source)?;
+            if is_same {
+                self.require_elsewhere(&attr, goal)?;
+            }
+            if attr.file_type != FileType::Directory {
+                return self.one(goal, &VolumeFile { fs, attr });
+            }
+            require_recursive(recursive)?;
+            self.below(path, goal, &attr, |source, id, is_new| {
+                tree::copy_volume(source, fs, &attr, id, is_new)
+            })
+        };
+        self.report_if(path, copy());
+    }
+
+    /// Copies a stream into a file.
+    pub(crate) fn stream(&self, name: &OsStr, attr: Attr, goal: &Goal) {
+        let result = self.one(goal, &Stream::new(attr));
+        self.report_if(name.as_bytes(), result);
+    }
+
+    fn report_if(&self, path: &[u8], result: Result<(), Trouble>) {
+        if let Err(trouble) = result {
+            self.report(path, &trouble);
+        }
+    }
+
+    /// Copies what is no directory.
+    fn one(&self, goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
+        let Goal::Name(new) = goal else {
+            return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
+        };
+        target::put(self, new.dir, &new.name, original, &mut Vec::new())?;
+        self.counters.files.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Copies a directory: makes it or takes the one that is there, and fills it.
+    fn below(
+        &self,
+        path: &[u8],
+        goal: &Goal,
+        attr: &Attr,
+        fill: impl FnOnce(&Source<'_>, FileId, bool) -> Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
+        let (top, is_new) = match goal {
+            Goal::Contents(dir) => (*dir, false),
+            Goal::Name(new) => target::make_directory(self, new.dir, &new.name, attr)?,
+        };
+        self.counters.directories.fetch_add(1, Ordering::Relaxed);
+        let path = path.strip_suffix(b"/").unwrap_or(path);
+        fill(&Source { into: self, path, top }, top, is_new)
+    }
+
+    /// Refuses to copy a file onto itself and a directory into itself.
+    fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), Trouble> {
+        let refuse = |what| Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
+        let (mut at, existing) = match goal {
+            Goal::Name(new) => (new.dir, new.existing),
+            Goal::Contents(dir) => (*dir, Some(*dir)),
+        };
+        if existing == Some(attr.file) {
+            return refuse("it would be copied onto itself");
+        }
+        if attr.file_type != FileType::Directory {
+            return Ok(());
+        }
+        /// More than any path has levels.
+        const LEVELS_MAX: usize = 1 << 16;
+        for _ in 0..LEVELS_MAX {
+            if at == attr.file {
+                return refuse("it would be copied into itself");
+            }
+            match self.fs.parent(at).map_err(Trouble::Target)? {
+                Some(parent) => at = parent.dir,
+                None => return Ok(()),
+            }
+        }
+        Err(Trouble::Target(Error::corrupt("inode ref", "the way up from a directory does not end")))
+    }
+
+    /// The path of a place in the volume, for messages.
+    fn path_of(&self, place: Place<'_>) -> Vec<u8> {
+        match climb(self.fs, self.fs.root(), place.dir, SHOWN_PATH_MAX) {
+            Ok(Some(way)) if way.is_empty() => [b"/", place.name].concat(),
+            Ok(Some(way)) => [b"/", &way[..], b"/", place.name].concat(),
+            Ok(None) | Err(_) => [b".../", place.name].concat(),
+        }
+    }
+
+    fn count_bytes(&self, bytes: usize) {
+        self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.progress.inc(bytes as u64);
+    }
+
+    /// Reports that what is at `path` was not copied.
+    fn report(&self, path: &[u8], trouble: &Trouble) {
+        match trouble {
+            Trouble::Stopped => {}
+            Trouble::Source(error) => self.problems.unreadable(path, error),
+            Trouble::OtherName => self.problems.unreadable(
+                path,
+                &Error::posix(Errno::IO, "another name of it could not be copied"),
+            ),
+            Trouble::Target(error) => {
+                if self.problems.is_stopped() {
+                    return;
+                }
+                match error {
+                    Error::Posix { errno, .. } => {
+                        self.problems.unreadable(path, &Error::posix(*errno, "storing it"));
+                    }
+                    other => self.problems.unreadable(path, other),
+                }
+                // These come back for every file that follows.
+                let errno = error.errno();
+                if matches!(errno, Errno::NOSPC | Errno::IO | Errno::ROFS) {
+                    self.problems.stop();
+                }
+            }
+        }
+    }
+}
+
+fn require_recursive(recursive: bool) -> Result<(), Trouble> {
+    if recursive {
+        return Ok(());
+    }
+    Err(Trouble::Source(Error::posix(Errno::ISDIR, "not copied without -r")))
+}
+
+impl Source<'_> {
+    /// Reports that `name` in the directory that became `parent` was not copied.
+    fn report(&self, parent: FileId, name: &[u8], trouble: &Trouble) {
+        self.into.report(&self.path_of(parent, name), trouble);
+    }
+
+    /// The path of `name` in the directory that became `parent`, found in the copy.
+    fn path_of(&self, parent: FileId, name: &[u8]) -> Vec<u8> {
+        match climb(self.into.fs, self.top, parent, SHOWN_PATH_MAX) {
+            Ok(Some(way)) if way.is_empty() => [self.path, b"/", name].concat(),
+            Ok(Some(way)) => [self.path, b"/", &way[..], b"/", name].concat(),
+            Ok(None) | Err(_) => [self.path, b"/.../", name].concat(),
+        }
+    }
+}

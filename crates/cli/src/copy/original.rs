@@ -1,0 +1,296 @@
+//! A file that is copied, wherever it is.
+//!
+//! Data is read into the buffer of the caller and not shown while the source is held: source and
+//! target may be one volume.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Timestamp};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
+
+use crate::extract::SafeName;
+use crate::xattrs::{Xattr, held_xattrs};
+
+/// A file to be copied.
+pub(super) trait Original {
+    /// Its attributes.
+    fn attr(&self) -> &Attr;
+
+    /// Its extended attributes.
+    fn xattrs(&self) -> Result<Vec<Xattr>>;
+
+    /// The target of a symbolic link.
+    fn read_link(&self) -> Result<Vec<u8>>;
+
+    /// The first range at or after `offset` that holds data. One that ends with [`u64::MAX`] ends
+    /// where reading gives nothing more.
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>>;
+
+    /// Reads data; the count is short at the end only.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
+}
+
+/// A file of a volume.
+pub(super) struct VolumeFile<'a> {
+    pub(super) fs: &'a dyn FileSystem,
+    pub(super) attr: Attr,
+}
+
+impl Original for VolumeFile<'_> {
+    fn attr(&self) -> &Attr {
+        &self.attr
+    }
+
+    fn xattrs(&self) -> Result<Vec<Xattr>> {
+        held_xattrs(self.fs, self.attr.file)
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        self.fs.read_link(self.attr.file)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.fs.next_data(self.attr.file, offset)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.fs.read(self.attr.file, offset, buf)
+    }
+}
+
+/// A file of the host. Regular files and directories are open; all else is reached through the
+/// directory and the name, because opening it might do something.
+pub(super) struct HostFile<'a> {
+    attr: Attr,
+    file: Option<File>,
+    directory: BorrowedFd<'a>,
+    name: PathBuf,
+}
+
+/// Gives an error of the host the name of what was being done.
+pub(super) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::io(what, errno)
+}
+
+impl<'a> HostFile<'a> {
+    /// The file at a path of the command line; a symbolic link at its end is followed or not.
+    pub(super) fn named(path: &Path, follow: bool) -> Result<HostFile<'static>> {
+        let at_flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let stat = fs::statat(CWD, path, at_flags).map_err(doing("looking at it"))?;
+        let file_type = attr_of(&stat)?.file_type;
+        HostFile::open(CWD, path.to_path_buf(), file_type, follow)
+    }
+
+    /// The file `name` in `directory`, whose type the directory told.
+    pub(super) fn found(
+        directory: BorrowedFd<'a>,
+        name: &SafeName,
+        file_type: FileType,
+    ) -> Result<Self> {
+        let name = Path::new(OsStr::from_bytes(name)).to_path_buf();
+        Self::open(directory, name, file_type, false)
+    }
+
+    fn open(
+        directory: BorrowedFd<'a>,
+        name: PathBuf,
+        file_type: FileType,
+        follow: bool,
+    ) -> Result<Self> {
+        let is_opened = matches!(file_type, FileType::Regular | FileType::Directory);
+        let (file, stat) = if is_opened {
+            // Not to wait for the other side, should it have become a pipe.
+            let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            flags.set(OFlags::NOFOLLOW, !follow);
+            let file = fs::openat(directory, &name, flags, Mode::empty());
+            let file = File::from(file.map_err(doing("opening it"))?);
+            let stat = fs::fstat(&file).map_err(doing("looking at it"))?;
+            (Some(file), stat)
+        } else {
+            let stat = fs::statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW);
+            (None, stat.map_err(doing("looking at it"))?)
+        };
+        let attr = attr_of(&stat)?;
+        if attr.file_type != file_type {
+            return Err(Error::io("opening it", std::io::Error::other("it was replaced meanwhile")));
+        }
+        Ok(Self { attr, file, directory, name })
+    }
+
+    /// The open directory.
+    pub(super) fn into_directory(self) -> Result<OwnedFd> {
+        self.file.map(Into::into).ok_or_else(|| Error::posix(Errno::NOTDIR, "opening it"))
+    }
+
+    fn file(&self) -> Result<&File> {
+        self.file.as_ref().ok_or_else(|| Error::posix(Errno::INVAL, "reading it"))
+    }
+}
+
+impl Original for HostFile<'_> {
+    fn attr(&self) -> &Attr {
+        &self.attr
+    }
+
+    fn xattrs(&self) -> Result<Vec<Xattr>> {
+        match &self.file {
+            Some(file) => host_xattrs(|buf| fs::flistxattr(file, buf), |name, buf| {
+                fs::fgetxattr(file, name, buf)
+            }),
+            None => {
+                // There are no such calls that take a directory and a name.
+                let path = if self.directory.as_raw_fd() == CWD.as_raw_fd() {
+                    self.name.clone()
+                } else {
+                    let number = self.directory.as_fd().as_raw_fd();
+                    Path::new("/proc/self/fd").join(number.to_string()).join(&self.name)
+                };
+                host_xattrs(|buf| fs::llistxattr(&path, buf), |name, buf| {
+                    fs::lgetxattr(&path, name, buf)
+                })
+            }
+        }
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        let target = fs::readlinkat(self.directory, &self.name, Vec::new());
+        Ok(target.map_err(doing("reading the link"))?.into_bytes())
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let file = self.file()?;
+        let start = match fs::seek(file, SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // A file that knows no offsets, as in /proc.
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::SPIPE) => return Ok(Some(offset..u64::MAX)),
+            Err(errno) => return Err(doing("looking for its data")(errno)),
+        };
+        let end = fs::seek(file, SeekFrom::Hole(start)).map_err(doing("looking for its data"))?;
+        Ok(Some(start..end))
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let file = self.file()?;
+        fill(buf, |buf, done| file.read_at(buf, offset + done as u64))
+    }
+}
+
+/// Reads until `buf` is full or nothing more comes.
+fn fill(
+    buf: &mut [u8],
+    mut read: impl FnMut(&mut [u8], usize) -> std::io::Result<usize>,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < buf.len() {
+        match read(&mut buf[done..], done) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::io("reading it", error)),
+        }
+    }
+    Ok(done)
+}
+
+/// Bytes of unknown number, which come once.
+pub(super) struct Stream {
+    attr: Attr,
+    input: Mutex<std::io::Stdin>,
+}
+
+impl Stream {
+    /// Standard input, as a file with these attributes.
+    pub(super) fn new(attr: Attr) -> Self {
+        Self { attr, input: Mutex::new(std::io::stdin()) }
+    }
+}
+
+impl Original for Stream {
+    fn attr(&self) -> &Attr {
+        &self.attr
+    }
+
+    fn xattrs(&self) -> Result<Vec<Xattr>> {
+        Ok(Vec::new())
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        Err(Error::posix(Errno::INVAL, "standard input"))
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        Ok(Some(offset..u64::MAX))
+    }
+
+    fn read(&self, _offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut input = self.input.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        fill(buf, |buf, _| input.read(buf))
+    }
+}
+
+fn attr_of(stat: &Stat) -> Result<Attr> {
+    let file_type = FileType::from_mode(stat.st_mode)
+        .ok_or_else(|| Error::Unsupported(format!("a file of the mode {:o}", stat.st_mode)))?;
+    let time = |secs: i64, nanos: u64| Timestamp {
+        secs,
+        nanos: u32::try_from(nanos).unwrap_or_default(),
+    };
+    let number = |number: i64| number.cast_unsigned();
+    let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+    let rdev = match is_device {
+        true => (fs::major(stat.st_rdev), fs::minor(stat.st_rdev)),
+        false => (0, 0),
+    };
+    let changed = time(stat.st_ctime, stat.st_ctime_nsec);
+    Ok(Attr {
+        file: FileId { dev: stat.st_dev, ino: stat.st_ino },
+        file_type,
+        permissions: stat.st_mode & 0o7777,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        rdev,
+        size: number(stat.st_size),
+        allocated_bytes: number(stat.st_blocks).saturating_mul(512),
+        atime: time(stat.st_atime, stat.st_atime_nsec),
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+        ctime: changed,
+        btime: changed,
+    })
+}
+
+/// The extended attributes that the calls give.
+fn host_xattrs(
+    list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+    get: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
+) -> Result<Vec<Xattr>> {
+    /// The kernel gives no more, of names as of a value.
+    const MAX: usize = 64 << 10;
+    let mut names = match list(&mut []) {
+        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+        Ok(_) => vec![0; MAX],
+        Err(errno) => return Err(doing("listing its extended attributes")(errno)),
+    };
+    let len = list(&mut names).map_err(doing("listing its extended attributes"))?;
+    names.truncate(len);
+    let mut value = vec![0; MAX];
+    let mut xattrs = Vec::new();
+    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        match get(name, &mut value) {
+            Ok(len) => xattrs.push((name.to_vec(), value[..len].to_vec())),
+            // It went in between, or is one that only some may read.
+            Err(Errno::NODATA) => {}
+            Err(errno) => return Err(doing("reading an extended attribute")(errno)),
+        }
+    }
+    Ok(xattrs)
+}

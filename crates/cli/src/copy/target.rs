@@ -1,0 +1,313 @@
+//! One file, made in the volume and filled.
+//!
+//! A name that is there already is dealt with as `cp` does: a regular file is cut to nothing and
+//! written again, and keeps its other names; anything else but a directory is replaced; and
+//! directories and other files are never exchanged for each other.
+
+use std::sync::PoisonError;
+
+use offshoot_vfs::{
+    Attr, Errno, Error, FileId, FileType, Node, NewFile, Place, SetAttr, XattrMode,
+};
+
+use super::original::Original;
+use super::{IntoVolume, Trouble};
+use crate::args::Attribute;
+use crate::extract::{Known, Name, SafeName, Unapplied};
+use crate::xattrs::Xattr;
+
+/// How much is read and written at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Copies what is no directory to `name` in `dir`, with `buf` to read into.
+pub(super) fn put(
+    into: &IntoVolume<'_>,
+    dir: FileId,
+    name: &[u8],
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<(), Trouble> {
+    let host = (original.attr().file.dev, original.attr().file.ino);
+    if into.devices.contains(&host) {
+        let what = "it is a device of a volume of this command";
+        return Err(Trouble::Source(Error::posix(Errno::BUSY, what)));
+    }
+    let attr = into.preserve.of(original.attr());
+    let place = Place { dir, name };
+    if attr.nlink < 2 {
+        let file = make(into, place, original, &attr)?;
+        return fill(into, place, file, original, &attr, buf).inspect_err(|_| remove(into, place));
+    }
+    match link(into, place, original, &attr)? {
+        None => Ok(()),
+        Some(file) => fill(into, place, file, original, &attr, buf)
+            .inspect_err(|_| remove_all(into, place, attr.file)),
+    }
+}
+
+/// Gives a file with several names one more, or makes it for its first.
+fn link(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+    attr: &Attr,
+) -> Result<Option<FileId>, Trouble> {
+    let failed = |error| Trouble::Source(Error::io("the table of hard links", error));
+    let name = Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? };
+    // Held until the name is in the table, so that a worker that cannot read the file
+    // finds all of its names.
+    let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
+    match links.newest(attr.file).map_err(failed)? {
+        None => {}
+        Some(Known::Unreadable) => return Err(Trouble::OtherName),
+        Some(Known::Name(known)) => match link_to(into, &known, place) {
+            Ok(()) => {
+                links.add(attr.file, &name).map_err(failed)?;
+                return Ok(None);
+            }
+            // Another subvolume, or no more links for it: a file of its own.
+            Err(Trouble::Target(Error::Posix { errno, .. }))
+                if matches!(errno, Errno::XDEV | Errno::MLINK) =>
+            {
+                unapplied(into, Unapplied::HardLink, place, errno);
+            }
+            Err(trouble) => return Err(trouble),
+        },
+    }
+    let file = make(into, place, original, attr)?;
+    links.add(attr.file, &name).map_err(failed)?;
+    Ok(Some(file))
+}
+
+fn link_to(into: &IntoVolume<'_>, known: &Name, place: Place<'_>) -> Result<(), Trouble> {
+    let file = into.fs.lookup(known.parent, &known.name).map_err(Trouble::Target)?;
+    match into.fs.link(file, place, into.at) {
+        Err(Error::Posix { errno: Errno::EXIST, .. }) => {
+            if existing(into, place)?.file == file {
+                return Ok(());
+            }
+            into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
+            into.fs.link(file, place, into.at).map_err(Trouble::Target)
+        }
+        result => result.map_err(Trouble::Target),
+    }
+}
+
+/// Makes an empty file, or takes the regular one that is there.
+fn make(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+    attr: &Attr,
+) -> Result<FileId, Trouble> {
+    let new = new_file(into, attr);
+    let target = match attr.file_type {
+        FileType::Symlink => original.read_link().map_err(Trouble::Source)?,
+        _ => Vec::new(),
+    };
+    let make = || match attr.file_type {
+        FileType::Symlink => into.fs.symlink(place, &target, &new),
+        file_type => into.fs.mknod(place, Node { file_type, rdev: attr.rdev }, &new),
+    };
+    match make() {
+        Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
+        result => return result.map_err(Trouble::Target),
+    }
+    let old = existing(into, place)?;
+    if old.file_type == FileType::Regular && attr.file_type == FileType::Regular {
+        let set = SetAttr { size: Some(0), ..owner_and_mode(attr) };
+        into.fs.set_attr(old.file, &set, into.at).map_err(Trouble::Target)?;
+        return Ok(old.file);
+    }
+    into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
+    make().map_err(Trouble::Target)
+}
+
+/// What is at `place`, which is no directory.
+fn existing(into: &IntoVolume<'_>, place: Place<'_>) -> Result<Attr, Trouble> {
+    let file = into.fs.lookup(place.dir, place.name).map_err(Trouble::Target)?;
+    let attr = into.fs.attr(file).map_err(Trouble::Target)?;
+    if attr.file_type == FileType::Directory {
+        let what = "a directory is in its place";
+        return Err(Trouble::Source(Error::posix(Errno::ISDIR, what)));
+    }
+    Ok(attr)
+}
+
+fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
+    NewFile { permissions: attr.permissions, uid: attr.uid, gid: attr.gid, at: into.at }
+}
+
+fn owner_and_mode(attr: &Attr) -> SetAttr {
+    SetAttr {
+        permissions: Some(attr.permissions),
+        uid: Some(attr.uid),
+        gid: Some(attr.gid),
+        ..SetAttr::default()
+    }
+}
+
+/// Gives a file that was made its data, its extended attributes and its times.
+fn fill(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    file: FileId,
+    original: &dyn Original,
+    attr: &Attr,
+    buf: &mut Vec<u8>,
+) -> Result<(), Trouble> {
+    let mut set = SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() };
+    if attr.file_type == FileType::Regular {
+        let end = copy_data(into, file, original, buf)?;
+        set.size = (end < attr.size).then_some(attr.size);
+    }
+    if into.preserve.keeps(Attribute::Xattr) {
+        set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)?;
+    }
+    into.fs.set_attr(file, &set, into.at).map_err(Trouble::Target)
+}
+
+/// Copies the data, holes left out, and gives the end of what was written.
+fn copy_data(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<u64, Trouble> {
+    let mut end = 0;
+    while let Some(data) = original.next_data(end).map_err(Trouble::Source)? {
+        let mut at = data.start.max(end);
+        while at < data.end {
+            // Cut at multiples, so that no sector is written twice.
+            let cut = (at / PIECE_BYTES as u64 + 1) * PIECE_BYTES as u64;
+            let len = usize::try_from(cut.min(data.end) - at).unwrap_or(PIECE_BYTES);
+            if buf.len() < len {
+                buf.resize(len, 0);
+            }
+            let count = original.read(at, &mut buf[..len]).map_err(Trouble::Source)?;
+            into.fs.write(file, at, &buf[..count], into.at).map_err(Trouble::Target)?;
+            into.count_bytes(count);
+            at += count as u64;
+            if count < len {
+                if data.end == u64::MAX {
+                    return Ok(at);
+                }
+                let shorter = std::io::Error::other("it became shorter meanwhile");
+                return Err(Trouble::Source(Error::io("reading it", shorter)));
+            }
+            if into.problems.is_stopped() {
+                return Err(Trouble::Stopped);
+            }
+        }
+        end = at;
+        if end >= original.attr().size && data.end != u64::MAX {
+            break;
+        }
+    }
+    Ok(end)
+}
+
+/// Sets extended attributes. Those that a volume has no place for are counted.
+fn set_xattrs(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    file: FileId,
+    xattrs: &[Xattr],
+) -> Result<(), Trouble> {
+    for (name, value) in xattrs {
+        match into.fs.set_xattr(file, name, value, XattrMode::Set, into.at) {
+            Ok(()) => {}
+            Err(error) if is_refusal(&error) => {
+                unapplied(into, Unapplied::Xattr, place, error.errno());
+            }
+            Err(error) => return Err(Trouble::Target(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether the volume has no place for this attribute, but for others.
+fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error.errno(),
+        Errno::OPNOTSUPP | Errno::TOOBIG | Errno::RANGE | Errno::INVAL | Errno::PERM | Errno::ACCESS
+    )
+}
+
+fn unapplied(into: &IntoVolume<'_>, kind: Unapplied, place: Place<'_>, errno: Errno) {
+    into.problems.unapplied(kind, || into.path_of(place), errno);
+}
+
+/// Makes a directory, or takes the one that is there; and whether it is new.
+pub(super) fn make_directory(
+    into: &IntoVolume<'_>,
+    dir: FileId,
+    name: &[u8],
+    attr: &Attr,
+) -> Result<(FileId, bool), Trouble> {
+    let place = Place { dir, name };
+    match into.fs.mkdir(place, &new_file(into, &into.preserve.of(attr))) {
+        Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
+        result => return result.map(|file| (file, true)).map_err(Trouble::Target),
+    }
+    let file = into.fs.lookup(dir, name).map_err(Trouble::Target)?;
+    if into.fs.attr(file).map_err(Trouble::Target)?.file_type != FileType::Directory {
+        let what = "what is in its place is no directory";
+        return Err(Trouble::Source(Error::posix(Errno::NOTDIR, what)));
+    }
+    Ok((file, false))
+}
+
+/// Gives a directory that is filled its attributes: all of them, when it was there before.
+pub(super) fn finish_directory(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    attr: &Attr,
+    is_new: bool,
+) -> Result<(), Error> {
+    let attr = into.preserve.of(attr);
+    let all = if is_new { SetAttr::default() } else { owner_and_mode(&attr) };
+    let set = SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..all };
+    into.fs.set_attr(file, &set, into.at)
+}
+
+/// Gives a directory its extended attributes.
+pub(super) fn dress_directory(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    original: &dyn Original,
+) -> Result<(), Trouble> {
+    if !into.preserve.keeps(Attribute::Xattr) {
+        return Ok(());
+    }
+    let place = Place { dir: file, name: b"." };
+    set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)
+}
+
+/// Removes a file that could not be filled.
+fn remove(into: &IntoVolume<'_>, place: Place<'_>) {
+    if let Err(error) = into.fs.unlink(place, into.at) {
+        let error = Error::posix(error.errno(), "removing what was copied of it");
+        into.problems.unreadable(&into.path_of(place), &error);
+    }
+}
+
+/// Removes all names of a file that could not be filled.
+fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, file: FileId) {
+    let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = || -> std::io::Result<Vec<Name>> {
+        links.mark_unreadable(file)?;
+        links.names(file)?.collect()
+    };
+    match names() {
+        Ok(names) => {
+            for Name { parent, name } in names {
+                remove(into, Place { dir: parent, name: &name });
+            }
+        }
+        Err(error) => {
+            let error = Error::io("the table of hard links", error);
+            into.problems.unreadable(&into.path_of(place), &error);
+        }
+    }
+}

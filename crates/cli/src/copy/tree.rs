@@ -1,0 +1,214 @@
+//! Whole trees, on all cores.
+//!
+//! ```text
+//! walk --- batch: up to 32 files ---> channel (bounded) ---> workers: read, make, fill
+//! ```
+
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender};
+use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+
+use super::directory::DirectoryRef;
+use super::original::{HostFile, Original, VolumeFile};
+use super::{IntoVolume, Source, Trouble, target};
+use crate::extract::{Entry, SafeName, Visitor, walk, workers};
+
+/// The most files that go to a worker at once.
+const BATCH_FILES: usize = 32;
+
+/// The deepest tree of a volume that is copied: far beyond what any path names.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// Batches that can be held by somebody at once: in the channel, by workers, by the walk.
+pub(super) fn batches_in_flight() -> usize {
+    workers() * 3 + 1
+}
+
+/// What the walk knows of a file.
+pub(super) enum Seen<'a> {
+    /// It is in the directory of the host, and of this type.
+    Host(FileType),
+    /// It is in this volume.
+    Volume(&'a dyn FileSystem, Attr),
+}
+
+/// A file to be copied.
+pub(super) struct Job<'a> {
+    pub(super) directory: DirectoryRef<'a>,
+    pub(super) name: SafeName,
+    pub(super) seen: Seen<'a>,
+}
+
+impl Job<'_> {
+    fn run(self, buf: &mut Vec<u8>) {
+        let source = self.directory.source();
+        match self.copy(buf) {
+            Ok(()) => {
+                source.into.counters.files.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(trouble) => source.report(self.directory.file(), &self.name, &trouble),
+        }
+    }
+
+    fn copy(&self, buf: &mut Vec<u8>) -> Result<(), Trouble> {
+        let (into, dir) = (self.directory.source().into, self.directory.file());
+        match self.seen {
+            Seen::Host(file_type) => {
+                let file = HostFile::found(self.directory.host_fd(), &self.name, file_type);
+                target::put(into, dir, &self.name, &file.map_err(Trouble::Source)?, buf)
+            }
+            Seen::Volume(fs, attr) => {
+                target::put(into, dir, &self.name, &VolumeFile { fs, attr }, buf)
+            }
+        }
+    }
+}
+
+/// Gathers files, and hands them to the workers.
+pub(super) struct Batches<'a> {
+    jobs: Sender<Vec<Job<'a>>>,
+    batch: Vec<Job<'a>>,
+    batch_files: usize,
+}
+
+impl<'a> Batches<'a> {
+    /// Takes one file.
+    pub(super) fn push(&mut self, job: Job<'a>) {
+        self.batch.push(job);
+        if self.batch.len() >= self.batch_files {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        let batch = std::mem::take(&mut self.batch);
+        if batch.is_empty() {
+            return;
+        }
+        prefetch(&batch);
+        // The workers outlive this sender; when they are gone, they have panicked, and the
+        // scope passes that on.
+        let _ = self.jobs.send(batch);
+    }
+}
+
+/// Tells the volume which files will be read next.
+fn prefetch(batch: &[Job<'_>]) {
+    let mut fs = None;
+    let with_data: Vec<FileId> = batch
+        .iter()
+        .filter_map(|job| match job.seen {
+            Seen::Volume(from, attr) if attr.file_type == FileType::Regular && attr.size > 0 => {
+                fs = Some(from);
+                Some(attr.file)
+            }
+            _ => None,
+        })
+        .collect();
+    if let Some(fs) = fs {
+        fs.prefetch(&with_data);
+    }
+}
+
+/// Calls `walk` with workers for what it finds.
+pub(super) fn with_workers<'a>(
+    into: &'a IntoVolume<'a>,
+    batch_files: usize,
+    walk: impl FnOnce(&mut Batches<'a>),
+) {
+    thread::scope(|scope| {
+        let (jobs, queue) = crossbeam_channel::bounded(workers() * 2);
+        for _ in 0..workers() {
+            let queue: Receiver<Vec<Job<'a>>> = queue.clone();
+            scope.spawn(move || {
+                let mut buf = Vec::new();
+                for job in queue.iter().flatten() {
+                    // When all must end, the rest is only let go.
+                    if !into.problems.is_stopped() {
+                        job.run(&mut buf);
+                    }
+                }
+            });
+        }
+        drop(queue);
+        let batch_files = batch_files.min(BATCH_FILES);
+        let mut batches = Batches { jobs, batch: Vec::new(), batch_files };
+        walk(&mut batches);
+        batches.send();
+    });
+}
+
+/// Copies what is below a directory of a volume, which has become `file`.
+pub(super) fn copy_volume(
+    source: &Source<'_>,
+    fs: &dyn FileSystem,
+    attr: &Attr,
+    file: FileId,
+    is_new: bool,
+) -> Result<(), Trouble> {
+    target::dress_directory(source.into, file, &VolumeFile { fs, attr: *attr })?;
+    let top = DirectoryRef::new(source, file, *attr, is_new, None);
+    with_workers(source.into, BATCH_FILES, |batches| {
+        walk(fs, attr.file, top, DEPTH_MAX, &mut Copying { fs, source, batches });
+    });
+    Ok(())
+}
+
+/// The visitor that copies.
+struct Copying<'w, 'a> {
+    fs: &'a dyn FileSystem,
+    source: &'a Source<'a>,
+    batches: &'w mut Batches<'a>,
+}
+
+impl<'a> Visitor for Copying<'_, 'a> {
+    type Directory = DirectoryRef<'a>;
+
+    fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+        let original = VolumeFile { fs: self.fs, attr: *entry.attr };
+        let made = enter(parent, entry.name, &original);
+        made.map(|(file, is_new)| {
+            DirectoryRef::new(self.source, file, *entry.attr, is_new, None)
+        })
+    }
+
+    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+        self.batches.push(Job {
+            directory: parent.clone(),
+            name: entry.name.clone(),
+            seen: Seen::Volume(self.fs, *entry.attr),
+        });
+    }
+
+    fn failed(&mut self, path: &[u8], error: &Error) {
+        let path = [self.source.path, b"/", path].concat();
+        self.source.into.problems.unreadable(&path, error);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.source.into.problems.is_stopped()
+    }
+}
+
+/// Makes the copy of a directory, with its extended attributes; reports what goes wrong.
+pub(super) fn enter(
+    parent: &DirectoryRef<'_>,
+    name: &SafeName,
+    original: &dyn Original,
+) -> Option<(FileId, bool)> {
+    let into = parent.source().into;
+    let made = target::make_directory(into, parent.file(), name, original.attr())
+        .and_then(|made| target::dress_directory(into, made.0, original).map(|()| made));
+    match made {
+        Ok(made) => {
+            into.counters.directories.fetch_add(1, Ordering::Relaxed);
+            Some(made)
+        }
+        Err(trouble) => {
+            parent.source().report(parent.file(), name, &trouble);
+            None
+        }
+    }
+}

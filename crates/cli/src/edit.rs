@@ -1,0 +1,264 @@
+//! What the verbs that change volumes have in common.
+//!
+//! A verb opens its volumes through [`Volumes`], changes them, and at its end makes everything
+//! durable with [`Volumes::sync`], also when something failed on the way: what was done before
+//! is not lost, and nothing is reported as done that a crash could undo.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Timestamp};
+use rustix::fs::Mode;
+use rustix::process;
+
+use crate::args::TreeArguments;
+use crate::exit::{Failure, Result};
+use crate::output::{Console, Escaped};
+use crate::place::Place;
+use crate::places::Failures;
+use crate::resolve::{End, LastLink, resolve_end};
+use crate::session::{Access, open_tree};
+
+/// Now, or the time that the environment asks for, as <https://reproducible-builds.org/specs/source-date-epoch/>
+/// has it. One run of the program has one such moment.
+pub(crate) fn moment() -> Result<Timestamp> {
+    const VARIABLE: &str = "SOURCE_DATE_EPOCH";
+    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(Timestamp::now()) };
+    let secs = text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        Failure::Usage(format!("{VARIABLE} is {}, not a number of seconds", text.display()))
+    })?;
+    Ok(Timestamp { secs, nanos: 0 })
+}
+
+/// The file mode creation mask of the process.
+pub(crate) fn umask() -> u32 {
+    let mask = process::umask(Mode::empty());
+    process::umask(mask);
+    mask.bits()
+}
+
+/// What a file begins with that the caller makes in `dir`: it is the caller's, and its group is
+/// that of a directory with the set-group-id bit, as on any mount.
+pub(crate) fn new_file(
+    fs: &dyn FileSystem,
+    dir: FileId,
+    permissions: u32,
+    at: Timestamp,
+) -> Result<NewFile, Error> {
+    let parent = fs.attr(dir)?;
+    let gid = match parent.permissions & 0o2000 {
+        0 => process::getegid().as_raw(),
+        _ => parent.gid,
+    };
+    Ok(NewFile { permissions, uid: process::geteuid().as_raw(), gid, at })
+}
+
+/// Which file of the host: device and inode, or the device that a special file stands for.
+pub(crate) type HostId = (u64, u64);
+
+/// The identity of the file at `path`, links followed.
+pub(crate) fn host_id(path: &Path) -> Option<HostId> {
+    let metadata = path.metadata().ok()?;
+    Some(match metadata.rdev() {
+        0 => (metadata.dev(), metadata.ino()),
+        device => (device, 0),
+    })
+}
+
+struct Opened {
+    volume: PathBuf,
+    id: Option<HostId>,
+    access: Access,
+    fs: Filesystem,
+}
+
+/// The volumes of one command line, each opened once, whatever names it is given.
+pub(crate) struct Volumes<'a> {
+    tree: &'a TreeArguments,
+    console: &'a Arc<Console>,
+    opened: Vec<Opened>,
+}
+
+impl<'a> Volumes<'a> {
+    /// No volume is open yet.
+    pub(crate) fn new(tree: &'a TreeArguments, console: &'a Arc<Console>) -> Self {
+        Self { tree, console, opened: Vec::new() }
+    }
+
+    /// The tree of files of `volume`. What is to be changed is opened before what is only read.
+    pub(crate) fn open(&mut self, volume: &Path, access: Access) -> Result<Filesystem> {
+        let id = host_id(volume);
+        let known = self.opened.iter().find(|opened| opened.id == id && id.is_some());
+        if let Some(opened) = known.filter(|opened| opened.access >= access) {
+            return Ok(opened.fs.clone());
+        }
+        if !self.opened.is_empty() && !self.tree.open.devices.is_empty() {
+            let message = "--device is for a command on one volume, and these are several";
+            return Err(Failure::Usage(message.into()));
+        }
+        let fs = open_tree(volume, self.tree, access, self.console)?;
+        self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
+        Ok(fs)
+    }
+
+    /// Whether `file` is one of the devices of the volumes.
+    pub(crate) fn devices(&self) -> Vec<HostId> {
+        let volumes = self.opened.iter().map(|opened| &opened.volume);
+        volumes.chain(&self.tree.open.devices).filter_map(|path| host_id(path)).collect()
+    }
+
+    /// Makes everything durable that was changed.
+    pub(crate) fn sync(&self, failures: &mut Failures<'_>) {
+        for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
+            if let Err(error) = opened.fs.sync() {
+                let failure = Failure::from(error);
+                let what = format!("not everything that was done is stored: {failure}");
+                failures.inside(&opened.volume, failure.status(), &what);
+            }
+        }
+    }
+}
+
+/// Does something at every place, in one volume or several, and makes it durable.
+pub(crate) fn at_every_place(
+    places: Vec<Place>,
+    tree: &TreeArguments,
+    console: &Arc<Console>,
+    mut change: impl FnMut(&Filesystem, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
+) -> Result {
+    let is_several = places.windows(2).any(|pair| pair[0].volume != pair[1].volume);
+    let mut failures = Failures::naming(is_several, console);
+    let mut volumes = Volumes::new(tree, console);
+    for Place { volume, path } in places {
+        match volumes.open(&volume, Access::Write) {
+            Ok(fs) => {
+                let mut report = Report { failures: &mut failures, volume: &volume };
+                if let Err(error) = change(&fs, &path, &mut report) {
+                    report.error(error);
+                }
+            }
+            Err(failure @ Failure::Usage(_)) => return Err(failure),
+            Err(failure) => failures.opening(&failure),
+        }
+    }
+    volumes.sync(&mut failures);
+    failures.result()
+}
+
+/// Where errors in one volume go, when more than one may come.
+pub(crate) struct Report<'a, 'f> {
+    failures: &'a mut Failures<'f>,
+    volume: &'a Path,
+}
+
+impl Report<'_, '_> {
+    /// Prints an error.
+    pub(crate) fn error(&mut self, error: Error) {
+        let failure = Failure::from(error);
+        self.failures.inside(self.volume, failure.status(), &failure);
+    }
+}
+
+/// The places of a verb that works inside one volume: the volume, and the paths in it.
+pub(crate) fn one_volume(
+    verb: &str,
+    places: impl Iterator<Item = Place>,
+) -> Result<(PathBuf, Vec<Vec<u8>>)> {
+    let mut volume: Option<PathBuf> = None;
+    let mut paths = Vec::new();
+    for place in places {
+        let first = volume.get_or_insert_with(|| place.volume.clone());
+        if *first != place.volume && host_id(first) != host_id(&place.volume) {
+            return Err(Failure::Usage(format!(
+                "{verb} works inside one volume, and {} and {} are two",
+                first.display(),
+                place.volume.display()
+            )));
+        }
+        paths.push(place.path);
+    }
+    Ok((volume.unwrap_or_default(), paths))
+}
+
+/// What the last of several paths means to verbs that give new names.
+pub(crate) enum Aim {
+    /// A directory that is there: the names go into it.
+    Into(FileId),
+    /// The name itself.
+    Name(End),
+}
+
+/// A name that is to be given.
+pub(crate) struct NewName {
+    /// The directory.
+    pub(crate) dir: FileId,
+    /// The name in it.
+    pub(crate) name: Vec<u8>,
+    /// What has the name now.
+    pub(crate) existing: Option<FileId>,
+}
+
+impl Aim {
+    /// What `path` means, `is_name` when it is the name itself even of a directory (`-T`). Several
+    /// sources need a directory. `last` says what a link means that does not lead to a directory.
+    pub(crate) fn of(
+        fs: &dyn FileSystem,
+        path: &[u8],
+        is_name: bool,
+        sources: usize,
+        last: LastLink,
+    ) -> Result<Self, Error> {
+        let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
+        if !is_name {
+            match resolve_end(fs, path, LastLink::Follow) {
+                Ok(End { file: Some(file), .. })
+                    if fs.attr(file)?.file_type == FileType::Directory =>
+                {
+                    return Ok(Self::Into(file));
+                }
+                Ok(End { file: None, .. }) if sources > 1 => return fail(Errno::NOENT),
+                Ok(_) if sources > 1 => return fail(Errno::NOTDIR),
+                Err(error) if sources > 1 => return Err(error),
+                // A link that leads nowhere may still be what is replaced.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        resolve_end(fs, path, last).map(Self::Name)
+    }
+
+    /// The name for what is called `name` now, `path` being that of the aim. `is_directory`
+    /// tells whether a directory will have it.
+    pub(crate) fn new_name(
+        &self,
+        fs: &dyn FileSystem,
+        path: &[u8],
+        name: &[u8],
+        is_directory: bool,
+    ) -> Result<NewName, Error> {
+        match self {
+            Self::Into(dir) => {
+                let existing = match fs.lookup(*dir, name) {
+                    Ok(file) => Some(file),
+                    Err(Error::Posix { errno: Errno::NOENT, .. }) => None,
+                    Err(error) => return Err(error),
+                };
+                Ok(NewName { dir: *dir, name: name.to_vec(), existing })
+            }
+            Self::Name(end) => {
+                let fail = |errno| Error::posix(errno, Escaped(path).to_string());
+                if end.must_be_directory && !is_directory {
+                    return Err(fail(Errno::NOTDIR));
+                }
+                let (dir, name) = end.place.clone().ok_or_else(|| fail(Errno::BUSY))?;
+                Ok(NewName { dir, name, existing: end.file })
+            }
+        }
+    }
+}
+
+/// `directory` with `name` behind it, for messages.
+pub(crate) fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    [directory.strip_suffix(b"/").unwrap_or(directory), b"/", name].concat()
+}

@@ -1,0 +1,283 @@
+//! `offshoot cp`: copy files and directories into, out of and between volumes.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, Volume};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Timestamp};
+use rustix::fs::Mode;
+
+use crate::args::CpArguments;
+use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
+use crate::edit::{Aim, Volumes, moment};
+use crate::exit::{ExitStatus, Failure, Result};
+use crate::extract::{Counters, Onto, Overwrite, Problems, SafeName, Source, finish};
+use crate::output::{Console, Escaped, write_line};
+use crate::place::{Place, mistaken_for_place};
+use crate::places::Failures;
+use crate::resolve::{LastLink, at_path, climb_file, last_name, resolve};
+use crate::session::Access;
+
+/// One side of a copy.
+enum Side {
+    Host(PathBuf),
+    Volume(Place),
+    /// Standard input.
+    Stream,
+}
+
+pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let preserve = Preserve::all_but(&arguments.no_preserve, at);
+    let Some((last, first)) = arguments.paths.split_last() else { return Ok(()) };
+    let sources = sources(first)?;
+    let (problems, counters) = (Problems::new(console), Counters::default());
+    let mut volumes = Volumes::new(&arguments.tree, console);
+    let mut failures = Failures::naming(false, console);
+    let target = match Place::parse_unless_host(last) {
+        Some(place) => Some((volumes.open(&place.volume, Access::Write)?, place)),
+        None => None,
+    };
+    let opened = open_sources(sources, &mut volumes, &mut failures)?;
+    let progress = console.start_progress("copied");
+    let devices = volumes.devices();
+    let shared = Shared {
+        preserve: &preserve,
+        problems: &problems,
+        progress: &progress,
+        counters: &counters,
+        devices: &devices,
+    };
+    let job = Copying { arguments, shared, at };
+    let result = match &target {
+        Some((fs, place)) => job.into_volume(&opened, fs, &place.path, &mut failures),
+        None => job.onto_host(&opened, Path::new(last), &mut failures),
+    };
+    volumes.sync(&mut failures);
+    console.stop_progress();
+    result?;
+    let (outcome, result) = finish(counters, problems);
+    if let Err(failure) = result {
+        failures.note(failure.status());
+    }
+    if arguments.json {
+        write_line(out, &outcome)?;
+    }
+    failures.result()
+}
+
+fn sources(texts: &[OsString]) -> Result<Vec<Side>> {
+    let side = |text: &OsString| match Place::parse_unless_host(text) {
+        _ if text == "-" => Side::Stream,
+        Some(place) => Side::Volume(place),
+        None => Side::Host(text.into()),
+    };
+    let sources: Vec<Side> = texts.iter().map(side).collect();
+    if sources.len() > 1 && sources.iter().any(|side| matches!(side, Side::Stream)) {
+        return Err(Failure::Usage("standard input (-) must be the only source".into()));
+    }
+    Ok(sources)
+}
+
+/// A source whose volume is open.
+enum Opened {
+    Host(PathBuf),
+    Volume(Filesystem, Vec<u8>),
+    Stream,
+}
+
+/// Opens the volumes of all sources. One that does not open keeps only its own back.
+fn open_sources(
+    sources: Vec<Side>,
+    volumes: &mut Volumes<'_>,
+    failures: &mut Failures<'_>,
+) -> Result<Vec<Opened>> {
+    let mut opened = Vec::new();
+    for source in sources {
+        opened.push(match source {
+            Side::Host(path) => Opened::Host(path),
+            Side::Stream => Opened::Stream,
+            Side::Volume(place) => match volumes.open(&place.volume, Access::Read) {
+                Ok(fs) => Opened::Volume(fs, place.path),
+                Err(failure @ Failure::Usage(_)) => return Err(failure),
+                Err(failure) => {
+                    failures.opening(&failure);
+                    continue;
+                }
+            },
+        });
+    }
+    Ok(opened)
+}
+
+/// One command.
+struct Copying<'a> {
+    arguments: &'a CpArguments,
+    shared: Shared<'a>,
+    at: Timestamp,
+}
+
+impl Copying<'_> {
+    /// What a link at the end of a source means.
+    fn last_link(&self) -> LastLink {
+        if self.arguments.recursive { LastLink::Keep } else { LastLink::Follow }
+    }
+
+    fn count(&self) -> usize {
+        self.arguments.paths.len() - 1
+    }
+
+    fn into_volume(
+        &self,
+        sources: &[Opened],
+        fs: &Filesystem,
+        path: &[u8],
+        failures: &mut Failures<'_>,
+    ) -> Result {
+        let is_name = self.arguments.no_target_directory;
+        let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)?;
+        let limits = limits()?;
+        let into = || IntoVolume::new(fs, self.at, self.shared);
+        let host = into();
+        // Hard links are kept inside of each filesystem, whose numbers are its own.
+        let mut from: Vec<(Arc<Volume>, IntoVolume<'_>)> = Vec::new();
+        for source in sources {
+            if self.shared.problems.is_stopped() {
+                break;
+            }
+            let result = match source {
+                Opened::Stream => stream_goal(&aim, fs, path).map(|goal| {
+                    host.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
+                }),
+                Opened::Host(file) => {
+                    let name = file.as_os_str().as_bytes();
+                    goal(&aim, fs, path, name, file.is_dir())
+                        .map(|goal| host.host(file, &goal, self.arguments.recursive, limits))
+                }
+                Opened::Volume(source, name) => {
+                    let known = from.iter().position(|(v, _)| Arc::ptr_eq(v, source.volume()));
+                    let known = known.unwrap_or_else(|| {
+                        from.push((source.volume().clone(), into()));
+                        from.len() - 1
+                    });
+                    let is_same = Arc::ptr_eq(source.volume(), fs.volume());
+                    self.found(source, name).and_then(|(file, is_directory, shown)| {
+                        let goal = goal(&aim, fs, path, name, is_directory)?;
+                        let recursive = self.arguments.recursive;
+                        from[known].1.volume(source, file, &shown, &goal, recursive, is_same);
+                        Ok(())
+                    })
+                }
+            };
+            if let Err(error) = result {
+                failures.inside(Path::new(""), ExitStatus::of(&error), &error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The file at `path`, whether it is a directory, and how it is shown.
+    fn found(&self, fs: &Filesystem, path: &[u8]) -> Result<(FileId, bool, Vec<u8>), Error> {
+        let file = resolve(fs, path, self.last_link())?;
+        let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
+        let shown = climb_file(fs, file, path)?;
+        Ok((file, attr.file_type == FileType::Directory, shown))
+    }
+
+    fn onto_host(&self, sources: &[Opened], path: &Path, failures: &mut Failures<'_>) -> Result {
+        if let Some(mistake) = mistaken_for_place(path, true).filter(|_| !path.exists()) {
+            return Err(Failure::Usage(mistake));
+        }
+        let is_directory = path.is_dir();
+        let into = is_directory && !self.arguments.no_target_directory;
+        if self.count() > 1 && !into {
+            let errno = if path.exists() { Errno::NOTDIR } else { Errno::NOENT };
+            return Err(Failure::Host(path.display().to_string(), errno.into()));
+        }
+        let onto = Onto {
+            overwrite: Overwrite {
+                preserve: self.shared.preserve,
+                devices: self.shared.devices,
+            },
+            problems: self.shared.problems,
+            progress: self.shared.progress,
+            counters: self.shared.counters,
+            limits: limits()?,
+        };
+        // Permissions are those of the volume; what they are before that is said with each call.
+        rustix::process::umask(Mode::empty());
+        for source in sources {
+            let Opened::Volume(fs, name) = source else {
+                let message = "neither side is in a volume: a place is VOLUME:/PATH";
+                return Err(Failure::Usage(message.into()));
+            };
+            if self.shared.problems.is_stopped() {
+                break;
+            }
+            if let Err(failure) = self.one_onto_host(&onto, fs, name, path, into) {
+                failures.inside(Path::new(""), failure.status(), &failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn one_onto_host(
+        &self,
+        onto: &Onto<'_>,
+        fs: &Filesystem,
+        name: &[u8],
+        path: &Path,
+        into: bool,
+    ) -> Result {
+        let (file, is_directory, shown) = self.found(fs, name)?;
+        if is_directory && !self.arguments.recursive {
+            let what = format!("{}, not copied without -r", Escaped(name));
+            return Err(Error::posix(Errno::ISDIR, what).into());
+        }
+        let bytes = path.as_os_str().as_bytes();
+        let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
+        if !into && bytes.ends_with(b"/") && !is_directory {
+            return Err(fail(Errno::NOTDIR));
+        }
+        let (parent, name) = match (into, last_name(bytes)) {
+            (true, _) => (path, last_name(name)),
+            (false, Some(name)) => (path.parent().unwrap_or(path), Some(name)),
+            (false, None) => (path, None),
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
+        onto.copy(&Source { fs, top: file, path: &shown }, parent, name.as_ref())
+    }
+}
+
+/// Where a source at `source` goes.
+fn goal(
+    aim: &Aim,
+    fs: &Filesystem,
+    path: &[u8],
+    source: &[u8],
+    is_directory: bool,
+) -> Result<Goal, Error> {
+    match (aim, last_name(source)) {
+        (Aim::Into(dir), None) => Ok(Goal::Contents(*dir)),
+        (Aim::Name(end), _) if end.place.is_none() && is_directory => {
+            let root = end.file.unwrap_or(fs.root());
+            Ok(Goal::Contents(root))
+        }
+        (_, name) => {
+            let name = name.unwrap_or_default();
+            aim.new_name(fs, path, name, is_directory).map(Goal::Name)
+        }
+    }
+}
+
+/// Where standard input goes, which has no name of its own.
+fn stream_goal(aim: &Aim, fs: &Filesystem, path: &[u8]) -> Result<Goal, Error> {
+    match aim {
+        Aim::Into(_) => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),
+        Aim::Name(_) => aim.new_name(fs, path, b"", false).map(Goal::Name),
+    }
+}

@@ -1,0 +1,84 @@
+//! `offshoot mkdir`: make directories.
+
+use std::sync::Arc;
+
+use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, Timestamp};
+
+use crate::args::MkdirArguments;
+use crate::edit::{at_every_place, moment, new_file, umask};
+use crate::exit::Result;
+use crate::output::{Console, Escaped};
+use crate::place::Place as NamedPlace;
+use crate::resolve::{LastLink, at_path, resolve, resolve_end};
+
+pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let plain = 0o777 & !umask();
+    let mode = arguments.mode.unwrap_or(plain);
+    let places = &arguments.places;
+    let parsed = places.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    at_every_place(parsed, &places.tree, console, |fs, path, _| {
+        if !arguments.parents {
+            return make(fs, path, mode, at);
+        }
+        for end in prefixes(path) {
+            let prefix = &path[..end];
+            // The caller may go on inside of what is made on the way, whatever the umask says.
+            let mode = if end == path.len() { mode } else { plain | 0o300 };
+            if !is_directory(fs, prefix)? {
+                make(fs, prefix, mode, at)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Where each component of `path` ends; the last one is the whole path.
+fn prefixes(path: &[u8]) -> Vec<usize> {
+    let is_end = |at: usize| path[at - 1] != b'/' && path.get(at).is_none_or(|&next| next == b'/');
+    let mut ends: Vec<usize> = (1..=path.len()).filter(|&at| is_end(at)).collect();
+    match ends.last_mut() {
+        Some(last) => *last = path.len(),
+        None => ends.push(path.len()),
+    }
+    ends
+}
+
+/// Whether a directory is at `path`; `EEXIST` when something else is.
+fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
+    if resolve_end(fs, path, LastLink::Keep)?.file.is_none() {
+        return Ok(false);
+    }
+    let file = resolve(fs, path, LastLink::Follow)?;
+    if fs.attr(file)?.file_type == FileType::Directory {
+        return Ok(true);
+    }
+    Err(Error::posix(Errno::EXIST, Escaped(path).to_string()))
+}
+
+fn make(fs: &dyn FileSystemMut, path: &[u8], mode: u32, at: Timestamp) -> Result<(), Error> {
+    // The name is that of the directory, however many slashes follow it.
+    let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
+    let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
+    let (None, Some((dir, name))) = (end.file, end.place) else {
+        return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
+    };
+    let mut new = new_file(fs, dir, mode, at)?;
+    new.permissions |= fs.attr(dir)?.permissions & 0o2000;
+    fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prefixes;
+
+    #[test]
+    fn components_end() {
+        for (path, ends) in
+            [("/", vec![1]), ("/a", vec![2]), ("/a//bc/", vec![2, 7]), ("a/b", vec![1, 3])]
+        {
+            assert_eq!(prefixes(path.as_bytes()), ends, "{path}");
+        }
+    }
+}

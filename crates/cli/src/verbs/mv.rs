@@ -1,0 +1,75 @@
+//! `offshoot mv`: move or rename inside a volume.
+
+use std::sync::Arc;
+
+use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
+
+use crate::args::MvArguments;
+use crate::edit::{Aim, Volumes, joined, moment, one_volume};
+use crate::exit::{ExitStatus, Result};
+use crate::output::{Console, Escaped};
+use crate::place::Place as NamedPlace;
+use crate::places::Failures;
+use crate::resolve::{LastLink, at_path, last_name, resolve_end};
+use crate::session::Access;
+
+pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let places = arguments.places.iter().map(|text| NamedPlace::parse(text));
+    let (volume, mut sources) = one_volume("mv", places)?;
+    let path = sources.pop().unwrap_or_default();
+    let mut volumes = Volumes::new(&arguments.tree, console);
+    let fs = volumes.open(&volume, Access::Write)?;
+    let mut failures = Failures::naming(false, console);
+    let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)?;
+    for source in &sources {
+        if let Err(error) = rename(&fs, source, &aim, &path, at) {
+            failures.inside(&volume, ExitStatus::of(&error), &error);
+        }
+    }
+    volumes.sync(&mut failures);
+    failures.result()
+}
+
+fn rename(
+    fs: &dyn FileSystemMut,
+    source: &[u8],
+    aim: &Aim,
+    path: &[u8],
+    at: Timestamp,
+) -> Result<(), Error> {
+    let fail = |errno, what: String| Err(Error::posix(errno, what));
+    let shown = Escaped(source);
+    // A link is moved itself, also when a slash follows its name.
+    let bare = source.len() - source.iter().rev().take_while(|&&byte| byte == b'/').count();
+    let found = resolve_end(fs, &source[..bare], LastLink::Keep)?;
+    let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
+    let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
+    let is_directory = fs.attr(file)?.file_type == FileType::Directory;
+    if bare < source.len() && !is_directory {
+        return fail(Errno::NOTDIR, shown.to_string());
+    }
+    let new = aim.new_name(fs, path, last_name(source).unwrap_or(&name), is_directory)?;
+    let shown_new = match aim {
+        Aim::Into(_) => joined(path, &new.name),
+        Aim::Name(_) => path.to_vec(),
+    };
+    let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
+    if from == to {
+        return fail(Errno::INVAL, format!("{shown} is {} already", Escaped(&shown_new)));
+    }
+    if new.existing == Some(file) {
+        // Two names of one file: what remains is the new one.
+        return fs.unlink(from, at).map_err(|error| at_path(error, source));
+    }
+    fs.rename(from, to, at).map_err(|error| match error {
+        Error::Posix { errno: Errno::XDEV, .. } => Error::posix(
+            Errno::XDEV,
+            format!("{shown} to {}, in another subvolume; copy and remove it", Escaped(&shown_new)),
+        ),
+        Error::Posix { errno, .. } => {
+            Error::posix(errno, format!("{shown} to {}", Escaped(&shown_new)))
+        }
+        other => at_path(other, source),
+    })
+}
