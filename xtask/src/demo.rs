@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: offshoot on a volume that the Linux kernel made.
+//! `cargo xtask demo`: a volume made of a directory of the repository, and what is in it.
 
 use std::path::Path;
 
@@ -6,36 +6,36 @@ use offshoot_testkit::fixture;
 
 use crate::shell::{Result, cargo, run, target_dir};
 
-/// Builds the program, unpacks the carried volume and shows what is in it.
+/// The image that the demonstration leaves behind, below the directory of build results.
+const IMAGE: &str = "demo/disk.img";
+
+/// Builds the program, makes a volume, fills it and shows what is in it.
 pub(crate) fn demo() -> Result {
     cargo(&["build", "--quiet", "--release", "--package", "offshoot"])?;
     let target = target_dir();
+    let image = target.join(IMAGE);
     let dir = target.join("demo");
     std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    let image = dir.join("kernel.btrfs");
-    fixture::unpack(&image).map_err(|error| format!("{}: {error}", fixture::VOLUME))?;
 
     let program = target.join("release/offshoot");
     let volume = shorter(&image);
     let place = |path: &str| format!("{volume}:{path}");
-    println!("\nThe volume: made by the kernel, unpacked from {}\n", fixture::VOLUME);
     let offshoot = |args: &[&str]| -> Result {
         run(&shorter(&program), args)?;
         println!();
         Ok(())
     };
+    println!("\nA volume, made and filled without root and without the kernel's driver\n");
+    offshoot(&["mkfs", &volume, "--force", "--size", "1G", "--label", "demo"])?;
+    offshoot(&["cp", "-r", "crates", "README.md", &place("/")])?;
+    offshoot(&["mkdir", "-p", &place("/home/alice/notes")])?;
+    offshoot(&["mv", &place("/README.md"), &place("/home/alice/notes/about.md")])?;
+    offshoot(&["ln", "-s", "notes/about.md", &place("/home/alice/about")])?;
+    offshoot(&["ls", "-l", "-R", &place("/home")])?;
+    offshoot(&["ls", "-l", &volume, &place("/crates/cli/src")])?;
     offshoot(&["info", &volume])?;
-    offshoot(&["subvolume", "list", &volume])?;
-    offshoot(&["ls", "-l", "-R", &volume])?;
-    offshoot(&["stat", &place("/home/alice/disk.img")])?;
-    offshoot(&["cat", &place("/snapshots/root-before-upgrade/etc/os-release")])?;
-    offshoot(&["cat", &place("/root/etc/os-release")])?;
-    let out = dir.join("out");
-    if out.exists() {
-        std::fs::remove_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
-    }
-    offshoot(&["extract", &place("/root/usr"), &shorter(&out)])?;
-    run("ls", &["-l", &shorter(&out.join("share/doc"))])
+    println!("It is yours to play with: {volume}. The kernel mounts it, too.");
+    Ok(())
 }
 
 /// The path from the root of the repository, where the commands run, if it is below it.

@@ -21,7 +21,7 @@ const HELP: &str = "\
 Usage: cargo xtask TASK
 
 Tasks:
-  demo     Show what is in the volume that the repository carries
+  demo     Make a volume from a directory of the repository, and show what is in it
   test     Run everything that has to pass: format, lints, tests, licences
   setup    Install the judges that the tests need (as root), or say how to
   licences Check that everything that is linked is under a permissive licence

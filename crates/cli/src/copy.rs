@@ -221,11 +221,7 @@ impl<'a> IntoVolume<'a> {
 
     /// The path of a place in the volume, for messages.
     fn path_of(&self, place: Place<'_>) -> Vec<u8> {
-        match climb(self.fs, self.fs.root(), place.dir, SHOWN_PATH_MAX) {
-            Ok(Some(way)) if way.is_empty() => [b"/", place.name].concat(),
-            Ok(Some(way)) => [b"/", &way[..], b"/", place.name].concat(),
-            Ok(None) | Err(_) => [b".../", place.name].concat(),
-        }
+        shown(b"", climb(self.fs, self.fs.root(), place.dir, SHOWN_PATH_MAX), place.name)
     }
 
     fn count_bytes(&self, bytes: usize) {
@@ -277,10 +273,14 @@ impl Source<'_> {
 
     /// The path of `name` in the directory that became `parent`, found in the copy.
     fn path_of(&self, parent: FileId, name: &[u8]) -> Vec<u8> {
-        match climb(self.into.fs, self.top, parent, SHOWN_PATH_MAX) {
-            Ok(Some(way)) if way.is_empty() => [self.path, b"/", name].concat(),
-            Ok(Some(way)) => [self.path, b"/", &way[..], b"/", name].concat(),
-            Ok(None) | Err(_) => [self.path, b"/.../", name].concat(),
-        }
+        shown(self.path, climb(self.into.fs, self.top, parent, SHOWN_PATH_MAX), name)
     }
+}
+
+/// The path of `name` in the directory to which `way` leads from `top`. `.` is the directory
+/// itself.
+fn shown(top: &[u8], way: Result<Option<Vec<u8>>, Error>, name: &[u8]) -> Vec<u8> {
+    let way = way.ok().flatten().unwrap_or_else(|| b"...".to_vec());
+    let parts = [&way[..], name].into_iter().filter(|part| !part.is_empty() && *part != b".");
+    parts.fold(top.to_vec(), |path, part| [&path[..], b"/", part].concat())
 }

@@ -14,7 +14,7 @@ use rustix::fs::Mode;
 use rustix::process;
 
 use crate::args::TreeArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place;
 use crate::places::Failures;
@@ -82,9 +82,22 @@ pub(crate) struct Volumes<'a> {
 }
 
 impl<'a> Volumes<'a> {
-    /// No volume is open yet.
-    pub(crate) fn new(tree: &'a TreeArguments, console: &'a Arc<Console>) -> Self {
-        Self { tree, console, opened: Vec::new() }
+    /// Those of `places`, none of them open yet. Further devices belong to one volume, so where
+    /// they are given there must be one.
+    pub(crate) fn new<'p>(
+        places: impl Iterator<Item = &'p Place>,
+        tree: &'a TreeArguments,
+        console: &'a Arc<Console>,
+    ) -> Result<Self> {
+        let volumes: Vec<&PathBuf> = places.map(|place| &place.volume).collect();
+        let is_several = volumes.windows(2).any(|pair| {
+            pair[0] != pair[1] && host_id(pair[0]) != host_id(pair[1])
+        });
+        if is_several && !tree.open.devices.is_empty() {
+            let message = "--device is for a command on one volume, and these are several";
+            return Err(Failure::Usage(message.into()));
+        }
+        Ok(Self { tree, console, opened: Vec::new() })
     }
 
     /// The tree of files of `volume`. What is to be changed is opened before what is only read.
@@ -94,16 +107,12 @@ impl<'a> Volumes<'a> {
         if let Some(opened) = known.filter(|opened| opened.access >= access) {
             return Ok(opened.fs.clone());
         }
-        if !self.opened.is_empty() && !self.tree.open.devices.is_empty() {
-            let message = "--device is for a command on one volume, and these are several";
-            return Err(Failure::Usage(message.into()));
-        }
         let fs = open_tree(volume, self.tree, access, self.console)?;
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
         Ok(fs)
     }
 
-    /// Whether `file` is one of the devices of the volumes.
+    /// The devices of the volumes.
     pub(crate) fn devices(&self) -> Vec<HostId> {
         let volumes = self.opened.iter().map(|opened| &opened.volume);
         volumes.chain(&self.tree.open.devices).filter_map(|path| host_id(path)).collect()
@@ -113,9 +122,8 @@ impl<'a> Volumes<'a> {
     pub(crate) fn sync(&self, failures: &mut Failures<'_>) {
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
             if let Err(error) = opened.fs.sync() {
-                let failure = Failure::from(error);
-                let what = format!("not everything that was done is stored: {failure}");
-                failures.inside(&opened.volume, failure.status(), &what);
+                let what = format_args!("not everything that was done is stored: {error}");
+                failures.inside(&opened.volume, ExitStatus::of(&error), &what);
             }
         }
     }
@@ -130,16 +138,15 @@ pub(crate) fn at_every_place(
 ) -> Result {
     let is_several = places.windows(2).any(|pair| pair[0].volume != pair[1].volume);
     let mut failures = Failures::naming(is_several, console);
-    let mut volumes = Volumes::new(tree, console);
+    let mut volumes = Volumes::new(places.iter(), tree, console)?;
     for Place { volume, path } in places {
         match volumes.open(&volume, Access::Write) {
             Ok(fs) => {
                 let mut report = Report { failures: &mut failures, volume: &volume };
                 if let Err(error) = change(&fs, &path, &mut report) {
-                    report.error(error);
+                    report.error(&error);
                 }
             }
-            Err(failure @ Failure::Usage(_)) => return Err(failure),
             Err(failure) => failures.opening(&failure),
         }
     }
@@ -154,32 +161,30 @@ pub(crate) struct Report<'a, 'f> {
 }
 
 impl Report<'_, '_> {
+    /// Prints an error about what is at `path`.
+    pub(crate) fn at(&mut self, path: &[u8], error: &Error) {
+        let text = format_args!("{}: {}", Escaped(path), Nameless(error));
+        self.failures.inside(self.volume, ExitStatus::of(error), &text);
+    }
+
     /// Prints an error.
-    pub(crate) fn error(&mut self, error: Error) {
-        let failure = Failure::from(error);
-        self.failures.inside(self.volume, failure.status(), &failure);
+    pub(crate) fn error(&mut self, error: &Error) {
+        self.failures.inside(self.volume, ExitStatus::of(&error), &error);
     }
 }
 
-/// The places of a verb that works inside one volume: the volume, and the paths in it.
-pub(crate) fn one_volume(
-    verb: &str,
-    places: impl Iterator<Item = Place>,
-) -> Result<(PathBuf, Vec<Vec<u8>>)> {
-    let mut volume: Option<PathBuf> = None;
-    let mut paths = Vec::new();
-    for place in places {
-        let first = volume.get_or_insert_with(|| place.volume.clone());
-        if *first != place.volume && host_id(first) != host_id(&place.volume) {
+/// Refuses places in several volumes for a verb that works inside one.
+pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
+    for pair in places.windows(2) {
+        let [one, other] = [&pair[0].volume, &pair[1].volume];
+        if one != other && host_id(one) != host_id(other) {
+            let (one, other) = (one.display(), other.display());
             return Err(Failure::Usage(format!(
-                "{verb} works inside one volume, and {} and {} are two",
-                first.display(),
-                place.volume.display()
+                "{verb} works inside one volume, and {one} and {other} are two"
             )));
         }
-        paths.push(place.path);
     }
-    Ok((volume.unwrap_or_default(), paths))
+    Ok(())
 }
 
 /// What the last of several paths means to verbs that give new names.

@@ -142,9 +142,11 @@ impl Original for HostFile<'_> {
 
     fn xattrs(&self) -> Result<Vec<Xattr>> {
         match &self.file {
-            Some(file) => host_xattrs(|buf| fs::flistxattr(file, buf), |name, buf| {
-                fs::fgetxattr(file, name, buf)
-            }),
+            Some(file) => host_xattrs(
+                fs::flistxattr_query(file),
+                |buf| fs::flistxattr(file, buf),
+                |name, buf| fs::fgetxattr(file, name, buf),
+            ),
             None => {
                 // There are no such calls that take a directory and a name.
                 let path = if self.directory.as_raw_fd() == CWD.as_raw_fd() {
@@ -153,9 +155,11 @@ impl Original for HostFile<'_> {
                     let number = self.directory.as_fd().as_raw_fd();
                     Path::new("/proc/self/fd").join(number.to_string()).join(&self.name)
                 };
-                host_xattrs(|buf| fs::llistxattr(&path, buf), |name, buf| {
-                    fs::lgetxattr(&path, name, buf)
-                })
+                host_xattrs(
+                    fs::llistxattr_query(&path),
+                    |buf| fs::llistxattr(&path, buf),
+                    |name, buf| fs::lgetxattr(&path, name, buf),
+                )
             }
         }
     }
@@ -268,14 +272,15 @@ fn attr_of(stat: &Stat) -> Result<Attr> {
     })
 }
 
-/// The extended attributes that the calls give.
+/// The extended attributes that the calls give; `len` is that of the list of names.
 fn host_xattrs(
+    len: rustix::io::Result<usize>,
     list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
     get: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
 ) -> Result<Vec<Xattr>> {
     /// The kernel gives no more, of names as of a value.
     const MAX: usize = 64 << 10;
-    let mut names = match list(&mut []) {
+    let mut names = match len {
         Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Ok(_) => vec![0; MAX],
         Err(errno) => return Err(doing("listing its extended attributes")(errno)),

@@ -35,13 +35,18 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     let Some((last, first)) = arguments.paths.split_last() else { return Ok(()) };
     let sources = sources(first)?;
     let (problems, counters) = (Problems::new(console), Counters::default());
-    let mut volumes = Volumes::new(&arguments.tree, console);
+    let target = Place::parse_unless_host(last);
+    let places = sources.iter().filter_map(|side| match side {
+        Side::Volume(place) => Some(place),
+        Side::Host(_) | Side::Stream => None,
+    });
+    let mut volumes = Volumes::new(places.chain(&target), &arguments.tree, console)?;
     let mut failures = Failures::naming(false, console);
-    let target = match Place::parse_unless_host(last) {
+    let target = match target {
         Some(place) => Some((volumes.open(&place.volume, Access::Write)?, place)),
         None => None,
     };
-    let opened = open_sources(sources, &mut volumes, &mut failures)?;
+    let opened = open_sources(sources, &mut volumes, &mut failures);
     let progress = console.start_progress("copied");
     let devices = volumes.devices();
     let shared = Shared {
@@ -94,7 +99,7 @@ fn open_sources(
     sources: Vec<Side>,
     volumes: &mut Volumes<'_>,
     failures: &mut Failures<'_>,
-) -> Result<Vec<Opened>> {
+) -> Vec<Opened> {
     let mut opened = Vec::new();
     for source in sources {
         opened.push(match source {
@@ -102,7 +107,6 @@ fn open_sources(
             Side::Stream => Opened::Stream,
             Side::Volume(place) => match volumes.open(&place.volume, Access::Read) {
                 Ok(fs) => Opened::Volume(fs, place.path),
-                Err(failure @ Failure::Usage(_)) => return Err(failure),
                 Err(failure) => {
                     failures.opening(&failure);
                     continue;
@@ -110,7 +114,7 @@ fn open_sources(
             },
         });
     }
-    Ok(opened)
+    opened
 }
 
 /// One command.
@@ -191,6 +195,10 @@ impl Copying<'_> {
         if let Some(mistake) = mistaken_for_place(path, true).filter(|_| !path.exists()) {
             return Err(Failure::Usage(mistake));
         }
+        if !sources.iter().all(|source| matches!(source, Opened::Volume(..))) {
+            let message = "neither side is in a volume: a place is VOLUME:/PATH";
+            return Err(Failure::Usage(message.into()));
+        }
         let is_directory = path.is_dir();
         let into = is_directory && !self.arguments.no_target_directory;
         if self.count() > 1 && !into {
@@ -210,10 +218,7 @@ impl Copying<'_> {
         // Permissions are those of the volume; what they are before that is said with each call.
         rustix::process::umask(Mode::empty());
         for source in sources {
-            let Opened::Volume(fs, name) = source else {
-                let message = "neither side is in a volume: a place is VOLUME:/PATH";
-                return Err(Failure::Usage(message.into()));
-            };
+            let Opened::Volume(fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
                 break;
             }

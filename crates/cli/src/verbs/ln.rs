@@ -9,30 +9,31 @@ use offshoot_vfs::{
 };
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, NewName, Volumes, moment, new_file, one_volume};
-use crate::exit::Result;
+use crate::edit::{Aim, NewName, Volumes, moment, new_file, require_one_volume};
+use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve};
+use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let place = NamedPlace::parse(&arguments.place);
-    let (volume, target, path) = if arguments.symbolic {
-        (place.volume, arguments.target.as_bytes().to_vec(), place.path)
+    let mut places = vec![place];
+    let target = if arguments.symbolic {
+        arguments.target.as_bytes().to_vec()
     } else {
-        let target = NamedPlace::parse(&arguments.target);
-        let (volume, mut paths) = one_volume("ln", [target, place].into_iter())?;
-        let path = paths.pop().unwrap_or_default();
-        (volume, paths.pop().unwrap_or_default(), path)
+        places.push(NamedPlace::parse(&arguments.target));
+        places[1].path.clone()
     };
-    let mut volumes = Volumes::new(&arguments.tree, console);
-    let fs = volumes.open(&volume, Access::Write)?;
+    require_one_volume("ln", &places)?;
+    let mut volumes = Volumes::new(places.iter(), &arguments.tree, console)?;
+    let NamedPlace { volume, path } = &places[0];
+    let fs = volumes.open(volume, Access::Write)?;
     let mut failures = Failures::naming(false, console);
-    if let Err(error) = link(&fs, arguments, &target, &path, at) {
-        failures.inside(&volume, crate::exit::ExitStatus::of(&error), &error);
+    if let Err(error) = link(&fs, arguments, &target, path, at) {
+        failures.inside(volume, ExitStatus::of(&error), &error);
     }
     volumes.sync(&mut failures);
     failures.result()
@@ -53,7 +54,10 @@ fn link(
     let last = last_name(target).unwrap_or(target);
     let new = aim.new_name(fs, path, last, false)?;
     let place = Place { dir: new.dir, name: &new.name };
-    make_room(fs, &new, file, path, arguments.force, at)?;
+    if file.is_some() && new.existing == file && arguments.force {
+        return require_other_name(fs, target, place, path);
+    }
+    make_room(fs, &new, path, arguments.force, at)?;
     let made = match file {
         Some(file) => fs.link(file, place, at),
         None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, at)?).map(|_| ()),
@@ -77,17 +81,34 @@ fn linkable(fs: &dyn FileSystem, path: &[u8]) -> Result<FileId, Error> {
     Ok(file)
 }
 
+/// A file that has the name already is well, unless that is the name by which it was given.
+fn require_other_name(
+    fs: &dyn FileSystem,
+    target: &[u8],
+    place: Place<'_>,
+    path: &[u8],
+) -> Result<(), Error> {
+    match resolve_end(fs, target, LastLink::Keep)?.place {
+        Some((dir, name)) if (Place { dir, name: &name }) == place => {
+            let what = format!("{} and {} are one name", Escaped(target), Escaped(path));
+            Err(Error::posix(Errno::INVAL, what))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Takes the name from what has it, if that is asked for.
 fn make_room(
     fs: &dyn FileSystemMut,
     new: &NewName,
-    file: Option<FileId>,
     path: &[u8],
     force: bool,
     at: Timestamp,
 ) -> Result<(), Error> {
-    let Some(existing) = new.existing else { return Ok(()) };
-    if !force || Some(existing) == file {
+    if new.existing.is_none() {
+        return Ok(());
+    }
+    if !force {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
     }
     fs.unlink(Place { dir: new.dir, name: &new.name }, at).map_err(|error| at_path(error, path))

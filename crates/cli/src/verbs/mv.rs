@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::MvArguments;
-use crate::edit::{Aim, Volumes, joined, moment, one_volume};
+use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
 use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
@@ -15,10 +15,12 @@ use crate::session::Access;
 
 pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = arguments.places.iter().map(|text| NamedPlace::parse(text));
-    let (volume, mut sources) = one_volume("mv", places)?;
-    let path = sources.pop().unwrap_or_default();
-    let mut volumes = Volumes::new(&arguments.tree, console);
+    let mut places: Vec<NamedPlace> =
+        arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    require_one_volume("mv", &places)?;
+    let mut volumes = Volumes::new(places.iter(), &arguments.tree, console)?;
+    let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
+    let sources: Vec<Vec<u8>> = places.into_iter().map(|place| place.path).collect();
     let fs = volumes.open(&volume, Access::Write)?;
     let mut failures = Failures::naming(false, console);
     let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)?;
@@ -55,12 +57,9 @@ fn rename(
         Aim::Name(_) => path.to_vec(),
     };
     let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
-    if from == to {
-        return fail(Errno::INVAL, format!("{shown} is {} already", Escaped(&shown_new)));
-    }
     if new.existing == Some(file) {
-        // Two names of one file: what remains is the new one.
-        return fs.unlink(from, at).map_err(|error| at_path(error, source));
+        let what = format!("{shown} and {} are one file", Escaped(&shown_new));
+        return fail(Errno::INVAL, what);
     }
     fs.rename(from, to, at).map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => Error::posix(

@@ -76,7 +76,7 @@ struct Removal<'a, 'r, 'f> {
 }
 
 impl Removal<'_, '_, '_> {
-    fn error(&mut self, error: Error) {
+    fn error(&mut self, error: &Error) {
         self.errors += 1;
         self.report.error(error);
     }
@@ -100,7 +100,7 @@ impl Visitor for Removal<'_, '_, '_> {
     fn visit(&mut self, _: &Open, entry: &Entry<'_>) {
         let place = Place { dir: entry.parent, name: entry.name };
         if let Err(error) = self.fs.unlink(place, self.at) {
-            self.error(at_path(error, &joined(self.top, entry.path)));
+            self.error(&at_path(error, &joined(self.top, entry.path)));
         }
     }
 
@@ -111,22 +111,13 @@ impl Visitor for Removal<'_, '_, '_> {
         }
         let (dir, name) = &directory.place;
         if let Err(error) = self.fs.rmdir(Place { dir: *dir, name }, self.at) {
-            self.error(at_path(error, &directory.path));
+            self.error(&at_path(error, &directory.path));
         }
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) {
-        let path = joined(self.top, path);
-        self.error(match error {
-            Error::Posix { errno, .. } => Error::posix(*errno, Escaped(&path).to_string()),
-            Error::Corrupt(corrupt) => Error::Corrupt(corrupt.clone()).in_file(Escaped(&path)),
-            Error::Unsupported(what) => {
-                Error::Unsupported(format!("{}: {what}", Escaped(&path)))
-            }
-            Error::Io { what, .. } => {
-                Error::posix(error.errno(), format!("{}: {what}", Escaped(&path)))
-            }
-        });
+        self.errors += 1;
+        self.report.at(&joined(self.top, path), error);
     }
 
     fn is_stopped(&self) -> bool {

@@ -3,8 +3,8 @@
 //! The damage is that of the engine's own sweep. Here it is the whole program that must
 //! hold: it ends by itself within [`LIMIT`], with one of the documented exit codes and
 //! never by a panic or a signal, within a limit on its memory, says what is wrong
-//! when something is, writes JSON that is JSON however it ends, and `extract` leaves everything
-//! outside of its destination alone.
+//! when something is, writes JSON that is JSON however it ends, and `extract` and `cp` leave
+//! everything outside of their destination alone. Verbs that change a volume do it on a copy.
 //!
 //! `OFFSHOOT_SWEEP` is the number of damages to each volume, `OFFSHOOT_SEED` repeats a run.
 
@@ -26,9 +26,11 @@ use std::time::{Duration, Instant};
 use damage::Allowed;
 use mutation::{from_env, seed_of};
 use nix::sys::resource::{UsageWho, getrusage};
+use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::try_run;
 use serde_json::Value;
 use volume::Volume;
 
@@ -186,6 +188,26 @@ fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)>
     seen
 }
 
+/// Every verb that changes a volume, one after the other on a copy of it.
+fn every_change(volume: &Volume, place: &Place, case: &str, is_sound: bool) {
+    let dir = scratch_dir();
+    let copy = volume.copy(dir.path());
+    for args in copy.changes() {
+        let outcome = run(&place.here(), &args, case);
+        let is_done = outcome.status.success();
+        let what = format!("{case}: `offshoot {}`: {}", args.join(" "), outcome.stderr);
+        assert!(is_done || !is_sound || !volume.is_writable(), "{what}");
+    }
+    if is_sound && volume.images().len() == 1 && try_run("btrfs", &["--version"]).is_ok() {
+        let words = ["check".as_ref(), "--readonly".as_ref(), copy.images()[0].as_os_str()];
+        offshoot_testkit::run::run("btrfs", &words);
+    }
+    assert!(names(&place.here()).is_empty(), "{case}: {:?}", names(&place.here()));
+}
+
+/// Every so many damages the verbs that change are run, because each needs a copy.
+const CHANGES_EVERY: u64 = 4;
+
 fn sweep(name: &str, volume: &Volume) {
     let seed = seed_of(name);
     let cases = from_env("OFFSHOOT_SWEEP").unwrap_or(CASES);
@@ -195,12 +217,19 @@ fn sweep(name: &str, volume: &Volume) {
     let codes: Vec<_> = sound.iter().map(|(code, _)| *code).collect();
     assert!(codes.iter().all(|&code| code == 0), "the sound volume: {codes:?}");
 
+    every_change(volume, &place, "the sound volume", true);
+
     let mut random = Random::new(seed);
     let mut codes = [0; 5];
     for number in 0..cases {
         let (members, allowed) = target.damaged(&mut random);
         let case = format!("{name}: OFFSHOOT_SEED={seed} case {number} ({allowed:?})");
-        let outcomes = volume.with(&members, || every_verb(volume, &place, &case));
+        let outcomes = volume.with(&members, || {
+            if number % CHANGES_EVERY == 0 {
+                every_change(volume, &place, &case, false);
+            }
+            every_verb(volume, &place, &case)
+        });
         for (i, (found, expected)) in outcomes.iter().zip(&sound).enumerate() {
             codes[usize::try_from(found.0).expect("checked")] += 1;
             let same = found == expected;

@@ -23,6 +23,7 @@ pub(crate) struct Volume {
     files: &'static [&'static str],
     /// The trees that are dumped.
     trees: &'static [&'static str],
+    is_writable: bool,
     /// What holds the images.
     _dir: Option<tempfile::TempDir>,
     _disks: Option<Disks>,
@@ -44,6 +45,8 @@ impl Volume {
                 "/snapshots/root-before-upgrade/usr/share/doc/plain.txt",
             ],
             trees: &["root", "chunk", "fs", "extent", "csum", "256"],
+            // It begins in a read-only snapshot.
+            is_writable: false,
             _dir: Some(dir),
             _disks: None,
         }
@@ -57,6 +60,7 @@ impl Volume {
             start: "/start",
             files: &["/start/text", "/start/below/noise"],
             trees: &["root", "chunk", "fs", "dev", "256"],
+            is_writable: true,
             _dir: None,
             _disks: Some(disks),
         }
@@ -109,12 +113,57 @@ impl Volume {
         verbs.chain(self.files.iter().map(cat)).map(|verb| self.with_devices(verb)).collect()
     }
 
-    /// The arguments of `extract` but for the destination: from the root, and from below.
+    /// The arguments of `extract` and `cp` but for the destination: from the root, and from below.
     pub(crate) fn extractions(&self) -> Vec<Vec<String>> {
-        let extract = |place: String| vec!["extract".to_owned(), "--json".to_owned(), place];
-        [self.image().to_owned(), format!("{}:{}", self.image(), self.start)]
-            .map(|place| self.with_devices(extract(place)))
-            .into()
+        let image = self.image();
+        let verbs = [
+            format!("extract --json {image}"),
+            format!("extract --json {image}:{}", self.start),
+            format!("cp -r --json {image}:/"),
+            format!("cp -r --json {image}:{}", self.start),
+        ];
+        verbs.map(|verb| self.with_devices(verb.split(' ').map(str::to_owned).collect())).into()
+    }
+
+    /// The images as they are now, in `dir`.
+    pub(crate) fn copy(&self, dir: &Path) -> Self {
+        let copy = |image: &PathBuf| {
+            let copy = dir.join(image.file_name().expect("an image has a name"));
+            let words = ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()];
+            offshoot_testkit::run::run("cp", &words);
+            copy
+        };
+        let images = self.images.iter().map(copy).collect();
+        Self { images, _dir: None, _disks: None, ..*self }
+    }
+
+    /// Whether the verbs of [`changes`](Self::changes) succeed on the sound volume.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Verbs that change the volume, one after the other.
+    pub(crate) fn changes(&self) -> Vec<Vec<String>> {
+        let (image, file) = (self.image(), self.files[0]);
+        let start = format!("{image}:{}", self.start);
+        let host = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+        let verbs = [
+            format!("mkdir -p {start}/new/deep"),
+            format!("cp -r --json {host} {start}/host"),
+            format!("ln {image}:{file} {start}/hard"),
+            format!("ln -s nowhere {start}/soft"),
+            format!("mv {start}/host {start}/new/deep"),
+            format!("cp -r --json {start} {start}/hard {start}/soft {image}:/"),
+            format!("cp -rT --json {start} {image}:/copy"),
+            format!("rm {start}/hard {image}:{file}"),
+            format!("rm -r {start} {image}:/copy"),
+        ];
+        verbs.map(|verb| self.with_devices(verb.split(' ').map(str::to_owned).collect())).into()
+    }
+
+    /// The image files.
+    pub(crate) fn images(&self) -> &[PathBuf] {
+        &self.images
     }
 
     fn image(&self) -> &str {

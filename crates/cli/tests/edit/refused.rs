@@ -1,0 +1,281 @@
+//! What must not be done, and what is left when it was tried.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+use offshoot_device::FileDevice;
+use offshoot_testkit::disks::{Mount, scratch_dir};
+use offshoot_testkit::judges;
+
+use super::{check, does, fails, offshoot, program, volume, words};
+
+/// Each verb that changes a volume, on one that has a file `a` and a directory `d`.
+const CHANGES: [&str; 8] = [
+    "mkdir v.img:/new",
+    "rm v.img:/a",
+    "rm -r v.img:/d",
+    "mv v.img:/a v.img:/b",
+    "ln v.img:/a v.img:/b",
+    "ln -s a v.img:/b",
+    "cp file v.img:/",
+    "cp -r v.img:/d v.img:/e",
+];
+
+/// A directory with a file, and a volume with another one and a directory.
+fn start() -> tempfile::TempDir {
+    let dir = scratch_dir();
+    fs::write(dir.path().join("file"), "of the host").expect("a file");
+    volume(dir.path(), "v.img", 128);
+    does(dir.path(), "mkdir v.img:/d");
+    does(dir.path(), "cp file v.img:/a");
+    dir
+}
+
+#[test]
+fn a_volume_in_use_is_not_changed() {
+    let dir = start();
+    let image = dir.path().join("v.img");
+    let before = fs::read(&image).expect("an image");
+    {
+        let _holder = FileDevice::open_writable(&image).expect("nobody else has it");
+        for change in CHANGES {
+            assert!(fails(dir.path(), change, 1).contains("v.img"));
+        }
+        // Looking is still allowed.
+        does(dir.path(), "cp -r v.img:/d out");
+    }
+    if let Some(_judges) = judges::require() {
+        let _mount = Mount::try_new(&[image.clone()], "ro").expect("the kernel mounts it");
+        for change in CHANGES {
+            assert!(fails(dir.path(), change, 1).contains("v.img"));
+        }
+    }
+    assert!(fs::read(&image).expect("an image") == before, "it was changed");
+    for change in CHANGES {
+        // One after the other they may be in each other's way, and each is allowed.
+        let _ = offshoot(dir.path(), &words(change));
+    }
+    assert!(fs::read(&image).expect("an image") != before, "nothing was changed");
+}
+
+#[test]
+fn wrong_usage_is_2_and_changes_nothing() {
+    let dir = start();
+    let path = dir.path();
+    fs::copy(path.join("v.img"), path.join("w.img")).expect("a second volume");
+    let before = fs::read(path.join("v.img")).expect("an image");
+    for line in [
+        "cp file",
+        "cp file other",
+        "cp v.img:/a file v.img",
+        "cp file v.img:etc",
+        "cp v.img:/a out v.img:x",
+        "cp - file v.img:/",
+        "cp --no-preserve nothing file v.img:/",
+        "cp --device w.img v.img:/a w.img:/b",
+        "mkdir",
+        "mkdir -m 999 v.img:/x",
+        "rm",
+        "mv v.img:/a",
+        "mv v.img:/a w.img:/a",
+        "ln v.img:/a w.img:/a",
+        "ln v.img:/a",
+    ] {
+        fails(path, line, 2);
+    }
+    assert!(fs::read(path.join("v.img")).expect("an image") == before, "it was changed");
+    let mut names: Vec<_> = fs::read_dir(path).expect("listed").flatten().collect();
+    names.retain(|entry| !["file", "v.img", "w.img"].contains(&&*entry.file_name().to_string_lossy()));
+    assert!(names.is_empty(), "{names:?}");
+}
+
+#[test]
+fn a_volume_is_never_copied_over_or_into_itself() {
+    let dir = start();
+    let path = dir.path();
+    let before = path.join("v.img").metadata().expect("an image");
+    for line in ["cp v.img:/a v.img", "cp v.img v.img:/", "cp -rT v.img:/d v.img"] {
+        fails(path, line, 1);
+    }
+    fs::write(path.join("w"), "x").expect("a file");
+    does(path, "cp w v.img:/v.img");
+    fails(path, "cp v.img:/v.img .", 1);
+    assert!(fails(path, "cp -r . v.img:/d", 1).contains("device of a volume"));
+    let after = path.join("v.img").metadata().expect("an image");
+    assert_eq!((before.ino(), before.size()), (after.ino(), after.size()));
+    check(&path.join("v.img"));
+    assert_eq!(does(path, "cat v.img:/d/file"), "of the host");
+}
+
+/// A full volume keeps what fits, says so, and gives its space back.
+#[test]
+fn no_space() {
+    let dir = start();
+    let path = dir.path();
+    fs::create_dir(path.join("many")).expect("a directory");
+    let data = vec![7; 8 << 20];
+    for number in 0..40 {
+        fs::write(path.join(format!("many/{number}")), &data).expect("a file");
+    }
+    let said = fails(path, "cp -r many v.img:/", 1);
+    assert!(said.contains("No space left on device"), "{said}");
+    check(&path.join("v.img"));
+    let listed = does(path, "ls -l v.img:/many");
+    assert!(listed.lines().count() > 2, "{listed}");
+    assert!(listed.lines().all(|line| line.contains(" 8388608 ")), "a part of a file: {listed}");
+    does(path, "rm -r v.img:/many");
+    does(path, "cp file v.img:/after");
+    check(&path.join("v.img"));
+}
+
+/// Nobody who runs it needs to be root: a volume takes all owners, and the host those that it gives.
+#[test]
+fn without_root() {
+    const NOBODY: u32 = 65_534;
+    let dir = start();
+    let path = dir.path();
+    let is_root = rustix::process::geteuid().is_root();
+    let mode = |name: &str, mode| {
+        fs::set_permissions(path.join(name), fs::Permissions::from_mode(mode)).expect("a mode");
+    };
+    fs::create_dir(path.join("tree")).expect("a directory");
+    for name in ["tree/secret", "tree/read", "tree/zz"] {
+        fs::write(path.join(name), name).expect("a file");
+    }
+    mode("tree/secret", 0);
+    mode("tree/read", 0o4755);
+    mode("", 0o777);
+    mode("v.img", 0o666);
+    let run = |line: &str| {
+        let mut command = program(path);
+        if is_root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let output = command.args(words(line)).output().expect("the program starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = run("cp -r tree v.img:/");
+    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(said, "offshoot: tree/secret: opening it: Permission denied\n");
+    assert_eq!(does(path, "ls v.img:/tree"), "read\nzz\n");
+    let read: serde_json::Value =
+        serde_json::from_str(&does(path, "stat --json v.img:/tree/read")).expect("JSON");
+    assert_eq!((&read["uid"], &read["mode"]), (&rustix::process::geteuid().as_raw().into(), &"4755".into()));
+    let (code, said) = run("cp -r v.img:/tree out");
+    assert_eq!(code, Some(0), "{said}");
+    let out = path.join("out/read").metadata().expect("it is there");
+    if is_root {
+        assert!(said.contains("owner or group") && said.contains("set-id"), "{said}");
+        assert_eq!((out.uid(), out.mode() & 0o7777), (NOBODY, 0o755));
+    } else {
+        assert_eq!((said.as_str(), out.mode() & 0o7777), ("", 0o4755));
+    }
+    let (code, said) = run("mkdir v.img:/mine");
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// What is there already on the host may lead elsewhere, and is not followed.
+#[test]
+fn links_of_the_host_lead_nowhere() {
+    let dir = start();
+    let path = dir.path();
+    let outside = path.join("outside");
+    fs::create_dir(&outside).expect("a directory");
+    fs::write(outside.join("file"), "untouched").expect("a file");
+    for name in ["sub", "file", "hard", "dangling"] {
+        fs::create_dir_all(path.join("in/sub")).expect("a directory");
+        fs::write(path.join("in").join(name), "new").unwrap_or(());
+    }
+    does(path, "cp -r in v.img:/");
+    let out = path.join("out/in");
+    fs::create_dir_all(&out).expect("a directory");
+    symlink(&outside, out.join("sub")).expect("a link");
+    symlink(outside.join("file"), out.join("file")).expect("a link");
+    symlink(outside.join("new"), out.join("dangling")).expect("a link");
+    fs::hard_link(outside.join("file"), out.join("hard")).expect("a hard link");
+    let said = fails(path, "cp -r v.img:/in out", 1);
+    assert!(said.contains("/in/sub") && said.lines().count() == 1, "{said}");
+    let left: Vec<_> = fs::read_dir(&outside).expect("listed").flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(fs::read(outside.join("file")).expect("it is there"), b"untouched");
+    for name in ["file", "hard", "dangling"] {
+        let stat = out.join(name).symlink_metadata().expect("it is there");
+        assert!(stat.is_file() && stat.nlink() == 1, "{name}");
+        assert_eq!(fs::read(out.join(name)).expect("it is read"), b"new");
+    }
+}
+
+/// A directory that gives its group and its list to what is made in it does not to a copy.
+#[test]
+fn a_directory_of_the_host_gives_nothing_to_copies() {
+    let dir = start();
+    let path = dir.path();
+    let out = path.join("out");
+    fs::create_dir(&out).expect("a directory");
+    if rustix::process::geteuid().is_root() {
+        chown(&out, None, Some(4242)).expect("a group");
+    }
+    fs::set_permissions(&out, fs::Permissions::from_mode(0o2777)).expect("a mode");
+    let entry = |tag: u16, permissions: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let none = u32::MAX;
+    let list = [
+        2_u32.to_le_bytes().to_vec(),
+        entry(1, 7, none),
+        entry(2, 7, 1234),
+        entry(4, 7, none),
+        entry(16, 7, none),
+        entry(32, 7, none),
+    ];
+    let name = "system.posix_acl_default";
+    let has_lists =
+        rustix::fs::setxattr(&out, name, &list.concat(), rustix::fs::XattrFlags::empty()).is_ok();
+    does(path, "cp v.img:/a v.img:/b");
+    does(path, "cp v.img:/a v.img:/d/below");
+    does(path, "cp -r v.img:/a v.img:/b v.img:/d out");
+    let theirs = |place: &str| -> serde_json::Value {
+        serde_json::from_str(&does(path, &format!("stat --json {place}"))).expect("JSON")
+    };
+    for name in ["a", "b", "d", "d/below"] {
+        let (stat, expected) = (out.join(name).metadata().expect("there"), theirs(&format!("v.img:/{name}")));
+        assert_eq!(format!("{:04o}", stat.mode() & 0o7777), expected["mode"], "{name}");
+        assert_eq!(stat.gid(), expected["gid"], "{name}");
+        for list in ["system.posix_acl_access", "system.posix_acl_default"] {
+            let found = rustix::fs::getxattr(out.join(name), list, &mut [0; 200][..]);
+            assert!(found.is_err() || !has_lists, "{name} has a list");
+        }
+    }
+}
+
+#[test]
+fn a_directory_is_not_copied_into_itself() {
+    let dir = start();
+    let path = dir.path();
+    does(path, "mkdir v.img:/d/sub");
+    for line in ["cp -r v.img:/d v.img:/d/sub", "cp -r v.img:/ v.img:/d", "cp -r v.img:/d v.img:/"]
+    {
+        assert!(fails(path, line, 1).contains("itself"), "{line}");
+    }
+    assert_eq!(does(path, "ls -R v.img:/d"), "/d:\nsub\n\n/d/sub:\n");
+}
+
+#[test]
+fn the_root_and_what_is_above_stay() {
+    let dir = start();
+    for line in [
+        "rm -r v.img:/",
+        "rm -rf v.img:/d/..",
+        "mv v.img:/ v.img:/d",
+        "mv v.img:/d/.. v.img:/x",
+        "mkdir v.img:/",
+        "ln -s x v.img:/d/..",
+    ] {
+        let said = offshoot(dir.path(), &words(line));
+        assert!(line.starts_with("ln") || said.status.code() == Some(1), "{line}: {said:?}");
+    }
+    check(&dir.path().join("v.img"));
+    assert!(Path::new(&does(dir.path(), "ls v.img")).to_string_lossy().contains("d\n"));
+}
