@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-use edit::{CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
 pub(crate) use edit::{
     Attribute, CpArguments, LnArguments, MkdirArguments, MvArguments, RmArguments,
 };
+use edit::{CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
 

@@ -33,18 +33,20 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::{
+    Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
+};
 
 use crate::edit::{HostId, NewName};
 use crate::extract::{Counters, Limits, LinkTable, Problems};
 use crate::resolve::climb;
-use original::{HostFile, Original, Stream, VolumeFile};
 pub(crate) use host::limits;
+use original::{HostFile, Original, Stream, VolumeFile};
 pub(crate) use preserve::Preserve;
 /// How long a path may be that is made only to be shown.
 const SHOWN_PATH_MAX: usize = 64 << 10;
 
-/// A copy into a volume, from one filesystem.
+/// A copy into a volume, of one source.
 pub(crate) struct IntoVolume<'a> {
     /// The volume that is copied into.
     pub(crate) fs: &'a dyn FileSystemMut,
@@ -60,8 +62,8 @@ pub(crate) struct IntoVolume<'a> {
     pub(crate) counters: &'a Counters,
     /// The devices of the volumes, which cannot be copied into themselves.
     pub(crate) devices: &'a [HostId],
-    /// Names of inodes that have several.
-    links: Mutex<LinkTable>,
+    /// Names that inodes of the source were given that have several.
+    links: &'a Mutex<LinkTable>,
 }
 
 /// What all copies of one command share.
@@ -104,10 +106,15 @@ enum Trouble {
 }
 
 impl<'a> IntoVolume<'a> {
-    /// A copy into `fs` with everything made at the moment `at`.
-    pub(crate) fn new(fs: &'a dyn FileSystemMut, at: Timestamp, shared: Shared<'a>) -> Self {
+    /// A copy into `fs` with everything made at the moment `at`. Sources in one filesystem share
+    /// the table of links.
+    pub(crate) fn new(
+        fs: &'a dyn FileSystemMut,
+        at: Timestamp,
+        shared: Shared<'a>,
+        links: &'a Mutex<LinkTable>,
+    ) -> Self {
         let Shared { preserve, problems, progress, counters, devices } = shared;
-        let links = Mutex::new(LinkTable::new());
         Self { fs, at, preserve, problems, progress, counters, devices, links }
     }
 
@@ -194,6 +201,8 @@ impl<'a> IntoVolume<'a> {
 
     /// Refuses to copy a file onto itself and a directory into itself.
     fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), Trouble> {
+        /// More than any path has levels.
+        const LEVELS_MAX: usize = 1 << 16;
         let refuse = |what| Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
         let (mut at, existing) = match goal {
             Goal::Name(new) => (new.dir, new.existing),
@@ -205,8 +214,6 @@ impl<'a> IntoVolume<'a> {
         if attr.file_type != FileType::Directory {
             return Ok(());
         }
-        /// More than any path has levels.
-        const LEVELS_MAX: usize = 1 << 16;
         for _ in 0..LEVELS_MAX {
             if at == attr.file {
                 return refuse("it would be copied into itself");
@@ -216,7 +223,10 @@ impl<'a> IntoVolume<'a> {
                 None => return Ok(()),
             }
         }
-        Err(Trouble::Target(Error::corrupt("inode ref", "the way up from a directory does not end")))
+        Err(Trouble::Target(Error::corrupt(
+            "inode ref",
+            "the way up from a directory does not end",
+        )))
     }
 
     /// The path of a place in the volume, for messages.

@@ -90,9 +90,9 @@ impl<'a> Volumes<'a> {
         console: &'a Arc<Console>,
     ) -> Result<Self> {
         let volumes: Vec<&PathBuf> = places.map(|place| &place.volume).collect();
-        let is_several = volumes.windows(2).any(|pair| {
-            pair[0] != pair[1] && host_id(pair[0]) != host_id(pair[1])
-        });
+        let is_several = volumes
+            .windows(2)
+            .any(|pair| pair[0] != pair[1] && host_id(pair[0]) != host_id(pair[1]));
         if is_several && !tree.open.devices.is_empty() {
             let message = "--device is for a command on one volume, and these are several";
             return Err(Failure::Usage(message.into()));
@@ -169,7 +169,7 @@ impl Report<'_, '_> {
 
     /// Prints an error.
     pub(crate) fn error(&mut self, error: &Error) {
-        self.failures.inside(self.volume, ExitStatus::of(&error), &error);
+        self.failures.inside(self.volume, ExitStatus::of(error), error);
     }
 }
 

@@ -77,7 +77,7 @@ pub(crate) enum Attribute {
 #[derive(Args)]
 pub(crate) struct CpArguments {
     /// What is copied, and at the end where to
-    #[arg(value_names = ["SOURCE", "DESTINATION"], required = true, num_args = 2..)]
+    #[arg(value_name = "SOURCE... DESTINATION", required = true)]
     pub(crate) paths: Vec<OsString>,
     /// Copy directories with what is in them, and symbolic links as links
     #[arg(short = 'r', short_aliases = ['R', 'a'], long)]
@@ -122,7 +122,7 @@ pub(crate) struct RmArguments {
 #[derive(Args)]
 pub(crate) struct MvArguments {
     /// What is moved, and at the end where to
-    #[arg(value_names = ["SOURCE", "DESTINATION"], required = true, num_args = 2..)]
+    #[arg(value_name = "SOURCE... DESTINATION", required = true)]
     pub(crate) places: Vec<OsString>,
     /// The destination is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]

@@ -120,7 +120,10 @@ impl<'a> HostFile<'a> {
         };
         let attr = attr_of(&stat)?;
         if attr.file_type != file_type {
-            return Err(Error::io("opening it", std::io::Error::other("it was replaced meanwhile")));
+            return Err(Error::io(
+                "opening it",
+                std::io::Error::other("it was replaced meanwhile"),
+            ));
         }
         Ok(Self { attr, file, directory, name })
     }
@@ -141,27 +144,25 @@ impl Original for HostFile<'_> {
     }
 
     fn xattrs(&self) -> Result<Vec<Xattr>> {
-        match &self.file {
-            Some(file) => host_xattrs(
+        if let Some(file) = &self.file {
+            return host_xattrs(
                 fs::flistxattr_query(file),
                 |buf| fs::flistxattr(file, buf),
                 |name, buf| fs::fgetxattr(file, name, buf),
-            ),
-            None => {
-                // There are no such calls that take a directory and a name.
-                let path = if self.directory.as_raw_fd() == CWD.as_raw_fd() {
-                    self.name.clone()
-                } else {
-                    let number = self.directory.as_fd().as_raw_fd();
-                    Path::new("/proc/self/fd").join(number.to_string()).join(&self.name)
-                };
-                host_xattrs(
-                    fs::llistxattr_query(&path),
-                    |buf| fs::llistxattr(&path, buf),
-                    |name, buf| fs::lgetxattr(&path, name, buf),
-                )
-            }
+            );
         }
+        // There are no such calls that take a directory and a name.
+        let path = if self.directory.as_raw_fd() == CWD.as_raw_fd() {
+            self.name.clone()
+        } else {
+            let number = self.directory.as_fd().as_raw_fd();
+            Path::new("/proc/self/fd").join(number.to_string()).join(&self.name)
+        };
+        host_xattrs(
+            fs::llistxattr_query(&path),
+            |buf| fs::llistxattr(&path, buf),
+            |name, buf| fs::lgetxattr(&path, name, buf),
+        )
     }
 
     fn read_link(&self) -> Result<Vec<u8>> {
@@ -175,7 +176,9 @@ impl Original for HostFile<'_> {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
             // A file that knows no offsets, as in /proc.
-            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::SPIPE) => return Ok(Some(offset..u64::MAX)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::SPIPE) => {
+                return Ok(Some(offset..u64::MAX));
+            }
             Err(errno) => return Err(doing("looking for its data")(errno)),
         };
         let end = fs::seek(file, SeekFrom::Hole(start)).map_err(doing("looking for its data"))?;
@@ -244,16 +247,11 @@ impl Original for Stream {
 fn attr_of(stat: &Stat) -> Result<Attr> {
     let file_type = FileType::from_mode(stat.st_mode)
         .ok_or_else(|| Error::Unsupported(format!("a file of the mode {:o}", stat.st_mode)))?;
-    let time = |secs: i64, nanos: u64| Timestamp {
-        secs,
-        nanos: u32::try_from(nanos).unwrap_or_default(),
-    };
+    let time =
+        |secs: i64, nanos: u64| Timestamp { secs, nanos: u32::try_from(nanos).unwrap_or_default() };
     let number = |number: i64| number.cast_unsigned();
     let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
-    let rdev = match is_device {
-        true => (fs::major(stat.st_rdev), fs::minor(stat.st_rdev)),
-        false => (0, 0),
-    };
+    let rdev = if is_device { (fs::major(stat.st_rdev), fs::minor(stat.st_rdev)) } else { (0, 0) };
     let changed = time(stat.st_ctime, stat.st_ctime_nsec);
     Ok(Attr {
         file: FileId { dev: stat.st_dev, ino: stat.st_ino },

@@ -7,7 +7,7 @@
 use std::sync::PoisonError;
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, Node, NewFile, Place, SetAttr, XattrMode,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, SetAttr, XattrMode,
 };
 
 use super::original::Original;
@@ -53,7 +53,8 @@ fn link(
     attr: &Attr,
 ) -> Result<Option<FileId>, Trouble> {
     let failed = |error| Trouble::Source(Error::io("the table of hard links", error));
-    let name = Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? };
+    let name =
+        Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? };
     // Held until the name is in the table, so that a worker that cannot read the file
     // finds all of its names.
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,7 +157,8 @@ fn fill(
     attr: &Attr,
     buf: &mut Vec<u8>,
 ) -> Result<(), Trouble> {
-    let mut set = SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() };
+    let mut set =
+        SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() };
     if attr.file_type == FileType::Regular {
         let end = copy_data(into, file, original, buf)?;
         set.size = (end < attr.size).then_some(attr.size);
@@ -230,7 +232,12 @@ fn set_xattrs(
 fn is_refusal(error: &Error) -> bool {
     matches!(
         error.errno(),
-        Errno::OPNOTSUPP | Errno::TOOBIG | Errno::RANGE | Errno::INVAL | Errno::PERM | Errno::ACCESS
+        Errno::OPNOTSUPP
+            | Errno::TOOBIG
+            | Errno::RANGE
+            | Errno::INVAL
+            | Errno::PERM
+            | Errno::ACCESS
     )
 }
 

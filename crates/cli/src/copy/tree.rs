@@ -169,9 +169,7 @@ impl<'a> Visitor for Copying<'_, 'a> {
     fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
         let original = VolumeFile { fs: self.fs, attr: *entry.attr };
         let made = enter(parent, entry.name, &original);
-        made.map(|(file, is_new)| {
-            DirectoryRef::new(self.source, file, *entry.attr, is_new, None)
-        })
+        made.map(|(file, is_new)| DirectoryRef::new(self.source, file, *entry.attr, is_new, None))
     }
 
     fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {

@@ -60,15 +60,15 @@ impl Made<'_> {
                 mode &= !SET_ID;
             }
         }
-        let xattrs = match context.wants_xattrs() {
-            true => context.fs.xattrs(self.attr.file, &mut |name, value| {
+        let mut xattrs = Ok(());
+        if context.wants_xattrs() {
+            xattrs = context.fs.xattrs(self.attr.file, &mut |name, value| {
                 if let Err(errno) = self.set_xattr(name, value) {
                     refused(Unapplied::Xattr, errno);
                 }
                 ControlFlow::Continue(())
-            }),
-            false => Ok(()),
-        };
+            });
+        }
         if Some(mode) != self.mode_now
             && self.attr.file_type != FileType::Symlink
             && let Err(errno) = self.set_mode(mode)

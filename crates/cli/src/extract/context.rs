@@ -2,8 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use indicatif::ProgressBar;
 use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason};

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{Filesystem, Volume};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Timestamp};
@@ -14,7 +14,9 @@ use crate::args::CpArguments;
 use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Counters, Onto, Overwrite, Problems, SafeName, Source, finish};
+use crate::extract::{
+    Counters, Limits, LinkTable, Onto, Overwrite, Problems, SafeName, Source, finish,
+};
 use crate::output::{Console, Escaped, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
@@ -32,7 +34,10 @@ enum Side {
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let preserve = Preserve::all_but(&arguments.no_preserve, at);
-    let Some((last, first)) = arguments.paths.split_last() else { return Ok(()) };
+    let [first @ .., last] = &arguments.paths[..] else { return Ok(()) };
+    if first.is_empty() {
+        return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
+    }
     let sources = sources(first)?;
     let (problems, counters) = (Problems::new(console), Counters::default());
     let target = Place::parse_unless_host(last);
@@ -58,8 +63,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     };
     let job = Copying { arguments, shared, at };
     let result = match &target {
-        Some((fs, place)) => job.into_volume(&opened, fs, &place.path, &mut failures),
-        None => job.onto_host(&opened, Path::new(last), &mut failures),
+        Some((fs, place)) => job.to_volume(&opened, fs, &place.path, &mut failures),
+        None => job.to_host(&opened, Path::new(last), &mut failures),
     };
     volumes.sync(&mut failures);
     console.stop_progress();
@@ -92,6 +97,32 @@ enum Opened {
     Host(PathBuf),
     Volume(Filesystem, Vec<u8>),
     Stream,
+}
+
+/// A source in a volume.
+struct Found {
+    file: FileId,
+    is_directory: bool,
+    /// How it is shown.
+    path: Vec<u8>,
+}
+
+/// The tables of hard links: these are kept inside of each filesystem, whose numbers are its own.
+fn link_tables(sources: &[Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
+    let new = || Arc::new(Mutex::new(LinkTable::new()));
+    let host = new();
+    let mut volumes: Vec<(Arc<Volume>, Arc<Mutex<LinkTable>>)> = Vec::new();
+    let table = |source: &Opened| {
+        let Opened::Volume(fs, _) = source else { return host.clone() };
+        let known = volumes.iter().find(|(volume, _)| Arc::ptr_eq(volume, fs.volume()));
+        if let Some((_, table)) = known {
+            return table.clone();
+        }
+        let table = new();
+        volumes.push((fs.volume().clone(), table.clone()));
+        table
+    };
+    sources.iter().map(table).collect()
 }
 
 /// Opens the volumes of all sources. One that does not open keeps only its own back.
@@ -134,7 +165,7 @@ impl Copying<'_> {
         self.arguments.paths.len() - 1
     }
 
-    fn into_volume(
+    fn to_volume(
         &self,
         sources: &[Opened],
         fs: &Filesystem,
@@ -144,54 +175,56 @@ impl Copying<'_> {
         let is_name = self.arguments.no_target_directory;
         let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)?;
         let limits = limits()?;
-        let into = || IntoVolume::new(fs, self.at, self.shared);
-        let host = into();
-        // Hard links are kept inside of each filesystem, whose numbers are its own.
-        let mut from: Vec<(Arc<Volume>, IntoVolume<'_>)> = Vec::new();
-        for source in sources {
+        for (source, links) in sources.iter().zip(&link_tables(sources)) {
             if self.shared.problems.is_stopped() {
                 break;
             }
-            let result = match source {
-                Opened::Stream => stream_goal(&aim, fs, path).map(|goal| {
-                    host.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
-                }),
-                Opened::Host(file) => {
-                    let name = file.as_os_str().as_bytes();
-                    goal(&aim, fs, path, name, file.is_dir())
-                        .map(|goal| host.host(file, &goal, self.arguments.recursive, limits))
-                }
-                Opened::Volume(source, name) => {
-                    let known = from.iter().position(|(v, _)| Arc::ptr_eq(v, source.volume()));
-                    let known = known.unwrap_or_else(|| {
-                        from.push((source.volume().clone(), into()));
-                        from.len() - 1
-                    });
-                    let is_same = Arc::ptr_eq(source.volume(), fs.volume());
-                    self.found(source, name).and_then(|(file, is_directory, shown)| {
-                        let goal = goal(&aim, fs, path, name, is_directory)?;
-                        let recursive = self.arguments.recursive;
-                        from[known].1.volume(source, file, &shown, &goal, recursive, is_same);
-                        Ok(())
-                    })
-                }
-            };
-            if let Err(error) = result {
+            let into = IntoVolume::new(fs, self.at, self.shared, links);
+            if let Err(error) = self.one_to_volume(&into, source, fs, &aim, path, limits) {
                 failures.inside(Path::new(""), ExitStatus::of(&error), &error);
             }
         }
         Ok(())
     }
 
-    /// The file at `path`, whether it is a directory, and how it is shown.
-    fn found(&self, fs: &Filesystem, path: &[u8]) -> Result<(FileId, bool, Vec<u8>), Error> {
-        let file = resolve(fs, path, self.last_link())?;
-        let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
-        let shown = climb_file(fs, file, path)?;
-        Ok((file, attr.file_type == FileType::Directory, shown))
+    fn one_to_volume(
+        &self,
+        into: &IntoVolume<'_>,
+        source: &Opened,
+        fs: &Filesystem,
+        aim: &Aim,
+        path: &[u8],
+        limits: Limits,
+    ) -> Result<(), Error> {
+        let recursive = self.arguments.recursive;
+        match source {
+            Opened::Stream => {
+                let goal = stream_goal(aim, fs, path)?;
+                into.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
+            }
+            Opened::Host(file) => {
+                let goal = goal(aim, fs, path, file.as_os_str().as_bytes(), file.is_dir())?;
+                into.host(file, &goal, recursive, limits);
+            }
+            Opened::Volume(source, name) => {
+                let found = self.found(source, name)?;
+                let goal = goal(aim, fs, path, name, found.is_directory)?;
+                let is_same = Arc::ptr_eq(source.volume(), fs.volume());
+                into.volume(source, found.file, &found.path, &goal, recursive, is_same);
+            }
+        }
+        Ok(())
     }
 
-    fn onto_host(&self, sources: &[Opened], path: &Path, failures: &mut Failures<'_>) -> Result {
+    /// The source at `path` of a volume.
+    fn found(&self, fs: &Filesystem, path: &[u8]) -> Result<Found, Error> {
+        let file = resolve(fs, path, self.last_link())?;
+        let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
+        let path = climb_file(fs, file, path)?;
+        Ok(Found { file, is_directory: attr.file_type == FileType::Directory, path })
+    }
+
+    fn to_host(&self, sources: &[Opened], path: &Path, failures: &mut Failures<'_>) -> Result {
         if let Some(mistake) = mistaken_for_place(path, true).filter(|_| !path.exists()) {
             return Err(Failure::Usage(mistake));
         }
@@ -206,10 +239,7 @@ impl Copying<'_> {
             return Err(Failure::Host(path.display().to_string(), errno.into()));
         }
         let onto = Onto {
-            overwrite: Overwrite {
-                preserve: self.shared.preserve,
-                devices: self.shared.devices,
-            },
+            overwrite: Overwrite { preserve: self.shared.preserve, devices: self.shared.devices },
             problems: self.shared.problems,
             progress: self.shared.progress,
             counters: self.shared.counters,
@@ -222,14 +252,14 @@ impl Copying<'_> {
             if self.shared.problems.is_stopped() {
                 break;
             }
-            if let Err(failure) = self.one_onto_host(&onto, fs, name, path, into) {
+            if let Err(failure) = self.one_to_host(&onto, fs, name, path, into) {
                 failures.inside(Path::new(""), failure.status(), &failure);
             }
         }
         Ok(())
     }
 
-    fn one_onto_host(
+    fn one_to_host(
         &self,
         onto: &Onto<'_>,
         fs: &Filesystem,
@@ -237,7 +267,7 @@ impl Copying<'_> {
         path: &Path,
         into: bool,
     ) -> Result {
-        let (file, is_directory, shown) = self.found(fs, name)?;
+        let Found { file, is_directory, path: shown } = self.found(fs, name)?;
         if is_directory && !self.arguments.recursive {
             let what = format!("{}, not copied without -r", Escaped(name));
             return Err(Error::posix(Errno::ISDIR, what).into());

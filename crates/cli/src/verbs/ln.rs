@@ -4,9 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
-};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::LnArguments;
 use crate::edit::{Aim, NewName, Volumes, moment, new_file, require_one_volume};
@@ -46,10 +44,7 @@ fn link(
     path: &[u8],
     at: Timestamp,
 ) -> Result<(), Error> {
-    let file = match arguments.symbolic {
-        true => None,
-        false => Some(linkable(fs, target)?),
-    };
+    let file = if arguments.symbolic { None } else { Some(linkable(fs, target)?) };
     let aim = Aim::of(fs, path, arguments.no_target_directory, 1, LastLink::Keep)?;
     let last = last_name(target).unwrap_or(target);
     let new = aim.new_name(fs, path, last, false)?;

@@ -6,7 +6,7 @@ use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
-use crate::exit::{ExitStatus, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
@@ -17,6 +17,9 @@ pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let mut places: Vec<NamedPlace> =
         arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    if let [only] = &arguments.places[..] {
+        return Err(Failure::Usage(format!("where to move {} is missing", only.display())));
+    }
     require_one_volume("mv", &places)?;
     let mut volumes = Volumes::new(places.iter(), &arguments.tree, console)?;
     let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };

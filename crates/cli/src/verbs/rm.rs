@@ -6,8 +6,8 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Timesta
 
 use crate::args::RmArguments;
 use crate::edit::{Report, at_every_place, joined, moment};
-use crate::extract::{Entry, Visitor, walk};
 use crate::exit::Result;
+use crate::extract::{Entry, Visitor, walk};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve_end};

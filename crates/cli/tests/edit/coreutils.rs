@@ -123,13 +123,14 @@ impl Sides {
         does(dir, "extract v.img out");
         let (found, expected) = (list(&out), list(&dir.join("host")));
         for path in found.keys().chain(expected.keys()) {
-            let sides = (found.get(path).map(cut), expected.get(path).map(cut));
+            let sides =
+                (found.get(path).map(|text| cut(text)), expected.get(path).map(|text| cut(text)));
             assert_eq!(sides.0, sides.1, "{line}: {}\n{said}\n{judge}", path.display());
         }
     }
 }
 
-fn cut(text: &String) -> &str {
+fn cut(text: &str) -> &str {
     &text[..text.len().min(100)]
 }
 

@@ -215,8 +215,7 @@ fn machine_output() {
     volume(dir.path(), "v.img", 128);
     fs::create_dir(dir.path().join("d")).expect("a directory");
     fs::write(dir.path().join("d/file"), "12345").expect("a file");
-    let expected =
-        "{\"directories\":1,\"files\":1,\"bytes\":5,\"errors\":0,\"not_applied\":[]}\n";
+    let expected = "{\"directories\":1,\"files\":1,\"bytes\":5,\"errors\":0,\"not_applied\":[]}\n";
     assert_eq!(does(dir.path(), "cp -r --json d v.img:/"), expected);
     assert_eq!(does(dir.path(), "cp -r --json v.img:/d v.img:/e"), expected);
     assert_eq!(does(dir.path(), "cp -r --json v.img:/e ."), expected);

@@ -47,7 +47,8 @@ fn a_volume_in_use_is_not_changed() {
         does(dir.path(), "cp -r v.img:/d out");
     }
     if let Some(_judges) = judges::require() {
-        let _mount = Mount::try_new(&[image.clone()], "ro").expect("the kernel mounts it");
+        let _mount =
+            Mount::try_new(std::slice::from_ref(&image), "ro").expect("the kernel mounts it");
         for change in CHANGES {
             assert!(fails(dir.path(), change, 1).contains("v.img"));
         }
@@ -87,7 +88,9 @@ fn wrong_usage_is_2_and_changes_nothing() {
     }
     assert!(fs::read(path.join("v.img")).expect("an image") == before, "it was changed");
     let mut names: Vec<_> = fs::read_dir(path).expect("listed").flatten().collect();
-    names.retain(|entry| !["file", "v.img", "w.img"].contains(&&*entry.file_name().to_string_lossy()));
+    names.retain(|entry| {
+        !["file", "v.img", "w.img"].contains(&&*entry.file_name().to_string_lossy())
+    });
     assert!(names.is_empty(), "{names:?}");
 }
 
@@ -162,7 +165,10 @@ fn without_root() {
     assert_eq!(does(path, "ls v.img:/tree"), "read\nzz\n");
     let read: serde_json::Value =
         serde_json::from_str(&does(path, "stat --json v.img:/tree/read")).expect("JSON");
-    assert_eq!((&read["uid"], &read["mode"]), (&rustix::process::geteuid().as_raw().into(), &"4755".into()));
+    assert_eq!(
+        (&read["uid"], &read["mode"]),
+        (&rustix::process::geteuid().as_raw().into(), &"4755".into())
+    );
     let (code, said) = run("cp -r v.img:/tree out");
     assert_eq!(code, Some(0), "{said}");
     let out = path.join("out/read").metadata().expect("it is there");
@@ -240,7 +246,8 @@ fn a_directory_of_the_host_gives_nothing_to_copies() {
         serde_json::from_str(&does(path, &format!("stat --json {place}"))).expect("JSON")
     };
     for name in ["a", "b", "d", "d/below"] {
-        let (stat, expected) = (out.join(name).metadata().expect("there"), theirs(&format!("v.img:/{name}")));
+        let (stat, expected) =
+            (out.join(name).metadata().expect("there"), theirs(&format!("v.img:/{name}")));
         assert_eq!(format!("{:04o}", stat.mode() & 0o7777), expected["mode"], "{name}");
         assert_eq!(stat.gid(), expected["gid"], "{name}");
         for list in ["system.posix_acl_access", "system.posix_acl_default"] {

@@ -153,7 +153,7 @@ impl Volume {
             format!("ln {image}:{file} {start}/hard"),
             format!("ln -s nowhere {start}/soft"),
             format!("mv {start}/host {start}/new/deep"),
-            format!("cp -r --json {start} {start}/hard {start}/soft {image}:/"),
+            format!("cp -r --json {start}/hard {start}/soft {image}:/"),
             format!("cp -rT --json {start} {image}:/copy"),
             format!("rm {start}/hard {image}:{file}"),
             format!("rm -r {start} {image}:/copy"),
