@@ -151,9 +151,13 @@ impl Place {
         let sentinel = fs::read_to_string(outer.join("sentinel")).expect("it is still there");
         assert_eq!(sentinel, "untouched", "{case}");
         assert!(names(&self.here()).is_empty(), "{case}: {:?}", names(&self.here()));
-        if out.exists() {
-            fs::remove_dir_all(&out).expect("what was extracted can be removed");
-        }
+        // What the damage made no directory, `cp` copies under the name itself.
+        let removed = match out.symlink_metadata() {
+            Ok(stat) if stat.is_dir() => fs::remove_dir_all(&out),
+            Ok(_) => fs::remove_file(&out),
+            Err(_) => Ok(()),
+        };
+        removed.expect("what was extracted can be removed");
         outcome
     }
 }
