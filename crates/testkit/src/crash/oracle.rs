@@ -196,10 +196,19 @@ fn data(found: &File, versions: &[&File]) -> Result<(), String> {
     // What is corrupt is counted elsewhere: to say so is no lie about what was written.
     let Some(sectors) = &found.sectors else { return Ok(()) };
     for (number, sector) in sectors.iter().enumerate() {
-        let end = found.size.min((number as u64 + 1) * SECTOR);
+        let start = number as u64 * SECTOR;
+        let end = found.size.min(start + SECTOR);
+        // The last one may be that of a longer file, up to the end that it has now.
+        let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+        let part = part.filter(|_| end % SECTOR != 0).map(|(start, end)| start..end);
+        let is_part = |version: &File| {
+            let bytes = part.clone().and_then(|part| found.head.get(part));
+            let theirs = part.clone().and_then(|part| version.head.get(part));
+            bytes.is_some() && bytes == theirs
+        };
         let is_of = |version: &File| {
             let sectors = version.sectors.as_ref().filter(|_| version.size >= end);
-            sectors.is_some_and(|sectors| sectors[number] == *sector)
+            sectors.is_some_and(|sectors| sectors[number] == *sector || is_part(version))
         };
         if !versions.iter().any(|version| is_of(version)) {
             return Err(format!("sector {number} of {} bytes is of no moment", found.size));

@@ -17,6 +17,9 @@ pub(super) const ROOT: Id = 0;
 /// The unit in which data reaches a volume, in bytes.
 pub(super) const SECTOR: u64 = 4096;
 
+/// How long the head of a file is at the most, in bytes.
+const HEAD: u64 = 128 << 10;
+
 /// A name: the directory and what it is called there.
 pub(super) type Name = (Id, Vec<u8>);
 
@@ -41,6 +44,8 @@ pub(super) struct File {
     /// A hash of each sector of the data; the last one is filled up with zeros. `None` when it is
     /// corrupt in every copy.
     pub(super) sectors: Option<Vec<u64>>,
+    /// The first bytes of the data themselves, which can be compared in part.
+    pub(super) head: Vec<u8>,
 }
 
 /// Takes the picture of a filesystem.
@@ -95,6 +100,14 @@ fn file(fs: &dyn FileSystem, file: FileId) -> Result<(Id, File)> {
         ControlFlow::Continue(())
     })?;
     let is = |file_type| attr.file_type == file_type;
+    let mut head = Vec::new();
+    let sectors = match attr.file_type {
+        FileType::Regular => match sectors(fs, file, attr.size, &mut head) {
+            Err(Error::Corrupt(_)) => None,
+            sectors => Some(sectors?),
+        },
+        _ => Some(Vec::new()),
+    };
     Ok((
         attr.uid,
         File {
@@ -106,13 +119,8 @@ fn file(fs: &dyn FileSystem, file: FileId) -> Result<(Id, File)> {
             ctime: attr.ctime,
             xattrs,
             target: if is(FileType::Symlink) { fs.read_link(file)? } else { Vec::new() },
-            sectors: match attr.file_type {
-                FileType::Regular => match sectors(fs, file, attr.size) {
-                    Err(Error::Corrupt(_)) => None,
-                    sectors => Some(sectors?),
-                },
-                _ => Some(Vec::new()),
-            },
+            sectors,
+            head,
         },
     ))
 }
@@ -123,7 +131,8 @@ fn hash(sector: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn sectors(fs: &dyn FileSystem, file: FileId, size: u64) -> Result<Vec<u64>> {
+/// The hashes of all sectors, and the first bytes.
+fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> Result<Vec<u64>> {
     /// How much is read at once.
     const PIECE: u64 = 256 * SECTOR;
     let mut sectors = Vec::new();
@@ -135,6 +144,9 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64) -> Result<Vec<u64>> {
         let read = fs.read(file, offset, &mut buf[..len])?;
         if read != len {
             return Err(Error::corrupt("file", format!("{file} ends before its size")));
+        }
+        if offset < HEAD {
+            head.extend_from_slice(&buf[..len.min(usize::try_from(HEAD).expect("small"))]);
         }
         sectors.extend(buf.chunks(usize::try_from(SECTOR).expect("small")).map(hash));
     }

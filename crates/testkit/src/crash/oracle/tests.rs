@@ -175,3 +175,18 @@ fn a_promise_for_which_nothing_was_written() {
     assert_eq!(history.pictures[2], history.pictures[3]);
     assert_eq!(allowed(&history, 2, 2), [2, 3]);
 }
+
+#[test]
+fn a_new_size_with_the_old_data() {
+    let cut = Step::Do(Op::Truncate("a".into(), 5000));
+    let steps = [create("a"), write("a", 0, 9000), Step::Sync, write("a", 4000, 3000), cut];
+    let history = of(FsyncIs::Commit, &steps);
+    let mut found = history.pictures[4].clone();
+    let old = history.pictures[2].files[&1].clone();
+    let file = found.files.get_mut(&1).expect("the file");
+    file.head = old.head[..5000].to_vec();
+    file.sectors = Some(vec![old.sectors.expect("data")[0], 0]);
+    assert!(allows(&history, &found, 1, 4), "the write is still in memory");
+    found.files.get_mut(&1).expect("the file").head[4999] ^= 1;
+    assert!(!allows(&history, &found, 1, 4));
+}
