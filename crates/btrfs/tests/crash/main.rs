@@ -88,7 +88,7 @@ fn two_operations() {
 fn several_members() {
     let (seed, generator) = (seed(), Generator::default());
     for (number, shape) in (1..).zip(SETS) {
-        explore(&OURS, shape, plan(seed), 500, some_twos(&generator, 12, seed + number));
+        explore(&OURS, shape, plan(seed), 250, some_twos(&generator, 12, seed + number));
     }
 }
 
