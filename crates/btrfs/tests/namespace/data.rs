@@ -111,6 +111,29 @@ fn small_files_are_inline_where_the_kernel_has_them_inline() {
     }
 }
 
+/// A read that began behind the end of a file, in a sector that is buffered, ended before it began.
+#[test]
+fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(160 << 20));
+    let options = MkfsOptions::new(Uuid::from_u128(63), AT);
+    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
+    let volume = Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("the top level");
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+    fs.write(file, 0, &[1; 63], AT).expect("there is room");
+    for offset in [63, 64, 4095, 4096, 9000] {
+        assert_eq!(fs.read(file, offset, &mut [0; 10]).expect("it reads"), 0, "at {offset}");
+        let mut pieces = 0;
+        let mut count = |_, _: &[u8]| {
+            pieces += 1;
+            Ok(())
+        };
+        fs.read_data(file, offset..offset, &mut count).expect("it reads");
+        fs.read_data(file, offset..offset + 10, &mut count).expect("it reads");
+        assert_eq!(pieces, 0, "pieces at {offset}");
+    }
+}
+
 /// A file with NODATACOW is overwritten in place, unless a snapshot or a clone has the same data.
 #[test]
 fn nodatacow_files_are_overwritten_in_place() {
