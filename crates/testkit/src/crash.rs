@@ -2,7 +2,7 @@
 //!
 //! A [`Workload`] is done to an engine over devices that remember every write, and to the model. Then
 //! every state that a cut could have left is opened, checked, compared with what the model says that
-//! it may be (the rules are in [`oracle`]), changed, synced, and opened again.
+//! it may be (the rules are in `oracle`), changed, synced, and opened again.
 //!
 //! ```text
 //!   generate ──> Workload ──> record ──> CrashLog ──> states ──> enter ──> Picture ──┐
@@ -58,7 +58,7 @@ pub trait Engine: Sync {
     fn fsync_is(&self) -> FsyncIs;
 }
 
-/// The seed of this run: that in the variable `OFFSHOOT_SEED`, or else a new one. It is printed.
+/// The seed of this test: that in the variable `OFFSHOOT_SEED`, or else a new one. It is printed.
 #[must_use]
 pub fn seed() -> u64 {
     let given = std::env::var("OFFSHOOT_SEED").ok();
@@ -66,6 +66,7 @@ pub fn seed() -> u64 {
         || UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos())),
         |seed| seed.parse().expect("OFFSHOOT_SEED is a number"),
     );
-    println!("OFFSHOOT_SEED={seed}");
+    let thread = std::thread::current();
+    println!("{}: OFFSHOOT_SEED={seed}", thread.name().unwrap_or("a test"));
     seed
 }

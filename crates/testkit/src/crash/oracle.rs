@@ -200,7 +200,7 @@ fn data(found: &File, versions: &[&File]) -> Result<(), String> {
         let end = found.size.min(start + SECTOR);
         // The last one may be that of a longer file, up to the end that it has now.
         let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
-        let part = part.filter(|_| end % SECTOR != 0).map(|(start, end)| start..end);
+        let part = part.filter(|_| !end.is_multiple_of(SECTOR)).map(|(start, end)| start..end);
         let is_part = |version: &File| {
             let bytes = part.clone().and_then(|part| found.head.get(part));
             let theirs = part.clone().and_then(|part| version.head.get(part));
