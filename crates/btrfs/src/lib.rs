@@ -32,6 +32,7 @@ mod inode;
 mod mkfs;
 mod space;
 mod subvolume;
+mod sync;
 mod transaction;
 mod tree;
 mod volume;
@@ -41,6 +42,7 @@ pub use filesystem::Filesystem;
 pub use handle::Volume;
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
+pub use transaction::Stats;
 pub use tree::{Cursor, TreeRoot};
 pub use volume::{Engine, Member, OpenOptions, Report, Reporter};
 

@@ -49,17 +49,18 @@ use offshoot_btrfs_format::edit::header_mut;
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::block::TreeBlock;
 use crate::space::{Purpose, Reservation, Space};
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
 use crate::volume::Volume;
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
-pub(crate) use stats::Stats;
+use stats::Counters;
+pub use stats::Stats;
 
 /// The revision of back references that is in use, in the top byte of a header's flags.
 const MIXED_BACKREF_REVISION: u64 = 1 << 56;
@@ -80,7 +81,7 @@ pub(crate) struct Live {
     pub(crate) epoch: AtomicU64,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
-    pub(crate) stats: Stats,
+    pub(crate) stats: Counters,
     /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks.
     pub(crate) dirty_bytes: u64,
     /// Held exclusively while checksums are removed, and shared while some are looked for.
@@ -146,7 +147,7 @@ impl Live {
             broken: OnceLock::new(),
             epoch: AtomicU64::new(0),
             superblock: Mutex::new(superblock),
-            stats: Stats::default(),
+            stats: Counters::default(),
             dirty_bytes,
             checksums: RwLock::new(()),
             pressure: Arc::default(),
@@ -257,7 +258,7 @@ impl<'v> Handle<'v> {
         self.live.checksums.write()
     }
 
-    pub(crate) fn stats(&self) -> &'v Stats {
+    pub(crate) fn stats(&self) -> &'v Counters {
         &self.live.stats
     }
 

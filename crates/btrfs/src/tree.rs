@@ -19,9 +19,9 @@ use std::sync::atomic::Ordering;
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
-use parking_lot::RwLock;
 
 use crate::block::TreeBlock;
+use crate::sync::RwLock;
 use crate::transaction::{Live, ReadLatch};
 use crate::volume::Volume;
 pub(crate) use write::{Edit, Tree, TreeWriter};

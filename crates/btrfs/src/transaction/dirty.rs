@@ -16,18 +16,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::Logical;
-use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use parking_lot::{RawRwLock, RwLock};
 
 use crate::block::TreeBlock;
+use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
 /// A dirty block.
 pub(crate) type Latch = RwLock<Arc<TreeBlock>>;
 /// A dirty block that is being read.
-pub(crate) type ReadLatch = ArcRwLockReadGuard<RawRwLock, Arc<TreeBlock>>;
+pub(crate) type ReadLatch = ArcReadGuard<Arc<TreeBlock>>;
 /// A dirty block that is being changed.
 pub(crate) struct WriteLatch {
-    guard: ArcRwLockWriteGuard<RawRwLock, Arc<TreeBlock>>,
+    guard: ArcWriteGuard<Arc<TreeBlock>>,
     /// Who holds what, to check the order of latches.
     #[cfg(debug_assertions)]
     _noted: super::lock_order::Noted,

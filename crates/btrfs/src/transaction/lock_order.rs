@@ -14,6 +14,7 @@ use std::cell::RefCell;
 use offshoot_btrfs_format::{Logical, TreeId};
 
 use crate::block::TreeBlock;
+use crate::sync::thread_local;
 
 thread_local! {
     static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };
@@ -58,8 +59,9 @@ impl Noted {
     /// When that is out of order.
     pub(super) fn in_order(block: &TreeBlock) -> Self {
         let new = Note::of(block);
-        HELD.with_borrow(|held| {
-            for other in held {
+        HELD.with(|held| {
+            let held = held.borrow();
+            for other in &*held {
                 let has_parent =
                     held.iter().any(|h| h.tree == new.tree && h.level == new.level + 1);
                 let fits = if other.tree == new.tree {
@@ -76,14 +78,15 @@ impl Noted {
     /// The thread has latched `block`, which it just made: nobody can wait for it.
     pub(super) fn fresh(block: &TreeBlock) -> Self {
         let note = Note::of(block);
-        HELD.with_borrow_mut(|held| held.push(note));
+        HELD.with(|held| held.borrow_mut().push(note));
         Self(note)
     }
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        HELD.with_borrow_mut(|held| {
+        HELD.with(|held| {
+            let mut held = held.borrow_mut();
             if let Some(at) = held.iter().rposition(|note| *note == self.0) {
                 held.swap_remove(at);
             }

@@ -2,17 +2,28 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::volume::Volume;
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident, $count:ident($($by:ident)?);)*) => {
-        /// Counters since the volume was opened.
-        #[derive(Debug, Default)]
-        pub(crate) struct Stats { $($(#[$doc])* pub(crate) $field: AtomicU64,)* }
+        /// What the engine has done since the volume was opened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Stats { $($(#[$doc])* pub $field: u64,)* }
 
-        impl Stats {
+        /// The counters behind [`Stats`].
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $($field: AtomicU64,)* }
+
+        impl Counters {
             $($(#[$doc])* pub(crate) fn $count(&self $(, $by: usize)?) {
                 let by = 1u64 $(* $by as u64)?;
                 self.$field.fetch_add(by, Ordering::Relaxed);
             })*
+
+            fn read(&self) -> Stats {
+                Stats { $($field: self.$field.load(Ordering::Relaxed),)* }
+            }
         }
     };
 }
@@ -22,7 +33,7 @@ counters! {
     locks_taken, lock_taken();
     /// Latches that had to be waited for.
     lock_waits, lock_waited();
-    /// Leaves reached whose parents were let go before the search.
+    /// Leaves whose parents were let go before the search in them.
     early_unlocks, unlocked_early();
     /// Leaves and nodes split.
     splits, split();
@@ -36,4 +47,12 @@ counters! {
     items_inserted, inserted(count);
     /// Commits completed.
     commits, committed();
+}
+
+impl Volume {
+    /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.live_part().map_or_else(Stats::default, |live| live.stats.read())
+    }
 }

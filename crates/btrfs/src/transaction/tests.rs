@@ -86,7 +86,7 @@ fn judge(mkfs: &[&str]) {
     remove(&volume, 0..1000);
     remove(&volume, 3000..8990);
     volume.commit().unwrap();
-    eprintln!("{:?}", volume.live().unwrap().stats);
+    eprintln!("{:?}", volume.stats());
     drop(volume);
     check(&disks);
     drop(disks.mount("rw,noatime"));

@@ -17,11 +17,11 @@ use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
-use parking_lot::RwLock;
 
 use super::Transaction;
 use super::dirty::Latch;
 use crate::block::TreeBlock;
+use crate::sync::{RwLock, thread};
 use crate::volume::Volume;
 
 /// The most that goes out in one request, in bytes.
@@ -74,7 +74,7 @@ impl Volume {
     fn seal(&self, blocks: &[(Logical, Arc<Latch>)]) -> Result<Vec<Arc<TreeBlock>>> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let share = blocks.len().div_ceil(threads).max(1);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let parts: Vec<_> = blocks
                 .chunks(share)
                 .map(|part| {

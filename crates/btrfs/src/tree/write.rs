@@ -32,6 +32,8 @@
 //!    tree, the free-space tree. Work on one may read or queue for a later one, never the
 //!    other way round.
 
+#[cfg(all(test, feature = "shuttle"))]
+mod model;
 mod path;
 mod remove;
 mod room;
@@ -43,9 +45,9 @@ use std::sync::atomic::AtomicU64;
 
 use offshoot_btrfs_format::{Generation, Key, TreeId};
 use offshoot_vfs::{Error, Result};
-use parking_lot::RwLock;
 
 use super::TreeRoot;
+use crate::sync::RwLock;
 use crate::transaction::Handle;
 use path::{Found, Path, bytes};
 

@@ -3,10 +3,10 @@
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, pointer_mut};
 use offshoot_btrfs_format::{Key, Logical};
 use offshoot_vfs::Result;
-use parking_lot::RwLockWriteGuard;
 
 use super::TreeWriter;
 use crate::block::TreeBlock;
+use crate::sync::RwLockWriteGuard;
 use crate::transaction::WriteLatch;
 use crate::tree::TreeRoot;
 

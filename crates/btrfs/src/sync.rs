@@ -1,0 +1,35 @@
+//! The locks of trees and transactions.
+//!
+//! They are those of `parking_lot`. With the feature `shuttle` they are the same locks behind
+//! permits of the model checker, which decides who gets one: then the code as it is, not a copy of
+//! it, runs under every order of its threads that the checker tries (`tree/write/model.rs`). What is held
+//! while another of these locks is taken has to be one of them too; locks under which nothing is locked may
+//! stay outside.
+
+#[cfg(feature = "shuttle")]
+mod checked;
+
+#[cfg(feature = "shuttle")]
+pub(crate) use checked::{
+    ArcReadGuard, ArcWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use plain::{
+    ArcReadGuard, ArcWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::{thread, thread_local};
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::{thread, thread_local};
+
+#[cfg(not(feature = "shuttle"))]
+mod plain {
+    use parking_lot::RawRwLock;
+    use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+    pub(crate) use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    /// A lock that is held shared, and kept alive.
+    pub(crate) type ArcReadGuard<T> = ArcRwLockReadGuard<RawRwLock, T>;
+    /// A lock that is held exclusively, and kept alive.
+    pub(crate) type ArcWriteGuard<T> = ArcRwLockWriteGuard<RawRwLock, T>;
+}

@@ -1,0 +1,134 @@
+//! Locks that the model checker hands out.
+//!
+//! Who has the permits of a lock finds the `parking_lot` lock behind them free, so that one never
+//! blocks. Writers are let in as `parking_lot` does it: one that waits for readers to leave keeps new
+//! ones out, so a thread that takes a lock shared twice can wait for ever, and is found out.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use parking_lot::RawRwLock;
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
+use shuttle::future::block_on;
+
+/// The permits of a lock; a reader takes one, a writer all.
+const PERMITS: usize = 1 << 16;
+
+const FREE: &str = "who has the permits finds the lock free";
+
+/// A reader-writer lock.
+pub(crate) struct RwLock<T> {
+    permits: Arc<BatchSemaphore>,
+    value: Arc<parking_lot::RwLock<T>>,
+}
+
+/// A lock that is held.
+pub(crate) struct Guard<'a, G> {
+    // Dropped first: whoever gets the permits finds the lock free.
+    held: G,
+    _permits: Permits,
+    lock: PhantomData<&'a ()>,
+}
+
+pub(crate) type RwLockReadGuard<'a, T> = Guard<'a, ArcRwLockReadGuard<RawRwLock, T>>;
+pub(crate) type RwLockWriteGuard<'a, T> = Guard<'a, ArcRwLockWriteGuard<RawRwLock, T>>;
+pub(crate) type ArcReadGuard<T> = RwLockReadGuard<'static, T>;
+pub(crate) type ArcWriteGuard<T> = RwLockWriteGuard<'static, T>;
+
+struct Permits {
+    of: Arc<BatchSemaphore>,
+    count: usize,
+}
+
+impl Drop for Permits {
+    fn drop(&mut self) {
+        self.of.release(self.count);
+    }
+}
+
+impl<T> RwLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            permits: Arc::new(BatchSemaphore::const_new(PERMITS, Fairness::Unfair)),
+            value: Arc::new(parking_lot::RwLock::new(value)),
+        }
+    }
+
+    fn guard<'a, G>(&self, count: usize, take: impl FnOnce() -> Option<G>) -> Guard<'a, G> {
+        let permits = Permits { of: self.permits.clone(), count };
+        Guard { held: take().expect(FREE), _permits: permits, lock: PhantomData }
+    }
+
+    fn shared<'a>(&self) -> RwLockReadGuard<'a, T> {
+        self.permits.acquire_blocking(1).expect("it is never closed");
+        self.guard(1, || self.value.try_read_arc())
+    }
+
+    fn exclusive<'a>(&self) -> RwLockWriteGuard<'a, T> {
+        block_on(self.permits.acquire_reserving(1, PERMITS)).expect("it is never closed");
+        self.guard(PERMITS, || self.value.try_write_arc())
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.shared()
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.exclusive()
+    }
+
+    pub(crate) fn read_arc(this: &Arc<Self>) -> ArcReadGuard<T> {
+        this.shared()
+    }
+
+    pub(crate) fn write_arc(this: &Arc<Self>) -> ArcWriteGuard<T> {
+        this.exclusive()
+    }
+
+    pub(crate) fn try_write_arc(this: &Arc<Self>) -> Option<ArcWriteGuard<T>> {
+        this.permits.try_acquire(PERMITS).ok()?;
+        Some(this.guard(PERMITS, || this.value.try_write_arc()))
+    }
+}
+
+impl<T: Default> Default for RwLock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> std::fmt::Debug for RwLock<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RwLock")
+    }
+}
+
+impl<G: Deref> Deref for Guard<'_, G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
+        &self.held
+    }
+}
+
+impl<G: DerefMut> DerefMut for Guard<'_, G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.held
+    }
+}
+
+/// A lock that only one holds.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(RwLock<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(RwLock::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write()
+    }
+}

@@ -1,0 +1,314 @@
+//! The latches of a tree under the model checker: `cargo test --features shuttle --lib model`.
+//!
+//! Three writers and a reader work on keys that lie side by side, in nodes of 4 KiB with items so large
+//! that a leaf has three: leaves and nodes split, push, merge and run empty, the root grows and
+//! gives way. The checker decides before every lock who runs next, so what takes luck on
+//! real cores comes up here. A schedule that hangs is a deadlock; debug builds check the order
+//! of latches on the way.
+//!
+//! Each writer has keys of its own, and knows at any time what they hold. In the end the tree
+//! is what the writers know together, in memory and, after a commit, on the device, where every
+//! block and every pointer to one is verified; and its blocks are as many as were counted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::random::Random;
+use offshoot_vfs::Timestamp;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, FailurePersistence, Runner, thread};
+use uuid::Uuid;
+
+use crate::block::TreeBlock;
+use crate::tree::{Cursor, Edit};
+use crate::{MkfsOptions, OpenOptions, Stats, Volume, mkfs};
+
+const NODE_SIZE: u32 = 4096;
+/// The inode number that the items pretend to be about: no file of the new volume has it.
+const OBJECT: u64 = 1 << 20;
+const WRITERS: u64 = 3;
+/// Changes that a writer makes in one schedule.
+const STEPS: usize = 4;
+/// Three items of this size fill a leaf.
+const THIRD: usize = 1300;
+/// Schedules of each kind.
+const SCHEDULES: usize = 1500;
+
+type Model = BTreeMap<u64, Vec<u8>>;
+
+fn key(number: u64) -> Key {
+    Key::new(OBJECT, ItemType::STRING_ITEM, number)
+}
+
+/// A tree to begin with: a committed volume and what it holds.
+struct Start {
+    device: MemoryDevice,
+    holds: Model,
+}
+
+/// Keys leave room for seven others between two.
+const GAP: u64 = 8;
+
+impl Start {
+    /// A tree with `count` items, of which those from `keep` on that are not the last of eight
+    /// leaves were removed again.
+    fn new(count: u64, keep: u64) -> Self {
+        let device = Arc::new(MemoryDevice::sparse(1 << 30));
+        let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
+        options.node_size = Some(NODE_SIZE);
+        mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");
+        let stays = move |&number: &u64| number < keep || number % 24 == 0;
+        let inside = device.clone();
+        once(move || {
+            let volume = open(inside.clone());
+            let handle = volume.join().expect("it is writable");
+            let change = handle.change(TreeId::FS, |tree| {
+                for number in 0..count {
+                    tree.insert(key(number * GAP), &[7; THIRD])?;
+                }
+                for number in (0..count).filter(|number| !stays(number)) {
+                    assert!(tree.remove(key(number * GAP))?);
+                }
+                Ok(())
+            });
+            change.expect("the change goes through");
+            drop(handle);
+            volume.commit().expect("a commit");
+        });
+        let holds = (0..count).filter(stays).map(|n| (n * GAP, vec![7; THIRD])).collect();
+        Self { device: device.snapshot(), holds }
+    }
+}
+
+fn open(device: Arc<dyn BlockDevice>) -> Arc<Volume> {
+    Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens")
+}
+
+fn config() -> Config {
+    let mut config = Config::new();
+    config.stack_size = 1 << 20;
+    config.failure_persistence = FailurePersistence::Print;
+    config.silence_warnings = true;
+    config
+}
+
+fn once(run: impl Fn() + Send + Sync + 'static) {
+    Runner::new(RandomScheduler::new_from_seed(0, 1), config()).run(run);
+}
+
+/// Changes of one writer, whose numbers leave its own remainder, at keys from `low` on.
+fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mut Model) {
+    let own = |random: &mut Random| (low + random.below(6 * GAP)) / WRITERS * WRITERS + writer;
+    for _ in 0..STEPS {
+        let handle = volume.join().expect("it is writable");
+        let mut number = own(random);
+        let change = handle.change(TreeId::FS, |tree| match random.below(8) {
+            0..=3 => {
+                let batch: Vec<_> = (0..=random.below(2))
+                    .map(|i| (number + i * WRITERS, item(random)))
+                    .filter(|(number, _)| !model.contains_key(number))
+                    .collect();
+                let items: Vec<_> = batch.iter().map(|(n, data)| (key(*n), &data[..])).collect();
+                tree.insert_batch(&items)?;
+                model.extend(batch);
+                Ok(())
+            }
+            4 => {
+                let data = item(random);
+                let old = model.insert(number, data.clone());
+                let room = data.len().saturating_sub(old.as_ref().map_or(0, Vec::len));
+                tree.modify(key(number), room, |found| {
+                    assert_eq!(found, old.as_deref(), "item {number}");
+                    Ok(Edit::Put(data))
+                })
+            }
+            _ => {
+                // What is there, as long as there is something.
+                number = model.range(number..).next().map_or(number, |(number, _)| *number);
+                let was = model.remove(&number).is_some();
+                assert_eq!(tree.remove(key(number))?, was, "item {number}");
+                Ok(())
+            }
+        });
+        change.expect("the change goes through");
+        drop(handle);
+        look_up(volume, number, model.get(&number));
+    }
+}
+
+fn item(random: &mut Random) -> Vec<u8> {
+    let sizes = [60, THIRD, THIRD, 2 * THIRD, 3 * THIRD];
+    vec![1; sizes[usize::try_from(random.below(5)).expect("few")]]
+}
+
+fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    let cursor = Cursor::seek(volume, root, key(number)).expect("a search");
+    let found = cursor.item().filter(|(found, _)| *found == key(number));
+    assert_eq!(found.map(|(_, data)| data), expected.map(|data| &data[..]), "item {number}");
+}
+
+/// Reads all items: keys only ascend, and what no writer touches is there.
+fn read(volume: &Volume, untouched: &[u64]) {
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    let (mut last, mut seen) = (None, Vec::new());
+    while let Some((found, _)) = cursor.item_of(OBJECT, ItemType::STRING_ITEM) {
+        assert!(last < Some(found), "{found} after {last:?}");
+        last = Some(found);
+        seen.extend(untouched.binary_search(&found.offset).is_ok().then_some(found.offset));
+        cursor.advance().expect("the next item");
+    }
+    assert_eq!(seen, untouched);
+}
+
+fn compare(volume: &Volume, model: &Model) {
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    for (number, data) in model {
+        let found = cursor.item_of(OBJECT, ItemType::STRING_ITEM);
+        assert_eq!(found, Some((key(*number), &data[..])), "item {number}");
+        cursor.advance().expect("the next item");
+    }
+    assert!(cursor.item_of(OBJECT, ItemType::STRING_ITEM).is_none(), "an item too many");
+}
+
+/// The blocks below `block`, itself included; reading them verifies them and the pointers.
+fn blocks(volume: &Volume, block: &TreeBlock) -> u64 {
+    if block.is_leaf() {
+        return 1;
+    }
+    let children = (0..block.len()).map(|slot| {
+        let child = volume.child(block, slot, TreeId::FS).expect("it verifies");
+        assert!(!child.is_empty(), "an empty block is freed");
+        blocks(volume, &child)
+    });
+    1 + children.sum::<u64>()
+}
+
+/// One schedule.
+fn schedule(start: &Start, seed: u64, commits: bool, total: &Total) {
+    let device = Arc::new(start.device.snapshot());
+    let volume = open(device.clone());
+    // What is free is found out once, before there is anybody else.
+    drop(volume.join().expect("it is writable"));
+    let mut random = Random::new(seed);
+    let low = random.below(start.holds.len() as u64 + 1) * GAP;
+    let window = low.saturating_sub(WRITERS)..low + 9 * GAP;
+    let untouched: Vec<_> =
+        start.holds.keys().filter(|number| !window.contains(number)).copied().collect();
+    let mut threads = Vec::new();
+    for writer in 0..WRITERS {
+        let own = |(number, _): &(&u64, &Vec<u8>)| {
+            *number % WRITERS == writer && window.contains(*number)
+        };
+        let mut model: Model =
+            start.holds.iter().filter(own).map(|(n, data)| (*n, data.clone())).collect();
+        let mut random = Random::new(seed ^ (writer + 1) << 32);
+        let volume = volume.clone();
+        threads.push(thread::spawn(move || {
+            write(&volume, &mut random, writer, low, &mut model);
+            model
+        }));
+    }
+    let reader = {
+        let (volume, untouched) = (volume.clone(), untouched.clone());
+        thread::spawn(move || read(&volume, &untouched))
+    };
+    if commits {
+        volume.commit().expect("a commit");
+    }
+    let mut model: Model =
+        untouched.iter().map(|number| (*number, start.holds[number].clone())).collect();
+    for thread in threads {
+        model.extend(thread.join().expect("a writer"));
+    }
+    reader.join().expect("the reader");
+    compare(&volume, &model);
+    volume.commit().expect("a commit");
+    total.add(&volume.stats());
+    drop(volume);
+    let options = OpenOptions::default();
+    let volume = Volume::open(vec![device.clone()], &options).expect("it opens");
+    compare(&volume, &model);
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    let top = volume.block(&root.expected()).expect("it verifies");
+    let count = blocks(&volume, &top);
+    let (_, _, used) = crate::subvolume::stored_root(&volume, TreeId::FS).expect("its item");
+    assert_eq!(used, count * u64::from(NODE_SIZE), "the blocks of the tree");
+}
+
+/// What happened in all schedules.
+#[derive(Debug, Default)]
+struct Total {
+    schedules: AtomicU64,
+    waits: AtomicU64,
+    early_unlocks: AtomicU64,
+    splits: AtomicU64,
+    pushes: AtomicU64,
+    merges: AtomicU64,
+}
+
+impl Total {
+    fn add(&self, stats: &Stats) {
+        let Stats { lock_waits, early_unlocks, splits, pushes, merges, .. } = *stats;
+        let counts = [1, lock_waits, early_unlocks, splits, pushes, merges];
+        for (total, count) in self.all().into_iter().zip(counts) {
+            total.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    fn all(&self) -> [&AtomicU64; 6] {
+        let Self { schedules, waits, early_unlocks, splits, pushes, merges } = self;
+        [schedules, waits, early_unlocks, splits, pushes, merges]
+    }
+}
+
+fn explore(start: Start, commits: bool) {
+    let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("OFFSHOOT_SEED={seed}");
+    let (start, total) = (Arc::new(start), Arc::new(Total::default()));
+    let schedulers: [Box<dyn Scheduler + Send>; 2] = [
+        Box::new(RandomScheduler::new_from_seed(seed, SCHEDULES)),
+        Box::new(PctScheduler::new_from_seed(seed, 3, SCHEDULES)),
+    ];
+    for scheduler in schedulers {
+        let (start, total) = (start.clone(), total.clone());
+        let next = AtomicU64::new(seed << 20);
+        Runner::new(scheduler, config()).run(move || {
+            schedule(&start, next.fetch_add(1, Ordering::Relaxed), commits, &total);
+        });
+    }
+    eprintln!("{total:?}");
+    for count in total.all() {
+        assert_ne!(count.load(Ordering::Relaxed), 0, "something never happened: {total:?}");
+    }
+}
+
+/// A tree that is a few leaves under a root.
+#[test]
+fn two_levels() {
+    explore(Start::new(12, 12), false);
+}
+
+/// A root that is full: the next leaf splits it, and another root goes on top.
+#[test]
+fn a_full_root() {
+    explore(Start::new(360, 360), false);
+}
+
+/// Three levels with nodes that are about to be merged.
+#[test]
+fn three_levels_that_shrink() {
+    explore(Start::new(500, 200), false);
+}
+
+/// The same while a transaction ends and the next one begins.
+#[test]
+fn commits_between() {
+    explore(Start::new(12, 12), true);
+}
