@@ -128,9 +128,17 @@ pub(crate) struct Handle<'v> {
     live: &'v Live,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
-    _gate: Option<RwLockReadGuard<'v, ()>>,
+    _gate: Option<Share<'v>>,
     /// The space that the operation may need.
     reservation: Option<Reservation<'v>>,
+}
+
+/// The gate, held by a thread that has no other handle: a commit that waits between two of one thread would
+/// wait for ever.
+struct Share<'v> {
+    _gate: RwLockReadGuard<'v, ()>,
+    #[cfg(debug_assertions)]
+    _joined: lock_order::Joined,
 }
 
 impl Live {
@@ -207,10 +215,16 @@ impl Volume {
     /// `EROFS` when the volume was opened for reading, or something failed before.
     pub(crate) fn enter(&self) -> Result<Handle<'_>> {
         let live = self.live()?;
-        let gate = live.gate.read();
+        #[cfg(debug_assertions)]
+        let joined = lock_order::Joined::first();
+        let share = Share {
+            _gate: live.gate.read(),
+            #[cfg(debug_assertions)]
+            _joined: joined,
+        };
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        Ok(Handle { volume: self, live, transaction, _gate: Some(gate), reservation: None })
+        Ok(Handle { volume: self, live, transaction, _gate: Some(share), reservation: None })
     }
 }
 

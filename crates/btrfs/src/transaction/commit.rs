@@ -40,6 +40,8 @@ impl Volume {
     /// As [`sync`](Self::sync).
     pub(crate) fn commit_over(&self, dirty_bytes: u64) -> Result<()> {
         let live = self.live()?;
+        #[cfg(debug_assertions)]
+        super::lock_order::require_no_handle();
         let _commit = live.commit.lock();
         // Who waited for another commit may find that it was enough.
         if self.enter()?.dirty_bytes() <= dirty_bytes {

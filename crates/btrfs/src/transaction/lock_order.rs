@@ -8,8 +8,11 @@
 //! 3. belongs to a tree that comes earlier.
 //!
 //! The trees are ordered as `tree::write` says.
+//!
+//! A thread has one transaction handle at a time, and none when it commits: a commit waits for all
+//! handles, and lets nobody join while it waits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use offshoot_btrfs_format::{Logical, TreeId};
 
@@ -18,6 +21,7 @@ use crate::sync::thread_local;
 
 thread_local! {
     static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };
+    static HAS_HANDLE: Cell<bool> = const { Cell::new(false) };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,5 +95,68 @@ impl Drop for Noted {
                 held.swap_remove(at);
             }
         });
+    }
+}
+
+/// That the thread has a transaction handle. Handles do not move between threads.
+#[derive(Debug)]
+pub(super) struct Joined(());
+
+impl Joined {
+    /// The thread is about to join.
+    ///
+    /// # Panics
+    /// When it has a handle already.
+    pub(super) fn first() -> Self {
+        require_no_handle();
+        HAS_HANDLE.with(|has| has.set(true));
+        Self(())
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        HAS_HANDLE.with(|has| has.set(false));
+    }
+}
+
+/// # Panics
+/// When the thread has a transaction handle.
+pub(super) fn require_no_handle() {
+    let has = HAS_HANDLE.with(Cell::get);
+    assert!(!has, "a thread that holds a transaction handle joins again, or commits");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use offshoot_device::{BlockDevice, MemoryDevice};
+    use offshoot_vfs::Timestamp;
+    use uuid::Uuid;
+
+    use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
+
+    fn volume() -> Arc<Volume> {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
+        let options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
+        mkfs(std::slice::from_ref(&device), &options).expect("a volume");
+        Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens")
+    }
+
+    #[test]
+    #[should_panic(expected = "joins again")]
+    fn a_thread_has_one_handle() {
+        let volume = volume();
+        let _one = volume.join().expect("it is writable");
+        let _ = volume.join();
+    }
+
+    #[test]
+    #[should_panic(expected = "or commits")]
+    fn a_thread_with_a_handle_does_not_commit() {
+        let volume = volume();
+        let _one = volume.join().expect("it is writable");
+        let _ = volume.commit();
     }
 }
