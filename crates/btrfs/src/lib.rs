@@ -24,6 +24,8 @@
 //! | `block` | verified tree blocks and the cache of them |
 //! | `volume` | devices, superblocks, the chunk map, profiles, reading around bad copies |
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod block;
 mod data;
 mod filesystem;
@@ -44,7 +46,7 @@ pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::Stats;
 pub use tree::{Cursor, TreeRoot};
-pub use volume::{Engine, Member, OpenOptions, Report, Reporter};
+pub use volume::{Engine, Latching, Member, OpenOptions, Report, Reporter, Unlock};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

@@ -18,9 +18,9 @@ pub(crate) use plain::{
     ArcReadGuard, ArcWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::{thread, thread_local};
+pub(crate) use shuttle::thread;
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::{thread, thread_local};
+pub(crate) use std::thread;
 
 #[cfg(not(feature = "shuttle"))]
 mod plain {

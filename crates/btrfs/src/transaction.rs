@@ -54,7 +54,7 @@ use crate::block::TreeBlock;
 use crate::space::{Purpose, Reservation, Space};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
-use crate::volume::Volume;
+use crate::volume::{Latching, OpenOptions, Volume};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 use refs::DelayedRefs;
@@ -82,6 +82,8 @@ pub(crate) struct Live {
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
     pub(crate) stats: Counters,
+    /// How writers latch what is above a leaf.
+    latching: Latching,
     /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks.
     pub(crate) dirty_bytes: u64,
     /// Held exclusively while checksums are removed, and shared while some are looked for.
@@ -143,7 +145,11 @@ struct Share<'v> {
 
 impl Live {
     /// The state behind the last commit, which has this superblock.
-    pub(crate) fn new(space: Space, superblock: Box<SuperblockItem>, dirty_bytes: u64) -> Self {
+    pub(crate) fn new(
+        space: Space,
+        superblock: Box<SuperblockItem>,
+        options: &OpenOptions,
+    ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
         let running = Arc::new(Transaction::new(first));
         Self {
@@ -156,7 +162,8 @@ impl Live {
             epoch: AtomicU64::new(0),
             superblock: Mutex::new(superblock),
             stats: Counters::default(),
-            dirty_bytes,
+            latching: options.latching,
+            dirty_bytes: options.dirty_bytes,
             checksums: RwLock::new(()),
             pressure: Arc::default(),
         }
@@ -272,6 +279,10 @@ impl<'v> Handle<'v> {
         self.live.checksums.write()
     }
 
+    pub(crate) fn latching(&self) -> Latching {
+        self.live.latching
+    }
+
     pub(crate) fn stats(&self) -> &'v Counters {
         &self.live.stats
     }
@@ -287,15 +298,24 @@ impl<'v> Handle<'v> {
         change(TreeWriter::new(self, &tree)).inspect_err(|e| self.live.break_off(e))
     }
 
-    /// Takes the latch of a block that this transaction owns.
-    pub(crate) fn latch(&self, logical: Logical) -> Result<WriteLatch> {
-        let latch = self.transaction.dirty.get(logical).ok_or_else(|| {
+    fn own_block(&self, logical: Logical) -> Result<Arc<Latch>> {
+        self.transaction.dirty.get(logical).ok_or_else(|| {
             Error::corrupt_at(
                 "tree block",
                 logical.0,
                 "it has the generation of the running transaction",
             )
-        })?;
+        })
+    }
+
+    /// Takes the latch of a block that this transaction owns, to read the block.
+    pub(crate) fn latch_shared(&self, logical: Logical) -> Result<ReadLatch> {
+        Ok(RwLock::read_arc(&self.own_block(logical)?))
+    }
+
+    /// Takes the latch of a block that this transaction owns.
+    pub(crate) fn latch(&self, logical: Logical) -> Result<WriteLatch> {
+        let latch = self.own_block(logical)?;
         self.live.stats.lock_taken();
         let (latch, waited) = WriteLatch::take(&latch);
         if waited {

@@ -45,7 +45,7 @@ use crate::tree::TreeRoot;
 use chunk_map::{ChunkMap, MappedChunk};
 pub use members::Member;
 use members::Members;
-pub use open::OpenOptions;
+pub use open::{Latching, OpenOptions, Unlock};
 pub use report::{Report, Reporter};
 
 /// The engine of an open volume: everything that a [`Volume`](crate::Volume) can do.

@@ -15,9 +15,10 @@
 use std::cell::{Cell, RefCell};
 
 use offshoot_btrfs_format::{Logical, TreeId};
+#[cfg(feature = "shuttle")]
+use shuttle::thread_local;
 
 use crate::block::TreeBlock;
-use crate::sync::thread_local;
 
 thread_local! {
     static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };

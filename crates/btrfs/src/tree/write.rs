@@ -3,8 +3,10 @@
 //! # The way down
 //!
 //! A writer takes the lock of the tree's root, then latches downwards, each block while
-//! it holds the one above (lock coupling). A block that the transaction does not own yet
-//! is copied on the way, which changes its pointer in the block above. What is above is let go as
+//! it holds the one above (lock coupling). It goes down with shared latches first, and latches
+//! the leaf alone exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down
+//! once more with exclusive latches. A block that the transaction does not own yet
+//! is copied on that way, which changes its pointer in the block above. What is above is let go as
 //! soon as nothing below can change it:
 //!
 //! | going down to | a block is safe, and what is above it let go, when |
@@ -37,6 +39,7 @@ mod model;
 mod path;
 mod remove;
 mod room;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +50,7 @@ use offshoot_btrfs_format::{Generation, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::TreeRoot;
+use crate::block::TreeBlock;
 use crate::sync::RwLock;
 use crate::transaction::Handle;
 use path::{Found, Path, bytes};
@@ -153,8 +157,14 @@ impl<'a> TreeWriter<'a> {
     /// Goes down to where `key` is or belongs, for a change that adds at most `need` bytes
     /// to the leaf.
     fn locate(&self, key: Key, need: usize) -> Result<Found<'a>> {
+        let is_safe = |leaf: &TreeBlock| {
+            leaf_free(leaf.bytes()) >= need && !leaf.is_empty() && leaf.key(0) <= key
+        };
+        if let Some((path, leaf)) = self.locate_shared(key, is_safe)? {
+            return Ok(self.find_in_leaf(path, leaf, key, need));
+        }
         let (top, mut block) = self.lock_root()?;
-        let mut path = Path { top: Some(top), above: Vec::new(), upper: None };
+        let mut path = Path { top: Some(top), ..Path::default() };
         while !block.is_leaf() {
             if block.len() + 2 > node_capacity(self.node_size()) {
                 block = self.split_node(&mut path, block, key)?;

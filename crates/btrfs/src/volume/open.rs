@@ -39,6 +39,30 @@ pub struct OpenOptions {
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that.
     pub commit_interval: Option<Duration>,
+    /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
+    pub latching: Latching,
+}
+
+/// How writers of a tree latch what is above a leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latching {
+    /// All writers take exclusive latches. Else those do whose change reaches above the leaf.
+    pub exclusive: bool,
+    /// When an insertion lets go of what is above.
+    pub unlock: Unlock,
+}
+
+/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with room whose
+/// first key stays what it is lets go of anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unlock {
+    /// Before the leaf is searched: its first key and its free space say enough.
+    #[default]
+    BeforeSearch,
+    /// When the search has told where the item goes.
+    AfterSearch,
+    /// When the item is in its place.
+    AfterChange,
 }
 
 impl Default for OpenOptions {
@@ -49,6 +73,7 @@ impl Default for OpenOptions {
             reporter: None,
             dirty_bytes: 64 << 20,
             commit_interval: Some(Duration::from_secs(30)),
+            latching: Latching::default(),
         }
     }
 }

@@ -42,7 +42,7 @@ impl Volume {
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
-        volume.live = Some(Live::new(space, superblock, options.dirty_bytes));
+        volume.live = Some(Live::new(space, superblock, options));
         Ok(volume)
     }
 

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::block::TreeBlock;
 use crate::tree::{Cursor, Edit};
-use crate::{MkfsOptions, OpenOptions, Stats, Volume, mkfs};
+use crate::{Latching, MkfsOptions, OpenOptions, Stats, Volume, mkfs};
 
 const NODE_SIZE: u32 = 4096;
 /// The inode number that the items pretend to be about: no file of the new volume has it.
@@ -35,7 +35,7 @@ const STEPS: usize = 4;
 /// Three items of this size fill a leaf.
 const THIRD: usize = 1300;
 /// Schedules of each kind.
-const SCHEDULES: usize = 1500;
+const SCHEDULES: usize = 800;
 
 type Model = BTreeMap<u64, Vec<u8>>;
 
@@ -47,15 +47,17 @@ fn key(number: u64) -> Key {
 struct Start {
     device: MemoryDevice,
     holds: Model,
+    /// Where every other schedule goes: the key around which something is about to happen.
+    focus: u64,
 }
 
 /// Keys leave room for seven others between two.
 const GAP: u64 = 8;
 
 impl Start {
-    /// A tree with `count` items, of which those from `keep` on that are not the last of eight
-    /// leaves were removed again.
-    fn new(count: u64, keep: u64) -> Self {
+    /// A tree of this many levels with `count` items, of which those from `keep` on that are not the first of
+    /// eight leaves were removed again.
+    fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
         let device = Arc::new(MemoryDevice::sparse(1 << 30));
         let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
         options.node_size = Some(NODE_SIZE);
@@ -63,7 +65,7 @@ impl Start {
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
         let inside = device.clone();
         once(move || {
-            let volume = open(inside.clone());
+            let volume = open(inside.clone(), false);
             let handle = volume.join().expect("it is writable");
             let change = handle.change(TreeId::FS, |tree| {
                 for number in 0..count {
@@ -77,14 +79,18 @@ impl Start {
             change.expect("the change goes through");
             drop(handle);
             volume.commit().expect("a commit");
+            let root = volume.tree(TreeId::FS).expect("the tree");
+            assert_eq!(root.level + 1, levels);
         });
         let holds = (0..count).filter(stays).map(|n| (n * GAP, vec![7; THIRD])).collect();
-        Self { device: device.snapshot(), holds }
+        Self { device: device.snapshot(), holds, focus: focus * GAP }
     }
 }
 
-fn open(device: Arc<dyn BlockDevice>) -> Arc<Volume> {
-    Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens")
+fn open(device: Arc<dyn BlockDevice>, exclusive: bool) -> Arc<Volume> {
+    let latching = Latching { exclusive, ..Latching::default() };
+    let options = OpenOptions { latching, commit_interval: None, ..OpenOptions::default() };
+    Volume::open_writable(vec![device], &options).expect("it opens")
 }
 
 fn config() -> Config {
@@ -139,9 +145,13 @@ fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mu
     }
 }
 
+fn number_below(random: &mut Random, bound: usize) -> usize {
+    usize::try_from(random.below(bound as u64)).expect("below a usize")
+}
+
 fn item(random: &mut Random) -> Vec<u8> {
     let sizes = [60, THIRD, THIRD, 2 * THIRD, 3 * THIRD];
-    vec![1; sizes[usize::try_from(random.below(5)).expect("few")]]
+    vec![1; sizes[number_below(random, sizes.len())]]
 }
 
 fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
@@ -189,14 +199,28 @@ fn blocks(volume: &Volume, block: &TreeBlock) -> u64 {
     1 + children.sum::<u64>()
 }
 
+/// How a schedule differs from the plain one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Plain,
+    /// All writers latch exclusively all the way down.
+    Exclusive,
+    /// The transaction ends meanwhile, and the next one begins.
+    Commits,
+}
+
 /// One schedule.
-fn schedule(start: &Start, seed: u64, commits: bool, total: &Total) {
+fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
     let device = Arc::new(start.device.snapshot());
-    let volume = open(device.clone());
+    let volume = open(device.clone(), how == How::Exclusive);
     // What is free is found out once, before there is anybody else.
     drop(volume.join().expect("it is writable"));
     let mut random = Random::new(seed);
-    let low = random.below(start.holds.len() as u64 + 1) * GAP;
+    let somewhere = start.holds.keys().nth(number_below(&mut random, start.holds.len()));
+    let low = match random.below(2) {
+        0 => *somewhere.expect("below their number"),
+        _ => start.focus,
+    };
     let window = low.saturating_sub(WRITERS)..low + 9 * GAP;
     let untouched: Vec<_> =
         start.holds.keys().filter(|number| !window.contains(number)).copied().collect();
@@ -218,7 +242,7 @@ fn schedule(start: &Start, seed: u64, commits: bool, total: &Total) {
         let (volume, untouched) = (volume.clone(), untouched.clone());
         thread::spawn(move || read(&volume, &untouched))
     };
-    if commits {
+    if how == How::Commits {
         volume.commit().expect("a commit");
     }
     let mut model: Model =
@@ -267,7 +291,7 @@ impl Total {
     }
 }
 
-fn explore(start: Start, commits: bool) {
+fn explore(start: Start, how: How) {
     let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("OFFSHOOT_SEED={seed}");
@@ -280,7 +304,7 @@ fn explore(start: Start, commits: bool) {
         let (start, total) = (start.clone(), total.clone());
         let next = AtomicU64::new(seed << 20);
         Runner::new(scheduler, config()).run(move || {
-            schedule(&start, next.fetch_add(1, Ordering::Relaxed), commits, &total);
+            schedule(&start, next.fetch_add(1, Ordering::Relaxed), how, &total);
         });
     }
     eprintln!("{total:?}");
@@ -292,23 +316,28 @@ fn explore(start: Start, commits: bool) {
 /// A tree that is a few leaves under a root.
 #[test]
 fn two_levels() {
-    explore(Start::new(12, 12), false);
+    explore(Start::new(2, 12, 12, 12), How::Plain);
 }
 
 /// A root that is full: the next leaf splits it, and another root goes on top.
 #[test]
 fn a_full_root() {
-    explore(Start::new(360, 360), false);
+    explore(Start::new(2, 357, 357, 352), How::Plain);
 }
 
-/// Three levels with nodes that are about to be merged.
+/// Two nodes that have just as many pointers as one may have, under a root that then gives way.
 #[test]
-fn three_levels_that_shrink() {
-    explore(Start::new(500, 200), false);
+fn nodes_about_to_be_merged() {
+    explore(Start::new(3, 500, 258, 357), How::Plain);
+}
+
+#[test]
+fn exclusive_latches() {
+    explore(Start::new(2, 12, 12, 12), How::Exclusive);
 }
 
 /// The same while a transaction ends and the next one begins.
 #[test]
 fn commits_between() {
-    explore(Start::new(12, 12), true);
+    explore(Start::new(2, 12, 12, 12), How::Commits);
 }

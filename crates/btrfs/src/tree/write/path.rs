@@ -7,8 +7,9 @@ use offshoot_vfs::Result;
 use super::TreeWriter;
 use crate::block::TreeBlock;
 use crate::sync::RwLockWriteGuard;
-use crate::transaction::WriteLatch;
+use crate::transaction::{ReadLatch, WriteLatch};
 use crate::tree::TreeRoot;
+use crate::volume::Unlock;
 
 /// A block on the way that something below may still change.
 pub(super) struct Step {
@@ -20,11 +21,14 @@ pub(super) struct Step {
 }
 
 /// What is held on the way to a leaf.
+#[derive(Default)]
 pub(super) struct Path<'t> {
     /// The root lock, while the root block may still be replaced.
     pub(super) top: Option<RwLockWriteGuard<'t, TreeRoot>>,
     /// From the root, or the first block that was not safe, downwards.
     pub(super) above: Vec<Step>,
+    /// The block above the leaf, on a way down with shared latches.
+    pub(super) parent: Option<ReadLatch>,
     /// The key that all keys of the block at hand stay below; `None` at the right edge.
     pub(super) upper: Option<Key>,
 }
@@ -34,6 +38,7 @@ impl Path<'_> {
     pub(super) fn release(&mut self) {
         self.top = None;
         self.above.clear();
+        self.parent = None;
     }
 
     /// The key of the block at hand, which was the first of all down to here, became `key`.
@@ -125,7 +130,7 @@ impl<'a> TreeWriter<'a> {
         slot: usize,
         look: impl FnOnce(&TreeBlock) -> T,
     ) -> Result<T> {
-        let child = self.handle.volume().child(node, slot, self.id())?;
+        let child = self.handle.volume().block(&node.child_expected(slot, self.id()))?;
         Ok(look(&child))
     }
 
@@ -173,7 +178,8 @@ impl<'a> TreeWriter<'a> {
             return Found { path, leaf, slot: 0, exists: false };
         }
         let first = leaf.key(0);
-        if has_room && key >= first {
+        let may_unlock = has_room && key >= first;
+        if may_unlock && self.handle.latching().unlock == Unlock::BeforeSearch {
             path.release();
             self.handle.stats().unlocked_early();
         }
@@ -182,6 +188,9 @@ impl<'a> TreeWriter<'a> {
             std::cmp::Ordering::Equal => (0, true),
             std::cmp::Ordering::Greater => leaf.search_from(1, key),
         };
+        if may_unlock && self.handle.latching().unlock == Unlock::AfterSearch {
+            path.release();
+        }
         Found { path, leaf, slot, exists }
     }
 }

@@ -6,9 +6,9 @@
 //! a root with a single pointer gives way to its child.
 
 use offshoot_btrfs_format::Key;
+use offshoot_btrfs_format::block::HEADER_SIZE;
 use offshoot_btrfs_format::edit::{
-    copy_items, copy_pointers, items_bytes, leaf_capacity, leaf_free, node_capacity, remove_items,
-    remove_pointers,
+    copy_items, copy_pointers, items_bytes, leaf_free, node_capacity, remove_items, remove_pointers,
 };
 use offshoot_vfs::Result;
 
@@ -16,6 +16,23 @@ use super::TreeWriter;
 use super::path::{Path, Step, address, bytes};
 use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
+
+/// The slots of a leaf with keys from `from` to `to`, both included.
+fn slots(leaf: &TreeBlock, from: Key, to: Key) -> (usize, usize) {
+    let end = to.successor().map_or(leaf.len(), |after| leaf.first_at_least(after));
+    (leaf.first_at_least(from), end)
+}
+
+/// Whether a leaf is less than a third full without `gone` bytes of its items.
+fn is_sparse(leaf: &TreeBlock, gone: usize) -> bool {
+    items_bytes(leaf.bytes(), 0, leaf.len()) - gone < (leaf.bytes().len() - HEADER_SIZE) / 3
+}
+
+/// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to` go.
+fn stays_as_it_is(leaf: &TreeBlock, from: Key, to: Key) -> bool {
+    let (begin, end) = slots(leaf, from, to);
+    begin == end || begin > 0 && !is_sparse(leaf, items_bytes(leaf.bytes(), begin, end))
+}
 
 impl<'a> TreeWriter<'a> {
     /// Removes the item with this key, and says whether there was one.
@@ -27,9 +44,15 @@ impl<'a> TreeWriter<'a> {
     pub(crate) fn remove_range(&self, mut from: Key, to: Key) -> Result<u64> {
         let mut removed = 0;
         loop {
-            let (mut path, mut leaf) = self.locate_for_removal(from)?;
-            let begin = leaf.first_at_least(from);
-            let end = to.successor().map_or(leaf.len(), |after| leaf.first_at_least(after));
+            let (mut path, mut leaf) =
+                match self.locate_shared(from, |leaf| stays_as_it_is(leaf, from, to))? {
+                    Some((mut path, leaf)) => {
+                        path.release();
+                        (path, leaf)
+                    }
+                    None => self.locate_for_removal(from)?,
+                };
+            let (begin, end) = slots(&leaf, from, to);
             // The next leaf may go on where this one ends, unless its keys are all behind the range.
             let next = path.upper.filter(|&upper| end == leaf.len() && upper <= to);
             if begin < end {
@@ -46,7 +69,7 @@ impl<'a> TreeWriter<'a> {
 
     fn locate_for_removal(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
         let (top, mut block) = self.lock_root()?;
-        let mut path = Path { top: Some(top), above: Vec::new(), upper: None };
+        let mut path = Path { top: Some(top), ..Path::default() };
         while !block.is_leaf() {
             if path.above.is_empty() && block.len() == 1 {
                 block = self.replace_root(&mut path, block)?;
@@ -126,8 +149,7 @@ impl<'a> TreeWriter<'a> {
         if begin == 0 {
             path.set_first_key(leaf.key(0));
         }
-        let capacity = leaf_capacity(self.node_size());
-        if capacity - leaf_free(leaf.bytes()) < capacity / 3 {
+        if is_sparse(&leaf, 0) {
             self.merge_leaf(path, leaf)?;
         }
         Ok(())

@@ -1,0 +1,54 @@
+//! The way down for changes that stay inside a leaf, which are nearly all: blocks above the leaf are
+//! latched shared, so any number of threads are on their way at once.
+//!
+//! It ends at a leaf that the transaction owns, like everything above it, and that is safe: nothing above has to
+//! change for it. In all other cases the caller goes down again with exclusive latches.
+//!
+//! A thread that waits for a leaf has what is above it shared, so it is in nobody's way who goes to
+//! another leaf. With exclusive latches all the way, threads that outnumber the cores line up: each waits for a
+//! latch while it holds the one above, and no step is done without waking the next in the line.
+
+use offshoot_btrfs_format::Key;
+use offshoot_vfs::Result;
+
+use super::TreeWriter;
+use super::path::Path;
+use crate::block::TreeBlock;
+use crate::transaction::WriteLatch;
+
+impl<'a> TreeWriter<'a> {
+    /// Latches the leaf where `key` is or belongs; `None` when it is not safe, or something on the way
+    /// is not the transaction's yet.
+    pub(super) fn locate_shared(
+        &self,
+        key: Key,
+        is_safe: impl FnOnce(&TreeBlock) -> bool,
+    ) -> Result<Option<(Path<'a>, WriteLatch)>> {
+        let generation = self.handle.generation();
+        let top = self.tree.root.read();
+        if self.handle.latching().exclusive || top.generation != generation || top.level == 0 {
+            return Ok(None);
+        }
+        let mut node = self.handle.latch_shared(top.logical)?;
+        drop(top);
+        let mut upper = None;
+        loop {
+            let Some(slot) = node.floor(key) else { return Ok(None) };
+            if slot + 1 < node.len() {
+                upper = Some(node.key(slot + 1));
+            }
+            let pointer = node.pointers()[slot];
+            if pointer.generation.get() != generation.0 {
+                return Ok(None);
+            }
+            if node.header().level > 1 {
+                // The child is latched before its parent is let go.
+                node = self.handle.latch_shared(pointer.logical())?;
+                continue;
+            }
+            let leaf = self.handle.latch(pointer.logical())?;
+            let path = Path { upper, parent: Some(node), ..Path::default() };
+            return Ok(is_safe(&leaf).then_some((path, leaf)));
+        }
+    }
+}
