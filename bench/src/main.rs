@@ -10,10 +10,12 @@
 //! | `table` | medians of several runs as text and as JSON |
 //! | `volumes` | the input: volumes that the kernel filled with a source tree |
 //! | `extract` | a whole volume into a directory and into a tar stream |
+//! | `tree` | many threads insert into one tree |
 
 mod extract;
 mod measure;
 mod table;
+mod tree;
 mod volumes;
 
 use std::path::PathBuf;
@@ -24,6 +26,7 @@ type Result<T = ()> = std::result::Result<T, String>;
 
 const HELP: &str = "\
 Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [OPTIONS]
+       offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
@@ -32,6 +35,7 @@ Options:
   --source PATH       A directory or a tar archive to fill the volumes with
                       [default: /usr/src/linux-source-6.1.tar.xz]
   --rounds N          How often each side runs [default: 3]
+  --items N           Items to insert into a tree [default: 1000000]
 ";
 
 /// What the command line asks for.
@@ -43,11 +47,19 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let Some(options) = parse(std::env::args().skip(1)) else {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = match args.split_first() {
+        Some((what, args)) if what == "extract" => {
+            parse(args.iter().cloned()).map(|options| extract::benchmark(&options))
+        }
+        Some((what, args)) if what == "tree" => tree::benchmark(args),
+        _ => None,
+    };
+    let Some(done) = done else {
         eprint!("{HELP}");
         return ExitCode::from(2);
     };
-    match extract::benchmark(&options) {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("offshoot-bench: {reason}");
@@ -57,9 +69,6 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
-    if args.next()? != "extract" {
-        return None;
-    }
     let (mut offshoot, mut dir, mut rounds) = (None, None, 3);
     let mut source = PathBuf::from("/usr/src/linux-source-6.1.tar.xz");
     while let Some(name) = args.next() {

@@ -28,6 +28,8 @@ Tasks:
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
+  bench tree [--rounds N] [--items N]
+           Insert into one tree with 1, 2 and 12 threads, with and without early unlock
   campaign crash [--workloads one|two|long|faults|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
 ";

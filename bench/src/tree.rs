@@ -1,0 +1,261 @@
+//! Many threads insert into one tree, inside one transaction.
+//!
+//! | order | keys |
+//! |---|---|
+//! | series | threads take the next keys of one ascending series: all are at the right edge |
+//! | ranges | each thread has a range of its own, which it fills in ascending order |
+//! | random | each thread has keys of its own, all over the tree, in random order |
+//!
+//! Each order runs with 1, 2 and 12 threads, and with each way of latching what is above a
+//! leaf ([`Latching`]): shared, as the engine does it, or exclusively; let go before the search in the leaf, as
+//! the engine does it, after the search, or after the change.
+//! A run is a process of its own, so that its peak of memory is its own. The device is memory and nothing is
+//! committed within the time: what is measured is the tree.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use offshoot_btrfs::bench::Inserts;
+use offshoot_btrfs::{Latching, MkfsOptions, OpenOptions, Unlock, Volume, mkfs};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::random::Random;
+use offshoot_vfs::Timestamp;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::Result;
+
+const THREADS: [u64; 3] = [1, 2, 12];
+const ORDERS: [&str; 3] = ["series", "ranges", "random"];
+const SIDES: [(&str, Latching); 6] = [
+    ("shared, before search", shared(Unlock::BeforeSearch)),
+    ("shared, after search", shared(Unlock::AfterSearch)),
+    ("shared, after change", shared(Unlock::AfterChange)),
+    ("exclusive, before search", exclusive(Unlock::BeforeSearch)),
+    ("exclusive, after search", exclusive(Unlock::AfterSearch)),
+    ("exclusive, after change", exclusive(Unlock::AfterChange)),
+];
+
+const fn shared(unlock: Unlock) -> Latching {
+    Latching { exclusive: false, unlock }
+}
+
+const fn exclusive(unlock: Unlock) -> Latching {
+    Latching { exclusive: true, unlock }
+}
+
+/// About what a directory entry has.
+const ITEM_BYTES: usize = 40;
+
+/// Items that a handle inserts before it leaves the transaction.
+const HANDLE_ITEMS: u64 = 32;
+
+/// Runs the benchmark, or one run of it; `None` for options that it does not know.
+pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
+    if let [run, order, threads, side, items] = args
+        && run == "run"
+    {
+        let (_, latching) = SIDES.into_iter().find(|(name, _)| name == side)?;
+        return Some(one(order, threads.parse().ok()?, latching, items.parse().ok()?));
+    }
+    let (mut rounds, mut items, mut dir) = (3usize, 1_000_000u64, None);
+    for option in args.chunks(2) {
+        let [name, value] = option else { return None };
+        match name.as_str() {
+            "--rounds" => rounds = value.parse().ok().filter(|&rounds| rounds > 0)?,
+            "--items" => items = value.parse().ok().filter(|&items| items > 0)?,
+            "--dir" => dir = Some(PathBuf::from(value)),
+            // The task that runs benchmarks says to all of them where the program is.
+            "--offshoot" => {}
+            _ => return None,
+        }
+    }
+    Some(all(rounds, items, dir.as_deref()))
+}
+
+/// All sides in turns, as a table and, in `dir`, as JSON.
+fn all(rounds: usize, items: u64, dir: Option<&Path>) -> Result {
+    println!(
+        "{:<8} {:>7} {:<24} {:>11} {:>15} {:>6} {:>9} {:>9} {:>8} {:>8} {:>9}",
+        "order",
+        "threads",
+        "latches above, let go",
+        "inserts/s",
+        "min..max /1000",
+        "x",
+        "waits",
+        "early",
+        "splits",
+        "pushes",
+        "peak MiB"
+    );
+    let mut runs = Vec::new();
+    for order in ORDERS {
+        for threads in THREADS {
+            let mut sides = SIDES.map(|(name, _)| (name, Vec::new()));
+            for _ in 0..rounds {
+                for (name, results) in &mut sides {
+                    results.push(child(order, threads, name, items)?);
+                }
+            }
+            let ours = median(&sides[0].1, "inserts_per_s");
+            for (name, results) in sides {
+                print_row(order, threads, name, &results, ours);
+                runs.extend(results);
+            }
+        }
+    }
+    let Some(dir) = dir else { return Ok(()) };
+    let path = dir.join("tree.json");
+    let text = serde_json::to_string_pretty(&runs).map_err(|error| error.to_string())?;
+    std::fs::create_dir_all(dir)
+        .and_then(|()| std::fs::write(&path, text + "\n"))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn print_row(order: &str, threads: u64, name: &str, runs: &[Value], ours: f64) {
+    let speeds = || runs.iter().filter_map(|run| run["inserts_per_s"].as_f64());
+    let (min, max) = (speeds().fold(f64::MAX, f64::min), speeds().fold(0.0, f64::max));
+    let m = |what| median(runs, what);
+    println!(
+        "{order:<8} {threads:>7} {name:<24} {:>11.0} {:>15} {:>6.2} {:>9.0} {:>9.0} {:>8.0} {:>8.0} {:>9.1}",
+        m("inserts_per_s"),
+        format!("{:.0}..{:.0}", min / 1000.0, max / 1000.0),
+        m("inserts_per_s") / ours,
+        m("lock_waits"),
+        m("early_unlocks"),
+        m("splits"),
+        m("pushes"),
+        m("peak_kib") / 1024.0,
+    );
+}
+
+fn median(runs: &[Value], what: &str) -> f64 {
+    let mut values: Vec<_> = runs.iter().filter_map(|run| run[what].as_f64()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// One run, in a process of its own.
+fn child(order: &str, threads: u64, side: &str, items: u64) -> Result<Value> {
+    let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    let mut command = Command::new(own);
+    command.args(["tree", "run", order, &threads.to_string(), side, &items.to_string()]);
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{command:?} ended with {}\n{said}", output.status));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("{command:?}: {error}"))
+}
+
+/// Inserts, and prints what came of it.
+fn one(order: &str, threads: u64, latching: Latching, items: u64) -> Result {
+    let volume = volume(latching).map_err(|error| error.to_string())?;
+    let series = AtomicU64::new(0);
+    let before = volume.stats();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (volume, series) = (&volume, &series);
+                scope.spawn(move || match order {
+                    "series" => insert(volume, from_series(series, items)),
+                    "ranges" => insert(volume, range(items, threads, thread)),
+                    _ => insert(volume, random(items, threads, thread)),
+                })
+            })
+            .collect();
+        let ends = workers.into_iter().map(|worker| worker.join().expect("no worker panics"));
+        ends.collect::<offshoot_vfs::Result<()>>()
+    })
+    .map_err(|error| error.to_string())?;
+    let seconds = started.elapsed().as_secs_f64();
+    let stats = volume.stats();
+    let inserted = stats.items_inserted - before.items_inserted;
+    if inserted != items {
+        return Err(format!("{inserted} of {items} items were inserted"));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a speed is not exact")]
+    let speed = inserted as f64 / seconds;
+    let result = json!({
+        "order": order,
+        "threads": threads,
+        "latching": format!("{latching:?}"),
+        "inserts_per_s": speed,
+        "locks_taken": stats.locks_taken,
+        "lock_waits": stats.lock_waits,
+        "early_unlocks": stats.early_unlocks,
+        "splits": stats.splits,
+        "pushes": stats.pushes,
+        "peak_kib": peak_kib()?,
+    });
+    println!("{result}");
+    Ok(())
+}
+
+fn volume(latching: Latching) -> offshoot_vfs::Result<Arc<Volume>> {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(64 << 30));
+    let options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
+    mkfs(std::slice::from_ref(&device), &options)?;
+    let options = OpenOptions {
+        latching,
+        dirty_bytes: u64::MAX,
+        commit_interval: None,
+        ..OpenOptions::default()
+    };
+    Volume::open_writable(vec![device], &options)
+}
+
+fn insert(volume: &Volume, numbers: impl Iterator<Item = u64>) -> offshoot_vfs::Result<()> {
+    let mut numbers = numbers.peekable();
+    while numbers.peek().is_some() {
+        let inserts = Inserts::join(volume)?;
+        for number in numbers.by_ref().take(small(HANDLE_ITEMS)) {
+            inserts.insert(number, &[0; ITEM_BYTES])?;
+        }
+    }
+    Ok(())
+}
+
+/// The next numbers of a series that all threads share.
+fn from_series(series: &AtomicU64, items: u64) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || {
+        let next = series.fetch_add(1, Ordering::Relaxed);
+        (next < items).then_some(next)
+    })
+}
+
+/// The numbers of a thread among `items`, in ascending order.
+fn range(items: u64, threads: u64, thread: u64) -> std::ops::Range<u64> {
+    thread * items / threads..(thread + 1) * items / threads
+}
+
+/// As many numbers of a thread, in random order; no two threads have one in common.
+fn random(items: u64, threads: u64, thread: u64) -> impl Iterator<Item = u64> {
+    let mut random = Random::new(thread);
+    let mut numbers: Vec<_> = range(items, threads, thread)
+        .map(|_| random.number() / threads * threads + thread)
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    for last in (1..numbers.len()).rev() {
+        numbers.swap(last, small(random.below(last as u64 + 1)));
+    }
+    numbers.into_iter()
+}
+
+fn small(number: u64) -> usize {
+    usize::try_from(number).expect("far below the size of memory")
+}
+
+/// The largest resident set of this process, in KiB.
+fn peak_kib() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+    number.ok_or_else(|| "the kernel does not say how much memory was used".to_owned())
+}
