@@ -2,20 +2,43 @@
 
 use crate::shell::{Result, cargo_with};
 
+/// The campaigns: what runs them, and their options with the variables that they set.
+const CAMPAIGNS: [Campaign; 2] = [
+    Campaign {
+        what: "crash",
+        test: ["crash", "campaign::campaign"],
+        options: &[("--workloads", "OFFSHOOT_WORKLOADS"), ("--seed", "OFFSHOOT_SEED")],
+    },
+    Campaign {
+        what: "files",
+        test: ["files", "campaign"],
+        options: &[("--files", "OFFSHOOT_FILES"), ("--seed", "OFFSHOOT_SEED")],
+    },
+];
+
+struct Campaign {
+    what: &'static str,
+    /// The target with the tests, and the test.
+    test: [&'static str; 2],
+    options: &'static [(&'static str, &'static str)],
+}
+
 /// Runs the campaign `what`.
 pub(crate) fn campaign(what: &str, options: &[&str]) -> Result {
-    if what != "crash" {
-        return Err(format!("there is no campaign {what}; there is: crash"));
-    }
+    let Some(campaign) = CAMPAIGNS.iter().find(|campaign| campaign.what == what) else {
+        let all = CAMPAIGNS.map(|campaign| campaign.what).join(", ");
+        return Err(format!("there is no campaign {what}; there are: {all}"));
+    };
     let mut variables = Vec::new();
     for option in options.chunks(2) {
-        match *option {
-            ["--workloads", value] => variables.push(("OFFSHOOT_WORKLOADS", value)),
-            ["--seed", value] => variables.push(("OFFSHOOT_SEED", value)),
-            _ => return Err(format!("no option of a campaign: {}", option.join(" "))),
+        let known = campaign.options.iter().find(|(name, _)| *name == option[0]);
+        match (known, option) {
+            (Some((_, variable)), [_, value]) => variables.push((*variable, *value)),
+            _ => return Err(format!("no option of this campaign: {}", option.join(" "))),
         }
     }
-    let test = ["test", "--release", "--package", "offshoot-btrfs", "--test", "crash"];
-    let only = ["--", "--ignored", "--nocapture", "--exact", "campaign::campaign"];
-    cargo_with(&variables, &[&test[..], &only].concat())
+    let [target, test] = campaign.test;
+    let build = ["test", "--release", "--package", "offshoot-btrfs", "--test", target];
+    let only = ["--", "--ignored", "--nocapture", "--exact", test];
+    cargo_with(&variables, &[&build[..], &only].concat())
 }

@@ -32,6 +32,8 @@ Tasks:
            Insert into one tree with 1, 2 and 12 threads, with and without early unlock
   campaign crash [--workloads one|two|long|faults|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
+  campaign files [--files N] [--seed N]
+           Make a million files with 1, 2 and 12 threads, and remove half of them
 ";
 
 fn main() -> ExitCode {
