@@ -51,6 +51,8 @@ pub struct Header {
 pub const HEADER_WRITTEN: u64 = 1;
 /// The block belongs to a relocation tree.
 pub const HEADER_RELOC: u64 = 2;
+/// The revision of back references that blocks have since 2009, in the top byte of their flags.
+pub const HEADER_MIXED_BACKREF: u64 = 1 << 56;
 
 /// The size of a [`Header`] in bytes, which is also where item offsets count from.
 pub const HEADER_SIZE: usize = size_of::<Header>();

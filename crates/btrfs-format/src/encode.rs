@@ -10,7 +10,7 @@
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use crate::block::{HEADER_WRITTEN, Header};
+use crate::block::{HEADER_MIXED_BACKREF, HEADER_WRITTEN, Header};
 use crate::chunk::{Chunk, ChunkItem, Profile, STRIPE_LEN, StripeItem};
 use crate::csum::ChecksumType;
 use crate::dir::{DirEntry, DirEntryItem};
@@ -21,9 +21,6 @@ use crate::key::{DiskKey, objectid};
 use crate::root::{RootRef, RootRefItem};
 use crate::superblock::{SUPERBLOCK_SIZE, SuperblockItem};
 use crate::{Generation, ItemType, Key, Logical, Physical, TreeId, U64};
-
-/// The revision of back references that blocks have since 2009, in the top byte of their flags.
-const MIXED_BACKREF_REVISION: u64 = 1 << 56;
 
 /// The bytes of the field for the checksum, which blocks and superblocks begin with alike.
 const CSUM_FIELD: usize = 32;
@@ -47,13 +44,13 @@ pub struct BlockIdentity {
 
 /// A tree block of `node_size` bytes without items or pointers.
 #[must_use]
-pub fn new_block(node_size: u32, identity: &BlockIdentity) -> Vec<u8> {
-    let mut block = vec![0; node_size as usize];
+pub fn new_block(node_size: u32, identity: &BlockIdentity) -> Box<[u8]> {
+    let mut block = vec![0; node_size as usize].into_boxed_slice();
     *header_mut(&mut block) = Header {
         csum: [0; 32],
         fsid: identity.metadata_uuid.into_bytes(),
         bytenr: identity.logical.0.into(),
-        flags: (HEADER_WRITTEN | MIXED_BACKREF_REVISION).into(),
+        flags: HEADER_MIXED_BACKREF.into(),
         chunk_tree_uuid: identity.chunk_tree_uuid.into_bytes(),
         generation: identity.generation.0.into(),
         owner: identity.owner.0.into(),
@@ -63,8 +60,9 @@ pub fn new_block(node_size: u32, identity: &BlockIdentity) -> Vec<u8> {
     block
 }
 
-/// Puts the checksum of a block into its header.
+/// Says in the header of a block that it is written, and puts its checksum there.
 pub fn seal_block(block: &mut [u8], checksum: ChecksumType) {
+    header_mut(block).flags |= HEADER_WRITTEN;
     seal(block, checksum);
 }
 

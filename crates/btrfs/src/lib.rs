@@ -35,6 +35,8 @@ mod mkfs;
 mod space;
 mod subvolume;
 mod sync;
+#[cfg(test)]
+mod test_volumes;
 mod transaction;
 mod tree;
 mod volume;

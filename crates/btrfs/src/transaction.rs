@@ -44,8 +44,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use offshoot_btrfs_format::block::{HEADER_RELOC, HEADER_WRITTEN, Header, MAX_LEVEL};
+use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
 use offshoot_btrfs_format::edit::header_mut;
+use offshoot_btrfs_format::encode::{self, BlockIdentity};
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
@@ -61,9 +62,6 @@ use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 use stats::Counters;
 pub use stats::Stats;
-
-/// The revision of back references that is in use, in the top byte of a header's flags.
-const MIXED_BACKREF_REVISION: u64 = 1 << 56;
 
 /// The part of a volume that can change.
 pub(crate) struct Live {
@@ -330,18 +328,15 @@ impl<'v> Handle<'v> {
         let logical = self.take_block(tree, level)?;
         self.count_tree(tree, true)?;
         let superblock = self.volume.superblock();
-        let mut bytes = vec![0; superblock.node_size as usize].into_boxed_slice();
-        *header_mut(&mut bytes) = Header {
-            csum: [0; 32],
-            fsid: superblock.metadata_uuid.into_bytes(),
-            bytenr: logical.0.into(),
-            flags: MIXED_BACKREF_REVISION.into(),
+        let identity = BlockIdentity {
+            metadata_uuid: superblock.metadata_uuid,
             chunk_tree_uuid: self.volume.chunk_tree_uuid(),
-            generation: self.generation().0.into(),
-            owner: tree.0.into(),
-            nritems: 0.into(),
+            logical,
+            generation: self.generation(),
+            owner: tree,
             level,
         };
+        let bytes = encode::new_block(superblock.node_size, &identity);
         Ok(self.transaction.dirty.add(TreeBlock::verified(bytes)))
     }
 
@@ -356,7 +351,7 @@ impl<'v> Handle<'v> {
         header.generation = self.generation().0.into();
         header.owner = tree.id.0.into();
         header.flags =
-            (header.flags.get() & !(HEADER_WRITTEN | HEADER_RELOC) | MIXED_BACKREF_REVISION).into();
+            (header.flags.get() & !(HEADER_WRITTEN | HEADER_RELOC) | HEADER_MIXED_BACKREF).into();
         self.references_of_copy(tree, old, &new)?;
         self.stats().block_copied();
         Ok(self.transaction.dirty.add(new))

@@ -38,6 +38,7 @@ use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Key, Logical, Physical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
+use uuid::Uuid;
 
 use crate::block::BlockCache;
 use crate::transaction::Live;
@@ -182,8 +183,8 @@ impl Engine {
     }
 
     /// The UUID that the headers of blocks carry for the chunk tree.
-    pub(crate) fn chunk_tree_uuid(&self) -> [u8; 16] {
-        self.chunk_tree_uuid
+    pub(crate) fn chunk_tree_uuid(&self) -> Uuid {
+        Uuid::from_bytes(self.chunk_tree_uuid)
     }
 
     /// The ranges of the block group at `start` where superblocks are, which nothing else may use.
@@ -209,11 +210,17 @@ impl Engine {
             let mapped = chunks.find(at).ok_or_else(|| {
                 Error::corrupt_at("chunk", at.0, "no chunk covers an address that was allocated")
             })?;
-            let segment = ways::segment(mapped, &self.members, at, len - done, ways::Effort::First);
-            for place in segment.copies() {
-                places.push((place.member, place.physical, done..done + segment.len));
+            let run = mapped
+                .chunk
+                .run(at, len - done)
+                .ok_or_else(|| Error::Unsupported("writing to a chunk with parity".to_owned()))?;
+            for (stripe, physical) in run.copies {
+                let member = mapped.members[stripe].ok_or_else(|| {
+                    Error::io(format!("writing at {}: a member is missing", at.0), Errno::NXIO)
+                })?;
+                places.push((member, physical, done..done + run.len));
             }
-            done += segment.len;
+            done += run.len;
         }
         Ok(places)
     }

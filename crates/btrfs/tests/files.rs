@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -196,14 +197,29 @@ fn in_one_directory() {
     make_and_remove(Job { files: 20_000, threads: 4, in_one: true });
 }
 
+/// Every job in a process of its own, so that its peak of memory is its own.
 #[test]
 #[ignore = "takes minutes; `cargo xtask campaign files` runs it"]
 fn campaign() {
-    let files = std::env::var("OFFSHOOT_FILES").ok().and_then(|files| files.parse().ok());
-    let files = files.unwrap_or(1_000_000);
+    let files = std::env::var("OFFSHOOT_FILES").unwrap_or_else(|_| "1000000".to_owned());
     for in_one in [false, true] {
         for threads in [1, 2, 12] {
-            make_and_remove(Job { files, threads, in_one });
+            let mut job = Command::new(std::env::current_exe().expect("this program"));
+            job.args(["--ignored", "--nocapture", "--exact", "one_of_the_campaign"]);
+            job.env("OFFSHOOT_JOB", format!("{files} {threads} {in_one}"));
+            assert!(job.status().expect("it starts").success());
         }
     }
+}
+
+#[test]
+#[ignore = "`campaign` runs it"]
+fn one_of_the_campaign() {
+    let job = std::env::var("OFFSHOOT_JOB").expect("FILES THREADS true|false");
+    let [files, threads, in_one] = job.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("not a job: {job}");
+    };
+    let number = |text: &str| text.parse().expect("a number");
+    let in_one = in_one.parse().expect("true or false");
+    make_and_remove(Job { files: number(files), threads: number(threads), in_one });
 }

@@ -117,7 +117,7 @@ impl Tree {
     }
 
     /// The blocks as they are stored, with their addresses.
-    fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Vec<u8>)> {
+    fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
         self.blocks.iter().map(|block| {
             let mut bytes = new_block(spec.node_size, &self.identity(block, spec));
             if block.level == 0 {
@@ -240,7 +240,7 @@ impl Trees {
     }
 
     /// All blocks as they are stored, with their addresses.
-    pub(super) fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Vec<u8>)> {
+    pub(super) fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
         self.all.iter().flat_map(|tree| tree.encode(spec))
     }
 }

@@ -243,7 +243,7 @@ impl Handle<'_> {
                 chunk_objectid: objectid::FIRST_CHUNK_TREE.into(),
                 chunk_offset: chunk.start.0.into(),
                 length: plan.stripe_bytes.into(),
-                chunk_tree_uuid: volume.chunk_tree_uuid(),
+                chunk_tree_uuid: volume.chunk_tree_uuid().into_bytes(),
             };
             self.change(TreeId::DEV, |tree| tree.insert(key, extent.as_bytes()))?;
         }

@@ -4,63 +4,36 @@
 //! Volumes are filled with extended attributes of the root directory, whose names have different hashes:
 //! they differ in four bytes.
 
-use std::sync::Arc;
-
-use offshoot_btrfs_format::dir::name_hash;
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::FileDevice;
-use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
-use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::Purpose;
 use super::reserve::Claim;
-use crate::{OpenOptions, Volume};
+use crate::Volume;
+use crate::test_volumes::{check, open, xattr};
 
-fn open(disks: &Disks) -> Arc<Volume> {
-    let devices = disks
-        .images()
-        .iter()
-        .map(|image| Arc::new(FileDevice::open_writable(image).unwrap()) as Arc<_>)
-        .collect();
-    Volume::open_writable(devices, &OpenOptions::default()).unwrap()
-}
-
-fn xattr(number: u32, len: usize) -> (Key, Vec<u8>) {
+fn item(number: u32, len: usize) -> (Key, Vec<u8>) {
     let digit = |place: u32| b'A' + u8::try_from(number / 32u32.pow(place) % 32).unwrap();
     let name = [b"user.n-", &[digit(3), digit(2), digit(1), digit(0)][..]].concat();
-    let key = Key::new(256, ItemType::XATTR_ITEM, name_hash(&name));
-    let mut data = vec![0; 17];
-    data.extend_from_slice(&1u64.to_le_bytes());
-    data.extend_from_slice(&u16::try_from(len).unwrap().to_le_bytes());
-    data.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
-    data.push(8);
-    data.extend_from_slice(&name);
-    data.resize(data.len() + len, digit(0));
-    (key, data)
+    xattr(&name, &vec![digit(0); len])
 }
 
 fn insert(volume: &Volume, number: u32, len: usize) -> Result<()> {
     let handle = volume.join_for(1, Claim::Work)?;
-    let (key, data) = xattr(number, len);
+    let (key, data) = item(number, len);
     handle.change(TreeId::FS, |tree| tree.insert(key, &data))
 }
 
 fn remove(volume: &Volume, number: u32) {
     let handle = volume.join_to_remove().expect("removing works on a full volume");
-    let (key, _) = xattr(number, 0);
+    let (key, _) = item(number, 0);
     assert!(handle.change(TreeId::FS, |tree| tree.remove(key)).unwrap(), "{number}");
 }
 
 fn is_full(error: &Error) -> bool {
     matches!(error, Error::Posix { errno, .. } if *errno == Errno::NOSPC)
-}
-
-fn check(disks: &Disks) {
-    let attached = Attached::new(disks.images());
-    let said = run("btrfs", &["check", "--readonly", attached.devices()[0]]);
-    assert!(!said.contains("mismatch"), "{said}");
 }
 
 fn chunks(volume: &Volume) -> usize {

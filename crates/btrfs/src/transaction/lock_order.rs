@@ -132,17 +132,11 @@ pub(super) fn require_no_handle() {
 mod tests {
     use std::sync::Arc;
 
-    use offshoot_device::{BlockDevice, MemoryDevice};
-    use offshoot_vfs::Timestamp;
-    use uuid::Uuid;
-
-    use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
+    use crate::test_volumes::in_memory;
+    use crate::{OpenOptions, Volume};
 
     fn volume() -> Arc<Volume> {
-        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
-        let options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
-        mkfs(std::slice::from_ref(&device), &options).expect("a volume");
-        Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens")
+        Volume::open_writable(vec![in_memory(16384)], &OpenOptions::default()).expect("it opens")
     }
 
     #[test]

@@ -3,45 +3,22 @@
 //! What is changed are extended attributes of the root directory: items of one file at keys
 //! that look random, which any volume may have in any number.
 
-use std::sync::Arc;
-
-use offshoot_btrfs_format::dir::name_hash;
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::FileDevice;
+use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
-use offshoot_testkit::run::run;
 
-use crate::{OpenOptions, Volume};
+use crate::Volume;
+use crate::test_volumes::{check, open, xattr};
 
-fn open(disks: &Disks) -> Arc<Volume> {
-    let devices = disks
-        .images()
-        .iter()
-        .map(|image| Arc::new(FileDevice::open_writable(image).unwrap()) as Arc<_>)
-        .collect();
-    Volume::open_writable(devices, &OpenOptions::default()).unwrap()
-}
-
-fn xattr(number: u32) -> (Key, Vec<u8>) {
-    let name = format!("user.number-{number}");
+fn item(number: u32) -> (Key, Vec<u8>) {
     let value = vec![b'a' + (number % 26) as u8; 20 + (number as usize * 7) % 300];
-    let key = Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes()));
-    let mut data = Vec::new();
-    data.extend_from_slice(&[0; 17]);
-    data.extend_from_slice(&1u64.to_le_bytes());
-    data.extend_from_slice(&u16::try_from(value.len()).unwrap().to_le_bytes());
-    data.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
-    data.push(8);
-    data.extend_from_slice(name.as_bytes());
-    data.extend_from_slice(&value);
-    (key, data)
+    xattr(format!("user.number-{number}").as_bytes(), &value)
 }
 
 fn insert(volume: &Volume, numbers: impl IntoIterator<Item = u32>) {
     for number in numbers {
         let handle = volume.join().unwrap();
-        let (key, data) = xattr(number);
+        let (key, data) = item(number);
         handle.change(TreeId::FS, |tree| tree.insert(key, &data)).unwrap();
     }
 }
@@ -49,13 +26,9 @@ fn insert(volume: &Volume, numbers: impl IntoIterator<Item = u32>) {
 fn remove(volume: &Volume, numbers: impl IntoIterator<Item = u32>) {
     for number in numbers {
         let handle = volume.join().unwrap();
-        let (key, _) = xattr(number);
+        let (key, _) = item(number);
         assert!(handle.change(TreeId::FS, |tree| tree.remove(key)).unwrap(), "{number}");
     }
-}
-
-fn check(disks: &Disks) {
-    run("btrfs", &["check", "--readonly", disks.images()[0].to_str().unwrap()]);
 }
 
 fn judge(mkfs: &[&str]) {

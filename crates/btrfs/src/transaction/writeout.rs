@@ -10,9 +10,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::block::HEADER_WRITTEN;
 use offshoot_btrfs_format::check;
-use offshoot_btrfs_format::edit::header_mut;
 use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{Logical, Physical};
@@ -96,8 +94,6 @@ impl Volume {
     fn seal_one(&self, logical: Logical, latch: &RwLock<Arc<TreeBlock>>) -> Result<Arc<TreeBlock>> {
         let mut latch = latch.write();
         let bytes = Arc::make_mut(&mut latch).bytes_mut();
-        let header = header_mut(bytes);
-        header.flags |= HEADER_WRITTEN;
         seal_block(bytes, self.superblock().checksum);
         check::verify(bytes, self.geometry(), logical).map_err(|e| {
             Error::corrupt_at(e.structure, logical.0, format!("about to be written: {}", e.problem))

@@ -78,16 +78,6 @@ pub(super) struct Segment {
     pub(super) redundant: bool,
 }
 
-impl Segment {
-    /// All copies of the segment on members that are present.
-    pub(super) fn copies(&self) -> impl Iterator<Item = Place> + '_ {
-        self.ways.iter().filter_map(|way| match way {
-            Way::Direct(place) => Some(*place),
-            Way::Rebuild(_) => None,
-        })
-    }
-}
-
 /// Which ways of a segment are worked out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {

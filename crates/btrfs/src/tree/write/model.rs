@@ -17,14 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
-use offshoot_vfs::Timestamp;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
-use uuid::Uuid;
 
 use crate::block::TreeBlock;
+use crate::test_volumes::in_memory;
 use crate::tree::{Cursor, Edit};
-use crate::{Latching, MkfsOptions, OpenOptions, Stats, Volume, mkfs};
+use crate::{Latching, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
 /// The inode number that the items pretend to be about: no file of the new volume has it.
@@ -58,10 +57,7 @@ impl Start {
     /// A tree of this many levels with `count` items, of which those from `keep` on that are not the first of
     /// eight leaves were removed again.
     fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
-        let device = Arc::new(MemoryDevice::sparse(1 << 30));
-        let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
-        options.node_size = Some(NODE_SIZE);
-        mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");
+        let device = in_memory(NODE_SIZE);
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
         let inside = device.clone();
         once(move || {

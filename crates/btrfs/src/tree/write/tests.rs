@@ -8,13 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::BlockDevice;
 use offshoot_testkit::random::Random;
-use offshoot_vfs::Timestamp;
-use uuid::Uuid;
 
+use crate::test_volumes::in_memory;
 use crate::tree::{Cursor, Edit};
-use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
+use crate::{OpenOptions, Volume};
 
 /// The inode number that the items pretend to be about: no file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
@@ -106,10 +105,7 @@ fn run(node_size: u32, steps: usize, most: u64) {
     let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("OFFSHOOT_SEED={seed}");
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(32 << 30));
-    let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
-    options.node_size = Some(node_size);
-    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
+    let device: Arc<dyn BlockDevice> = in_memory(node_size);
     let volume = open(&device);
     let mut models: Vec<Model> = vec![Model::new(); usize::try_from(THREADS).expect("few")];
     for round in 0..3u64 {

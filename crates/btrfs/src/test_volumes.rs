@@ -1,0 +1,50 @@
+//! What unit tests that write volumes share.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::dir::name_hash;
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
+use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_testkit::run::run;
+use offshoot_vfs::Timestamp;
+use uuid::Uuid;
+
+use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
+
+/// Opens the volume for writing.
+pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
+    let open = |image| FileDevice::open_writable(image).expect("nobody else uses the image");
+    let devices = disks.images().iter().map(|image| Arc::new(open(image)) as Arc<_>).collect();
+    Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
+}
+
+/// A new volume in memory, with nodes of this size, and its device.
+pub(crate) fn in_memory(node_size: u32) -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::sparse(32 << 30));
+    let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
+    options.node_size = Some(node_size);
+    mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");
+    device
+}
+
+/// `btrfs check` finds nothing.
+pub(crate) fn check(disks: &Disks) {
+    let attached = Attached::new(disks.images());
+    let said = run("btrfs", &["check", "--readonly", attached.devices()[0]]);
+    assert!(!said.contains("mismatch"), "{said}");
+}
+
+/// The item of an extended attribute of the root directory: these may be any number, at keys that look random.
+pub(crate) fn xattr(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
+    let key = Key::new(256, ItemType::XATTR_ITEM, name_hash(name));
+    let len = |bytes: &[u8]| u16::try_from(bytes.len()).expect("it fits a leaf").to_le_bytes();
+    let mut data = vec![0; 17];
+    data.extend_from_slice(&1u64.to_le_bytes());
+    data.extend_from_slice(&len(value));
+    data.extend_from_slice(&len(name));
+    data.push(8);
+    data.extend_from_slice(name);
+    data.extend_from_slice(value);
+    (key, data)
+}
