@@ -26,7 +26,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 
 use crate::judges::Judges;
-use crate::run::{run, try_run};
+use crate::run::{command, run, try_run};
 
 /// The image files of one volume.
 #[derive(Debug)]
@@ -108,10 +108,41 @@ impl Disks {
         self.images.iter().map(|image| device(image)).collect()
     }
 
+    /// All members as devices that the engine writes.
+    #[must_use]
+    pub fn writable_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let open = |image| FileDevice::open_writable(image).expect("nobody else uses the image");
+        self.images.iter().map(|image| Arc::new(open(image)) as Arc<dyn BlockDevice>).collect()
+    }
+
     /// The members of these indexes as devices that the engine reads.
     #[must_use]
     pub fn some_devices(&self, members: &[usize]) -> Vec<Arc<dyn BlockDevice>> {
         members.iter().map(|&index| device(&self.images[index])).collect()
+    }
+
+    /// `btrfs check` finds nothing, metadata and data.
+    #[track_caller]
+    pub fn assert_checks(&self) {
+        let attached = Attached::new(self.images());
+        let device = attached.devices()[0];
+        let output = command("btrfs")
+            .args(["check", "--readonly", "--check-data-csum", device])
+            .output()
+            .expect("btrfs check runs");
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        // Progress goes to standard error as `[3/8] checking extents`. The search for members
+        // meets loop devices that somebody else is detaching. All else is a complaint.
+        let harmless =
+            |line: &str| line.starts_with('[') || line.starts_with("ERROR: cannot scan ");
+        let complaint = stderr.lines().any(|line| !harmless(line));
+        assert!(
+            output.status.success() && !complaint && stdout.contains("no error found"),
+            "btrfs check of {} ends with {}\n{stdout}{stderr}",
+            self.images()[0].display(),
+            output.status
+        );
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`fill`] | what the kernel writes into a volume before we read it |
 //! | [`host`] | a mounted directory as a [`offshoot_vfs::FileSystem`] |
 //! | [`compare`] | two filesystems, path by path |
+//! | [`kernel_log`] | what the kernel said of chosen devices |
 //! | [`manifest`] | what a filesystem shows, as text |
 //! | [`model`] | a filesystem in memory, and random operations on it and on another one |
 //! | [`progs`] | what `btrfs-progs` knows of an image: places, trees, subvolumes |
@@ -37,6 +38,7 @@ pub mod fill;
 pub mod fixture;
 pub mod host;
 pub mod judges;
+pub mod kernel_log;
 pub mod manifest;
 pub mod model;
 pub mod names;

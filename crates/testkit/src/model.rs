@@ -11,6 +11,7 @@
 pub mod actor;
 mod change;
 mod contents;
+mod copy;
 mod read;
 
 use std::collections::BTreeMap;

@@ -3,6 +3,23 @@
 //! One small generator (SplitMix64), so that a seed that a failing test prints makes
 //! the same bytes on every machine and with every version of every crate.
 
+use std::time::UNIX_EPOCH;
+
+/// The seed of this run: the one in `OFFSHOOT_SEED`, or else a new one. It is printed.
+///
+/// # Panics
+/// When `OFFSHOOT_SEED` is no number.
+#[must_use]
+pub fn seed_of_run() -> u64 {
+    let given = std::env::var("OFFSHOOT_SEED").ok();
+    let seed = given.map_or_else(
+        || UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos())),
+        |seed| seed.parse().expect("OFFSHOOT_SEED is a number"),
+    );
+    eprintln!("OFFSHOOT_SEED={seed}");
+    seed
+}
+
 /// A generator of numbers that only its seed decides.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

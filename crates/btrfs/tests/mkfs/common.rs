@@ -7,16 +7,14 @@ use std::sync::{Arc, Mutex};
 use offshoot_btrfs::{MkfsOptions, OpenOptions, Report, Volume, mkfs};
 use offshoot_btrfs_format::encode::uuid_key;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::Judges;
+use offshoot_testkit::kernel_log::KernelLog;
 use offshoot_testkit::random::Random;
-use offshoot_testkit::run::{command, run};
+use offshoot_testkit::run::run;
 use offshoot_vfs::{Attr, FileSystem, FileType, Result, Timestamp};
 use uuid::Uuid;
-
-use crate::kernel_log::KernelLog;
 
 /// When the volumes of the tests are made.
 pub(crate) const TIME: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 123_456_789 };
@@ -31,19 +29,13 @@ pub(crate) fn options() -> MkfsOptions {
     MkfsOptions::new(uuid::Builder::from_random_bytes(bytes).into_uuid(), TIME)
 }
 
-/// The images as devices that can be written.
-pub(crate) fn writable(disks: &Disks) -> Vec<Arc<dyn BlockDevice>> {
-    let open = |path| FileDevice::open_writable(path).expect("an image that was just made opens");
-    disks.images().iter().map(|image| Arc::new(open(image)) as Arc<dyn BlockDevice>).collect()
-}
-
 /// Makes a volume over new images of these sizes in MiB.
 pub(crate) fn make(judges: &Judges, mib: &[u64], options: &MkfsOptions) -> Result<Disks> {
     let mut disks = Disks::create(judges, 0, 0);
     for &mib in mib {
         disks.add(mib);
     }
-    mkfs(&writable(&disks), options)?;
+    mkfs(&disks.writable_devices(), options)?;
     Ok(disks)
 }
 
@@ -53,7 +45,7 @@ pub(crate) fn make(judges: &Judges, mib: &[u64], options: &MkfsOptions) -> Resul
 #[track_caller]
 pub(crate) fn judge(disks: &Disks, options: &MkfsOptions, fill_mib: u64) {
     assert_reads(disks, options);
-    assert_checks(disks);
+    disks.assert_checks();
     scrub(disks);
     let log = KernelLog::start();
     let mount = disks.mount("rw,noatime");
@@ -69,7 +61,7 @@ pub(crate) fn judge(disks: &Disks, options: &MkfsOptions, fill_mib: u64) {
     let names: Vec<_> = devices.iter().map(String::as_str).collect();
     log.assert_silent(&names);
     assert_silent(&reports);
-    assert_checks(disks);
+    disks.assert_checks();
 }
 
 /// The kernel reads every copy of every tree block and superblock, and all verify.
@@ -92,29 +84,6 @@ fn scrub(disks: &Disks) {
         }
     }
     assert!(blocks > 0 && errors == 0, "the scrub of a new volume:\n{output}");
-}
-
-/// `btrfs check` finds nothing, metadata and data.
-#[track_caller]
-pub(crate) fn assert_checks(disks: &Disks) {
-    let attached = Attached::new(disks.images());
-    let device = attached.devices()[0];
-    let output = command("btrfs")
-        .args(["check", "--readonly", "--check-data-csum", device])
-        .output()
-        .expect("btrfs check runs");
-    let (stdout, stderr) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // Progress goes to standard error as `[3/8] checking extents`. The search for members
-    // meets loop devices that somebody else is detaching. All else is a complaint.
-    let harmless = |line: &str| line.starts_with('[') || line.starts_with("ERROR: cannot scan ");
-    let complaint = stderr.lines().any(|line| !harmless(line));
-    assert!(
-        output.status.success() && !complaint && stdout.contains("no error found"),
-        "btrfs check of {} ends with {}\n{stdout}{stderr}",
-        disks.images()[0].display(),
-        output.status
-    );
 }
 
 type Reports = Arc<Mutex<Vec<String>>>;

@@ -12,7 +12,6 @@
 //! is made.
 
 mod common;
-mod kernel_log;
 mod matrix;
 mod refusals;
 mod same;

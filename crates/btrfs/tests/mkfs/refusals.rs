@@ -12,7 +12,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error};
 
-use crate::common::{TIME, judge, options, read_new, uuid, writable};
+use crate::common::{TIME, judge, options, read_new, uuid};
 
 const MIB: u64 = 1 << 20;
 
@@ -118,12 +118,12 @@ fn a_used_device_needs_force() {
         }
         let before = std::fs::read(image).expect("the image");
         let mut options = options();
-        let error = mkfs(&writable(&disks), &options).expect_err("a used device");
+        let error = mkfs(&disks.writable_devices(), &options).expect_err("a used device");
         assert!(matches!(error, Error::Posix { errno: Errno::EXIST, .. }), "{error:?}");
         assert!(error.to_string().contains(name), "{error} does not name {name}");
         assert!(before == std::fs::read(image).expect("the image"), "something was written");
         options.force = true;
-        mkfs(&writable(&disks), &options).expect("mkfs by force");
+        mkfs(&disks.writable_devices(), &options).expect("mkfs by force");
         judge(&disks, &options, 2);
         let seen = offshoot_testkit::run::run("blkid", &["-p".as_ref(), image]);
         assert!(seen.contains("TYPE=\"btrfs\""), "blkid sees {seen}");

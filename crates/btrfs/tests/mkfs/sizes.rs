@@ -10,7 +10,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error};
 
-use crate::common::{assert_checks, assert_reads, judge, make, options, read_new, writable};
+use crate::common::{assert_reads, judge, make, options, read_new};
 
 const MIB: u64 = 1 << 20;
 
@@ -109,7 +109,7 @@ fn odd_sizes() {
             .open(&disks.images()[0])
             .and_then(|file| file.set_len(bytes))
             .expect("an image of an odd size");
-        mkfs(&writable(&disks), &options).expect("mkfs");
+        mkfs(&disks.writable_devices(), &options).expect("mkfs");
         judge(&disks, &options, 1);
     }
 }
@@ -203,6 +203,6 @@ fn large_sectors() {
         options.sector_size = sector_size;
         let disks = make(&judges, &[512], &options).expect("mkfs");
         assert_reads(&disks, &options);
-        assert_checks(&disks);
+        disks.assert_checks();
     }
 }

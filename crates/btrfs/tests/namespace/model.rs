@@ -4,7 +4,6 @@
 //! the check and the kernel judge, and the kernel makes files that we remove in the next round.
 
 use std::path::Path;
-use std::time::UNIX_EPOCH;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_testkit::compare::{Aspect, Compare};
@@ -12,22 +11,13 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, Timestamp};
 
 use crate::common::{AT, at, check, judge, open_read_only, open_top, place};
 
 const THREADS: u64 = 3;
 const STEPS: u64 = 1200;
-
-/// The seed of this run: one that was given, or else a new one.
-fn seed() -> u64 {
-    let given = std::env::var("OFFSHOOT_SEED").ok();
-    given.map_or_else(
-        || UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos())),
-        |seed| seed.parse().expect("OFFSHOOT_SEED is a number"),
-    )
-}
 
 fn compare_with_model(fs: &Filesystem, model: &Model) {
     let outcome = Compare::default()
@@ -74,8 +64,7 @@ fn remove_what_the_kernel_made(fs: &Filesystem) {
 
 fn rounds(mkfs: &[&str]) {
     let Some(judges) = judges::require() else { return };
-    let seed = seed();
-    eprintln!("OFFSHOOT_SEED={seed}");
+    let seed = seed_of_run();
     let disks = Disks::create(&judges, 1, 512);
     disks.mkfs(mkfs);
     let fs = open_top(&disks);

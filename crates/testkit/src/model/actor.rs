@@ -34,8 +34,23 @@ pub struct Actor<'a> {
     random: Random,
     at: Timestamp,
     prefix: Vec<u8>,
+    root: Pair,
     names: Vec<Vec<u8>>,
     opened: Vec<Pair>,
+    holes: bool,
+}
+
+fn prefix(number: u64) -> Vec<u8> {
+    format!("actor{number}-").into_bytes()
+}
+
+/// All names that the actor with this number uses, in every directory.
+#[must_use]
+pub fn names_of(number: u64) -> Vec<Vec<u8>> {
+    let prefix = prefix(number);
+    let mut all = names::colliding(&prefix, 40, NAMES / 2);
+    all.extend((all.len()..NAMES).map(|i| [&prefix[..], i.to_string().as_bytes()].concat()));
+    all
 }
 
 impl<'a> Actor<'a> {
@@ -48,11 +63,27 @@ impl<'a> Actor<'a> {
         seed: u64,
         at: Timestamp,
     ) -> Self {
-        let prefix = format!("actor{number}-").into_bytes();
-        let mut all = names::colliding(&prefix, 40, NAMES / 2);
-        all.extend((all.len()..NAMES).map(|i| [&prefix[..], i.to_string().as_bytes()].concat()));
+        let prefix = prefix(number);
+        let root = Pair { ours: ours.root(), model: model.root() };
         let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9));
-        Self { ours, model, random, at, prefix, names: all, opened: Vec::new() }
+        let names = names_of(number);
+        Self { ours, model, random, at, prefix, root, names, opened: Vec::new(), holes: true }
+    }
+
+    /// The actor works in this directory of the root alone, which both sides have.
+    ///
+    /// # Panics
+    /// When one has it not.
+    #[must_use]
+    pub fn within(mut self, dir: &[u8]) -> Self {
+        self.root = self.find(self.root, dir).expect("the directory is there");
+        self
+    }
+
+    /// The actor does not ask where the holes are.
+    #[must_use]
+    pub fn without_holes(self) -> Self {
+        Self { holes: false, ..self }
     }
 
     /// Does `count` random things, and lets go of what it opened.
@@ -98,13 +129,9 @@ impl<'a> Actor<'a> {
         Some(Pair { ours: found.0, model: found.1 })
     }
 
-    fn root(&self) -> Pair {
-        Pair { ours: self.ours.root(), model: self.model.root() }
-    }
-
     /// The root, or a directory of this actor somewhere below it.
     fn dir(&mut self) -> Pair {
-        let mut dir = self.root();
+        let mut dir = self.root;
         for _ in 0..self.random.below(4) {
             let name = self.name();
             match self.find(dir, &name) {
@@ -152,7 +179,7 @@ impl<'a> Actor<'a> {
             86..95 => self.xattr(),
             95..98 => self.open_or_release(),
             98 => {
-                let file = self.file_or_open().unwrap_or_else(|| self.root());
+                let file = self.file_or_open().unwrap_or(self.root);
                 self.both("fsync", |fs, of| fs.fsync(of(file)));
             }
             99 => {
