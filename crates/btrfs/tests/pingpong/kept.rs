@@ -1,0 +1,237 @@
+//! Files of every kind that the kernel makes, each changed by us in every way.
+//!
+//! The kernel makes a file for each pair of a kind and a change, and a snapshot that shares all of them. We do the
+//! change, and then the one after it in the table; what the file must hold then is the model's to say. The snapshot
+//! has to stay as it is.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::judges;
+use offshoot_testkit::model::Model;
+use offshoot_testkit::random::Random;
+use offshoot_testkit::run::run;
+use offshoot_vfs::{FileId, FileSystemMut, SetAttr, Timestamp};
+use rustix::fs::{FallocateFlags, IFlags, copy_file_range, fallocate, ioctl_setflags};
+
+use crate::rounds::{assert_kernel_shows, assert_shows};
+use crate::volume::{Layout, Maker, open, open_read_only};
+
+/// A kind of file: its name, and how the kernel makes it.
+type Kind = (&'static str, fn(&File));
+
+/// A change: its name, and how it is done to a file of this size.
+type Change = (&'static str, fn(&dyn FileSystemMut, FileId, u64));
+
+const KIB: u64 = 1 << 10;
+
+/// Made when the volume is mounted to compress what is worth it, and to keep up to a sector inline.
+const KINDS: [Kind; 18] = [
+    ("empty", |_| {}),
+    ("inline", |file| write(file, 0, &bytes(100))),
+    ("inline_compressed", |file| write(file, 0, &text(3000))),
+    ("inline_before_others", |file| {
+        write(file, 0, &bytes(46));
+        file.sync_all().expect("sync");
+        write(file, 200 * KIB, &bytes(9000));
+    }),
+    ("plain", |file| write(file, 0, &bytes(100_000))),
+    ("several", |file| {
+        for piece in 0..20 {
+            write(file, piece * 7000, &bytes(7000));
+            file.sync_all().expect("sync");
+        }
+    }),
+    ("compressed", |file| write(file, 0, &text(300_001))),
+    ("compressed_overwritten", |file| {
+        write(file, 0, &text(300_000));
+        file.sync_all().expect("sync");
+        write(file, 40_000, &bytes(10_000));
+    }),
+    ("compressed_cut", |file| {
+        write(file, 0, &text(300_000));
+        file.sync_all().expect("sync");
+        file.set_len(70_001).expect("a shorter file");
+    }),
+    ("without_cow", |file| {
+        ioctl_setflags(file, IFlags::NOCOW).expect("chattr +C");
+        write(file, 0, &text(100_001));
+    }),
+    ("preallocated", |file| allocate(file, FallocateFlags::empty(), 0, 256 * KIB)),
+    ("preallocated_in_part", |file| {
+        allocate(file, FallocateFlags::empty(), 0, 256 * KIB);
+        write(file, 8 * KIB, &bytes(30_000));
+        write(file, 200_000, &bytes(10));
+    }),
+    ("preallocated_behind", |file| {
+        write(file, 0, &bytes(5000));
+        allocate(file, FallocateFlags::KEEP_SIZE, 0, 1024 * KIB);
+    }),
+    ("islands_behind", |file| {
+        write(file, 0, &bytes(5000));
+        for island in 1..10 {
+            allocate(file, FallocateFlags::KEEP_SIZE, island * 100 * KIB, island * 4 * KIB);
+        }
+    }),
+    // The bytes that were cut off are still in the extent.
+    ("cut_within_a_sector", |file| {
+        write(file, 0, &bytes(4207));
+        file.sync_all().expect("sync");
+        file.set_len(500).expect("a shorter file");
+    }),
+    ("punched", |file| {
+        write(file, 0, &bytes(200_000));
+        file.sync_all().expect("sync");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        allocate(file, punch, 10_001, 50_000);
+        allocate(file, punch, 16 * KIB * 5, 4 * KIB);
+    }),
+    ("cloned_to_itself", |file| {
+        write(file, 0, &bytes(64 << 10));
+        clone(file, 16 * KIB, 4 * KIB, 100 * KIB);
+        clone(file, 16 * KIB, 20 * KIB, 200 * KIB);
+        clone(file, 8 * KIB, 8 * KIB, 0);
+    }),
+    ("compressed_and_cloned", |file| {
+        write(file, 0, &text(256 << 10));
+        file.sync_all().expect("sync");
+        clone(file, 16 * KIB, 36 * KIB, 300 * KIB);
+        clone(file, 130 * KIB, 0, 400 * KIB);
+    }),
+];
+
+const CHANGES: [Change; 14] = [
+    ("first_byte", |fs, file, _| ours(fs, file, 0, 1)),
+    ("within_the_first_sector", |fs, file, _| ours(fs, file, 600, 50)),
+    ("within", |fs, file, _| ours(fs, file, 10_123, 5000)),
+    ("over_the_middle", |fs, file, _| ours(fs, file, 50_000, 200_000)),
+    ("a_sector", |fs, file, _| ours(fs, file, 12 * KIB, 4096)),
+    ("all", |fs, file, size| ours(fs, file, 0, size.max(1))),
+    ("append", |fs, file, size| ours(fs, file, size, 3)),
+    ("far_behind", |fs, file, _| ours(fs, file, 2048 * KIB + 7, 10_000)),
+    ("between_islands", |fs, file, _| ours(fs, file, 350 * KIB + 1, 100)),
+    ("cut_to_nothing", |fs, file, _| resize(fs, file, 0)),
+    ("cut_to_ten", |fs, file, _| resize(fs, file, 10)),
+    ("cut_to_a_sector", |fs, file, _| resize(fs, file, 4096)),
+    ("cut_to_half", |fs, file, size| resize(fs, file, size / 2)),
+    ("grow", |fs, file, _| resize(fs, file, 1024 * KIB + 3)),
+];
+
+fn bytes(len: usize) -> Vec<u8> {
+    Random::new(len as u64).bytes(len)
+}
+
+fn text(len: usize) -> Vec<u8> {
+    Random::new(len as u64).text(len)
+}
+
+fn write(file: &File, offset: u64, data: &[u8]) {
+    file.write_all_at(data, offset).expect("there is room");
+}
+
+fn allocate(file: &File, flags: FallocateFlags, offset: u64, len: u64) {
+    fallocate(file, flags, offset, len).expect("fallocate");
+}
+
+fn clone(file: &File, len: u64, mut from: u64, mut to: u64) {
+    let len = usize::try_from(len).expect("small");
+    copy_file_range(file, Some(&mut from), file, Some(&mut to), len).expect("a clone");
+}
+
+fn at() -> Timestamp {
+    Timestamp { secs: 1_900_000_000, nanos: 1 }
+}
+
+fn ours(fs: &dyn FileSystemMut, file: FileId, offset: u64, len: u64) {
+    let data = Random::new(offset).bytes(usize::try_from(len).expect("small"));
+    fs.write(file, offset, &data, at()).expect("there is room");
+}
+
+fn resize(fs: &dyn FileSystemMut, file: FileId, size: u64) {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    fs.set_attr(file, &set, at()).expect("another length");
+}
+
+/// All pairs, by the name of the file.
+fn pairs() -> impl Iterator<Item = (String, &'static Kind, usize)> {
+    KINDS.iter().flat_map(|kind| {
+        (0..CHANGES.len())
+            .map(move |change| (format!("{}-{}", kind.0, CHANGES[change].0), kind, change))
+    })
+}
+
+fn make(path: &Path) {
+    let (live, snapshot) = (path.join("live"), path.join("snapshot"));
+    run("btrfs", &["subvolume".as_ref(), "create".as_ref(), live.as_os_str()]);
+    for (name, kind, _) in pairs() {
+        (kind.1)(&File::create_new(live.join(name)).expect("a new file"));
+    }
+    let words = ["subvolume".as_ref(), "snapshot".as_ref(), live.as_os_str(), snapshot.as_os_str()];
+    run("btrfs", &words);
+}
+
+/// Does to every file the change that is `step` behind its own.
+fn change(fs: &dyn FileSystemMut, step: usize) {
+    let live = fs.lookup(fs.root(), b"live").expect("the subvolume");
+    for (name, _, first) in pairs() {
+        let file = fs.lookup(live, name.as_bytes()).expect("the kernel made it");
+        let size = fs.attr(file).expect("its attributes").size;
+        (CHANGES[(first + step) % CHANGES.len()].1)(fs, file, size);
+    }
+}
+
+fn play(options: &'static str, maker: Maker, mount: &str) {
+    let Some(judges) = judges::require() else { return };
+    let disks = Layout { devices: 1, mib: 512, options }.make(&judges, maker);
+    make(disks.mount(&format!("rw,noatime,{mount}")).path());
+    let model = {
+        let mount = disks.mount("ro,noatime");
+        let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
+        Model::copy(&host).expect("the kernel shows its own volume")
+    };
+    for step in 0..3 {
+        let fs = open(&disks);
+        change(&fs, step);
+        change(&model, step);
+        assert_shows(&fs, &model);
+        fs.sync().expect("a commit");
+        drop(fs);
+        verdict(&disks, &model);
+    }
+}
+
+fn verdict(disks: &Disks, model: &Model) {
+    disks.assert_checks();
+    assert_shows(&open_read_only(disks), model);
+    assert_kernel_shows(disks.mount("ro,noatime").path(), model);
+}
+
+#[test]
+fn defaults() {
+    play("", Maker::Progs, "compress=zstd,max_inline=4095");
+}
+
+#[test]
+fn block_group_tree_lzo() {
+    play("-O block-group-tree", Maker::Ours, "compress=lzo");
+}
+
+#[test]
+fn explicit_holes_small_nodes() {
+    let options = "-n 4096 -O ^block-group-tree,^no-holes";
+    play(options, Maker::Ours, "compress=zlib,max_inline=2000");
+}
+
+#[test]
+fn old_references_mixed() {
+    let options = "-n 4096 -d single -m single -O mixed-bg,^no-holes,^skinny-metadata,^extref";
+    play(options, Maker::Progs, "compress=zlib");
+}
+
+#[test]
+fn without_checksums() {
+    play("", Maker::Ours, "nodatasum");
+}

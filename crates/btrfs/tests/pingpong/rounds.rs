@@ -1,0 +1,157 @@
+//! The rounds of one volume.
+//!
+//! The top level and two subvolumes in it are changed: `live`, and `snapshot`, which is a snapshot of `live` that the
+//! kernel makes anew in every round. Beside them stand read-only snapshots, which have to
+//! stay as they are.
+
+use std::path::Path;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::kernel_log::KernelLog;
+use offshoot_testkit::model::Model;
+use offshoot_testkit::model::actor::{Actor, names_of};
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
+use offshoot_vfs::{FileSystem, FileSystemMut, Timestamp};
+
+use crate::kernel::Kernel;
+use crate::volume::{Layout, Maker, open, open_read_only};
+
+/// Steps of each actor in a round.
+const STEPS: u64 = 500;
+
+/// Operations of the kernel in each area and round.
+const OPERATIONS: u64 = 250;
+
+/// Where actors work, and the number of the actor, which makes the names in it. The snapshot of `live` has its names.
+const AREAS: [(&str, u64); 4] = [(".", 0), (".", 1), ("live", 2), ("snapshot", 2)];
+
+/// What the kernel mounts with in its rounds, one after the other.
+const MOUNTS: [&str; 7] = [
+    "compress=zstd",
+    "",
+    "compress-force=lzo",
+    "nodatacow",
+    "compress=zlib,max_inline=4095",
+    "nodatasum,autodefrag",
+    "max_inline=0",
+];
+
+/// What the kernel may say: `mkfs.btrfs` leaves the first to the first mount, and the second is for all volumes
+/// without a free-space tree.
+const EXPECTED: [&str; 2] = ["checking UUID tree", "space cache v1 is being deprecated"];
+
+/// Changes the volume in turns with the kernel.
+pub(crate) fn play(judges: &Judges, layout: &Layout, maker: Maker, rounds: u64) {
+    let seed = seed_of_run();
+    eprintln!("{layout:?} made by {maker:?}");
+    let disks = layout.make(judges, maker);
+    let mut model = {
+        let fs = open_read_only(&disks);
+        Model::copy(&fs).expect("an empty volume is read")
+    };
+    for round in 0..rounds {
+        let seed = seed ^ (round << 40);
+        ours(&disks, &model, seed, round);
+        disks.assert_checks();
+        assert_shows(&open_read_only(&disks), &model);
+        model = theirs(&disks, &model, seed, round);
+        disks.assert_checks();
+        assert_shows(&open_read_only(&disks), &model);
+    }
+    let mount = disks.mount("ro,noatime");
+    let everything = Compare::default().without(Aspect::Holes);
+    everything.run(&open_read_only(&disks), mount.path()).assert_same(50);
+}
+
+/// Our part of a round.
+fn ours(disks: &Disks, model: &Model, seed: u64, round: u64) {
+    let at = Timestamp { secs: 1_900_000_000 + round.cast_signed(), nanos: 7 };
+    let fs = open(disks);
+    std::thread::scope(|scope| {
+        for (index, (area, number)) in (0..).zip(AREAS) {
+            let actor =
+                Actor::new(&fs, model, number, seed.wrapping_add(index), at).without_holes();
+            let mut actor = match area {
+                "." => actor,
+                // The first round knows no subvolumes yet.
+                _ if model.lookup(model.root(), area.as_bytes()).is_err() => continue,
+                _ => actor.within(area.as_bytes()),
+            };
+            scope.spawn(move || actor.act(STEPS));
+        }
+    });
+    assert_shows(&fs, model);
+    fs.sync().expect("a commit");
+}
+
+/// What the volume shows is what the model holds.
+pub(crate) fn assert_shows(fs: &Filesystem, model: &Model) {
+    comparison().run_filesystems(fs, model).assert_same(1);
+}
+
+/// What the kernel shows at `path` is what the model holds.
+pub(crate) fn assert_kernel_shows(path: &Path, model: &Model) {
+    let host = HostFilesystem::new(path).expect("the mounted directory opens");
+    comparison().run_filesystems(model, &host).assert_same(1);
+}
+
+/// Of a file into which it cloned preallocated space, the kernel says that all of it is data. So holes are not compared.
+fn comparison() -> Compare {
+    Compare::default()
+        .without(Aspect::Ids)
+        .without(Aspect::Order)
+        .without(Aspect::Allocation)
+        .without(Aspect::Holes)
+}
+
+/// The kernel's part of a round: what it shows is what the model holds, then it changes that. Gives the model of
+/// what it shows in the end.
+fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64) -> Model {
+    let log = KernelLog::start();
+    let mut random = Random::new(seed ^ 0x6b65);
+    let options = MOUNTS[usize::try_from(random.below(MOUNTS.len() as u64)).expect("small")];
+    eprintln!("round {round}: the kernel mounts with `{options}`");
+    let mount = disks.mount(&format!("rw,noatime,{options}"));
+    let path = mount.path();
+    assert_kernel_shows(path, model);
+    subvolumes(path, round);
+    for (area, number) in AREAS {
+        let seed = random.number();
+        Kernel::new(&path.join(area), names_of(number), seed).act(OPERATIONS);
+    }
+    let devices: Vec<String> = mount.devices().into_iter().map(str::to_owned).collect();
+    drop(mount);
+    log.assert_only(&devices.iter().map(String::as_str).collect::<Vec<_>>(), &EXPECTED);
+    // As it is stored: what the kernel has in memory may know of more data.
+    let mount = disks.mount("ro,noatime");
+    let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
+    let model = Model::copy(&host).expect("the kernel shows its own volume");
+    drop(host);
+    model
+}
+
+/// Makes `live`, and in every round a new writable and a new read-only snapshot of it.
+fn subvolumes(path: &Path, round: u64) {
+    let run = |words: &[&str], paths: &[&str]| {
+        let mut args: Vec<std::ffi::OsString> = vec!["subvolume".into()];
+        args.extend(words.iter().map(Into::into));
+        args.extend(paths.iter().map(|name| path.join(name).into()));
+        run("btrfs", &args);
+    };
+    if round == 0 {
+        run(&["create"], &["live"]);
+    } else {
+        run(&["delete", "-c"], &["snapshot"]);
+    }
+    run(&["snapshot"], &["live", "snapshot"]);
+    run(&["snapshot", "-r"], &["live", &format!("kept-{round}")]);
+    if let Some(old) = round.checked_sub(2) {
+        run(&["delete"], &[&format!("kept-{old}")]);
+        run(&["sync"], &[""]);
+    }
+}

@@ -1,0 +1,99 @@
+//! Volumes from one description, made by either side.
+
+use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs_format::chunk::Profile;
+use offshoot_btrfs_format::csum::ChecksumType;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::random::Random;
+use offshoot_vfs::Timestamp;
+use uuid::Uuid;
+
+/// Who makes a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    Ours,
+    Progs,
+}
+
+/// A volume: how many members of how many MiB, and the options of `mkfs.btrfs`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) devices: usize,
+    pub(crate) mib: u64,
+    pub(crate) options: &'static str,
+}
+
+impl Layout {
+    pub(crate) fn make(&self, judges: &Judges, maker: Maker) -> Disks {
+        let disks = Disks::create(judges, self.devices, self.mib);
+        let words: Vec<_> = self.options.split_whitespace().collect();
+        match maker {
+            Maker::Progs => disks.mkfs(&words),
+            Maker::Ours => {
+                mkfs(&disks.writable_devices(), &options(&words)).expect("mkfs");
+            }
+        }
+        disks
+    }
+}
+
+/// Our options for words of `mkfs.btrfs`.
+fn options(words: &[&str]) -> MkfsOptions {
+    // The kernel mounts no two volumes with one id, and tests run side by side.
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut bytes))
+        .expect("random bytes");
+    let time = Timestamp { secs: 1_700_000_000, nanos: 123_456_789 };
+    let mut options = MkfsOptions::new(Uuid::from_bytes(bytes), time);
+    options.seed = Random::new(u64::from(bytes[0])).number();
+    for pair in words.chunks(2) {
+        let [option, value] = pair else { panic!("{pair:?} has no value") };
+        match *option {
+            "-n" => options.node_size = Some(value.parse().expect("a number of bytes")),
+            "--csum" => options.checksum = checksum(value),
+            "-d" => options.data = Some(profile(value)),
+            "-m" => options.metadata = Some(profile(value)),
+            "-O" => options.features.apply(value).expect("known features"),
+            other => panic!("{other} is no option that both sides have"),
+        }
+    }
+    options
+}
+
+fn checksum(name: &str) -> ChecksumType {
+    match name {
+        "crc32c" => ChecksumType::Crc32c,
+        "xxhash" => ChecksumType::Xxhash64,
+        "sha256" => ChecksumType::Sha256,
+        "blake2" => ChecksumType::Blake2b,
+        other => panic!("no checksum {other}"),
+    }
+}
+
+fn profile(name: &str) -> Profile {
+    match name {
+        "single" => Profile::Single,
+        "dup" => Profile::Dup,
+        "raid0" => Profile::Raid0,
+        "raid1" => Profile::Raid1,
+        "raid1c3" => Profile::Raid1c3,
+        "raid1c4" => Profile::Raid1c4,
+        "raid10" => Profile::Raid10,
+        other => panic!("no profile {other}"),
+    }
+}
+
+/// The top level, for writing.
+pub(crate) fn open(disks: &Disks) -> Filesystem {
+    let devices = disks.writable_devices();
+    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+/// The top level, for reading.
+pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
+    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
