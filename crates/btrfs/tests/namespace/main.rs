@@ -5,6 +5,7 @@
 //! | `model` | random operations on many threads against the model, the check and the kernel |
 //! | `data` | where data goes, and that what was accepted is there |
 //! | `background` | what a volume does by itself, and what it has in memory |
+//! | `full` | volumes without space: what was accepted is there, and can be removed |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
 //! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
 //! | `refusals` | what cannot be done fails as POSIX has it, and changes nothing |
@@ -12,6 +13,7 @@
 mod background;
 mod common;
 mod data;
+mod full;
 mod limits;
 mod model;
 mod refusals;

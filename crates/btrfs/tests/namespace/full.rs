@@ -1,0 +1,233 @@
+//! Full volumes.
+//!
+//! Threads write until there is no space left. What was accepted is there after a commit, whatever was refused
+//! around it; then all of it can be removed, and about as much can be written again. So it goes round by round: sometimes
+//! a volume is closed between filling and removing it, sometimes half of the files stay.
+
+use std::ops::ControlFlow;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::kernel_log::KernelLog;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, XattrMode};
+
+use crate::common::{AT, NEW, at, open_read_only, open_top, place};
+
+/// What is written at once: a write of this size at a multiple of it is done or not.
+const PIECE: usize = 64 << 10;
+
+/// The most files of a thread, which no volume here has room for.
+const MOST_FILES: u64 = 1 << 20;
+
+const ROUNDS: u64 = 3;
+
+/// What fills the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Filling {
+    /// Files of 4 MiB.
+    Data,
+    /// Empty files with an attribute.
+    Metadata,
+    /// Files of any size up to 100 KB, with an attribute.
+    Both,
+}
+
+/// A file as it was accepted.
+#[derive(Clone, Debug)]
+struct Made {
+    name: String,
+    len: usize,
+    attribute: usize,
+}
+
+impl Made {
+    /// Bytes that only this file has.
+    fn bytes(&self, len: usize) -> Vec<u8> {
+        let seed = self.name.bytes().fold(0, |sum: u64, byte| sum * 31 + u64::from(byte));
+        Random::new(seed).bytes(len)
+    }
+}
+
+/// Fills the directory `dir` until there is no space.
+struct Filler<'a> {
+    fs: &'a Filesystem,
+    dir: FileId,
+    filling: Filling,
+    random: Random,
+    made: Vec<Made>,
+}
+
+/// Whether it was done; only a lack of space is a reason why not.
+#[track_caller]
+fn accepted<T>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(done) => Some(done),
+        Err(error) if error.errno() == Errno::NOSPC => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl Filler<'_> {
+    fn fill(&mut self, round: u64) {
+        let full = (0..MOST_FILES).any(|number| self.add(&format!("{round}-{number}")).is_none());
+        assert!(full, "the volume has no end");
+    }
+
+    /// Adds a file; `None` when something of it was refused.
+    fn add(&mut self, name: &str) -> Option<()> {
+        let (fs, random) = (self.fs, &mut self.random);
+        let (len, attribute) = match self.filling {
+            Filling::Data => (4 << 20, 0),
+            Filling::Metadata => (0, 3000),
+            Filling::Both => (random.below(100_000), random.below(1500)),
+        };
+        let file = accepted(fs.create(place(self.dir, name), &NEW))?;
+        self.made.push(Made { name: name.to_owned(), len: 0, attribute: 0 });
+        let made = self.made.last_mut().expect("it was just added");
+        let bytes = made.bytes(usize::try_from(len).expect("small"));
+        for piece in bytes.chunks(PIECE) {
+            accepted(fs.write(file, made.len as u64, piece, AT))?;
+            made.len += piece.len();
+        }
+        let value = vec![7; usize::try_from(attribute).expect("small")];
+        accepted(fs.set_xattr(file, b"user.filling", &value, XattrMode::Set, AT))?;
+        made.attribute = value.len();
+        Some(())
+    }
+}
+
+/// Everything that was accepted is in the directory, and nothing else.
+fn verify(fs: &Filesystem, dir: &str, made: &[Made]) {
+    let dir = at(fs, dir);
+    let mut names = 0;
+    fs.read_dir(dir, 0, &mut |_| {
+        names += 1;
+        ControlFlow::Continue(())
+    })
+    .expect("the directory reads");
+    assert_eq!(names, made.len(), "names");
+    for made in made {
+        let file = fs.lookup(dir, made.name.as_bytes()).expect("it was accepted");
+        let mut found = vec![0; made.len + 1];
+        let len = fs.read(file, 0, &mut found).expect("it reads");
+        assert_eq!(len, made.len, "length of {}", made.name);
+        assert!(found[..len] == made.bytes(len), "contents of {}", made.name);
+        let value = fs.xattr(file, b"user.filling").map_or(0, |value| value.len());
+        assert_eq!(value, made.attribute, "attribute of {}", made.name);
+    }
+}
+
+/// Removes the files that are not to be `kept`, which must work, and forgets them.
+fn remove(fs: &Filesystem, dir: &str, made: &mut Vec<Made>, kept: impl Fn(usize) -> bool) {
+    let dir = at(fs, dir);
+    let mut index = 0;
+    made.retain(|made| {
+        index += 1;
+        let keep = kept(index);
+        if !keep {
+            fs.unlink(place(dir, &made.name), AT)
+                .unwrap_or_else(|error| panic!("{} stays: {error}", made.name));
+        }
+        keep
+    });
+}
+
+/// Fills the volume with as many threads as there are lists of what is in it already.
+fn fill(fs: &Filesystem, filling: Filling, made: &mut [Vec<Made>], round: u64, seed: u64) {
+    std::thread::scope(|scope| {
+        for (thread, made) in made.iter_mut().enumerate() {
+            let random = Random::new(seed ^ (round << 32) ^ thread as u64);
+            let dir = at(fs, &thread.to_string());
+            let mut filler = Filler { fs, dir, filling, random, made: std::mem::take(made) };
+            scope.spawn(move || {
+                filler.fill(round);
+                *made = filler.made;
+            });
+        }
+    });
+}
+
+/// How much there is: bytes of data and attributes, and something for each file.
+fn weight(made: &[Vec<Made>]) -> u64 {
+    made.iter().flatten().map(|made| (made.len + made.attribute + 300) as u64).sum()
+}
+
+fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
+    let Some(judges) = judges::require() else { return };
+    let seed = seed_of_run();
+    let disks = Disks::create(&judges, 1, mib);
+    disks.mkfs(mkfs);
+    let mut made = vec![Vec::new(); threads];
+    let mut fs = open_top(&disks);
+    for thread in 0..threads {
+        fs.mkdir(place(fs.root(), &thread.to_string()), &NEW).expect("a directory");
+    }
+    let mut first = 0;
+    for round in 0..ROUNDS {
+        fill(&fs, filling, &mut made, round, seed);
+        let full = weight(&made);
+        eprintln!("round {round}: {full} bytes in {} files", made.iter().flatten().count());
+        first = first.max(full);
+        assert!(full > first / 10 * 9, "{full} bytes fit now, {first} did before");
+        if round % 2 == 0 {
+            fs.sync().expect("what was accepted can be stored");
+            drop(fs);
+            verdict(&disks, &made);
+            fs = open_top(&disks);
+        }
+        // Neighbours stay or go: what a leaf has left beside an item that stays is for its neighbours.
+        for (thread, made) in made.iter_mut().enumerate() {
+            remove(&fs, &thread.to_string(), made, |index| round == 1 && index / 64 % 2 == 0);
+        }
+    }
+    fs.sync().expect("a commit");
+    drop(fs);
+    verdict(&disks, &made);
+}
+
+/// Our reader, the check and the kernel find what was accepted, and the kernel can go on.
+fn verdict(disks: &Disks, made: &[Vec<Made>]) {
+    disks.assert_checks();
+    let fs = open_read_only(disks);
+    for (thread, made) in made.iter().enumerate() {
+        verify(&fs, &thread.to_string(), made);
+    }
+    let log = KernelLog::start();
+    let mount = disks.mount("ro,noatime");
+    compare(&fs, mount.path()).assert_same(made.len() as u64);
+    let device = mount.devices()[0].to_owned();
+    drop(mount);
+    let mount = disks.mount("rw,noatime");
+    let devices = [device.as_str(), mount.devices()[0]].map(str::to_owned);
+    drop(mount);
+    let [one, other] = &devices;
+    log.assert_only(&[one, other], &["checking UUID tree"]);
+    disks.assert_checks();
+}
+
+/// One test for each line: its name, MiB, options of mkfs, what fills it, threads.
+macro_rules! full {
+    ($($name:ident: $mib:expr, $mkfs:expr, $filling:ident, $threads:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                rounds($mib, &$mkfs, Filling::$filling, $threads);
+            }
+        )*
+    };
+}
+
+full! {
+    by_data: 160, ["-m", "single"], Data, 1;
+    by_data_of_4_threads: 160, ["-m", "dup"], Data, 4;
+    by_metadata: 128, ["-m", "single"], Metadata, 1;
+    by_metadata_of_4_threads: 160, ["-m", "dup"], Metadata, 4;
+    by_both: 160, ["-m", "dup", "-n", "4k"], Both, 1;
+    by_both_of_4_threads: 160, ["-m", "single", "-O", "^no-holes"], Both, 4;
+    mixed_by_data_of_4_threads: 128, ["--mixed"], Data, 4;
+    mixed_by_metadata: 64, ["--mixed"], Metadata, 1;
+    mixed_by_both_of_4_threads: 256, ["--mixed", "-d", "dup", "-m", "dup"], Both, 4;
+}
