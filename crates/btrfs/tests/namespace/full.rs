@@ -170,6 +170,7 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
         fill(&fs, filling, &mut made, round, seed);
         let full = weight(&made);
         eprintln!("round {round}: {full} bytes in {} files", made.iter().flatten().count());
+        assert!(full > (mib << 20) / 4, "{full} bytes in a volume of {mib} MiB");
         first = first.max(full);
         assert!(full > first / 10 * 9, "{full} bytes fit now, {first} did before");
         if round % 2 == 0 {
