@@ -58,7 +58,8 @@ pub(crate) struct Space {
     /// and for metadata. Keeping to one clusters what is written together.
     last: [Mutex<u64>; 2],
     /// What is free and reserved of data, of metadata, and of system space. In a volume with mixed
-    /// block groups data counts as metadata.
+    /// block groups data counts as metadata, and only these are allocated from: such a volume may have others
+    /// too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves alone.
     ledgers: [Ledger; 3],
     is_mixed: bool,
     node_size: u64,
@@ -141,14 +142,14 @@ impl Space {
     }
 
     fn take_known(&self, purpose: Purpose, len: u64) -> Option<Logical> {
-        let flag = purpose.flag();
+        let flags = self.flags_for(purpose);
         let last = &self.last[usize::from(purpose == Purpose::Data)];
         let begin = *last.lock();
         let groups: Vec<_> = {
             let groups = self.groups.read();
             groups.range(begin..).chain(groups.range(..begin)).map(|(_, g)| g.clone()).collect()
         };
-        for group in groups.iter().filter(|group| group.serves(flag)) {
+        for group in groups.iter().filter(|group| group.serves(flags)) {
             if let Some(logical) = group.take(len) {
                 *last.lock() = group.start.0;
                 self.ledger(purpose).remove_free(len);
@@ -179,8 +180,10 @@ impl Space {
     /// Gives back a range that was taken and never written, or that is not pinned any more.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
-        if group.give_back(logical, len) {
-            self.ledger_of(&group).add_free(len);
+        if group.give_back(logical, len)
+            && let Some(ledger) = self.ledger_of(&group)
+        {
+            ledger.add_free(len);
         }
         Ok(())
     }
@@ -210,16 +213,30 @@ impl Space {
         }
     }
 
-    fn ledger_of(&self, group: &BlockGroup) -> &Ledger {
-        let purposes = [Purpose::System, Purpose::Metadata];
-        let purpose = purposes.into_iter().find(|purpose| group.serves(purpose.flag()));
-        self.ledger(purpose.unwrap_or(Purpose::Data))
+    /// The type flags that a block group needs to serve for `purpose`.
+    fn flags_for(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Data | Purpose::Metadata if self.is_mixed => {
+                Purpose::Data.flag() | Purpose::Metadata.flag()
+            }
+            _ => purpose.flag(),
+        }
+    }
+
+    /// The ledger that counts what is free in `group`: none, where nothing is allocated from it.
+    fn ledger_of(&self, group: &BlockGroup) -> Option<&Ledger> {
+        let purposes = [Purpose::System, Purpose::Metadata, Purpose::Data];
+        let purpose =
+            purposes.into_iter().find(|&purpose| group.serves(self.flags_for(purpose)))?;
+        Some(self.ledger(purpose))
     }
 
     /// Finds out what is free in `group`, unless that is known.
     pub(crate) fn load(&self, volume: &Volume, group: &BlockGroup) -> Result<()> {
-        if let Some(free) = group.load(volume)? {
-            self.ledger_of(group).add_free(free);
+        if let Some(free) = group.load(volume)?
+            && let Some(ledger) = self.ledger_of(group)
+        {
+            ledger.add_free(free);
         }
         Ok(())
     }
@@ -228,7 +245,8 @@ impl Space {
     fn load_one(&self, volume: &Volume, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
-            groups.values().find(|g| g.serves(purpose.flag()) && !g.is_loaded()).cloned()
+            let flags = self.flags_for(purpose);
+            groups.values().find(|g| g.serves(flags) && !g.is_loaded()).cloned()
         };
         unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())
     }
@@ -236,7 +254,8 @@ impl Space {
     /// The bytes of all block groups for `purpose`, and what of them is free.
     fn totals(&self, purpose: Purpose) -> (u64, u64) {
         let groups = self.groups.read();
-        let groups = groups.values().filter(|group| group.serves(purpose.flag()));
+        let flags = self.flags_for(purpose);
+        let groups = groups.values().filter(|group| group.serves(flags));
         groups.fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
     }
 
@@ -273,7 +292,11 @@ impl Space {
         let is_last = self.all_flags().filter(|flags| *flags == group.flags).count() < 2;
         // What is for trees is needed at once; a data chunk is as easily allocated again.
         let keep = if group.flags.has_metadata() { keep } else { 0 };
-        !is_last && self.ledger_of(group).withdraw(group.known_free(), keep, || group.retire())
+        !is_last
+            && match self.ledger_of(group) {
+                Some(ledger) => ledger.withdraw(group.known_free(), keep, || group.retire()),
+                None => group.retire().is_some(),
+            }
     }
 
     /// What of every member belongs to chunks, in bytes.

@@ -46,9 +46,9 @@ impl BlockGroup {
         (self.start.0..self.end()).contains(&logical.0)
     }
 
-    /// Whether space with this type flag may be allocated here.
-    pub(crate) fn serves(&self, flag: u64) -> bool {
-        self.flags.0 & flag != 0
+    /// Whether space with these type flags may be allocated here.
+    pub(crate) fn serves(&self, flags: u64) -> bool {
+        self.flags.0 & flags == flags
     }
 
     /// Takes `len` bytes in one piece; `None` when no such piece is known.
