@@ -63,9 +63,11 @@ rows! {
     raid10_of_5_node_64k: sweep, 5, 256, "-d raid10 -m raid10 -n 65536";
     raid0_with_raid1_metadata: sweep, 2, 256, "-d raid0 -m raid1";
 
-    mixed: Ours, 1, 256, "-d single -m single -O mixed-bg -n 4096";
-    mixed_dup: sweep, 1, 256, "-d dup -m dup -O mixed-bg -n 4096";
-    mixed_raid1: sweep, 2, 256, "-d raid1 -m raid1 -O mixed-bg -n 4096";
+    mixed: both, 1, 256, "--mixed -d single -m single -n 4096";
+    // `mkfs.btrfs` makes separate groups then, and the kernel mixed ones beside them.
+    mixed_beside_others: Progs, 1, 256, "-d single -m single -O mixed-bg -n 4096";
+    mixed_dup: sweep, 1, 256, "--mixed -d dup -m dup -n 4096";
+    mixed_raid1: sweep, 2, 256, "--mixed -d raid1 -m raid1 -n 4096";
     mixed_old: sweep, 1, 256,
         "-d single -m single -n 4096 -O mixed-bg,^bgt,^free-space-tree,^no-holes,^skinny-metadata,^extref";
 

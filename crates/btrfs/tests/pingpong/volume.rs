@@ -48,6 +48,11 @@ fn options(words: &[&str]) -> MkfsOptions {
     let time = Timestamp { secs: 1_700_000_000, nanos: 123_456_789 };
     let mut options = MkfsOptions::new(Uuid::from_bytes(bytes), time);
     options.seed = Random::new(u64::from(bytes[0])).number();
+    let mut words = words.to_vec();
+    if let Some(index) = words.iter().position(|&word| word == "--mixed") {
+        words.remove(index);
+        options.features.apply("mixed-bg").expect("a known feature");
+    }
     for pair in words.chunks(2) {
         let [option, value] = pair else { panic!("{pair:?} has no value") };
         match *option {
