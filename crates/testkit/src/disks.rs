@@ -133,9 +133,17 @@ impl Disks {
         let (stdout, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         // Progress goes to standard error as `[3/8] checking extents`. The search for members
-        // meets loop devices that somebody else is detaching. All else is a complaint.
-        let harmless =
-            |line: &str| line.starts_with('[') || line.starts_with("ERROR: cannot scan ");
+        // meets loop devices that somebody else is detaching, or has a copy of a member on.
+        // All else is a complaint.
+        let foreign = |line: &str| {
+            let words = line.split(|c: char| c.is_whitespace() || c == ':');
+            !words.into_iter().any(|word| attached.devices().contains(&word))
+        };
+        let harmless = |line: &str| {
+            line.starts_with('[')
+                || line.starts_with("ERROR: cannot scan ")
+                || line.starts_with("WARNING: adding device ") && foreign(line)
+        };
         let complaint = stderr.lines().any(|line| !harmless(line));
         assert!(
             output.status.success() && !complaint && stdout.contains("no error found"),
