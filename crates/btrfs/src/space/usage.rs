@@ -45,10 +45,15 @@ impl Volume {
     }
 }
 
-/// What is free in the block groups for data, and their profiles.
-fn of_data<'g>(groups: impl Iterator<Item = &'g BlockGroup>) -> Result<(u64, Vec<Profile>)> {
+/// What is free in the block groups for data, and their profiles. Where there are mixed ones, data goes to these only.
+fn of_data<'g>(
+    groups: impl Iterator<Item = &'g BlockGroup> + Clone,
+) -> Result<(u64, Vec<Profile>)> {
+    let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
+    let is_mixed = groups.clone().any(|group| group.serves(mixed));
+    let flags = if is_mixed { mixed } else { Purpose::Data.flag() };
     let (mut free, mut profiles) = (0, Vec::new());
-    for group in groups.filter(|group| group.serves(Purpose::Data.flag())) {
+    for group in groups.filter(|group| group.serves(flags)) {
         free += group.free_bytes();
         profiles.push(group.flags.profile().map_err(malformed)?);
     }
