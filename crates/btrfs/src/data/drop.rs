@@ -36,10 +36,13 @@ struct Overlap {
 
 /// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its data
 /// became less: what `nbytes` of its inode loses.
+///
+/// # Errors
+/// When an item cannot be read. Half of it may be done then, so this ends all writing.
 pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<u64> {
     let mut dropped = 0;
     let mut from = range.start;
-    loop {
+    let mut drop_all = || loop {
         let overlaps = overlaps(handle, file, from..range.end, BATCH)?;
         let Some(last) = overlaps.last() else { return Ok(dropped) };
         from = last.end;
@@ -49,7 +52,8 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
         if overlaps.len() < BATCH {
             return Ok(dropped);
         }
-    }
+    };
+    drop_all().inspect_err(|e| handle.break_off(e))
 }
 
 /// What the first extent item that overlaps `range` covers.

@@ -94,21 +94,18 @@ impl<'v> Reservation<'v> {
     }
 
     /// Takes space on this claim: `wanted` bytes, or less when free space is in smaller pieces, in
-    /// whole sectors.
+    /// whole sectors. The claim stays as it is.
     ///
     /// # Errors
     /// `ENOSPC` when more is wanted than was reserved.
-    pub(crate) fn take(&mut self, volume: &Volume, wanted: u64) -> Result<(Logical, u64)> {
+    pub(crate) fn take(&self, volume: &Volume, wanted: u64) -> Result<(Logical, u64)> {
         let sector = u64::from(volume.superblock().sector_size);
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
         let mut len = wanted.min(self.bytes);
         loop {
             match self.space.take(volume, self.purpose, len) {
-                Ok(logical) => {
-                    self.release(len);
-                    return Ok((logical, len));
-                }
+                Ok(logical) => return Ok((logical, len)),
                 Err(e) if !is_no_space(&e) || len <= sector => return Err(e),
                 Err(_) => len = (len / 2).next_multiple_of(sector),
             }

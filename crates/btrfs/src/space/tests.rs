@@ -191,7 +191,7 @@ fn data_is_reserved_until_it_is_full() {
     };
     assert!(is_full(&error), "{error}");
     assert!(all.len() > 10, "{} reservations", all.len());
-    let mut one = all.pop().unwrap();
+    let one = all.pop().unwrap();
     let (logical, len) = one.take(&volume, 1 << 20).unwrap();
     assert!(len > 0 && len <= 1 << 20);
     volume.live().unwrap().space.give_back(logical, len).unwrap();

@@ -78,30 +78,35 @@ impl<'v, 'b> Step<'v, 'b> {
             release_data(volume, volume.buffers.remove(buffer, &data.range()));
             return Ok(());
         }
-        let (data, change) = match target(&handle, file, &item, &data.range())? {
-            Target::InPlace(logical, len) => {
-                let data = data.first(len);
-                write_data(&handle, logical, data)?;
-                release_data(volume, data.len);
-                (data, 0)
-            }
+        let (data, logical, is_new) = match target(&handle, file, &item, &data.range())? {
+            Target::InPlace(logical, len) => (data.first(len), logical, false),
             Target::New(len) => {
-                let mut room = Reservation::resume(handle.space(), Purpose::Data, data.len);
+                let room = Reservation::resume(handle.space(), Purpose::Data, data.len);
                 let taken = room.take(volume, len.min(data.len));
                 room.keep();
                 let (logical, len) = taken?;
-                let data = data.first(len);
-                (data, store(&handle, file, &item, data, logical)?)
+                (data.first(len), logical, true)
             }
         };
-        let sector = u64::from(volume.superblock().sector_size);
-        insert_hole(&handle, file, item.size.get().next_multiple_of(sector)..data.start)?;
-        // What becomes shorter was cut before, up to the sector in which it ends.
-        let is_end = item.size.get() <= data.range().end;
-        let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
-        change_inode(&mut changes, file, buffer, stored.max(data.range().end.min(size)), change)?;
-        changes.apply()?;
-        volume.buffers.remove(buffer, &data.range());
+        let put = || {
+            let change = if is_new {
+                store(&handle, file, &item, data, logical)?
+            } else {
+                write_data(&handle, logical, data)?;
+                0
+            };
+            let sector = u64::from(volume.superblock().sector_size);
+            insert_hole(&handle, file, item.size.get().next_multiple_of(sector)..data.start)?;
+            // What becomes shorter was cut before, up to the sector in which it ends.
+            let is_end = item.size.get() <= data.range().end;
+            let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
+            let stored = stored.max(data.range().end.min(size));
+            change_inode(&mut changes, file, buffer, stored, change)?;
+            changes.apply()
+        };
+        // Half of it cannot be undone.
+        put().inspect_err(|e| handle.break_off(e))?;
+        release_data(volume, volume.buffers.remove(buffer, &data.range()));
         Ok(())
     }
 }
