@@ -34,8 +34,10 @@ fn campaign() {
         "two" => in_batches(plan, (0..generator.twos()).map(|number| generator.two(number))),
         "faults" => faults(seed, ones()),
         "long" => {
-            let longer = [long::rounds(60), long::tides(12, 7 << 20)];
-            everywhere(CrashPlan { exhaustive_limit: 2, ..plan }, &longer, &longer);
+            // Their states are large, and many without a sample.
+            let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan };
+            let longer = [long::rounds(40), long::tides(6, 7 << 20)];
+            everywhere(plan, &longer, &longer);
         }
         _ => match (what.parse(), generator.by_name(&what)) {
             (Ok(count), _) => in_batches(plan, some_twos(&generator, count, seed)),
