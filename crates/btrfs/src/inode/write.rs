@@ -207,7 +207,9 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
         buffer(volume, file, 0, &[], at)?;
     }
     let old = size_of(volume, file, &item);
-    clear_behind(volume, file, size.min(old), at)?;
+    if old < size {
+        clear_behind(volume, file, old, at)?;
+    }
     let buffer = volume.buffers.get_or_add(file, old, at);
     let freed = volume.buffers.resize(&buffer, size, sector);
     write_back::release_data(volume, freed);
@@ -229,8 +231,8 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
     Ok(())
 }
 
-/// Buffers the sector in which the file ends or is about to end, where that is within a sector: what lies behind
-/// the end is to read as zeros when the file grows, and the kernel leaves there what was there when it cuts a file off.
+/// Buffers the sector in which a file ends that is about to grow: what lies behind the end in it is to read as zeros,
+/// and is what was there when the file was cut off, by the kernel or by us.
 fn clear_behind(volume: &Volume, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
