@@ -1,8 +1,27 @@
 //! Counters of what the engine does.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::volume::Volume;
+
+/// Shards of the counters: about as many as threads that count at once.
+const SHARDS: usize = 16;
+
+/// The counters behind [`Stats`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    shards: [Shard; SHARDS],
+}
+
+impl Counters {
+    fn own(&self) -> &Shard {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static OWN: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        }
+        &self.shards[OWN.with(|own| *own)]
+    }
+}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident, $count:ident($($by:ident)?);)*) => {
@@ -11,18 +30,23 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Stats { $($(#[$doc])* pub $field: u64,)* }
 
-        /// The counters behind [`Stats`].
+        /// The counters of some threads, which share no line of the processors' caches with those of others.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters { $($field: AtomicU64,)* }
+        #[repr(align(128))]
+        struct Shard { $($field: AtomicU64,)* }
 
         impl Counters {
             $($(#[$doc])* pub(crate) fn $count(&self $(, $by: usize)?) {
                 let by = 1u64 $(* $by as u64)?;
-                self.$field.fetch_add(by, Ordering::Relaxed);
+                self.own().$field.fetch_add(by, Ordering::Relaxed);
             })*
 
             fn read(&self) -> Stats {
-                Stats { $($field: self.$field.load(Ordering::Relaxed),)* }
+                let mut all = Stats::default();
+                for shard in &self.shards {
+                    $(all.$field += shard.$field.load(Ordering::Relaxed);)*
+                }
+                all
             }
         }
     };
