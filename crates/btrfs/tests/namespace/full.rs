@@ -7,10 +7,12 @@
 use std::ops::ControlFlow;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_testkit::compare::compare;
+use offshoot_testkit::compare::{Aspect, Compare, compare};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::kernel_log::KernelLog;
+use offshoot_testkit::model::Model;
+use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, XattrMode};
 
@@ -207,6 +209,55 @@ fn verdict(disks: &Disks, made: &[Vec<Made>]) {
     let [one, other] = &devices;
     log.assert_only(&[one, other], &["checking UUID tree"]);
     disks.assert_checks();
+}
+
+/// Actors do what they like on a volume that is full: what is refused has not happened, also where it is several
+/// things, and removals and commits are not refused.
+fn act_on_full(mib: u64, mkfs: &[&str], filling: Filling) {
+    let Some(judges) = judges::require() else { return };
+    let seed = seed_of_run();
+    let disks = Disks::create(&judges, 1, mib);
+    disks.mkfs(mkfs);
+    let fs = open_top(&disks);
+    fs.mkdir(place(fs.root(), "0"), &NEW).expect("a directory");
+    let mut made = [Vec::new()];
+    for round in 0..3 {
+        fill(&fs, filling, &mut made, round, seed);
+        let model = Model::copy(&fs).expect("it reads");
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let actor = Actor::new(&fs, &model, number, seed ^ (round << 32), AT);
+                let mut actor = actor.where_space_is_short();
+                scope.spawn(move || actor.act(400));
+            }
+        });
+        fs.sync().expect("what was accepted can be stored");
+        disks.assert_checks();
+        Compare::default()
+            .without(Aspect::Ids)
+            .without(Aspect::Order)
+            .without(Aspect::Allocation)
+            .run_filesystems(&open_read_only(&disks), &model)
+            .assert_same(20);
+        // As much room as some actors leave for the next round.
+        let half = made[0].len() / 4;
+        remove(&fs, "0", &mut made[0], |index| index > half);
+    }
+}
+
+#[test]
+fn actors_where_data_fills() {
+    act_on_full(128, &["-m", "single"], Filling::Data);
+}
+
+#[test]
+fn actors_where_metadata_fills() {
+    act_on_full(128, &["-m", "single", "-n", "4k", "-O", "^no-holes"], Filling::Metadata);
+}
+
+#[test]
+fn actors_where_both_fill_mixed_groups() {
+    act_on_full(96, &["--mixed"], Filling::Both);
 }
 
 /// One test for each line: its name, MiB, options of mkfs, what fills it, threads.

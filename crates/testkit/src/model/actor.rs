@@ -9,8 +9,8 @@
 mod data;
 
 use offshoot_vfs::{
-    FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Result, SetAttr, Timestamp,
-    XattrMode,
+    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Result, SetAttr,
+    Timestamp, XattrMode,
 };
 
 use super::Model;
@@ -19,6 +19,9 @@ use crate::random::Random;
 
 /// How many different names an actor uses in a directory, half of them with one hash.
 const NAMES: usize = 24;
+
+/// What works on a full volume too.
+const MUST_WORK: [&str; 5] = ["unlink", "rmdir", "release", "fsync", "sync"];
 
 /// A file in the filesystem under test and in the model.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +41,7 @@ pub struct Actor<'a> {
     names: Vec<Vec<u8>>,
     opened: Vec<Pair>,
     holes: bool,
+    may_be_full: bool,
 }
 
 fn prefix(number: u64) -> Vec<u8> {
@@ -67,7 +71,18 @@ impl<'a> Actor<'a> {
         let root = Pair { ours: ours.root(), model: model.root() };
         let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9));
         let names = names_of(number);
-        Self { ours, model, random, at, prefix, root, names, opened: Vec::new(), holes: true }
+        Self {
+            ours,
+            model,
+            random,
+            at,
+            prefix,
+            root,
+            names,
+            opened: Vec::new(),
+            holes: true,
+            may_be_full: false,
+        }
     }
 
     /// The actor works in this directory of the root alone, which both sides have.
@@ -84,6 +99,12 @@ impl<'a> Actor<'a> {
     #[must_use]
     pub fn without_holes(self) -> Self {
         Self { holes: false, ..self }
+    }
+
+    /// The filesystem may refuse, for want of space, what does not make room. The model does not do that either then.
+    #[must_use]
+    pub fn where_space_is_short(self) -> Self {
+        Self { may_be_full: true, ..self }
     }
 
     /// Does `count` random things, and lets go of what it opened.
@@ -106,6 +127,12 @@ impl<'a> Actor<'a> {
         call: impl Fn(&dyn FileSystemMut, &dyn Fn(Pair) -> FileId) -> Result<T>,
     ) -> Option<(T, T)> {
         let ours = call(self.ours, &|pair: Pair| pair.ours);
+        if self.may_be_full
+            && !MUST_WORK.contains(&what)
+            && ours.as_ref().is_err_and(|error| error.errno() == Errno::NOSPC)
+        {
+            return None;
+        }
         let model = call(self.model, &|pair: Pair| pair.model);
         match (ours, model) {
             (Ok(ours), Ok(model)) => Some((ours, model)),

@@ -52,6 +52,9 @@ impl Actor<'_> {
             0 => TOO_FAR - self.random.below(1 + len as u64 / 2),
             _ => self.offset(true),
         };
+        // A longer write may be refused when its beginning is written.
+        let len = if self.may_be_full { len.min(1 << 15) } else { len };
+        let offset = if self.may_be_full { offset / (1 << 15) * (1 << 15) } else { offset };
         let data = if self.random.below(4) == 0 {
             vec![u8::try_from(self.random.below(3)).expect("small"); len]
         } else {
