@@ -17,6 +17,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -126,10 +127,23 @@ impl Disks {
     pub fn assert_checks(&self) {
         let attached = Attached::new(self.images());
         let device = attached.devices()[0];
-        let output = command("btrfs")
-            .args(["check", "--readonly", "--check-data-csum", device])
-            .output()
-            .expect("btrfs check runs");
+        let check = || {
+            command("btrfs")
+                .args(["check", "--readonly", "--check-data-csum", device])
+                .output()
+                .expect("btrfs check runs")
+        };
+        // All members are there. The search takes the wrong device where one of them was on another a
+        // moment ago, and then misses it.
+        let misses =
+            |output: &Output| String::from_utf8_lossy(&output.stderr).contains(" is missing");
+        let mut output = check();
+        for _ in 0..2 {
+            if misses(&output) {
+                std::thread::sleep(Duration::from_millis(200));
+                output = check();
+            }
+        }
         let (stdout, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         // Progress goes to standard error as `[3/8] checking extents`. The search for members
