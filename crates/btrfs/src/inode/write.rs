@@ -137,7 +137,7 @@ impl<'v> Room<'v> {
                 return Ok(Self { gaps, data: None, claim: None });
             }
             let has_claim = buffer.as_ref().is_some_and(|buffer| buffer.read().claim > 0);
-            let claim = if has_claim { None } else { write_back::claim(volume)? };
+            let claim = if has_claim { None } else { write_back::claim(volume, Claim::Work)? };
             match volume.reserve_data(bytes) {
                 Ok(data) => return Ok(Self { gaps, data: Some(data), claim }),
                 // What the buffered data replaces becomes free when that is written back.
@@ -210,7 +210,12 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
     if old < size {
         clear_behind(volume, file, old, at)?;
     }
+    // With this the new length can be stored, or nothing has happened yet.
+    let has_claim = volume.buffers.get(file).is_some_and(|buffer| buffer.read().claim > 0);
+    let why = if size < old { Claim::MakesRoom } else { Claim::Work };
+    let claim = if has_claim { None } else { write_back::claim(volume, why)? };
     let buffer = volume.buffers.get_or_add(file, old, at);
+    buffer.write().claim += claim.map_or(0, Reservation::keep);
     let freed = volume.buffers.resize(&buffer, size, sector);
     write_back::release_data(volume, freed);
     buffer.write().written(0, at);

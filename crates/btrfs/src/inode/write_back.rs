@@ -49,9 +49,9 @@ pub(crate) enum Patience {
 }
 
 /// Reserves the metadata that the write-back of a file begins with.
-pub(super) fn claim(volume: &Volume) -> Result<Option<Reservation<'_>>> {
+pub(super) fn claim(volume: &Volume, claim: Claim) -> Result<Option<Reservation<'_>>> {
     let items = OTHER_ITEMS + CLAIMED_REPLACED + checksum_items(volume, CLAIMED_BYTES);
-    Ok(volume.join_for(items, Claim::Work)?.into_reservation())
+    Ok(volume.join_for(items, claim)?.into_reservation())
 }
 
 /// Gives up what was reserved for data that is not buffered any more.
