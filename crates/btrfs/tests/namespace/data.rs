@@ -359,19 +359,3 @@ fn what_is_available() {
         assert!(difference < available / 8, "{mkfs:?}: {after}, and {available} for the kernel");
     }
 }
-
-/// What lies behind the end of a file that is buffered reads as nothing; it once brought the reader down.
-#[test]
-fn reading_behind_the_end_of_a_buffered_file() {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(256 << 20));
-    let options = MkfsOptions::new(Uuid::from_u128(1), AT);
-    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
-    let volume = Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens");
-    let fs = volume.filesystem(TreeId::FS).expect("the top level");
-    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
-    fs.write(file, 0, &[1; 289], AT).expect("there is room");
-    let mut found = [7; 10];
-    assert_eq!(fs.read(file, 1121, &mut found).expect("it reads"), 0);
-    assert_eq!(fs.read(file, 288, &mut found).expect("it reads"), 1);
-    assert_eq!(found[..2], [1, 7]);
-}
