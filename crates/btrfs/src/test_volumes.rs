@@ -19,9 +19,14 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
 }
 
-/// A new volume in memory, with nodes of this size, and its device.
+/// A new volume in memory, with nodes of this size and far more room than there is memory, and its device.
 pub(crate) fn in_memory(node_size: u32) -> Arc<MemoryDevice> {
-    let device = Arc::new(MemoryDevice::sparse(32 << 30));
+    in_memory_of(node_size, 32 << 30)
+}
+
+/// A new volume in memory of this many bytes, and its device.
+pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::sparse(size_bytes));
     let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
     options.node_size = Some(node_size);
     mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");

@@ -24,9 +24,7 @@
 //! 4. After anything failed that may have left a tree half changed, or a commit, nothing is
 //!    written any more until the volume is opened again. The devices hold the last commit.
 //!
-//! Lock order: the turn of who makes room, commit lock, gate, chunk lock (`space`), root locks and
-//! latches of trees (`tree::write`), block groups, ledgers, delayed references. The last three are leaves:
-//! nothing else is locked under them.
+//! The order of all locks is in `ARCHITECTURE.md`.
 
 mod commit;
 mod committer;

@@ -38,6 +38,7 @@ pub(crate) fn target(
         return Ok(Target::New(all));
     }
     let volume = handle.volume();
+    let sector = u64::from(volume.superblock().sector_size);
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
     let mut cursor = Cursor::seek_floor(volume, volume.tree(TreeId(file.dev))?, key)?;
     while let Some((found, data)) = cursor.item().filter(|(found, _)| found.objectid <= file.ino) {
@@ -46,7 +47,8 @@ pub(crate) fn target(
         }
         if found.objectid == file.ino && found.item_type == ItemType::EXTENT_DATA {
             let extent = FileExtent::parse(data).map_err(malformed)?;
-            let end = found.offset.saturating_add(super::extent_len(&extent));
+            let len = super::extent_len(&extent).next_multiple_of(sector);
+            let end = found.offset.saturating_add(len);
             if found.offset > range.start {
                 return Ok(Target::New(found.offset.min(range.end) - range.start));
             }

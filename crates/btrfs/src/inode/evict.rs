@@ -102,13 +102,18 @@ pub(super) fn has_few_items(volume: &Volume, file: FileId) -> Result<bool> {
     Ok(!Batch::read(volume, TreeId(file.dev), file.ino)?.has_more)
 }
 
-/// Removes all items of an inode that has few, its inode item included.
+/// Removes all items of an inode that has few, its inode item included, and what is buffered of it. Its names are gone,
+/// so what fails ends all writing.
 pub(super) fn remove_all_items(handle: &Handle<'_>, tree: TreeId, ino: u64) -> Result<()> {
+    let remove = || {
+        let batch = Batch::read(handle.volume(), tree, ino)?;
+        batch.remove(handle, tree, ino)?;
+        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+        handle.change(tree, |tree| tree.remove(key).map(drop))
+    };
+    remove().inspect_err(|e| handle.break_off(e))?;
     write_back::discard(handle.volume(), FileId { dev: tree.0, ino });
-    let batch = Batch::read(handle.volume(), tree, ino)?;
-    batch.remove(handle, tree, ino)?;
-    let key = Key::new(ino, ItemType::INODE_ITEM, 0);
-    handle.change(tree, |tree| tree.remove(key).map(drop))
+    Ok(())
 }
 
 /// Removes an inode that has an orphan item, and the orphan item.

@@ -11,7 +11,7 @@
 //! | 1 | a subvolume, while it is looked up for the first time | every operation, first thing; let go at once |
 //! | 2 | the rename lock of the subvolume | a move of a directory to another one |
 //! | 3 | inodes, ascending by id, all in one call | every operation |
-//! | 4 | a transaction handle | every operation, once |
+//! | 4 | a transaction handle | every operation; those of data several, one after the other |
 //! | 5 | shards of the table, the cache of indexes | leaves: nothing is locked under them |
 //!
 //! Which inodes a name leads to is known only after a look at the directory, and may change until the

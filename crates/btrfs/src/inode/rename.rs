@@ -8,6 +8,7 @@ use super::entries::{Target, require_name};
 use super::in_use::Locks;
 use super::subvolume::writable;
 use super::unlink::{Rest, require_stored_here};
+use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
 use crate::volume::Volume;
 
@@ -92,6 +93,10 @@ fn rename_locked(
     mut locks: Locks<'_>,
     at: Timestamp,
 ) -> Result<()> {
+    if ends.replaced.is_some() {
+        // Who replaces a file by another means the data of one of them to be there after a crash.
+        write_back::write_back(volume, ends.moved, Patience::Waits)?;
+    }
     let handle = volume.join()?;
     let mut changes = Changes::new(&handle, from.dir);
     let Ends { moved, replaced } = ends;

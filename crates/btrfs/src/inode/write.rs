@@ -8,17 +8,20 @@
 
 use std::ops::Range;
 
-use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
+use offshoot_btrfs_format::file_extent::{
+    FileExtent, FileExtentBody, FileExtentHead, FileExtentTail,
+};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
-use super::write_back::{self, OTHER_ITEMS, Patience};
+use super::write_back::{self, Patience};
 use super::{inode_item, tree_of, type_of};
-use crate::data::{FileData, drop_range, next_data, read_data};
-use crate::space::{Claim, Reservation};
+use crate::data::{FileBuffer, FileData, drop_range, extent_len, next_data, read_data};
+use crate::space::Reservation;
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
 use crate::volume::Volume;
@@ -27,7 +30,7 @@ use crate::volume::Volume;
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Extents that one handle takes out of a file, at the most.
-const MAX_DROPPED: usize = 256;
+const MAX_DROPPED: usize = 64;
 
 /// The largest file, in bytes: the offsets of system calls are signed.
 const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
@@ -44,8 +47,8 @@ pub(crate) fn write(
     write_back::limit(volume)?;
     let _locks = volume.inodes.lock(&[file]);
     let item = regular(volume, file)?;
-    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::VERITY, file)?;
-    if size_of(volume, file, &item) != offset {
+    refuse_flags(&item, inode_flags::IMMUTABLE, file)?;
+    if length_of(volume, file, &item) != offset {
         refuse_flags(&item, inode_flags::APPEND, file)?;
     }
     let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE);
@@ -57,7 +60,7 @@ pub(crate) fn write(
     if is_inline(volume, file)? {
         buffer(volume, file, 0, &[], at)?;
     }
-    let size = size_of(volume, file, &item);
+    let size = length_of(volume, file, &item);
     if size < offset {
         clear_behind(volume, file, size, at)?;
     }
@@ -85,7 +88,7 @@ fn regular(volume: &Volume, file: FileId) -> Result<InodeItem> {
 }
 
 /// The length of `file`, what is buffered included.
-fn size_of(volume: &Volume, file: FileId, item: &InodeItem) -> u64 {
+fn length_of(volume: &Volume, file: FileId, item: &InodeItem) -> u64 {
     volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
@@ -94,7 +97,7 @@ fn buffer(volume: &Volume, file: FileId, offset: u64, data: &[u8], at: Timestamp
     let sector = u64::from(volume.superblock().sector_size);
     let new = offset..offset + data.len() as u64;
     let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
-    let size = size_of(volume, file, &regular(volume, file)?);
+    let size = length_of(volume, file, &regular(volume, file)?);
     let Room { gaps, data: room, claim } = Room::reserve(volume, file, &range)?;
     let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
     let contents = contents.collect::<Result<Vec<_>>>()?;
@@ -137,7 +140,7 @@ impl<'v> Room<'v> {
                 return Ok(Self { gaps, data: None, claim: None });
             }
             let has_claim = buffer.as_ref().is_some_and(|buffer| buffer.read().claim > 0);
-            let claim = if has_claim { None } else { write_back::claim(volume, Claim::Work)? };
+            let claim = if has_claim { None } else { write_back::claim(volume)? };
             match volume.reserve_data(bytes) {
                 Ok(data) => return Ok(Self { gaps, data: Some(data), claim }),
                 // What the buffered data replaces becomes free when that is written back.
@@ -188,7 +191,12 @@ fn is_inline(volume: &Volume, file: FileId) -> Result<bool> {
         return Ok(false);
     };
     let extent = FileExtent::parse(data).map_err(malformed)?;
-    Ok(matches!(extent.body, FileExtentBody::Inline(_)))
+    let is_inline = matches!(extent.body, FileExtentBody::Inline(_));
+    if is_inline && extent_len(&extent) > u64::from(volume.superblock().sector_size) {
+        let problem = "inline data that is longer than a sector";
+        return Err(Error::corrupt("file extent", problem).in_file(file));
+    }
+    Ok(is_inline)
 }
 
 /// Gives `file`, whose lock is held, the length `size`.
@@ -197,39 +205,50 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
     if size > MAX_SIZE {
         return Err(Error::posix(Errno::FBIG, file.to_string()));
     }
-    if size == size_of(volume, file, &item) {
+    let old = length_of(volume, file, &item);
+    if size == old {
         return Ok(());
     }
     timespec(at)?;
-    let sector = u64::from(volume.superblock().sector_size);
-    let is_inline = is_inline(volume, file)?;
-    if is_inline && size > 0 {
+    if size > 0 && is_inline(volume, file)? {
         buffer(volume, file, 0, &[], at)?;
     }
-    let old = size_of(volume, file, &item);
-    if old < size {
-        clear_behind(volume, file, old, at)?;
-    }
+    if old < size { grow(volume, file, old, size, at) } else { shrink(volume, file, size, at) }
+}
+
+/// Makes a file longer: what comes is a hole.
+fn grow(volume: &Volume, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
+    clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
     let has_claim = volume.buffers.get(file).is_some_and(|buffer| buffer.read().claim > 0);
-    let why = if size < old { Claim::MakesRoom } else { Claim::Work };
-    let claim = if has_claim { None } else { write_back::claim(volume, why)? };
+    let claim = if has_claim { None } else { write_back::claim(volume)? };
     let buffer = volume.buffers.get_or_add(file, old, at);
     buffer.write().claim += claim.map_or(0, Reservation::keep);
-    let freed = volume.buffers.resize(&buffer, size, sector);
-    write_back::release_data(volume, freed);
-    buffer.write().written(0, at);
-    // A file that is all in its first sector is buffered whole by now, or empty.
-    let is_stored = !is_inline || size == 0 || item.size.get() > sector;
-    if size < item.size.get() && is_stored {
-        // A commit in between must not show the zeros of the last sector in a file that is still longer: the
-        // sector is stored last, and the length with it.
+    buffer.write().written(size, at);
+    store_length(volume, file, &buffer)
+}
+
+/// Makes a file shorter: first what is stored, because that may fail, and then what is buffered.
+fn shrink(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+    let sector = u64::from(volume.superblock().sector_size);
+    let stored = regular(volume, file)?.size.get();
+    let buffer = volume.buffers.get(file);
+    if size < stored {
+        // A commit in between must not show zeros in the last sector of a file that is still longer: where that
+        // sector is buffered, it is stored with the length.
         let last = size / sector * sector..size.next_multiple_of(sector);
-        let is_stored_later = !last.is_empty() && buffer.read().gaps(&last).is_empty();
-        let cut_to = if is_stored_later { last.end.min(item.size.get()) } else { size };
-        cut(volume, file, cut_to, at)?;
-        write_back::store_all(volume, file, &buffer, Patience::Waits)?;
+        let is_buffered = buffer.as_ref().is_some_and(|b| b.read().gaps(&last).is_empty());
+        let to = if is_buffered && !last.is_empty() { last.end.min(stored) } else { size };
+        cut(volume, file, to, at)?;
     }
+    let Some(buffer) = buffer else { return Ok(()) };
+    write_back::release_data(volume, volume.buffers.resize(&buffer, size, sector));
+    buffer.write().written(0, at);
+    store_length(volume, file, &buffer)
+}
+
+/// Stores the length of a file now when no data of it waits to be stored.
+fn store_length(volume: &Volume, file: FileId, buffer: &FileBuffer) -> Result<()> {
     if buffer.read().is_empty() {
         write_back::write_back(volume, file, Patience::Waits)?;
     }
@@ -259,11 +278,14 @@ fn has_stored(volume: &Volume, file: FileId, at: u64) -> Result<bool> {
 fn cut(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
+    // No more than a leaf of items at once, so that few blocks change: what a removal reserves is enough.
+    let item_bytes = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
+    let most = MAX_DROPPED.min(leaf_capacity(volume.superblock().node_size) / item_bytes);
     loop {
-        let last = offsets_from_end(volume, file, end, MAX_DROPPED)?;
-        let is_done = last.len() < MAX_DROPPED;
+        let last = offsets_from_end(volume, file, end, most)?;
+        let is_done = last.len() < most;
         let from = if is_done { end } else { last.last().map_or(end, |&at| at.max(end)) };
-        let handle = volume.join_for(last.len() as u64 + OTHER_ITEMS, Claim::MakesRoom)?;
+        let handle = volume.join_to_remove()?;
         let mut changes = Changes::new(&handle, file);
         let dropped = {
             let _changing = volume.buffers.changing(file);

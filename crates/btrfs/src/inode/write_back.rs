@@ -1,7 +1,9 @@
 //! Write-back: from what is buffered of a file to its extents.
 //!
-//! Whoever writes back a file holds its lock, so nobody writes it meanwhile. It is done when the volume is synced,
-//! when more than [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are buffered, and when somebody needs room.
+//! Whoever writes back a file holds its lock, so nobody writes it meanwhile. It is done when the volume is synced, which
+//! it does by itself every so often; when half of [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are
+//! buffered, by the thread of the volume, and at all of it by whoever writes; when a file takes the place of another;
+//! and when somebody needs room.
 //!
 //! Each step puts one run of sectors in its place under one handle: a crash finds it there with its
 //! checksums and the length that goes with it, or not at all.
@@ -13,6 +15,8 @@
 //! is needed, it reserves that as everybody does; [`Patience`] says whether it may wait for it.
 
 mod step;
+#[cfg(test)]
+mod tests;
 
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{FileId, Result, Timestamp};
@@ -28,7 +32,7 @@ use step::{Step, hole_items};
 
 /// Items that a step changes beside checksums and the extents that it replaces: the new extent, the hole before it,
 /// the ends of what it cuts, the checksums that it continues, and the inode.
-pub(super) const OTHER_ITEMS: u64 = 8;
+const OTHER_ITEMS: u64 = 8;
 
 /// Items of replaced extents that a claim covers.
 const CLAIMED_REPLACED: u64 = 4;
@@ -49,9 +53,9 @@ pub(crate) enum Patience {
 }
 
 /// Reserves the metadata that the write-back of a file begins with.
-pub(super) fn claim(volume: &Volume, claim: Claim) -> Result<Option<Reservation<'_>>> {
+pub(super) fn claim(volume: &Volume) -> Result<Option<Reservation<'_>>> {
     let items = OTHER_ITEMS + CLAIMED_REPLACED + checksum_items(volume, CLAIMED_BYTES);
-    Ok(volume.join_for(items, claim)?.into_reservation())
+    Ok(volume.join_for(items, Claim::Work)?.into_reservation())
 }
 
 /// Gives up what was reserved for data that is not buffered any more.
@@ -88,16 +92,16 @@ pub(super) fn limit(volume: &Volume) -> Result<()> {
     if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
 }
 
-/// Writes back until half of what may be buffered is.
+/// Writes back until half of what may be buffered is. What cannot be written back stays: its own sync tells why.
 fn relieve(volume: &Volume) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
     for file in volume.buffers.files() {
         if volume.buffers.bytes() <= half {
             break;
         }
-        sync_file(volume, file)?;
+        let _ = sync_file(volume, file);
     }
-    Ok(())
+    volume.live()?.require_whole()
 }
 
 /// Writes back what is buffered of `file`.
@@ -116,16 +120,16 @@ pub(crate) fn sync_all(volume: &Volume) -> Result<()> {
 }
 
 /// Writes back what can be without waiting for anybody, for who makes room and may hold locks of inodes. Whether
-/// there was anything.
+/// anything was. What cannot be written back stays: its own sync tells why.
 pub(crate) fn make_room(volume: &Volume) -> Result<bool> {
-    let mut is_any = false;
+    let before = volume.buffers.bytes();
     for file in volume.buffers.files() {
         if let Some(_locks) = volume.inodes.try_lock(file) {
-            write_back(volume, file, Patience::Tries)?;
-            is_any = true;
+            let _ = write_back(volume, file, Patience::Tries);
         }
     }
-    Ok(is_any)
+    volume.live()?.require_whole()?;
+    Ok(volume.buffers.bytes() < before)
 }
 
 /// Writes back what is buffered of `file`, whose lock is held.
@@ -138,13 +142,16 @@ pub(crate) fn write_back(volume: &Volume, file: FileId, patience: Patience) -> R
 }
 
 /// Puts everything that is buffered in its place; whether there was room for all of it.
-pub(super) fn store_all(
+fn store_all(
     volume: &Volume,
     file: FileId,
     buffer: &FileBuffer,
     patience: Patience,
 ) -> Result<bool> {
     loop {
+        if patience == Patience::Waits {
+            volume.limit_dirty_blocks()?;
+        }
         let runs = buffer.read().first_runs(STEP_BYTES);
         if runs.is_empty() {
             return Ok(true);

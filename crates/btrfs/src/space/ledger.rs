@@ -102,6 +102,7 @@ impl<'v> Reservation<'v> {
         let sector = u64::from(volume.superblock().sector_size);
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
+        debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
         let mut len = wanted.min(self.bytes);
         loop {
             match self.space.take(volume, self.purpose, len) {

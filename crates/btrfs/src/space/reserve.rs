@@ -115,17 +115,26 @@ impl Volume {
     /// As [`join`](Self::join).
     pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
         let live = self.live()?;
-        let dirty_bytes = self.enter()?.dirty_bytes();
-        if dirty_bytes > live.dirty_bytes {
-            self.commit_over(live.dirty_bytes)?;
-        } else if dirty_bytes > live.dirty_bytes / 2 {
-            live.pressure.press();
-        }
+        self.limit_dirty_blocks()?;
         let attempt = || self.try_join(live, items, claim);
         match Self::unless_tight(live, attempt)? {
             Some(handle) => Ok(handle),
             None => self.make_room(Purpose::Metadata, attempt),
         }
+    }
+
+    /// Commits when there are more dirty tree blocks than may be, and has that done before.
+    /// The caller must hold no handle.
+    pub(crate) fn limit_dirty_blocks(&self) -> Result<()> {
+        let live = self.live()?;
+        let dirty_bytes = self.enter()?.dirty_bytes();
+        if dirty_bytes > live.dirty_bytes {
+            return self.commit_over(live.dirty_bytes);
+        }
+        if dirty_bytes > live.dirty_bytes / 2 {
+            live.pressure.press();
+        }
+        Ok(())
     }
 
     /// Reserves space for `bytes` of data, before a write is accepted. The caller must hold no handle.

@@ -1,0 +1,188 @@
+//! What once went wrong with buffered data, on volumes in memory.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use zerocopy::IntoBytes;
+
+use crate::test_volumes::{in_memory, in_memory_of};
+use crate::tree::Edit;
+use crate::{Filesystem, OpenOptions, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, at: AT };
+const NODE_SIZE: u32 = 16384;
+
+/// Opens the volume to be written without a thread of its own.
+fn open(device: &Arc<MemoryDevice>, dirty_bytes: u64) -> (Arc<Volume>, Filesystem) {
+    let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("the top level");
+    (volume, fs)
+}
+
+fn create(fs: &Filesystem, name: &str) -> FileId {
+    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
+}
+
+/// Changes an item of the top level, by hand.
+fn change(volume: &Volume, key: Key, room: usize, change: impl Fn(&[u8]) -> Vec<u8>) {
+    let handle = volume.join().expect("room");
+    let edit = |data: Option<&[u8]>| Ok(Edit::Put(change(data.expect("the item"))));
+    handle.change(TreeId::FS, |tree| tree.modify(key, room, edit)).expect("a change");
+}
+
+fn change_inode(volume: &Volume, file: FileId, edit: impl Fn(&mut InodeItem)) {
+    change(volume, Key::new(file.ino, ItemType::INODE_ITEM, 0), 0, |data| {
+        let mut item = *InodeItem::view(data).expect("an inode item");
+        edit(&mut item);
+        item.as_bytes().to_vec()
+    });
+}
+
+/// Old kernels kept small files inline with NODATACOW too. Their data is shorter than a sector, and space is not
+/// taken in such pieces.
+#[test]
+fn inline_data_of_a_nodatacow_file_is_replaced() {
+    let device = in_memory(NODE_SIZE);
+    let (volume, fs) = open(&device, 64 << 20);
+    let file = create(&fs, "one");
+    fs.write(file, 0, &[7; 101], AT).expect("there is room");
+    fs.sync().expect("a commit");
+    change_inode(&volume, file, |item| {
+        let flags = inode_flags::NODATACOW | inode_flags::NODATASUM;
+        item.flags = (item.flags.get() | flags).into();
+    });
+    fs.write(file, 0, &[8; 1], AT).expect("there is room");
+    fs.sync().expect("a commit");
+    let mut found = [0; 102];
+    assert_eq!(fs.read(file, 0, &mut found).expect("it reads"), 101);
+    assert!(found[0] == 8 && found[1..101] == [7; 100]);
+}
+
+/// Such data is legal to read, and is refused before anything is buffered; nobody else suffers.
+#[test]
+fn a_file_with_inline_data_beyond_a_sector_is_refused_alone() {
+    let device = in_memory(NODE_SIZE);
+    let (volume, fs) = open(&device, 64 << 20);
+    let file = create(&fs, "one");
+    fs.write(file, 0, &[7; 101], AT).expect("there is room");
+    fs.sync().expect("a commit");
+    change(&volume, Key::new(file.ino, ItemType::EXTENT_DATA, 0), 8000, |data| {
+        let mut data = data[..21].to_vec();
+        data[8..16].copy_from_slice(&6000u64.to_le_bytes());
+        data.resize(21 + 6000, 5);
+        data
+    });
+    change_inode(&volume, file, |item| item.size = 6000.into());
+    fs.sync().expect("a commit");
+    fs.write(file, 0, &[8; 1], AT).expect_err("this file cannot be written");
+    create(&fs, "other");
+    fs.sync().expect("the rest can");
+}
+
+/// A full volume lets a file of many extents be cut, and what is cut off never comes back.
+#[test]
+fn a_file_of_many_extents_is_cut_on_a_full_volume() {
+    let device = in_memory_of(NODE_SIZE, 256 << 20);
+    let (_volume, fs) = open(&device, 64 << 20);
+    let file = create(&fs, "one");
+    for i in 0..600u64 {
+        fs.write(file, i * 8192, &[7; 4096], AT).expect("there is room");
+        if i % 100 == 99 {
+            fs.sync().expect("a commit");
+        }
+    }
+    let filler = create(&fs, "filler");
+    let mut at = 0;
+    for len in [1usize << 20, 65536, 4096] {
+        let data = vec![3; len];
+        while fs.write(filler, at, &data, AT).is_ok() {
+            at += len as u64;
+        }
+    }
+    fs.sync().expect("what was accepted can be stored");
+    let set = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    fs.set_attr(file, &set(0), AT).expect("a full volume lets go of data");
+    fs.sync().expect("a commit");
+    assert_eq!(fs.attr(file).expect("attributes").allocated_bytes, 0);
+    fs.unlink(Place { dir: fs.root(), name: b"filler" }, AT).expect("it goes");
+    fs.set_attr(file, &set(5 << 20), AT).expect("there is room");
+    let mut found = vec![1; 8192];
+    fs.read(file, 0, &mut found).expect("it reads");
+    assert!(found.iter().all(|&byte| byte == 0), "what was cut off came back");
+}
+
+/// A file that takes the place of another has its data after a crash, or the other is still there.
+#[test]
+fn what_replaces_a_file_by_rename_has_its_data() {
+    let device = in_memory(NODE_SIZE);
+    let (_volume, fs) = open(&device, 64 << 20);
+    let dir = fs.root();
+    let old = create(&fs, "config");
+    fs.write(old, 0, &[7; 8192], AT).expect("there is room");
+    fs.sync().expect("a commit");
+    let new = create(&fs, "config.tmp");
+    fs.write(new, 0, &[8; 8192], AT).expect("there is room");
+    let [from, to] = [&b"config.tmp"[..], b"config"].map(|name| Place { dir, name });
+    fs.rename(from, to, AT).expect("it takes the place");
+    let another = create(&fs, "another");
+    fs.fsync(another).expect("a commit");
+    let devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device.snapshot())];
+    let crashed = Volume::open(devices, &OpenOptions::default()).expect("it opens");
+    let fs = crashed.filesystem(TreeId::FS).expect("the top level");
+    let file = fs.lookup(fs.root(), b"config").expect("it is there");
+    let mut found = vec![0; 8193];
+    assert_eq!(fs.read(file, 0, &mut found).expect("it reads"), 8192);
+    assert!(found[..8192].iter().all(|&byte| byte == 8));
+}
+
+/// Write-back of scattered sectors changes more tree blocks than it has data, and commits between.
+#[test]
+fn write_back_keeps_the_bound_on_dirty_blocks() {
+    let device = in_memory(NODE_SIZE);
+    let (volume, fs) = open(&device, 64 << 20);
+    let file = create(&fs, "file");
+    for i in 0..30_000u64 {
+        fs.write(file, i * 8192, &[7; 4096], AT).expect("there is room");
+    }
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    let limit = 1 << 20;
+    let (volume, fs) = open(&device, limit);
+    for i in 0..256u64 {
+        fs.write(file, i * 117 * 8192, &[8; 4096], AT).expect("there is room");
+    }
+    super::sync_all(&volume).expect("all of it is stored");
+    let dirty = volume.enter().expect("a handle").dirty_bytes();
+    assert!(dirty < limit + (1 << 20) / 4, "{dirty} bytes of {limit}");
+}
+
+/// A file whose extents cannot be read does not keep others from being written.
+#[test]
+fn a_file_that_cannot_be_written_back_stops_nobody_else() {
+    let device = in_memory(NODE_SIZE);
+    let (volume, fs) = open(&device, 64 << 20);
+    let other = create(&fs, "other");
+    let bad = create(&fs, "bad");
+    for i in 0..2000u64 {
+        fs.write(bad, i * 8192, &[7; 4096], AT).expect("there is room");
+    }
+    fs.sync().expect("a commit");
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    let block = volume.block(&root.expected()).expect("its root");
+    let slot = block.len() / 2;
+    let (at, leaf) = (block.key(slot).offset, block.pointers()[slot].logical());
+    for (_, physical, _) in volume.write_places(leaf, u64::from(NODE_SIZE)).expect("places") {
+        device.write_at(physical.0, &[0xaa; 16384]).expect("it is written");
+    }
+    drop((fs, volume));
+    let (volume, fs) = open(&device, 2 << 20);
+    let _ = fs.write(bad, at, &vec![1; 3 << 20], AT);
+    assert!(volume.buffers.bytes() > 2 << 20, "the test is about too much that is buffered");
+    fs.write(other, 0, &[1; 4096], AT).expect("others are written");
+    fs.sync().expect_err("and it is told");
+}
