@@ -22,6 +22,7 @@
 
 mod chunk_map;
 mod members;
+mod newest;
 mod open;
 mod parity;
 mod read;

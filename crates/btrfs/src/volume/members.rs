@@ -39,7 +39,7 @@ pub struct Member {
     pub device: Option<Arc<dyn BlockDevice>>,
     /// The device item of its own superblock; of the chunk tree, when it is missing.
     pub(crate) item: DevItem,
-    /// How many commits it missed.
+    /// How many generations its superblock is behind.
     missed: u64,
 }
 
@@ -72,12 +72,9 @@ impl Member {
         self.missed > 0
     }
 
-    /// Whether it missed a commit that was complete.
-    ///
-    /// All of a commit is on every member before the first superblock says so. A cut between the
-    /// superblocks leaves some of them one generation behind, on members that have everything.
-    pub(super) fn missed_a_whole_commit(&self) -> bool {
-        self.missed > 1
+    /// How many generations it is behind.
+    pub(super) fn missed(&self) -> u64 {
+        self.missed
     }
 
     /// The name of the device, or its number when it is missing.

@@ -209,7 +209,7 @@ impl Volume {
         }
     }
 
-    fn read_place(&self, at: Place, offset: u64, buf: &mut [u8]) -> Result<()> {
+    pub(super) fn read_place(&self, at: Place, offset: u64, buf: &mut [u8]) -> Result<()> {
         let member = self.members.get(at.member);
         let device = member.device.as_ref().expect("a place is on a member that is present");
         let from = at.physical.0.saturating_add(offset);

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{OpenOptions, Volume};
+use super::{Member, OpenOptions, Volume};
 use crate::space::{BlockGroup, Space};
 use crate::subvolume::{chunk_tree_root, malformed};
 use crate::transaction::Live;
@@ -77,17 +77,26 @@ impl Volume {
     }
 
     fn require_whole_members(&self) -> Result<()> {
+        let refuse = |member: &Member, why: &str| {
+            Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
+        };
         for member in self.members() {
-            let why = if member.device.is_none() {
-                "is missing"
-            } else if member.is_seed {
-                "belongs to a seed"
-            } else if member.missed_a_whole_commit() {
-                "missed commits"
-            } else {
-                continue;
+            if member.device.is_none() {
+                return refuse(member, "is missing");
+            }
+            if member.is_seed {
+                return refuse(member, "belongs to a seed");
+            }
+        }
+        for (index, member) in self.members().iter().enumerate() {
+            let is_current = match member.missed() {
+                0 => true,
+                1 => self.has_newest_commit(index)?,
+                _ => false,
             };
-            return Err(Error::Unsupported(format!("writing while {} {why}", member.name())));
+            if !is_current {
+                return refuse(member, "missed commits");
+            }
         }
         Ok(())
     }

@@ -16,6 +16,17 @@ fn commit(devices: Devices, number: i64) {
     fs.sync().expect("a commit");
 }
 
+fn superblock(device: &dyn BlockDevice) -> [u8; SUPERBLOCK_SIZE] {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    device.read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("memory is read");
+    bytes
+}
+
+/// A device that begins as `device` is, and leaves that as it is.
+fn over(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::over(device.clone()))
+}
+
 /// A superblock and its copies were written between two barriers, so one cut could tear all of them, and
 /// nothing led to the volume any more.
 #[test]
@@ -47,18 +58,10 @@ fn a_superblock_and_its_copies_are_never_pending_together() {
 #[test]
 fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_on() {
     let devices = volume(2, SETS[0]);
-    let superblock = |device: &dyn BlockDevice| {
-        let mut bytes = [0; SUPERBLOCK_SIZE];
-        device.read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("memory is read");
-        bytes
-    };
     let old = superblock(&*devices[1]);
     for missed in 1..3 {
         commit(devices.clone(), missed);
-        let cut: Devices = devices
-            .iter()
-            .map(|device| Arc::new(MemoryDevice::over(device.clone())) as Arc<_>)
-            .collect();
+        let cut: Devices = devices.iter().map(over).collect();
         cut[1].write_at(SUPERBLOCK_OFFSETS[0], &old).expect("memory is written");
         if missed == 1 {
             commit(cut.clone(), 9);
@@ -68,6 +71,30 @@ fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_o
             // A member that was away for a while is another matter.
             let refused = OURS.open_writable(cut).err();
             assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+        }
+    }
+}
+
+/// What the newest commit wrote is found on every member that has it, whether the root of the root tree is on it
+/// or not.
+#[test]
+fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
+    for set in SETS {
+        let old = volume(3, set);
+        commit(old.clone(), 1);
+        let new: Devices = old.iter().map(over).collect();
+        commit(new.clone(), 2);
+        for behind in 0..set.members {
+            let cut: Devices = new.iter().map(over).collect();
+            let superblock = superblock(&*old[behind]);
+            cut[behind].write_at(SUPERBLOCK_OFFSETS[0], &superblock).expect("memory is written");
+            commit(cut.clone(), 9);
+            OURS.check(cut).expect("it is in order");
+            let mut away: Devices = new.iter().map(over).collect();
+            away[behind] = over(&old[behind]);
+            let refused = OURS.open_writable(away).err();
+            let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+            assert!(said.contains("missed commits"), "{set} without {behind}: {refused:?}");
         }
     }
 }

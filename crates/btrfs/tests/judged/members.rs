@@ -1,8 +1,10 @@
 //! Devices of a volume: missing, stale, foreign, seeds, in any order.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_btrfs::{OpenOptions, Report, Volume};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::{Disks, Mount};
@@ -13,7 +15,8 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, Error};
 
 use crate::common::{
-    assert_never_wrong, default_filesystem, judge, open, open_degraded, reports_besides,
+    assert_never_wrong, at, contents, default_filesystem, judge, open, open_degraded,
+    reports_besides,
 };
 
 /// Reads the volume without each of the sets of members in `missing`.
@@ -229,7 +232,6 @@ fn before(root: &Path) {
 }
 
 fn after(root: &Path) {
-    use std::os::unix::fs::FileExt;
     for (name, bytes) in [("small", 20_000), ("large", 900_000)] {
         let path = root.join("in-place").join(name);
         let file = std::fs::File::options().write(true).open(path).expect("it is there");
@@ -286,6 +288,43 @@ fn members_of_raid6_that_were_put_back() {
     let Some(judges) = judges::require() else { return };
     judge_put_back(&judges, 4, "-d raid6 -m raid6");
     judge_put_back(&judges, 5, "-d raid6 -m raid1c3");
+}
+
+/// A member that was away for one commit alone was taken for one that a cut had left a generation behind. It
+/// was written on as if it were current, and then nothing told any more that data on it was old.
+#[test]
+fn a_member_that_missed_one_whole_commit_is_not_written_on() {
+    let Some(judges) = judges::require() else { return };
+    let old = |root: &Path| {
+        let file = root.join("f");
+        fill::write(&file, b"");
+        run("chattr", &["+C".as_ref(), file.as_os_str()]);
+        fill::write(&file, &vec![b'A'; 1 << 20]);
+    };
+    for (devices, profile) in [(2, "-d raid1 -m raid1"), (3, "-d raid1c3 -m raid1c3")] {
+        for away in 0..devices {
+            let disks = Recipe::new().devices(devices).mkfs(profile).fill(old).make(&judges);
+            let others: Vec<_> = (0..devices).filter(|member| *member != away).collect();
+            let mount = disks.mount_some(&others, "rw,noatime,degraded");
+            let file = std::fs::File::options().write(true).open(mount.path().join("f"));
+            file.and_then(|file| file.write_all_at(&vec![b'B'; 1 << 20], 0)).expect("in place");
+            drop(mount);
+            let (volume, reports) = open(disks.devices()).expect("it opens for reading");
+            let behind = reports.all().into_iter().find_map(|report| match report {
+                Report::StaleMember { generation, newest, .. } => Some(newest.0 - generation.0),
+                _ => None,
+            });
+            assert_eq!(behind, Some(1), "the kernel commits once");
+            let fs = default_filesystem(&volume);
+            let found = contents(&fs, at(&fs, "f")).expect("it reads");
+            assert!(found.iter().all(|&byte| byte == b'B'), "{profile} without {away}");
+            let refused =
+                Volume::open_writable(disks.writable_devices(), &OpenOptions::default()).err();
+            let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+            assert!(matches!(refused, Some(Error::Unsupported(_))), "{profile}: {refused:?}");
+            assert!(said.contains("missed commits"), "{said}");
+        }
+    }
 }
 
 /// A mirror that was cut short gives nothing that the other one cannot give.
