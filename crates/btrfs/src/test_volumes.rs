@@ -10,6 +10,7 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::Timestamp;
 use uuid::Uuid;
 
+use crate::tree::TreeRoot;
 use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
 
 /// Opens the volume for writing.
@@ -31,6 +32,21 @@ pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<MemoryDevice>
     options.node_size = Some(node_size);
     mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");
     device
+}
+
+/// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits no more.
+pub(crate) fn edit_root(
+    device: &MemoryDevice,
+    volume: &Volume,
+    root: TreeRoot,
+    edit: impl FnOnce(&mut [u8]),
+) {
+    let mut bytes = volume.block(&root.expected()).unwrap().bytes().to_vec();
+    edit(&mut bytes);
+    for (_, physical, part) in volume.write_places(root.logical, bytes.len() as u64).unwrap() {
+        let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
+        device.write_at(physical.0, &bytes[part]).unwrap();
+    }
 }
 
 /// `btrfs check` finds nothing.

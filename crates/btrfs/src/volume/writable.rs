@@ -70,6 +70,9 @@ impl Volume {
         if superblock.log_is_pending() {
             return refuse("a volume with a pending tree log");
         }
+        if self.csum_tree().is_none() {
+            return refuse("a volume without a checksum tree");
+        }
         if self.chunks().any(|c| matches!(c.profile, Profile::Raid5 | Profile::Raid6)) {
             return refuse("a volume with RAID5 or RAID6");
         }
@@ -150,5 +153,36 @@ impl Volume {
                 Ok(BlockGroup::new(chunk.start, chunk.length, flags, item.used.get()))
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs_format::encode::seal_block;
+
+    use super::*;
+    use crate::test_volumes::{edit_root, in_memory};
+
+    /// It opened, and its first commit failed with `ENOENT` and ended all writing.
+    #[test]
+    fn a_volume_without_a_checksum_tree_is_not_written() {
+        let device = in_memory(16384);
+        let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
+        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let volume = crate::Volume::open(devices(), &options).unwrap();
+        let key = [&TreeId::CSUM.0.to_le_bytes()[..], &[ItemType::ROOT_ITEM.0]].concat();
+        let forget = |bytes: &mut [u8]| {
+            let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+            // A type that nobody knows, which keeps the order of the keys.
+            bytes[at + 8] = 250;
+            seal_block(bytes, volume.superblock().checksum);
+        };
+        edit_root(&device, &volume, volume.root_tree(), forget);
+        drop(volume);
+        crate::Volume::open(devices(), &options).expect("it can be read");
+        let refused = crate::Volume::open_writable(devices(), &options).err();
+        let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+        assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+        assert!(said.contains("without a checksum tree"), "{said}");
     }
 }
