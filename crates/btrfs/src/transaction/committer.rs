@@ -1,7 +1,7 @@
 //! The thread that commits a volume by itself: every so often, and when much was changed.
 //!
 //! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
-//! written to the devices after that.
+//! written to the devices after that. When nothing may be written any more it says so once, and ends by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,8 +11,12 @@ use std::time::{Duration, Instant};
 use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+use super::Live;
 use crate::inode::write_back;
 use crate::volume::{Report, Volume};
+
+/// The least time between two commits by time.
+const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The thread that commits a volume. It ends when this is dropped.
 pub(crate) struct Committer {
@@ -39,11 +43,14 @@ impl Signal {
     }
 
     /// Waits until `due`, or until much was changed, and says whether it was; `None` at the end.
-    fn wait(&self, due: Instant) -> Option<bool> {
+    fn wait(&self, due: Option<Instant>) -> Option<bool> {
         let mut is_stopped = self.is_stopped.lock();
         let mut is_due = false;
         while !*is_stopped && !is_due && !self.is_pressed.load(Ordering::Relaxed) {
-            is_due = self.wake.wait_until(&mut is_stopped, due).timed_out();
+            match due {
+                Some(due) => is_due = self.wake.wait_until(&mut is_stopped, due).timed_out(),
+                None => self.wake.wait(&mut is_stopped),
+            }
         }
         (!*is_stopped).then(|| self.is_pressed.swap(false, Ordering::Relaxed))
     }
@@ -75,11 +82,13 @@ impl Drop for Committer {
 }
 
 fn run(volume: &Weak<Volume>, signal: &Signal, interval: Duration) {
-    let mut due = Instant::now() + interval;
+    // A moment that no clock reaches is never due.
+    let next = || Instant::now().checked_add(interval.max(LEAST_INTERVAL));
+    let mut due = next();
     loop {
         let Some(is_pressed) = signal.wait(due) else { return };
         let Some(volume) = volume.upgrade() else { return };
-        let is_due = Instant::now() >= due;
+        let is_due = due.is_some_and(|due| Instant::now() >= due);
         let result = if is_due {
             volume.sync()
         } else if is_pressed {
@@ -89,18 +98,143 @@ fn run(volume: &Weak<Volume>, signal: &Signal, interval: Duration) {
         };
         if let Err(error) = result {
             volume.report(&Report::CommitFailed { problem: error.to_string() });
+            if volume.live().and_then(Live::require_whole).is_err() {
+                return;
+            }
         }
         if is_due {
-            due = Instant::now() + interval;
+            due = next();
         }
     }
 }
 
-/// Brings to the devices what there is much of.
+/// Brings to the devices what there is much of. A file that cannot be written back keeps nothing else from them.
 fn ease(volume: &Volume) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
-    if volume.buffers.bytes() > half {
-        write_back::sync_all(volume)?;
+    let is_much = volume.buffers.bytes() > half;
+    let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };
+    // The first error is the cause.
+    written.and(volume.commit_over(half))
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs_format::{ItemType, TreeId};
+    use offshoot_device::{BlockDevice, Fault, FaultDevice};
+    use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+
+    use super::*;
+    use crate::test_volumes::{in_memory, xattr};
+    use crate::{Filesystem, OpenOptions};
+
+    const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+    const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+
+    fn create(fs: &Filesystem, name: &str) -> offshoot_vfs::FileId {
+        fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).unwrap()
     }
-    volume.commit_over(half)
+
+    /// Counts reports, all of which must be of commits that failed.
+    fn counted(options: &mut OpenOptions) -> Arc<Mutex<u64>> {
+        let count = Arc::new(Mutex::new(0));
+        let counter = count.clone();
+        options.reporter = Some(Arc::new(move |report: &Report| {
+            assert!(matches!(report, Report::CommitFailed { .. }), "{report}");
+            *counter.lock() += 1;
+        }));
+        count
+    }
+
+    /// A volume with 172 sectors buffered of a file that cannot be written back: the leaf that has the extents
+    /// under them is damaged.
+    fn with_a_bad_file(options: &OpenOptions) -> Filesystem {
+        let device = in_memory(16384);
+        let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
+        let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let volume = crate::Volume::open_writable(devices(), &quiet).unwrap();
+        let fs = volume.filesystem(TreeId::FS).unwrap();
+        let bad = create(&fs, "bad");
+        for extent in 0..2000 {
+            fs.write(bad, extent * 8192, &[7; 4096], AT).unwrap();
+        }
+        fs.sync().unwrap();
+        let root = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
+        let slot = root.len() / 2;
+        let key = root.key(slot);
+        assert_eq!((key.objectid, key.item_type), (bad.ino, ItemType::EXTENT_DATA));
+        for (_, physical, _) in volume.write_places(root.pointers()[slot].logical(), 16384).unwrap()
+        {
+            device.write_at(physical.0, &[0xaa; 16384]).unwrap();
+        }
+        drop((fs, volume));
+        let volume = crate::Volume::open_writable(devices(), options).unwrap();
+        let fs = volume.filesystem(TreeId::FS).unwrap();
+        fs.write(bad, key.offset, &vec![1; 172 * 4096], AT).unwrap();
+        fs
+    }
+
+    /// What could not be written back kept everything else from the devices.
+    #[test]
+    fn one_bad_file_keeps_no_commit_from_being_made() {
+        let options =
+            OpenOptions { commit_interval: None, dirty_bytes: 1 << 20, ..OpenOptions::default() };
+        let fs = with_a_bad_file(&options);
+        let dirty_bytes = || fs.volume().enter().unwrap().dirty_bytes();
+        let mut number = 0;
+        while dirty_bytes() <= options.dirty_bytes / 2 {
+            create(&fs, &format!("{number}"));
+            number += 1;
+        }
+        let error = ease(fs.volume()).expect_err("a file cannot be written back");
+        assert!(matches!(error, Error::Corrupt(_)), "{error}");
+        assert!(dirty_bytes() <= options.dirty_bytes / 2, "{} are left", dirty_bytes());
+    }
+
+    /// No interval at all kept a thread busy for ever.
+    #[test]
+    fn a_commit_by_time_waits_for_a_millisecond() {
+        let start = Instant::now();
+        let mut options =
+            OpenOptions { commit_interval: Some(Duration::ZERO), ..OpenOptions::default() };
+        let count = counted(&mut options);
+        let fs = with_a_bad_file(&options);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(fs);
+        let (failed, elapsed) = (*count.lock(), start.elapsed().as_millis());
+        assert!(failed > 0, "nothing was tried");
+        assert!(u128::from(failed) <= elapsed, "{failed} times in {elapsed} ms");
+    }
+
+    /// The moment of the next commit was one that no clock has.
+    #[test]
+    fn an_interval_without_end_is_never_due() {
+        let options =
+            OpenOptions { commit_interval: Some(Duration::MAX), ..OpenOptions::default() };
+        let volume = crate::Volume::open_writable(vec![in_memory(16384)], &options).unwrap();
+        let fs = volume.filesystem(TreeId::FS).unwrap();
+        create(&fs, "file");
+        fs.sync().unwrap();
+    }
+
+    /// It was said again and again that nothing is written any more.
+    #[test]
+    fn a_volume_that_is_broken_off_says_so_once() {
+        let mut options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let count = counted(&mut options);
+        let memory = in_memory(16384);
+        let device = Arc::new(FaultDevice::new(memory.clone()));
+        let volume = Volume::open_writable_engine(vec![device.clone()], &options).unwrap();
+        let volume = Arc::new(volume);
+        let (key, data) = xattr(b"user.x", b"value");
+        volume.join().unwrap().change(TreeId::FS, |tree| tree.insert(key, &data)).unwrap();
+        device.add(0..memory.size_bytes(), Fault::Error);
+        let committer = Committer::start(&volume, Duration::from_millis(1)).unwrap();
+        let thread = committer.thread.as_ref().unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !thread.is_finished() {
+            assert!(Instant::now() < end, "the thread goes on: {} reports", count.lock());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(*count.lock(), 1);
+    }
 }

@@ -37,7 +37,7 @@ pub struct OpenOptions {
     /// written begins to write at half of it, and lets nobody change more at all of it.
     pub dirty_bytes: u64,
     /// How often a volume that is written commits by itself; `None` for never. A thread of
-    /// its own does that.
+    /// its own does that. It waits a millisecond at least, whatever less is asked for.
     pub commit_interval: Option<Duration>,
     /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
     pub latching: Latching,

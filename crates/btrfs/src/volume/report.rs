@@ -43,7 +43,8 @@ pub enum Report {
         /// What is wrong with it.
         problem: String,
     },
-    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone.
+    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone. When
+    /// nothing more is written until the volume is opened again, this is said once.
     CommitFailed {
         /// What went wrong.
         problem: String,
