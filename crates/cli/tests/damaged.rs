@@ -87,6 +87,18 @@ fn subvolumes_below_a_damaged_directory_are_still_listed() {
     assert_eq!(info["subvolumes"], sound.len());
 }
 
+/// `stat` asked for the sizes of the whole volume, which block groups that do not read kept it from.
+#[test]
+fn a_file_is_shown_beside_damaged_block_groups() {
+    let (_dir, image) = volume();
+    let place = format!("{}:/", text(&image));
+    let sound = offshoot(&["stat", &place]);
+    assert_eq!(sound.status.code(), Some(0), "{sound:?}");
+    destroy(&image, root_of(&image, 2));
+    let found = offshoot(&["stat", &place]);
+    assert_eq!((found.status.code(), found.stdout), (Some(0), sound.stdout), "{:?}", found.stderr);
+}
+
 /// It opened the volume first, and so it showed nothing exactly when it was needed.
 #[test]
 fn superblocks_are_shown_of_volumes_that_do_not_open() {

@@ -2,8 +2,11 @@
 //!
 //! What is available is what is free in block groups for data, and what chunks for data could take of the
 //! devices; both are what they would be if nothing but data of large files were written.
+//!
+//! A volume that is only read may be damaged where its block groups are. Nothing is then known of what is free
+//! in them, and only what chunks could take is available: a file that can be read is not held back by it.
 
-use offshoot_btrfs_format::chunk::Profile;
+use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
 use super::{BlockGroup, Purpose, chunk_plan};
@@ -17,7 +20,7 @@ impl Volume {
     /// What the volume holds and could hold.
     ///
     /// # Errors
-    /// When the block groups cannot be read.
+    /// When a block group has a profile that there is not.
     pub(crate) fn statfs(&self) -> Result<StatFs> {
         let item = &self.superblock().item;
         let (used_bytes, free, profiles) = if let Some(live) = self.live_part() {
@@ -26,7 +29,8 @@ impl Volume {
             let (free, profiles) = of_data(groups.values().map(AsRef::as_ref))?;
             (live.space.bytes_used(), free.saturating_sub(ledger.reserved()), profiles)
         } else {
-            let (free, profiles) = of_data(self.block_groups()?.iter())?;
+            let groups = self.block_groups().unwrap_or_else(|_| self.full_groups());
+            let (free, profiles) = of_data(groups.iter())?;
             (item.bytes_used.get(), free, profiles)
         };
         let allocated = self.live_part().map(|live| live.space.allocated());
@@ -42,6 +46,13 @@ impl Volume {
             available_bytes: free + capacity(unallocated.collect(), profile),
             block_size: self.superblock().sector_size,
         })
+    }
+
+    /// The block groups of all chunks, as if nothing were free in them.
+    fn full_groups(&self) -> Vec<BlockGroup> {
+        let full =
+            |chunk: Chunk| BlockGroup::new(chunk.start, chunk.length, chunk.flags, chunk.length);
+        self.chunks().map(full).collect()
     }
 }
 
@@ -95,7 +106,14 @@ fn capacity(mut room: Vec<u64>, profile: Profile) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use offshoot_btrfs_format::TreeId;
+    use offshoot_device::{BlockDevice, MemoryDevice};
+
     use super::*;
+    use crate::test_volumes::{edit_root, in_memory};
+    use crate::{OpenOptions, Volume};
 
     #[test]
     fn the_capacity_of_every_profile() {
@@ -115,5 +133,27 @@ mod tests {
         ] {
             assert_eq!(capacity(room.to_vec(), profile), expected, "{profile} on {room:?}");
         }
+    }
+
+    fn devices(device: &Arc<MemoryDevice>) -> Vec<Arc<dyn BlockDevice>> {
+        vec![device.clone()]
+    }
+
+    /// Sizes of a volume whose block groups do not read were an error, and everything that asked for them
+    /// failed with it.
+    #[test]
+    fn damaged_block_groups_leave_what_is_unallocated() {
+        let device = in_memory(16384);
+        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        let sound = volume.statfs().unwrap();
+        let free = of_data(volume.block_groups().unwrap().iter()).unwrap().0;
+        assert!(free > 0);
+        let tree = volume.tree(TreeId::BLOCK_GROUP).unwrap();
+        edit_root(&device, &volume, tree, |bytes| bytes.fill(0xaa));
+        drop(volume);
+        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        assert!(volume.block_groups().is_err(), "they are damaged");
+        let expected = StatFs { available_bytes: sound.available_bytes - free, ..sound };
+        assert_eq!(volume.statfs().unwrap(), expected);
     }
 }

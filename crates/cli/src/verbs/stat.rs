@@ -50,7 +50,7 @@ pub(super) fn run(
         "\n  Size: {:<15} Blocks: {:<10} IO Block: {:<6} {}",
         attr.size,
         attr.allocated_bytes.div_ceil(512),
-        session.fs.statfs()?.block_size,
+        session.fs.volume().superblock().sector_size,
         type_words(attr.file_type)
     )?;
     write!(
