@@ -36,14 +36,15 @@ impl Volume {
         let allocated = self.live_part().map(|live| live.space.allocated());
         let unallocated = self.members().iter().enumerate().map(|(i, member)| {
             let allocated = allocated.as_ref().map_or(member.allocated_bytes, |all| all[i]);
-            let usable = if member.is_seed { 0 } else { member.total_bytes };
+            let there = member.device.as_ref().map_or(u64::MAX, |device| device.size_bytes());
+            let usable = if member.is_seed { 0 } else { member.total_bytes.min(there) };
             usable.saturating_sub(RESERVED_BYTES).saturating_sub(allocated)
         });
         let profile = chunk_plan::safest(profiles.into_iter()).unwrap_or(Profile::Single);
         Ok(StatFs {
             total_bytes: item.total_bytes.get(),
             used_bytes,
-            available_bytes: free + capacity(unallocated.collect(), profile),
+            available_bytes: free.saturating_add(capacity(unallocated, profile)),
             block_size: self.superblock().sector_size,
         })
     }
@@ -63,26 +64,28 @@ fn of_data<'g>(
     let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
     let is_mixed = groups.clone().any(|group| group.serves(mixed));
     let flags = if is_mixed { mixed } else { Purpose::Data.flag() };
-    let (mut free, mut profiles) = (0, Vec::new());
+    let (mut free, mut profiles) = (0u64, Vec::new());
     for group in groups.filter(|group| group.serves(flags)) {
-        free += group.free_bytes();
+        free = free.saturating_add(group.free_bytes());
         profiles.push(group.flags.profile().map_err(malformed)?);
     }
     Ok((free, profiles))
 }
 
-/// How much data chunks of this profile hold that take all there is on members with so much room.
-fn capacity(mut room: Vec<u64>, profile: Profile) -> u64 {
-    let shape = profile.shape();
+/// How much data chunks of this profile hold that take all there is on members with so much room. What damaged
+/// items say may be any number, and their sum is wider than it.
+fn capacity(room: impl Iterator<Item = u64>, profile: Profile) -> u64 {
+    let mut room: Vec<_> = room.map(u128::from).collect();
     room.sort_unstable();
-    match shape.max_stripes {
+    let shape = profile.shape();
+    let bytes = match shape.max_stripes {
         _ if profile == Profile::Dup => room.iter().map(|room| room / 2).sum(),
         // Each chunk is on as many members as it has copies. The fullest use leaves out none but those that are
         // so large that the others do not suffice to go with them.
         Some(width) if shape.copies == width => (0..usize::from(width))
             .map(|left_out| {
                 let rest = room.len().saturating_sub(left_out);
-                room[..rest].iter().sum::<u64>() / (u64::from(width) - left_out as u64)
+                room[..rest].iter().sum::<u128>() / (u128::from(width) - left_out as u128)
             })
             .min()
             .unwrap_or(0),
@@ -95,13 +98,14 @@ fn capacity(mut room: Vec<u64>, profile: Profile) -> u64 {
                 if width < usize::from(shape.min_stripes) {
                     break;
                 }
-                let data = width as u64 / u64::from(shape.copies) - u64::from(shape.parity);
+                let data = width as u128 / u128::from(shape.copies) - u128::from(shape.parity);
                 total += (room[i] - taken) * data;
                 taken = room[i];
             }
             total
         }
-    }
+    };
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -109,6 +113,7 @@ mod tests {
     use std::sync::Arc;
 
     use offshoot_btrfs_format::TreeId;
+    use offshoot_btrfs_format::encode::seal_block;
     use offshoot_device::{BlockDevice, MemoryDevice};
 
     use super::*;
@@ -130,8 +135,12 @@ mod tests {
             (&[10, 10, 10], Profile::Raid5, 20),
             (&[10], Profile::Raid1, 0),
             (&[], Profile::Single, 0),
+            (&[u64::MAX, u64::MAX], Profile::Single, u64::MAX),
+            (&[u64::MAX, u64::MAX], Profile::Raid1, u64::MAX),
+            (&[u64::MAX, u64::MAX, u64::MAX], Profile::Raid5, u64::MAX),
         ] {
-            assert_eq!(capacity(room.to_vec(), profile), expected, "{profile} on {room:?}");
+            let found = capacity(room.iter().copied(), profile);
+            assert_eq!(found, expected, "{profile} on {room:?}");
         }
     }
 
@@ -154,6 +163,29 @@ mod tests {
         let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
         assert!(volume.block_groups().is_err(), "they are damaged");
         let expected = StatFs { available_bytes: sound.available_bytes - free, ..sound };
+        assert_eq!(volume.statfs().unwrap(), expected);
+    }
+
+    /// A device item of any size made sums that do not fit.
+    #[test]
+    fn a_member_has_no_more_room_than_its_device() {
+        let device = in_memory(16384);
+        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        let sound = volume.statfs().unwrap();
+        let member = &volume.members()[0];
+        let sizes = [member.total_bytes, member.allocated_bytes].map(u64::to_le_bytes).concat();
+        let enlarge = |bytes: &mut [u8]| {
+            let at = bytes.windows(16).position(|window| window == sizes).unwrap();
+            bytes[at..at + 8].fill(0xff);
+            bytes[at + 8..at + 16].fill(0);
+            seal_block(bytes, volume.superblock().checksum);
+        };
+        edit_root(&device, &volume, volume.tree(TreeId::CHUNK).unwrap(), enlarge);
+        let allocated = member.allocated_bytes;
+        drop(volume);
+        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        assert_eq!(volume.members()[0].total_bytes, u64::MAX);
+        let expected = StatFs { available_bytes: sound.available_bytes + allocated, ..sound };
         assert_eq!(volume.statfs().unwrap(), expected);
     }
 }
