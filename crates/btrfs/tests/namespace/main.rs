@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `model` | random operations on many threads against the model, the check and the kernel |
 //! | `data` | where data goes, and that what was accepted is there |
+//! | `readers` | reads beside writes, cuts and commits: nothing but what was written is read |
 //! | `background` | what a volume does by itself, and what it has in memory |
 //! | `full` | volumes without space: what was accepted is there, and can be removed |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
@@ -16,5 +17,6 @@ mod data;
 mod full;
 mod limits;
 mod model;
+mod readers;
 mod refusals;
 mod removal;

@@ -1,0 +1,149 @@
+//! Reads beside writes, cuts and commits: what is read is what was written, or a zero where nothing is.
+//!
+//! Each file has a writer, which cuts it, lets it grow and writes at places that are no sectors, and knows what
+//! must be in it; and a reader, which finds at any moment only what this file may have at that place. Little may
+//! be buffered and commits come fast, so extents come and go under the readers all the time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Volume, mkfs};
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr};
+use uuid::Uuid;
+
+use crate::common::{AT, NEW, at, check, place};
+
+const FILES: u8 = 4;
+
+/// Writes and cuts begin below this.
+const MOST_BYTES: u64 = 300_000;
+
+#[test]
+fn readers_beside_cuts() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(300 << 20));
+    let mut options = MkfsOptions::new(Uuid::from_u128(7), AT);
+    options.node_size = Some(4096);
+    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
+    let fs = open(vec![device]);
+    write_and_read(&fs, fs.root());
+}
+
+#[test]
+fn readers_beside_cuts_of_files_that_are_overwritten_in_place() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 300);
+    disks.mkfs(&["-n", "4k"]);
+    let mount = disks.mount("rw,noatime");
+    let dir = mount.path().join("in-place");
+    std::fs::create_dir(&dir).expect("a directory");
+    run("chattr", &["+C".as_ref(), dir.as_os_str()]);
+    drop(mount);
+    let fs = open(disks.writable_devices());
+    write_and_read(&fs, at(&fs, "in-place"));
+    drop(fs);
+    check(&disks);
+}
+
+fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
+    let options = OpenOptions {
+        dirty_bytes: 1 << 20,
+        commit_interval: Some(Duration::from_millis(30)),
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open_writable(devices, &options).expect("it opens");
+    volume.filesystem(TreeId::FS).expect("the top level")
+}
+
+fn write_and_read(fs: &Filesystem, dir: FileId) {
+    let seed = seed_of_run();
+    let reads = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..FILES {
+            let name = format!("file{number}");
+            let file = fs.create(place(dir, &name), &NEW).expect("a file");
+            let random = move |role| Random::new(seed ^ u64::from(number * 2 + role) << 56);
+            let is_done = Arc::new(AtomicBool::new(false));
+            let (written, reads) = (is_done.clone(), &reads);
+            scope.spawn(move || {
+                // Also when it fails, or the reader would never end.
+                let _end = End(&is_done);
+                write(fs, file, number, random(0));
+            });
+            scope.spawn(move || {
+                let mut random = random(1);
+                while !written.load(Ordering::Relaxed) {
+                    read(fs, file, number, &mut random);
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let reads = reads.into_inner();
+    assert!(reads > 100, "{reads} reads show little");
+    fs.sync().expect("a commit");
+}
+
+/// Tells the reader that its writer is at the end.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a file has at an offset where something was written: no other file has it anywhere.
+fn byte(number: u8, offset: u64) -> u8 {
+    (number + 1) * 50 + u8::try_from(offset / 1000 % 49).expect("below 49")
+}
+
+fn write(fs: &Filesystem, file: FileId, number: u8, mut random: Random) {
+    let index = |n: u64| usize::try_from(n).expect("small");
+    let mut model: Vec<u8> = Vec::new();
+    for step in 0..3000 {
+        match random.below(8) {
+            0 | 1 => {
+                let most = if random.below(3) == 0 { 3000 } else { MOST_BYTES };
+                let size = random.below(most);
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                fs.set_attr(file, &set, AT).expect("it is cut or grows");
+                model.resize(index(size), 0);
+            }
+            2 if step % 16 == 0 => fs.fsync(file).expect("a commit"),
+            3 if step % 64 == 0 => fs.sync().expect("a commit"),
+            _ => {
+                let offset = random.below(MOST_BYTES);
+                let most = [10, 3000, 9000, 100_000][index(random.below(4))];
+                let end = offset + 1 + random.below(most);
+                let data: Vec<_> = (offset..end).map(|at| byte(number, at)).collect();
+                fs.write(file, offset, &data, AT).expect("there is room");
+                model.resize(model.len().max(index(end)), 0);
+                model[index(offset)..index(end)].copy_from_slice(&data);
+            }
+        }
+        if step % 7 == 0 {
+            let mut found = vec![9; model.len() + 5];
+            let len = fs.read(file, 0, &mut found).expect("it reads");
+            assert_eq!(len, model.len(), "file {number}, step {step}");
+            assert!(found[..len] == model[..], "file {number}, step {step}");
+        }
+    }
+}
+
+fn read(fs: &Filesystem, file: FileId, number: u8, random: &mut Random) {
+    let offset = random.below(MOST_BYTES);
+    let len = usize::try_from(1 + random.below(MOST_BYTES)).expect("small");
+    let mut found = vec![9; len];
+    let len = fs.read(file, offset, &mut found).expect("it reads");
+    for (at, &found) in (offset..).zip(&found[..len]) {
+        assert!(found == 0 || found == byte(number, at), "file {number} has {found} at {at}");
+    }
+    fs.next_data(file, offset).expect("it is looked for");
+}
