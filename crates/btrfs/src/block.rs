@@ -15,7 +15,7 @@ use offshoot_vfs::Result;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// A tree block that was verified, or that the running transaction has made.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ impl BlockCache {
 /// in the cache: walking a tree in order finds the next leaves under way.
 const READ_AHEAD_BLOCKS: usize = 32;
 
-impl Volume {
+impl Engine {
     /// The block that `expected` describes, as it is now.
     pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
         let live = self.live_part();

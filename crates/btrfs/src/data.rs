@@ -26,7 +26,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
-use crate::volume::Volume;
+use crate::volume::Engine;
 pub(crate) use buffer::{Buffers, FileBuffer};
 use checksums::checksums;
 pub(crate) use checksums::{checksum_items, insert_checksums, remove_checksums};
@@ -50,14 +50,14 @@ pub(crate) struct FileData {
 
 impl FileData {
     /// The file whose data is to be read: a regular one or a symbolic link.
-    pub(crate) fn open(volume: &Volume, file: FileId) -> Result<Self> {
+    pub(crate) fn open(volume: &Engine, file: FileId) -> Result<Self> {
         // What is written back meanwhile leaves the buffer after it came into the tree.
         let buffer = volume.buffers.get(file);
         Ok(Self { buffer, ..Self::stored(volume, file)? })
     }
 
     /// The file as it is stored, without what is buffered.
-    pub(crate) fn stored(volume: &Volume, file: FileId) -> Result<Self> {
+    pub(crate) fn stored(volume: &Engine, file: FileId) -> Result<Self> {
         if let Some(dir) = placeholder_in(file) {
             return Err(Error::posix(Errno::ISDIR, dir.to_string()));
         }
@@ -80,7 +80,7 @@ impl FileData {
     }
 
     /// The pieces of `range`, cut at the end of what is stored. Whoever looks into the buffer has done so.
-    fn pieces<'v>(&self, volume: &'v Volume, range: Range<u64>) -> Result<Pieces<'v>> {
+    fn pieces<'v>(&self, volume: &'v Engine, range: Range<u64>) -> Result<Pieces<'v>> {
         // What was buffered when the file was opened may be stored meanwhile.
         let size = match self.buffer {
             Some(_) => inode_item(volume, tree_of(volume, self.file)?, self.file)?.size,
@@ -93,7 +93,7 @@ impl FileData {
 
 /// Gives the data in `range` to `visit`, piece by piece. Holes are left out.
 pub(crate) fn read_data(
-    volume: &Volume,
+    volume: &Engine,
     data: &FileData,
     range: Range<u64>,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -118,7 +118,7 @@ pub(crate) fn read_data(
 /// While a piece is read a commit may let its extent, which the file has no more, be used again. Then the piece
 /// is looked up anew, and what was read is not looked at.
 fn read_stored(
-    volume: &Volume,
+    volume: &Engine,
     data: &FileData,
     range: Range<u64>,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -137,7 +137,7 @@ fn read_stored(
 
 /// Gives where it stopped, if `still` did not hold any more.
 fn read_batches(
-    volume: &Volume,
+    volume: &Engine,
     data: &FileData,
     range: Range<u64>,
     still: &dyn Fn() -> bool,
@@ -169,7 +169,7 @@ fn read_batches(
 }
 
 /// Tells the devices of the first batch of each of `files`.
-pub(crate) fn prefetch(volume: &Volume, files: &[FileId]) {
+pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
     let sector = u64::from(volume.superblock().sector_size);
     let mut batch = Vec::new();
     let mut ranges = Vec::new();
@@ -187,7 +187,7 @@ pub(crate) fn prefetch(volume: &Volume, files: &[FileId]) {
 
 /// Reads, verifies and decodes one piece and gives it to `visit`, if `still` holds after it was read.
 fn read_piece(
-    volume: &Volume,
+    volume: &Engine,
     data: &FileData,
     piece: &Piece,
     still: &dyn Fn() -> bool,
@@ -230,7 +230,7 @@ fn read_piece(
 /// Gives the `wanted` bytes that `stored` decodes to, after those to skip, to `visit`. What the
 /// stream does not reach is zeros, as in the kernel.
 fn decoded(
-    volume: &Volume,
+    volume: &Engine,
     stored: &[u8],
     decode: Decode,
     wanted: usize,
@@ -257,7 +257,7 @@ fn decoded(
     })
 }
 
-fn read_verified(volume: &Volume, data: &FileData, from: Logical, buf: &mut [u8]) -> Result<()> {
+fn read_verified(volume: &Engine, data: &FileData, from: Logical, buf: &mut [u8]) -> Result<()> {
     if data.inode.flags.get() & inode_flags::NODATASUM != 0 {
         return volume.read_data(from, buf, None);
     }
@@ -275,7 +275,7 @@ fn at(mut error: Error, extent: Logical) -> Error {
 
 /// The first range of data at or after `offset`.
 pub(crate) fn next_data(
-    volume: &Volume,
+    volume: &Engine,
     data: &FileData,
     offset: u64,
 ) -> Result<Option<Range<u64>>> {

@@ -36,7 +36,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 
 use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Volume;
+use crate::volume::Engine;
 pub(crate) use in_use::Inodes;
 
 /// The inode number of the root directory of every subvolume.
@@ -58,7 +58,7 @@ fn no_such_file(file: FileId) -> Error {
 }
 
 /// The tree that `file` is in.
-pub(crate) fn tree_of(volume: &Volume, file: FileId) -> Result<TreeRoot> {
+pub(crate) fn tree_of(volume: &Engine, file: FileId) -> Result<TreeRoot> {
     let id = TreeId(file.dev);
     if !id.is_subvolume() {
         return Err(no_such_file(file));
@@ -67,7 +67,7 @@ pub(crate) fn tree_of(volume: &Volume, file: FileId) -> Result<TreeRoot> {
 }
 
 /// The inode item of `file`.
-pub(crate) fn inode_item(volume: &Volume, root: TreeRoot, file: FileId) -> Result<InodeItem> {
+pub(crate) fn inode_item(volume: &Engine, root: TreeRoot, file: FileId) -> Result<InodeItem> {
     let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
     with_item(volume, root, key, |data| InodeItem::view(data).copied().map_err(malformed))?
         .ok_or_else(|| no_such_file(file))
@@ -81,7 +81,7 @@ pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
 }
 
 /// The attributes of `file`.
-pub(crate) fn attr(volume: &Volume, file: FileId) -> Result<Attr> {
+pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
     if let Some(dir) = placeholder_in(file) {
         let dir = attr(volume, dir)?;
         let (permissions, size, allocated_bytes, nlink) = (0o755, 0, 0, 1);
@@ -123,7 +123,7 @@ pub(crate) fn attr(volume: &Volume, file: FileId) -> Result<Attr> {
 }
 
 /// `ENOTDIR` unless `dir` is a directory.
-fn require_dir(volume: &Volume, root: TreeRoot, dir: FileId) -> Result<()> {
+fn require_dir(volume: &Engine, root: TreeRoot, dir: FileId) -> Result<()> {
     match type_of(&inode_item(volume, root, dir)?)? {
         FileType::Directory => Ok(()),
         _ => Err(Error::posix(Errno::NOTDIR, dir.to_string())),
@@ -131,7 +131,7 @@ fn require_dir(volume: &Volume, root: TreeRoot, dir: FileId) -> Result<()> {
 }
 
 /// The file that `entry` of the directory `dir` leads to.
-fn target(volume: &Volume, dir: FileId, entry: &FormatEntry<'_>) -> Result<FileId> {
+fn target(volume: &Engine, dir: FileId, entry: &FormatEntry<'_>) -> Result<FileId> {
     let Key { objectid, item_type, .. } = entry.location;
     match item_type {
         ItemType::INODE_ITEM if objectid != ROOT_DIR && objectid & PLACEHOLDER == 0 => {
@@ -149,7 +149,7 @@ fn target(volume: &Volume, dir: FileId, entry: &FormatEntry<'_>) -> Result<FileI
 }
 
 /// The file called `name` in `dir`.
-pub(crate) fn lookup(volume: &Volume, dir: FileId, name: &[u8]) -> Result<FileId> {
+pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
     let missing = || {
         let name = name.escape_ascii();
         Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))
@@ -176,7 +176,7 @@ pub(crate) fn lookup(volume: &Volume, dir: FileId, name: &[u8]) -> Result<FileId
 
 /// Calls `visit` with the entries of `dir` whose index is greater than `after`, until it breaks.
 pub(crate) fn read_dir(
-    volume: &Volume,
+    volume: &Engine,
     dir: FileId,
     after: u64,
     visit: &mut dyn FnMut(offshoot_vfs::DirEntry<'_>) -> ControlFlow<()>,
@@ -224,7 +224,7 @@ fn entry_type(value: u8) -> Result<FileType> {
 ///
 /// # Errors
 /// When it has no name or several: both are damage, in a directory.
-pub(crate) fn parent(volume: &Volume, dir: FileId) -> Result<Parent> {
+pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
     let mut parents = Vec::with_capacity(1);
@@ -260,7 +260,7 @@ pub(crate) fn parent(volume: &Volume, dir: FileId) -> Result<Parent> {
 
 /// Calls `visit` with name and value of every extended attribute of `file` until it breaks.
 pub(crate) fn xattrs(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<()> {
@@ -282,7 +282,7 @@ pub(crate) fn xattrs(
 }
 
 /// The value of the extended attribute `name` of `file`.
-pub(crate) fn xattr(volume: &Volume, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn xattr(volume: &Engine, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
     let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
     let value = with_item(volume, tree_of(volume, file)?, key, |data| {
         for entry in dir_entries(data) {

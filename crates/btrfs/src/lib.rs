@@ -1,6 +1,6 @@
 //! The btrfs engine: real btrfs volumes, without root and without the kernel.
 //!
-//! A [`Volume`] is opened from its devices; a [`Filesystem`] is one of its
+//! A [`Volume`] is opened from its devices, and is the user's share in an [`Engine`]; a [`Filesystem`] is one of its
 //! subvolumes, seen as a mount would show it, through the
 //! [`FileSystem`](offshoot_vfs::FileSystem) trait and, in a volume that was opened for
 //! writing, through [`FileSystemMut`](offshoot_vfs::FileSystemMut). Both are used by many
@@ -9,15 +9,16 @@
 //! What is changed is on the devices when `sync` or `fsync` returned. A volume that is
 //! dropped before that holds its last commit, as after a crash.
 //!
-//! The modules are the rooms of the engine, from the devices upwards. A room calls
-//! only the ones below it:
+//! The modules are the rooms of the engine. A room calls only the ones below it, but for who makes room and who
+//! commits (`space`, `transaction`): they have buffered data written back (`inode`).
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
+//! | `handle` | what a user has of an open volume; the end of its thread |
 //! | `mkfs` | new volumes |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
-//! | `inode`, `data` | attributes, names, xattrs; file extents, checksums, decompression |
+//! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `transaction` | what changes together, delayed references, commits |
 //! | `space` | block groups, free space, reservations, chunks that come and go |
 //! | `tree` | search in a tree, and changes of it by many threads |

@@ -47,7 +47,7 @@ use ledger::Ledger;
 pub(crate) use ledger::Reservation;
 pub(crate) use reserve::Claim;
 
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// All block groups of a volume.
 pub(crate) struct Space {
@@ -106,7 +106,7 @@ impl Purpose {
 
 impl Space {
     /// The space of `volume` with these block groups.
-    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Volume) -> Self {
+    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine) -> Self {
         let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
         let is_mixed = groups.iter().any(|group| group.flags.0 & mixed == mixed);
         let superblock = volume.superblock();
@@ -129,7 +129,7 @@ impl Space {
     ///
     /// # Errors
     /// `ENOSPC` when no block group has as much in one piece.
-    pub(crate) fn take(&self, volume: &Volume, purpose: Purpose, len: u64) -> Result<Logical> {
+    pub(crate) fn take(&self, volume: &Engine, purpose: Purpose, len: u64) -> Result<Logical> {
         loop {
             if let Some(logical) = self.take_known(purpose, len) {
                 return Ok(logical);
@@ -232,7 +232,7 @@ impl Space {
     }
 
     /// Finds out what is free in `group`, unless that is known.
-    pub(crate) fn load(&self, volume: &Volume, group: &BlockGroup) -> Result<()> {
+    pub(crate) fn load(&self, volume: &Engine, group: &BlockGroup) -> Result<()> {
         if let Some(free) = group.load(volume)?
             && let Some(ledger) = self.ledger_of(group)
         {
@@ -242,7 +242,7 @@ impl Space {
     }
 
     /// Finds out what is free in one more block group for `purpose`; whether there was one.
-    fn load_one(&self, volume: &Volume, purpose: Purpose) -> Result<bool> {
+    fn load_one(&self, volume: &Engine, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
             let flags = self.flags_for(purpose);
@@ -266,7 +266,7 @@ impl Space {
     }
 
     /// Adds a block group of a chunk that was allocated.
-    fn add_group(&self, volume: &Volume, group: BlockGroup) -> Result<()> {
+    fn add_group(&self, volume: &Engine, group: BlockGroup) -> Result<()> {
         let group = Arc::new(group);
         self.groups.write().insert(group.start.0, group.clone());
         self.load(volume, &group)

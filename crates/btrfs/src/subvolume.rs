@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::SubvolumeId;
 use crate::inode;
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Subvolume roots that were looked up, so that following a path does not search the
 /// root tree at every step. A volume is only read, so they stay true.
@@ -73,7 +73,7 @@ pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
 
 /// The key of the last root item of the tree `id`. Its offset is 0, or the generation in
 /// which a snapshot was made.
-pub(crate) fn root_item_key(volume: &Volume, id: TreeId) -> Result<Key> {
+pub(crate) fn root_item_key(volume: &Engine, id: TreeId) -> Result<Key> {
     let last = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.root_tree(), last)?;
     let found = cursor.item_of(id.0, ItemType::ROOT_ITEM).map(|(key, _)| key);
@@ -85,7 +85,7 @@ fn no_such_tree(id: TreeId) -> Error {
 }
 
 /// The root item of the tree `id`.
-fn root_item(volume: &Volume, id: TreeId) -> Result<Option<RootItem>> {
+fn root_item(volume: &Engine, id: TreeId) -> Result<Option<RootItem>> {
     let last = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.root_tree(), last)?;
     cursor
@@ -96,7 +96,7 @@ fn root_item(volume: &Volume, id: TreeId) -> Result<Option<RootItem>> {
 
 /// The root of the tree `id` as it is stored, the generation of the last snapshot of it, and what its
 /// blocks take, which nothing counts for the two trees that the superblock names.
-pub(crate) fn stored_root(volume: &Volume, id: TreeId) -> Result<(TreeRoot, Generation, u64)> {
+pub(crate) fn stored_root(volume: &Engine, id: TreeId) -> Result<(TreeRoot, Generation, u64)> {
     match id {
         TreeId::ROOT => return Ok((volume.root_tree(), Generation(0), 0)),
         TreeId::CHUNK => return Ok((chunk_tree_root(volume), Generation(0), 0)),
@@ -111,7 +111,7 @@ pub(crate) fn stored_root(volume: &Volume, id: TreeId) -> Result<(TreeRoot, Gene
 }
 
 /// The root of the tree `id`.
-pub(crate) fn tree_root(volume: &Volume, id: TreeId) -> Result<TreeRoot> {
+pub(crate) fn tree_root(volume: &Engine, id: TreeId) -> Result<TreeRoot> {
     if let Some(live) = volume.live_part() {
         return Ok(*live.tree(volume, id)?.root.read());
     }
@@ -128,7 +128,7 @@ pub(crate) fn tree_root(volume: &Volume, id: TreeId) -> Result<TreeRoot> {
 }
 
 /// The root of the chunk tree, which the superblock names itself.
-pub(crate) fn chunk_tree_root(volume: &Volume) -> TreeRoot {
+pub(crate) fn chunk_tree_root(volume: &Engine) -> TreeRoot {
     let superblock = volume.superblock();
     TreeRoot {
         id: TreeId::CHUNK,
@@ -140,7 +140,7 @@ pub(crate) fn chunk_tree_root(volume: &Volume) -> TreeRoot {
 
 /// Whether the entry `name` of the directory `dir` is where the subvolume `child` stands.
 pub(crate) fn stands_at(
-    volume: &Volume,
+    volume: &Engine,
     child: SubvolumeId,
     dir: FileId,
     name: &[u8],
@@ -157,7 +157,7 @@ pub(crate) fn stands_at(
 ///
 /// # Errors
 /// When it stands in two subvolumes, which the format rules out.
-pub(crate) fn parent_of(volume: &Volume, child: SubvolumeId) -> Result<Option<Parent>> {
+pub(crate) fn parent_of(volume: &Engine, child: SubvolumeId) -> Result<Option<Parent>> {
     let first = Key::new(child.0, ItemType::ROOT_BACKREF, 0);
     let mut cursor = Cursor::seek(volume, volume.root_tree(), first)?;
     let Some((key, data)) = cursor.item_of(child.0, ItemType::ROOT_BACKREF) else {
@@ -175,7 +175,7 @@ pub(crate) fn parent_of(volume: &Volume, child: SubvolumeId) -> Result<Option<Pa
     Ok(Some(parent))
 }
 
-impl Volume {
+impl Engine {
     /// The subvolume that a mount without options shows.
     ///
     /// # Errors
@@ -247,9 +247,9 @@ impl Volume {
     }
 }
 
-/// The subvolumes of a volume, see [`Volume::subvolumes`]. It holds one at a time.
+/// The subvolumes of a volume, see [`Engine::subvolumes`]. It holds one at a time.
 pub struct Subvolumes<'v> {
-    volume: &'v Volume,
+    volume: &'v Engine,
     /// The id from which on the next one is looked for; `None` behind the last.
     next: Option<SubvolumeId>,
     paths: DirectoryPaths,
@@ -307,7 +307,7 @@ impl DirectoryPaths {
     const MAX_PATH: usize = 64 << 10;
 
     /// The path of the directory `dir`, without a leading slash; empty for the top level.
-    fn of(&mut self, volume: &Volume, dir: FileId) -> Result<Vec<u8>> {
+    fn of(&mut self, volume: &Engine, dir: FileId) -> Result<Vec<u8>> {
         let (mut names, mut len, mut at) = (Vec::new(), 0, dir);
         let mut path = loop {
             if let Some(known) = self.known.get(&at) {

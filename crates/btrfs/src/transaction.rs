@@ -53,7 +53,7 @@ use crate::block::TreeBlock;
 use crate::space::{Purpose, Reservation, Space};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
-use crate::volume::{Latching, OpenOptions, Volume};
+use crate::volume::{Engine, Latching, OpenOptions};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 use refs::DelayedRefs;
@@ -122,7 +122,7 @@ impl Transaction {
 
 /// A share in the running transaction.
 pub(crate) struct Handle<'v> {
-    volume: &'v Volume,
+    volume: &'v Engine,
     live: &'v Live,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
@@ -181,7 +181,7 @@ impl Live {
     }
 
     /// The tree `id`, whose root is looked up when it is used for the first time.
-    pub(crate) fn tree(&self, volume: &Volume, id: TreeId) -> Result<Arc<Tree>> {
+    pub(crate) fn tree(&self, volume: &Engine, id: TreeId) -> Result<Arc<Tree>> {
         if let Some(tree) = self.trees.read().get(&id) {
             return Ok(tree.clone());
         }
@@ -211,7 +211,7 @@ impl Live {
     }
 }
 
-impl Volume {
+impl Engine {
     /// Joins the running transaction, without space to change anything.
     ///
     /// # Errors
@@ -258,7 +258,7 @@ impl<'v> Handle<'v> {
         self.reservation
     }
 
-    pub(crate) fn volume(&self) -> &'v Volume {
+    pub(crate) fn volume(&self) -> &'v Engine {
         self.volume
     }
 

@@ -23,7 +23,7 @@ use offshoot_vfs::{Error, Result};
 use crate::block::TreeBlock;
 use crate::sync::RwLock;
 use crate::transaction::{Live, ReadLatch};
-use crate::volume::Volume;
+use crate::volume::Engine;
 pub(crate) use write::{Edit, Tree, TreeWriter};
 
 /// Where a tree begins.
@@ -100,7 +100,7 @@ impl TreeBlock {
     }
 }
 
-impl Volume {
+impl Engine {
     fn hold(&self, live: &Live, expected: &Expected) -> Result<Held> {
         match live.dirty_block(expected.generation, expected.logical) {
             Some(latch) => Ok(Held::Latched(RwLock::read_arc(&latch))),
@@ -111,7 +111,7 @@ impl Volume {
 
 /// A place in a tree, on an item or behind the last one.
 pub struct Cursor<'v> {
-    volume: &'v Volume,
+    volume: &'v Engine,
     id: TreeId,
     /// From the root to the leaf. Empty once the cursor has passed the last item.
     path: Vec<Step>,
@@ -119,7 +119,7 @@ pub struct Cursor<'v> {
 
 impl<'v> Cursor<'v> {
     /// Stands on the first item whose key is `key` or greater.
-    pub fn seek(volume: &'v Volume, root: TreeRoot, key: Key) -> Result<Self> {
+    pub fn seek(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
         let mut cursor = Self::seek_floor(volume, root, key)?;
         if cursor.item().is_some_and(|(found, _)| found < key) {
             cursor.advance()?;
@@ -128,7 +128,7 @@ impl<'v> Cursor<'v> {
     }
 
     /// Stands on the last item whose key is `key` or less, or else on the first item.
-    pub fn seek_floor(volume: &'v Volume, root: TreeRoot, key: Key) -> Result<Self> {
+    pub fn seek_floor(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
         let mut cursor = Self { volume, id: root.id, path: Vec::with_capacity(4) };
         if let Some(live) = volume.live_part() {
             cursor.seek_live(live, key)?;
@@ -269,7 +269,7 @@ impl<'v> Cursor<'v> {
 
 /// Calls `found` with the data of the item with exactly this key; `None` when there is none.
 pub(crate) fn with_item<T>(
-    volume: &Volume,
+    volume: &Engine,
     root: TreeRoot,
     key: Key,
     found: impl FnOnce(&[u8]) -> Result<T>,

@@ -70,9 +70,6 @@ pub struct Engine {
     live: Option<Live>,
 }
 
-/// Inside the engine it is the volume.
-pub(crate) use Engine as Volume;
-
 impl Engine {
     /// The superblock of the last commit.
     #[must_use]

@@ -10,13 +10,13 @@ use offshoot_vfs::{Error, Result};
 
 use crate::transaction::Handle;
 use crate::tree::{Cursor, Edit};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
 ///
 /// # Errors
 /// When a sector has none: without it, nothing says whether its data is right.
-pub(super) fn checksums(volume: &Volume, logical: Logical, len: u64) -> Result<Vec<u8>> {
+pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<Vec<u8>> {
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
     let end = logical.0.saturating_add(len);
@@ -93,7 +93,7 @@ pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) 
 }
 
 /// Whether a sector of the `len` bytes from `logical` on has a checksum.
-pub(super) fn has_checksums(volume: &Volume, logical: Logical, len: u64) -> Result<bool> {
+pub(super) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
     let Some(root) = volume.csum_tree() else { return Ok(false) };
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
@@ -106,7 +106,7 @@ pub(super) fn has_checksums(volume: &Volume, logical: Logical, len: u64) -> Resu
 }
 
 /// How many items the checksums of `len` bytes fill at most, beside one that they continue.
-pub(crate) fn checksum_items(volume: &Volume, len: u64) -> u64 {
+pub(crate) fn checksum_items(volume: &Engine, len: u64) -> u64 {
     let superblock = volume.superblock();
     let sum_len = superblock.checksum.len();
     let most = most_per_item(superblock.node_size, sum_len) / sum_len;

@@ -14,7 +14,7 @@ use offshoot_vfs::{Error, FileId, Result};
 use crate::inode::tree_of;
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The most that one piece reads from the devices, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -67,7 +67,7 @@ impl Piece {
 
 /// Walks the extent items of a file and cuts them into pieces.
 pub(super) struct Pieces<'v> {
-    volume: &'v Volume,
+    volume: &'v Engine,
     /// Where the walk is, once it has begun.
     cursor: Option<Cursor<'v>>,
     file: FileId,
@@ -79,7 +79,7 @@ pub(super) struct Pieces<'v> {
 
 impl<'v> Pieces<'v> {
     /// The pieces of `range` of `file`.
-    pub(super) fn new(volume: &'v Volume, file: FileId, range: Range<u64>) -> Self {
+    pub(super) fn new(volume: &'v Engine, file: FileId, range: Range<u64>) -> Self {
         Self { volume, cursor: None, file, range, pending: None }
     }
 

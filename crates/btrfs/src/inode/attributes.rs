@@ -7,10 +7,10 @@ use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
 use super::{evict, write};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Changes attributes of `file`.
-pub(crate) fn set_attr(volume: &Volume, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
+pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
     writable(volume, file)?;
     let _locks = volume.inodes.lock(&[file]);
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
@@ -44,7 +44,7 @@ pub(crate) fn set_attr(volume: &Volume, file: FileId, set: &SetAttr, at: Timesta
 }
 
 /// Counts one more opening of `file`.
-pub(crate) fn open(volume: &Volume, file: FileId) -> Result<()> {
+pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return super::attr(volume, file).map(drop);
     }
@@ -59,7 +59,7 @@ pub(crate) fn open(volume: &Volume, file: FileId) -> Result<()> {
 }
 
 /// Counts one opening of `file` less. Without openings and names it goes.
-pub(crate) fn release(volume: &Volume, file: FileId) -> Result<()> {
+pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return Ok(());
     }

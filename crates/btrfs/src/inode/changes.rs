@@ -19,7 +19,7 @@ use super::{evict, no_such_file, type_of};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Edit, TreeWriter, with_item};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// What becomes of one item.
 struct Change {
@@ -42,7 +42,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         Self { handle, tree: TreeId(file.dev), items: BTreeMap::new(), removed: Vec::new() }
     }
 
-    pub(super) fn volume(&self) -> &'v Volume {
+    pub(super) fn volume(&self) -> &'v Engine {
         self.handle.volume()
     }
 

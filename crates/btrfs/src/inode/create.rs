@@ -13,7 +13,7 @@ use super::changes::{Changes, timespec};
 use super::entries::{Target, require_name};
 use super::subvolume::writable;
 use super::xattr;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The extended attribute that says how a file is compressed. New files have that of their directory.
 const COMPRESSION: &[u8] = b"btrfs.compression";
@@ -53,7 +53,7 @@ impl Kind<'_> {
     }
 
     /// What of this can be wrong in itself.
-    fn require_valid(self, volume: &Volume) -> Result<()> {
+    fn require_valid(self, volume: &Engine) -> Result<()> {
         match self {
             Self::Directory => Ok(()),
             Self::Symlink(target) => require_target(volume, target),
@@ -74,7 +74,7 @@ impl Kind<'_> {
 }
 
 /// The target of a link is inline, below a sector, and short enough for system calls.
-fn require_target(volume: &Volume, target: &[u8]) -> Result<()> {
+fn require_target(volume: &Engine, target: &[u8]) -> Result<()> {
     const PATH_MAX: usize = 4096;
     let superblock = volume.superblock();
     let inline = leaf_capacity(superblock.node_size) - ITEM_SIZE - size_of::<FileExtentHead>();
@@ -90,7 +90,7 @@ fn require_target(volume: &Volume, target: &[u8]) -> Result<()> {
 
 /// Makes a file.
 pub(crate) fn make(
-    volume: &Volume,
+    volume: &Engine,
     place: Place<'_>,
     kind: Kind<'_>,
     new: &NewFile,

@@ -12,7 +12,7 @@ use super::changes::{Changes, timespec};
 use super::no_such_file;
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The index of the first entry of a directory: the two before are for `.` and `..`.
 const FIRST_INDEX: u64 = 2;
@@ -50,7 +50,7 @@ fn entry_type(file_type: FileType) -> u8 {
 }
 
 /// The index behind that of the last entry of `dir`.
-fn index_after_last(volume: &Volume, dir: FileId) -> Result<u64> {
+fn index_after_last(volume: &Engine, dir: FileId) -> Result<u64> {
     let last = Key::new(dir.ino, ItemType::DIR_INDEX, u64::MAX);
     let cursor = Cursor::seek_floor(volume, super::tree_of(volume, dir)?, last)?;
     let highest = cursor.item_of(dir.ino, ItemType::DIR_INDEX).map(|(key, _)| key.offset);
@@ -58,7 +58,7 @@ fn index_after_last(volume: &Volume, dir: FileId) -> Result<u64> {
 }
 
 /// Whether the directory `dir` has an entry.
-pub(super) fn has_entries(volume: &Volume, dir: FileId) -> Result<bool> {
+pub(super) fn has_entries(volume: &Engine, dir: FileId) -> Result<bool> {
     let root = super::tree_of(volume, dir)?;
     let cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::DIR_INDEX, 0))?;
     Ok(cursor.item_of(dir.ino, ItemType::DIR_INDEX).is_some())

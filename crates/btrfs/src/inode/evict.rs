@@ -17,7 +17,7 @@ use super::{inode_item, write_back};
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, Edit};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The most items that are removed in one go, and that an inode without an orphan item may have. Together
 /// they take no more than a leaf, so that a batch changes few blocks: what an operation reserves is enough.
@@ -49,7 +49,7 @@ struct Held {
 
 impl Batch {
     /// The first items of the inode `ino` that are not its inode item.
-    fn read(volume: &Volume, tree: TreeId, ino: u64) -> Result<Self> {
+    fn read(volume: &Engine, tree: TreeId, ino: u64) -> Result<Self> {
         let mut batch = Self::default();
         let first = Key::new(ino, ItemType(ItemType::INODE_ITEM.0 + 1), 0);
         let mut cursor = Cursor::seek(volume, volume.tree(tree)?, first)?;
@@ -98,7 +98,7 @@ impl Batch {
 }
 
 /// Whether the inode has so few items that it can go in one go.
-pub(super) fn has_few_items(volume: &Volume, file: FileId) -> Result<bool> {
+pub(super) fn has_few_items(volume: &Engine, file: FileId) -> Result<bool> {
     Ok(!Batch::read(volume, TreeId(file.dev), file.ino)?.has_more)
 }
 
@@ -117,7 +117,7 @@ pub(super) fn remove_all_items(handle: &Handle<'_>, tree: TreeId, ino: u64) -> R
 }
 
 /// Removes an inode that has an orphan item, and the orphan item.
-pub(super) fn evict(volume: &Volume, file: FileId) -> Result<()> {
+pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
     write_back::discard(volume, file);
     let (tree, ino) = (TreeId(file.dev), file.ino);
     loop {
@@ -143,7 +143,7 @@ pub(super) fn evict(volume: &Volume, file: FileId) -> Result<()> {
 }
 
 /// Removes what is left of the unlinked files of the subvolume `tree`, none of which is open.
-pub(super) fn remove_orphans(volume: &Volume, tree: TreeId) -> Result<()> {
+pub(super) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
     let mut next = Some(orphan_key(0));
     while let Some(from) = next {
         let root = volume.tree(tree)?;

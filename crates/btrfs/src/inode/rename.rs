@@ -10,7 +10,7 @@ use super::subvolume::writable;
 use super::unlink::{Rest, require_stored_here};
 use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The files that the two names of a move lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn find(volume: &Volume, from: Place<'_>, to: Place<'_>) -> Result<Self> {
+    fn find(volume: &Engine, from: Place<'_>, to: Place<'_>) -> Result<Self> {
         let moved = lookup(volume, from.dir, from.name)?;
         let replaced = match lookup(volume, to.dir, to.name) {
             Ok(file) => Some(file),
@@ -32,7 +32,7 @@ impl Ends {
 }
 
 /// Moves what stands at `from` to `to`.
-pub(crate) fn rename(volume: &Volume, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn rename(volume: &Engine, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
     require_name(from.name)?;
     require_name(to.name)?;
     let subvolume = writable(volume, from.dir)?;
@@ -63,13 +63,13 @@ pub(crate) fn rename(volume: &Volume, from: Place<'_>, to: Place<'_>, at: Timest
     }
 }
 
-fn is_directory(volume: &Volume, file: FileId) -> Result<bool> {
+fn is_directory(volume: &Engine, file: FileId) -> Result<bool> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     Ok(type_of(&item)? == FileType::Directory)
 }
 
 /// `EINVAL` when `dir` is `moved` or below it.
-fn require_not_below(volume: &Volume, dir: FileId, moved: FileId) -> Result<()> {
+fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> {
     /// More than any path that a kernel can make, and a bound for a damaged volume.
     const MAX_STEPS: usize = 1 << 16;
     let mut at = dir;
@@ -86,7 +86,7 @@ fn require_not_below(volume: &Volume, dir: FileId, moved: FileId) -> Result<()> 
 }
 
 fn rename_locked(
-    volume: &Volume,
+    volume: &Engine,
     from: Place<'_>,
     to: Place<'_>,
     ends: Ends,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{PLACEHOLDER, ROOT_DIR, evict, placeholder_in, tree_of};
 use crate::tree::Cursor;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// A subvolume that is changed.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Subvolume {
 
 impl Subvolume {
     /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it is removed.
-    fn load(volume: &Volume, id: TreeId) -> Result<Self> {
+    fn load(volume: &Engine, id: TreeId) -> Result<Self> {
         let is_read_only = volume.subvolume(id)?.read_only;
         if !is_read_only {
             evict::remove_orphans(volume, id)?;
@@ -54,7 +54,7 @@ impl Subvolume {
 ///
 /// # Errors
 /// `EROFS` when the volume or the subvolume is read-only, `EPERM` for what is not stored at all.
-pub(super) fn writable(volume: &Volume, file: FileId) -> Result<Arc<Subvolume>> {
+pub(super) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
     volume.live()?.require_whole()?;
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
@@ -69,7 +69,7 @@ pub(super) fn writable(volume: &Volume, file: FileId) -> Result<Arc<Subvolume>> 
 }
 
 /// Gets the subvolume `id` ready to be changed, if it may be.
-pub(crate) fn prepare(volume: &Volume, id: TreeId) -> Result<()> {
+pub(crate) fn prepare(volume: &Engine, id: TreeId) -> Result<()> {
     match writable(volume, FileId { dev: id.0, ino: ROOT_DIR }) {
         Err(Error::Posix { errno: Errno::ROFS, .. }) => Ok(()),
         other => other.map(drop),

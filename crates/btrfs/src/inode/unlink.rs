@@ -10,7 +10,7 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, placeholder_in, type_of};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// What remains to be done when a name was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Rest {
 
 impl Rest {
     /// Does it. The caller's transaction handle was let go.
-    pub(super) fn finish(self, volume: &Volume, mut locks: Locks<'_>) -> Result<()> {
+    pub(super) fn finish(self, volume: &Engine, mut locks: Locks<'_>) -> Result<()> {
         match self {
             Self::Nothing => Ok(()),
             Self::Evict(file) => {
@@ -36,7 +36,7 @@ impl Rest {
 /// Finds `place` and locks its directory, what it leads to and `also`. What it leads to stands in the
 /// same subvolume.
 pub(super) fn lock_place<'v>(
-    volume: &'v Volume,
+    volume: &'v Engine,
     place: Place<'_>,
     also: &[FileId],
 ) -> Result<(FileId, Locks<'v>)> {
@@ -60,7 +60,7 @@ pub(super) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> 
 }
 
 /// Gives `file` one more name.
-pub(crate) fn link(volume: &Volume, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
     if placeholder_in(file).is_some() {
@@ -92,16 +92,16 @@ pub(crate) fn link(volume: &Volume, file: FileId, place: Place<'_>, at: Timestam
 }
 
 /// Removes a name of a file that is no directory.
-pub(crate) fn unlink(volume: &Volume, place: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
     remove(volume, place, at, false)
 }
 
 /// Removes an empty directory.
-pub(crate) fn rmdir(volume: &Volume, place: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
     remove(volume, place, at, true)
 }
 
-fn remove(volume: &Volume, place: Place<'_>, at: Timestamp, directory: bool) -> Result<()> {
+fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
     let (file, mut locks) = lock_place(volume, place, &[])?;

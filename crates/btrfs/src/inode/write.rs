@@ -24,7 +24,7 @@ use crate::data::{FileBuffer, FileData, drop_range, extent_len, next_data, read_
 use crate::space::Reservation;
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The most that is buffered in one step, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -37,7 +37,7 @@ const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// Writes `data` at `offset` of `file`.
 pub(crate) fn write(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     offset: u64,
     data: &[u8],
@@ -78,7 +78,7 @@ pub(crate) fn write(
 }
 
 /// The inode item of a regular file.
-fn regular(volume: &Volume, file: FileId) -> Result<InodeItem> {
+fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     match type_of(&item)? {
         FileType::Regular => Ok(item),
@@ -88,12 +88,12 @@ fn regular(volume: &Volume, file: FileId) -> Result<InodeItem> {
 }
 
 /// The length of `file`, what is buffered included.
-fn length_of(volume: &Volume, file: FileId, item: &InodeItem) -> u64 {
+fn length_of(volume: &Engine, file: FileId, item: &InodeItem) -> u64 {
     volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
 /// Buffers `data` at `offset`; the sector in which `offset` lies, when there is no data.
-fn buffer(volume: &Volume, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let new = offset..offset + data.len() as u64;
     let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
@@ -131,7 +131,7 @@ struct Room<'v> {
 }
 
 impl<'v> Room<'v> {
-    fn reserve(volume: &'v Volume, file: FileId, range: &Range<u64>) -> Result<Self> {
+    fn reserve(volume: &'v Engine, file: FileId, range: &Range<u64>) -> Result<Self> {
         loop {
             let buffer = volume.buffers.get(file);
             let gaps = buffer.as_ref().map_or(vec![range.clone()], |b| b.read().gaps(range));
@@ -158,7 +158,7 @@ impl<'v> Room<'v> {
 
 /// The bytes of `gap`, whole sectors: `data` where it is `new`, and what the file has around it.
 fn contents(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     gap: &Range<u64>,
     new: &Range<u64>,
@@ -184,7 +184,7 @@ fn contents(
 }
 
 /// Whether the stored data of `file` is in its extent item.
-fn is_inline(volume: &Volume, file: FileId) -> Result<bool> {
+fn is_inline(volume: &Engine, file: FileId) -> Result<bool> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
     let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
     let Some((_, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) else {
@@ -200,7 +200,7 @@ fn is_inline(volume: &Volume, file: FileId) -> Result<bool> {
 }
 
 /// Gives `file`, whose lock is held, the length `size`.
-pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let item = regular(volume, file)?;
     if size > MAX_SIZE {
         return Err(Error::posix(Errno::FBIG, file.to_string()));
@@ -217,7 +217,7 @@ pub(super) fn truncate(volume: &Volume, file: FileId, size: u64, at: Timestamp) 
 }
 
 /// Makes a file longer: what comes is a hole.
-fn grow(volume: &Volume, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
+fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
     let has_claim = volume.buffers.get(file).is_some_and(|buffer| buffer.read().claim > 0);
@@ -229,7 +229,7 @@ fn grow(volume: &Volume, file: FileId, old: u64, size: u64, at: Timestamp) -> Re
 }
 
 /// Makes a file shorter: first what is stored, because that may fail, and then what is buffered.
-fn shrink(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = regular(volume, file)?.size.get();
     let buffer = volume.buffers.get(file);
@@ -248,7 +248,7 @@ fn shrink(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()>
 }
 
 /// Stores the length of a file now when no data of it waits to be stored.
-fn store_length(volume: &Volume, file: FileId, buffer: &FileBuffer) -> Result<()> {
+fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
     if buffer.read().is_empty() {
         write_back::write_back(volume, file, Patience::Waits)?;
     }
@@ -257,7 +257,7 @@ fn store_length(volume: &Volume, file: FileId, buffer: &FileBuffer) -> Result<()
 
 /// Buffers the sector in which a file ends that is about to grow: what lies behind the end in it is to read as zeros,
 /// and is what was there when the file was cut off, by the kernel or by us.
-fn clear_behind(volume: &Volume, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
         return Ok(());
@@ -266,7 +266,7 @@ fn clear_behind(volume: &Volume, file: FileId, end: u64, at: Timestamp) -> Resul
 }
 
 /// Whether the sector in which `at` lies is stored.
-fn has_stored(volume: &Volume, file: FileId, at: u64) -> Result<bool> {
+fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = FileData::stored(volume, file)?;
     let next = next_data(volume, &stored, at / sector * sector)?;
@@ -275,7 +275,7 @@ fn has_stored(volume: &Volume, file: FileId, at: u64) -> Result<bool> {
 
 /// Takes everything behind `size` out of the file, from its end on: a crash leaves a file that is
 /// shorter than it was and not yet as short as it becomes.
-fn cut(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
     // No more than a leaf of items at once, so that few blocks change: what a removal reserves is enough.
@@ -303,7 +303,7 @@ fn cut(volume: &Volume, file: FileId, size: u64, at: Timestamp) -> Result<()> {
 }
 
 /// Where the extent items that end behind `start` begin, from the last on, `most` at the most.
-fn offsets_from_end(volume: &Volume, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
+fn offsets_from_end(volume: &Engine, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
     let root = volume.tree(TreeId(file.dev))?;
     let mut found = Vec::new();
     let mut below = u64::MAX;

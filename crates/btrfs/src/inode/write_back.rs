@@ -27,7 +27,7 @@ use crate::data::{FileBuffer, Sectors, checksum_items, insert_hole};
 use crate::space::{Claim, Purpose, Reservation};
 use crate::subvolume::timestamp;
 use crate::transaction::Handle;
-use crate::volume::Volume;
+use crate::volume::Engine;
 use step::{Step, hole_items};
 
 /// Items that a step changes beside checksums and the extents that it replaces: the new extent, the hole before it,
@@ -53,24 +53,24 @@ pub(crate) enum Patience {
 }
 
 /// Reserves the metadata that the write-back of a file begins with.
-pub(super) fn claim(volume: &Volume) -> Result<Option<Reservation<'_>>> {
+pub(super) fn claim(volume: &Engine) -> Result<Option<Reservation<'_>>> {
     let items = OTHER_ITEMS + CLAIMED_REPLACED + checksum_items(volume, CLAIMED_BYTES);
     Ok(volume.join_for(items, Claim::Work)?.into_reservation())
 }
 
 /// Gives up what was reserved for data that is not buffered any more.
-pub(super) fn release_data(volume: &Volume, bytes: u64) {
+pub(super) fn release_data(volume: &Engine, bytes: u64) {
     release(volume, Purpose::Data, bytes);
 }
 
-fn release(volume: &Volume, purpose: Purpose, bytes: u64) {
+fn release(volume: &Engine, purpose: Purpose, bytes: u64) {
     if let Some(live) = volume.live_part() {
         drop(Reservation::resume(&live.space, purpose, bytes));
     }
 }
 
 /// Forgets what is buffered of a file that is removed.
-pub(super) fn discard(volume: &Volume, file: FileId) {
+pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
         let dirty = buffer.read();
         release(volume, Purpose::Data, dirty.bytes());
@@ -79,12 +79,12 @@ pub(super) fn discard(volume: &Volume, file: FileId) {
 }
 
 /// Whether more is buffered than may be.
-pub(super) fn is_over_limit(volume: &Volume) -> Result<bool> {
+pub(super) fn is_over_limit(volume: &Engine) -> Result<bool> {
     Ok(volume.buffers.bytes() > volume.live()?.dirty_bytes)
 }
 
 /// Writes back until half of what may be buffered is, when there is too much.
-pub(super) fn limit(volume: &Volume) -> Result<()> {
+pub(super) fn limit(volume: &Engine) -> Result<()> {
     let live = volume.live()?;
     if volume.buffers.bytes() > live.dirty_bytes / 2 {
         live.pressure.press();
@@ -93,7 +93,7 @@ pub(super) fn limit(volume: &Volume) -> Result<()> {
 }
 
 /// Writes back until half of what may be buffered is. What cannot be written back stays: its own sync tells why.
-fn relieve(volume: &Volume) -> Result<()> {
+fn relieve(volume: &Engine) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
     for file in volume.buffers.files() {
         if volume.buffers.bytes() <= half {
@@ -105,7 +105,7 @@ fn relieve(volume: &Volume) -> Result<()> {
 }
 
 /// Writes back what is buffered of `file`.
-pub(crate) fn sync_file(volume: &Volume, file: FileId) -> Result<()> {
+pub(crate) fn sync_file(volume: &Engine, file: FileId) -> Result<()> {
     let _locks = volume.inodes.lock(&[file]);
     write_back(volume, file, Patience::Waits)
 }
@@ -114,14 +114,14 @@ pub(crate) fn sync_file(volume: &Volume, file: FileId) -> Result<()> {
 ///
 /// # Errors
 /// The first, when the others have been tried too.
-pub(crate) fn sync_all(volume: &Volume) -> Result<()> {
+pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     let files = volume.buffers.files();
     files.into_iter().map(|file| sync_file(volume, file)).fold(Ok(()), Result::and)
 }
 
 /// Writes back what can be without waiting for anybody, for who makes room and may hold locks of inodes. Whether
 /// anything was. What cannot be written back stays: its own sync tells why.
-pub(crate) fn make_room(volume: &Volume) -> Result<bool> {
+pub(crate) fn make_room(volume: &Engine) -> Result<bool> {
     let before = volume.buffers.bytes();
     for file in volume.buffers.files() {
         if let Some(_locks) = volume.inodes.try_lock(file) {
@@ -133,7 +133,7 @@ pub(crate) fn make_room(volume: &Volume) -> Result<bool> {
 }
 
 /// Writes back what is buffered of `file`, whose lock is held.
-pub(crate) fn write_back(volume: &Volume, file: FileId, patience: Patience) -> Result<()> {
+pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> Result<()> {
     let Some(buffer) = volume.buffers.get(file) else { return Ok(()) };
     if store_all(volume, file, &buffer, patience)? && finish(volume, file, &buffer, patience)? {
         discard(volume, file);
@@ -143,7 +143,7 @@ pub(crate) fn write_back(volume: &Volume, file: FileId, patience: Patience) -> R
 
 /// Puts everything that is buffered in its place; whether there was room for all of it.
 fn store_all(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     buffer: &FileBuffer,
     patience: Patience,
@@ -164,7 +164,7 @@ fn store_all(
 }
 
 /// Gives the inode the length and the times of the file; whether there was room for that.
-fn finish(volume: &Volume, file: FileId, buffer: &FileBuffer, patience: Patience) -> Result<bool> {
+fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience) -> Result<bool> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let size = buffer.read().size;
     if item.size.get() == size && Times::of(buffer).are_in(&item) {
@@ -219,7 +219,7 @@ fn change_inode(
 
 /// Joins with room for `items`: on the claim of the file when that is enough.
 fn join<'v>(
-    volume: &'v Volume,
+    volume: &'v Engine,
     buffer: &FileBuffer,
     items: u64,
     patience: Patience,

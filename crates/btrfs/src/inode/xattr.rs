@@ -13,7 +13,7 @@ use super::changes::{Changes, refuse_flags};
 use super::entries::without;
 use super::subvolume::writable;
 use super::type_of;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The longest value that a system call takes, in bytes.
 const XATTR_SIZE_MAX: usize = 65_536;
@@ -81,7 +81,7 @@ fn require_allowed(file: FileId, item: &InodeItem, name: &[u8]) -> Result<()> {
 
 /// Sets an attribute.
 pub(crate) fn set(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     name: &[u8],
     value: &[u8],
@@ -116,7 +116,7 @@ pub(crate) fn set(
 }
 
 /// Removes an attribute.
-pub(crate) fn remove(volume: &Volume, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
+pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
     require_valid(file, name, b"")?;
     writable(volume, file)?;
     let _locks = volume.inodes.lock(&[file]);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::free_space::FreeSpace;
 use super::load::load_free_space;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// A block group: a range of the logical space for data or metadata.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl BlockGroup {
     }
 
     /// Finds out what is free here, unless that is known, and says how much it is.
-    pub(crate) fn load(&self, volume: &Volume) -> Result<Option<u64>> {
+    pub(crate) fn load(&self, volume: &Engine) -> Result<Option<u64>> {
         if self.is_loaded() {
             return Ok(None);
         }

@@ -37,7 +37,7 @@ use super::{BlockGroup, Purpose};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, Edit, with_item};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
 const CHUNK_ITEMS: u64 = 4;
@@ -49,7 +49,7 @@ const SPARE: u64 = 4;
 /// The highest address that a chunk may end at.
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
-impl Volume {
+impl Engine {
     /// Allocates a chunk, and says whether there was room for one. The caller must hold no handle.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<bool> {
         let live = self.live()?;
@@ -112,7 +112,7 @@ impl Volume {
 }
 
 /// Leaves that the bitmaps of a block group may fill.
-fn bitmap_leaves(volume: &Volume, group: &BlockGroup) -> u64 {
+fn bitmap_leaves(volume: &Engine, group: &BlockGroup) -> u64 {
     let sector = u64::from(volume.superblock().sector_size);
     let bitmap_bytes = group.len / sector / 8;
     2 + 4 * bitmap_bytes / u64::from(volume.superblock().node_size)
@@ -120,7 +120,7 @@ fn bitmap_leaves(volume: &Volume, group: &BlockGroup) -> u64 {
 
 /// Whether the root tree names a file with version 1 free space of the block group. Such a group stays,
 /// because removing it would leave that file behind.
-fn has_cache_file(volume: &Volume, group: &BlockGroup) -> Result<bool> {
+fn has_cache_file(volume: &Engine, group: &BlockGroup) -> Result<bool> {
     let key = Key::new(objectid::FREE_SPACE, ItemType(0), group.start.0);
     Ok(with_item(volume, volume.tree(TreeId::ROOT)?, key, |_| Ok(()))?.is_some())
 }

@@ -18,7 +18,7 @@ use super::BlockGroup;
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, Edit, with_item};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 const TREE: TreeId = TreeId::FREE_SPACE;
 
@@ -28,7 +28,7 @@ fn info_key(group: &BlockGroup) -> Key {
 }
 
 /// The info of a block group: how many free ranges, and in which form.
-fn info(volume: &Volume, group: &BlockGroup) -> Result<FreeSpaceInfo> {
+fn info(volume: &Engine, group: &BlockGroup) -> Result<FreeSpaceInfo> {
     with_item(volume, volume.tree(TREE)?, info_key(group), |data| {
         FreeSpaceInfo::view(data).copied().map_err(malformed)
     })?
@@ -37,7 +37,7 @@ fn info(volume: &Volume, group: &BlockGroup) -> Result<FreeSpaceInfo> {
 
 /// Calls `visit` with every free range of `group`, in order.
 pub(super) fn for_each_free_range(
-    volume: &Volume,
+    volume: &Engine,
     group: &BlockGroup,
     mut visit: impl FnMut(Range<u64>),
 ) -> Result<()> {

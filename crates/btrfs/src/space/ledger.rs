@@ -12,7 +12,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::Mutex;
 
 use super::{Purpose, Space};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// What is free of one kind, in block groups whose free ranges are known.
 #[derive(Debug, Default)]
@@ -98,7 +98,7 @@ impl<'v> Reservation<'v> {
     ///
     /// # Errors
     /// `ENOSPC` when more is wanted than was reserved.
-    pub(crate) fn take(&self, volume: &Volume, wanted: u64) -> Result<(Logical, u64)> {
+    pub(crate) fn take(&self, volume: &Engine, wanted: u64) -> Result<(Logical, u64)> {
         let sector = u64::from(volume.superblock().sector_size);
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);

@@ -10,10 +10,10 @@ use super::BlockGroup;
 use super::free_space::FreeSpace;
 use super::free_space_tree::for_each_free_range;
 use crate::tree::Cursor;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Loads the free ranges of `group`.
-pub(super) fn load_free_space(volume: &Volume, group: &BlockGroup) -> Result<FreeSpace> {
+pub(super) fn load_free_space(volume: &Engine, group: &BlockGroup) -> Result<FreeSpace> {
     let valid = CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID);
     // Superblocks are no extents: both trees show the place that they occupy as free.
     let superblocks = volume.superblock_ranges(group.start);
@@ -42,7 +42,7 @@ fn add_without(free: &mut FreeSpace, range: Range<u64>, without: &[Range<u64>]) 
 }
 
 /// The extents of a block group, from the extent tree.
-fn extents(volume: &Volume, group: &BlockGroup) -> Result<Vec<(u64, u64)>> {
+fn extents(volume: &Engine, group: &BlockGroup) -> Result<Vec<(u64, u64)>> {
     let node_size = u64::from(volume.superblock().node_size);
     let mut all = Vec::new();
     let first = Key::new(group.start.0, ItemType::EXTENT_ITEM, 0);

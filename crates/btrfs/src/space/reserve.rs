@@ -2,7 +2,7 @@
 //!
 //! Metadata that is free serves, in this order,
 //!
-//! 1. the commit of what was changed so far ([`commit_cost`](Volume::commit_cost)),
+//! 1. the commit of what was changed so far ([`commit_cost`](Engine::commit_cost)),
 //! 2. chunk allocation and removals, which make room ([`MAKING_ROOM_ITEMS`]),
 //! 3. all other work.
 //!
@@ -33,7 +33,7 @@ use super::ledger::Reservation;
 use super::{Purpose, Space};
 use crate::inode::write_back;
 use crate::transaction::{Handle, Live};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.
@@ -89,7 +89,7 @@ impl Space {
     }
 }
 
-impl Volume {
+impl Engine {
     /// Joins the running transaction, with space for one operation of the namespace.
     ///
     /// The caller must hold no handle.

@@ -11,12 +11,12 @@ use offshoot_vfs::{Result, StatFs};
 
 use super::{BlockGroup, Purpose, chunk_plan};
 use crate::subvolume::malformed;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// What is left free at the start of every device.
 const RESERVED_BYTES: u64 = 1 << 20;
 
-impl Volume {
+impl Engine {
     /// What the volume holds and could hold.
     ///
     /// # Errors

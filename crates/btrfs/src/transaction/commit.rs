@@ -14,9 +14,9 @@ use super::{Handle, Live, Transaction};
 use crate::inode::write_back;
 use crate::subvolume::{malformed, root_item_key};
 use crate::tree::{Edit, TreeRoot};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
-impl Volume {
+impl Engine {
     /// Makes everything that was changed before the call durable.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Live {
     }
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
-    fn complete(&self, volume: &Volume, transaction: &Transaction) -> Result<()> {
+    fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
         for (_, latch) in transaction.dirty.in_order() {
             volume.cache.insert(latch.read().clone());
         }

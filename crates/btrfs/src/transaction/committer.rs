@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Live;
 use crate::inode::write_back;
-use crate::volume::{Report, Volume};
+use crate::volume::{Engine, Report};
 
 /// The least time between two commits by time.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
@@ -58,7 +58,7 @@ impl Signal {
 
 impl Committer {
     /// Commits `volume`, which is open for writing, every `interval` from now on.
-    pub(crate) fn start(volume: &Arc<Volume>, interval: Duration) -> Result<Self> {
+    pub(crate) fn start(volume: &Arc<Engine>, interval: Duration) -> Result<Self> {
         let signal = volume.live()?.pressure.clone();
         let (volume, thread_signal) = (Arc::downgrade(volume), signal.clone());
         let thread = std::thread::Builder::new()
@@ -81,7 +81,7 @@ impl Drop for Committer {
     }
 }
 
-fn run(volume: &Weak<Volume>, signal: &Signal, interval: Duration) {
+fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     // A moment that no clock reaches is never due.
     let next = || Instant::now().checked_add(interval.max(LEAST_INTERVAL));
     let mut due = next();
@@ -109,7 +109,7 @@ fn run(volume: &Weak<Volume>, signal: &Signal, interval: Duration) {
 }
 
 /// Brings to the devices what there is much of. A file that cannot be written back keeps nothing else from them.
-fn ease(volume: &Volume) -> Result<()> {
+fn ease(volume: &Engine) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
     let is_much = volume.buffers.bytes() > half;
     let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };
@@ -223,7 +223,7 @@ mod tests {
         let count = counted(&mut options);
         let memory = in_memory(16384);
         let device = Arc::new(FaultDevice::new(memory.clone()));
-        let volume = Volume::open_writable_engine(vec![device.clone()], &options).unwrap();
+        let volume = Engine::open_writable_engine(vec![device.clone()], &options).unwrap();
         let volume = Arc::new(volume);
         let (key, data) = xattr(b"user.x", b"value");
         volume.join().unwrap().change(TreeId::FS, |tree| tree.insert(key, &data)).unwrap();

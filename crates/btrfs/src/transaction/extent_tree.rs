@@ -25,7 +25,7 @@ use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, Edit, Tree};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// An item of the extent tree, taken apart.
 struct Record {
@@ -147,7 +147,7 @@ impl Record {
 }
 
 /// The item of the extent at `logical`, as the tree has it now.
-fn find(volume: &Volume, logical: Logical) -> Result<Record> {
+fn find(volume: &Engine, logical: Logical) -> Result<Record> {
     let root = volume.tree(TreeId::EXTENT)?;
     let last = Key::new(logical.0, ItemType::METADATA_ITEM, u64::MAX);
     let cursor = Cursor::seek_floor(volume, root, last)?;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Shards of the counters: about as many as threads that count at once.
 const SHARDS: usize = 16;
@@ -73,7 +73,7 @@ counters! {
     commits, committed();
 }
 
-impl Volume {
+impl Engine {
     /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
     #[must_use]
     pub fn stats(&self) -> Stats {

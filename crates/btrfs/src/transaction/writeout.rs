@@ -20,12 +20,12 @@ use super::Transaction;
 use super::dirty::Latch;
 use crate::block::TreeBlock;
 use crate::sync::{RwLock, thread};
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// The most that goes out in one request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
 
-impl Volume {
+impl Engine {
     pub(super) fn write_out(
         &self,
         transaction: &Transaction,

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, TreeId};
 use offshoot_vfs::Result;
 
-use super::Volume;
+use super::Engine;
 use super::ways::Place;
 use crate::block::TreeBlock;
 use crate::subvolume::{chunk_tree_root, malformed};
@@ -25,7 +25,7 @@ const ENOUGH: usize = 64;
 /// How many are looked at to find one that is on the member.
 const MOST: usize = 1024;
 
-impl Volume {
+impl Engine {
     /// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit that are
     /// looked at, all that lie on the member are there, and one of them does.
     pub(super) fn has_newest_commit(&self, index: usize) -> Result<bool> {

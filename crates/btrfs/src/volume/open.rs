@@ -1,4 +1,4 @@
-//! Opening: from devices to a [`Volume`].
+//! Opening: from devices to a [`Engine`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::chunk_map::{ChunkMap, MappedChunk};
 use super::members::{Found, Member, Members};
 use super::report::{Report, Reporter};
-use super::{Volume, ways};
+use super::{Engine, ways};
 use crate::block::BlockCache;
 use crate::subvolume::RootCache;
 use crate::tree::TreeRoot;
@@ -93,7 +93,7 @@ const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::RAID1C34)
     .union(Incompat::SIMPLE_QUOTA);
 
-impl Volume {
+impl Engine {
     pub(crate) fn open_engine(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,

@@ -7,7 +7,7 @@ use offshoot_vfs::{Corrupt, Error, Result};
 
 use super::report::{Report, place};
 use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
-use super::{Volume, parity};
+use super::{Engine, parity};
 use crate::block::TreeBlock;
 
 /// Ranges that are closer than this are fetched in one go, in bytes: skipping the gap
@@ -34,7 +34,7 @@ fn corrupt(malformed: Malformed, logical: Logical) -> Error {
     Error::corrupt_at(malformed.structure, logical.0, malformed.problem)
 }
 
-impl Volume {
+impl Engine {
     /// Reads the tree block that `expected` describes from the devices and verifies it.
     ///
     /// # Errors

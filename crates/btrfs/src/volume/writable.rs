@@ -15,7 +15,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{Member, OpenOptions, Volume};
+use super::{Engine, Member, OpenOptions};
 use crate::space::{BlockGroup, Space};
 use crate::subvolume::{chunk_tree_root, malformed};
 use crate::transaction::Live;
@@ -26,7 +26,7 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
     .union(CompatRo::FREE_SPACE_TREE_VALID)
     .union(CompatRo::BLOCK_GROUP_TREE);
 
-impl Volume {
+impl Engine {
     /// Opens the volume to read and to write it.
     pub(crate) fn open_writable_engine(
         devices: Vec<Arc<dyn BlockDevice>>,

@@ -21,7 +21,7 @@ use crate::space::{Purpose, Reservation};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::Cursor;
-use crate::volume::Volume;
+use crate::volume::Engine;
 
 /// Extents that one step replaces, at the most.
 const MOST_REPLACED: u64 = 256;
@@ -40,7 +40,7 @@ pub(super) struct Step<'v, 'b> {
 impl<'v, 'b> Step<'v, 'b> {
     /// Joins with room for as much of `data` as can be stored in one step. `None` when there is no room for any.
     pub(super) fn begin(
-        volume: &'v Volume,
+        volume: &'v Engine,
         file: FileId,
         buffer: &'b FileBuffer,
         data: Sectors<'b>,
@@ -113,7 +113,7 @@ impl<'v, 'b> Step<'v, 'b> {
 
 /// Whether `data` is all of a file that is small enough to be kept in its extent item.
 fn is_for_inline(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     item: &InodeItem,
     buffer: &FileBuffer,
@@ -142,7 +142,7 @@ fn is_for_inline(
 
 /// Items that making `range`, which lies behind the end of the file, a hole takes: one between any two extents
 /// that were preallocated there, where holes have items.
-pub(super) fn hole_items(volume: &Volume, file: FileId, range: &Range<u64>) -> Result<u64> {
+pub(super) fn hole_items(volume: &Engine, file: FileId, range: &Range<u64>) -> Result<u64> {
     if range.is_empty() || volume.superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(0);
     }
@@ -151,7 +151,7 @@ pub(super) fn hole_items(volume: &Volume, file: FileId, range: &Range<u64>) -> R
 
 /// How many extents are in `range`, and how much of it has no more than `most`.
 fn until_replaced(
-    volume: &Volume,
+    volume: &Engine,
     file: FileId,
     range: &Range<u64>,
     most: u64,
