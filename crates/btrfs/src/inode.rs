@@ -37,7 +37,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
 use crate::volume::Engine;
-pub(crate) use in_use::Inodes;
+pub(crate) use in_use::{Inodes, SHARDS, shard_of};
 
 /// The inode number of the root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = Ino::ROOT_DIR.0;

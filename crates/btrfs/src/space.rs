@@ -43,6 +43,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 
 pub(crate) use block_group::BlockGroup;
+pub(crate) use chunk_plan::RESERVED_BYTES;
 use ledger::Ledger;
 pub(crate) use ledger::Reservation;
 pub(crate) use reserve::Claim;

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::compare::Compare;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
@@ -36,15 +36,6 @@ fn extract(args: &[&Path]) {
     assert!(output.status.success(), "extract ended with {}: {said}", output.status);
 }
 
-/// What two copies of one tree have in common.
-fn as_copies() -> Compare {
-    Compare::default()
-        .without(Aspect::Ids)
-        .without(Aspect::Order)
-        .without(Aspect::StoredTimes)
-        .without(Aspect::Allocation)
-}
-
 #[test]
 fn a_directory_is_what_the_kernel_shows() {
     let Some(judges) = judges::require() else { return };
@@ -60,7 +51,7 @@ fn a_directory_is_what_the_kernel_shows() {
         extract(&[&disks.images()[0], &out]);
         let mount = disks.mount("ro,noatime");
         let ours = HostFilesystem::new(&out).expect("the destination opens");
-        as_copies().run(&ours, mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+        Compare::of_copies().run(&ours, mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
     }
 }
 
@@ -77,7 +68,7 @@ fn a_stream_is_what_the_kernel_shows() {
     unpack("tar", &[&XATTRS[..], &["--numeric-owner"]].concat(), &stream, &out);
     let mount = disks.mount("ro,noatime");
     let ours = HostFilesystem::new(&out).expect("the destination opens");
-    as_copies().run(&ours, mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+    Compare::of_copies().run(&ours, mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
 }
 
 /// One of everything but sockets, which the format has not, and paths that are longer
@@ -121,7 +112,7 @@ fn access_control_lists_come_back_from_a_stream() {
         unpack(tar, options, &stream, &out);
         // bsdtar leaves the times of the directory alone that it unpacks into.
         let ours = HostFilesystem::new(&out.join("lists")).expect("the destination opens");
-        let outcome = as_copies().run(&ours, &mount.path().join("lists"));
+        let outcome = Compare::of_copies().run(&ours, &mount.path().join("lists"));
         let is_same = outcome.differences.is_empty() && outcome.xattrs >= 6;
         assert!(is_same, "{tar} {options:?}: {outcome}");
     }

@@ -120,6 +120,16 @@ pub fn compare(ours: &dyn FileSystem, path: &std::path::Path) -> Outcome {
 }
 
 impl Compare {
+    /// Of what two copies of one tree have in common.
+    #[must_use]
+    pub fn of_copies() -> Self {
+        Self::default()
+            .without(Aspect::Ids)
+            .without(Aspect::Order)
+            .without(Aspect::StoredTimes)
+            .without(Aspect::Allocation)
+    }
+
     /// Leaves `aspect` out of the comparison.
     #[must_use]
     pub fn without(mut self, aspect: Aspect) -> Self {

@@ -25,11 +25,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::inode::{SHARDS, shard_of};
+
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;
-
-/// Shards of the table, a power of two.
-const SHARDS: usize = 16;
 
 /// Bytes that lie one behind the other in a file, from this offset on.
 pub(crate) type Run = (u64, Arc<Vec<u8>>);
@@ -180,22 +179,17 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     fn shard(&self, file: FileId) -> &RwLock<HashMap<FileId, FileBuffer>> {
-        &self.shards[Self::number(file)]
-    }
-
-    fn number(file: FileId) -> usize {
-        let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        spread as usize & (SHARDS - 1)
+        &self.shards[shard_of(file)]
     }
 
     /// Until this is dropped extents of `file` may be looked for, and none is replaced.
     pub(super) fn looking(&self, file: FileId) -> RwLockReadGuard<'_, ()> {
-        self.extents[Self::number(file)].read()
+        self.extents[shard_of(file)].read()
     }
 
     /// Until this is dropped extents of `file` may be replaced.
     pub(crate) fn changing(&self, file: FileId) -> RwLockWriteGuard<'_, ()> {
-        self.extents[Self::number(file)].write()
+        self.extents[shard_of(file)].write()
     }
 
     /// What of `file` is buffered, if anything.
@@ -286,15 +280,10 @@ mod tests {
                 model[sectors].fill(None);
             } else {
                 let byte = u8::try_from(step % 251).expect("below 251");
-                for gap in buffer.read().gaps(&range) {
-                    assert!(
-                        model[index(gap.start / SECTOR)..index(gap.end / SECTOR)]
-                            .iter()
-                            .all(Option::is_none)
-                    );
-                }
                 let gaps = buffer.read().gaps(&range);
                 for gap in gaps {
+                    let missing = index(gap.start / SECTOR)..index(gap.end / SECTOR);
+                    assert!(model[missing].iter().all(Option::is_none));
                     buffers.add(&buffer, gap.start, vec![0; index(gap.end - gap.start)]);
                 }
                 buffer.write().overwrite(range.start, &vec![byte; index(range.end - range.start)]);

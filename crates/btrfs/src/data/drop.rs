@@ -12,7 +12,9 @@
 
 use std::ops::Range;
 
-use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, FileExtentTail};
+use offshoot_btrfs_format::file_extent::{
+    FileExtent, FileExtentBody, FileExtentHead, FileExtentTail,
+};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
@@ -22,16 +24,16 @@ use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, Edit};
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
-const TAIL: usize = 21;
+const TAIL: usize = size_of::<FileExtentHead>();
 
 /// Extent items that are looked at before any is changed: the memory that a drop takes.
 const BATCH: usize = 256;
 
 /// An extent item that overlaps a range.
-struct Overlap {
-    key: Key,
-    data: Vec<u8>,
-    end: u64,
+pub(super) struct Overlap {
+    pub(super) key: Key,
+    pub(super) data: Vec<u8>,
+    pub(super) end: u64,
 }
 
 /// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its data
@@ -56,18 +58,8 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
     drop_all().inspect_err(|e| handle.break_off(e))
 }
 
-/// What the first extent item that overlaps `range` covers.
-pub(super) fn first_extent(
-    handle: &Handle<'_>,
-    file: FileId,
-    range: Range<u64>,
-) -> Result<Option<Range<u64>>> {
-    let found = overlaps(handle, file, range, 1)?;
-    Ok(found.first().map(|found| found.key.offset..found.end))
-}
-
 /// The first extent items that overlap `range`, `most` at the most.
-fn overlaps(
+pub(super) fn overlaps(
     handle: &Handle<'_>,
     file: FileId,
     range: Range<u64>,

@@ -9,13 +9,13 @@ use std::ops::Range;
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::checksums::has_checksums;
+use super::drop::overlaps;
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
-use crate::tree::Cursor;
 
 /// Where the first part of a range goes, and how long that part is, in bytes.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,33 +37,17 @@ pub(crate) fn target(
     if inode.flags.get() & inode_flags::NODATACOW == 0 {
         return Ok(Target::New(all));
     }
-    let volume = handle.volume();
-    let sector = u64::from(volume.superblock().sector_size);
-    let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
-    let mut cursor = Cursor::seek_floor(volume, volume.tree(TreeId(file.dev))?, key)?;
-    while let Some((found, data)) = cursor.item().filter(|(found, _)| found.objectid <= file.ino) {
-        if found.offset >= range.end && found >= key {
-            break;
-        }
-        if found.objectid == file.ino && found.item_type == ItemType::EXTENT_DATA {
-            let extent = FileExtent::parse(data).map_err(malformed)?;
-            let len = super::extent_len(&extent).next_multiple_of(sector);
-            let end = found.offset.saturating_add(len);
-            if found.offset > range.start {
-                return Ok(Target::New(found.offset.min(range.end) - range.start));
-            }
-            if end > range.start {
-                let len = end.min(range.end) - range.start;
-                let into = range.start - found.offset;
-                return Ok(match alone(handle, file, &extent, into, len)? {
-                    Some(logical) => Target::InPlace(logical, len),
-                    None => Target::New(len),
-                });
-            }
-        }
-        cursor.advance()?;
+    let found = overlaps(handle, file, range.clone(), 1)?;
+    let Some(found) = found.first() else { return Ok(Target::New(all)) };
+    if found.key.offset > range.start {
+        return Ok(Target::New(found.key.offset - range.start));
     }
-    Ok(Target::New(all))
+    let len = found.end.min(range.end) - range.start;
+    let extent = FileExtent::parse(&found.data).map_err(malformed)?;
+    Ok(match alone(handle, file, &extent, range.start - found.key.offset, len)? {
+        Some(logical) => Target::InPlace(logical, len),
+        None => Target::New(len),
+    })
 }
 
 /// Where the byte `into` of the item is, if nothing but the item refers to the extent and `len` bytes from there

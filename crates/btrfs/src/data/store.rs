@@ -14,7 +14,7 @@ use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
 use super::buffer::Run;
-use super::drop::{drop_range, first_extent};
+use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
@@ -125,8 +125,8 @@ pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) 
         insert(handle, file, hole.start, &encode(handle, hole.end - hole.start, Logical(0), 0))
     };
     let mut at = range.start;
-    while let Some(extent) = first_extent(handle, file, at..range.end)? {
-        insert_one(at..extent.start.max(at))?;
+    while let Some(extent) = overlaps(handle, file, at..range.end, 1)?.first() {
+        insert_one(at..extent.key.offset.max(at))?;
         at = extent.end;
     }
     insert_one(at..range.end.max(at))

@@ -35,8 +35,14 @@ use quick_cache::sync::Cache;
 
 use super::subvolume::Subvolume;
 
-/// Shards of the table, a power of two.
-const SHARDS: usize = 16;
+/// Shards of a table of inodes, a power of two.
+pub(crate) const SHARDS: usize = 16;
+
+/// The shard that `file` is in.
+pub(crate) fn shard_of(file: FileId) -> usize {
+    let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    spread as usize & (SHARDS - 1)
+}
 
 /// Of how many directories the next index is remembered.
 const REMEMBERED_INDEXES: usize = 4096;
@@ -78,8 +84,7 @@ thread_local! {
 
 impl Inodes {
     fn shard(&self, file: FileId) -> &Mutex<HashMap<FileId, Slot>> {
-        let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.shards[spread as usize & (SHARDS - 1)]
+        &self.shards[shard_of(file)]
     }
 
     /// Locks `files`, which may name one several times.

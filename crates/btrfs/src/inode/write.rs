@@ -97,7 +97,10 @@ fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp
     let sector = u64::from(volume.superblock().sector_size);
     let new = offset..offset + data.len() as u64;
     let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
-    let size = length_of(volume, file, &regular(volume, file)?);
+    let size = match volume.buffers.get(file) {
+        Some(buffer) => buffer.read().size,
+        None => regular(volume, file)?.size.get(),
+    };
     let Room { gaps, data: room, claim } = Room::reserve(volume, file, &range)?;
     let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
     let contents = contents.collect::<Result<Vec<_>>>()?;
@@ -139,8 +142,7 @@ impl<'v> Room<'v> {
             if bytes == 0 {
                 return Ok(Self { gaps, data: None, claim: None });
             }
-            let has_claim = buffer.as_ref().is_some_and(|buffer| buffer.read().claim > 0);
-            let claim = if has_claim { None } else { write_back::claim(volume)? };
+            let claim = write_back::claim(volume, buffer.as_ref())?;
             match volume.reserve_data(bytes) {
                 Ok(data) => return Ok(Self { gaps, data: Some(data), claim }),
                 // What the buffered data replaces becomes free when that is written back.
@@ -220,8 +222,7 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
 fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
-    let has_claim = volume.buffers.get(file).is_some_and(|buffer| buffer.read().claim > 0);
-    let claim = if has_claim { None } else { write_back::claim(volume)? };
+    let claim = write_back::claim(volume, volume.buffers.get(file).as_ref())?;
     let buffer = volume.buffers.get_or_add(file, old, at);
     buffer.write().claim += claim.map_or(0, Reservation::keep);
     buffer.write().written(size, at);

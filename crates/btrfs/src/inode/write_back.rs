@@ -52,8 +52,14 @@ pub(crate) enum Patience {
     Tries,
 }
 
-/// Reserves the metadata that the write-back of a file begins with.
-pub(super) fn claim(volume: &Engine) -> Result<Option<Reservation<'_>>> {
+/// Reserves the metadata that the write-back of a file begins with, unless what is buffered of it has that.
+pub(super) fn claim<'v>(
+    volume: &'v Engine,
+    buffer: Option<&FileBuffer>,
+) -> Result<Option<Reservation<'v>>> {
+    if buffer.is_some_and(|buffer| buffer.read().claim > 0) {
+        return Ok(None);
+    }
     let items = OTHER_ITEMS + CLAIMED_REPLACED + checksum_items(volume, CLAIMED_BYTES);
     Ok(volume.join_for(items, Claim::Work)?.into_reservation())
 }
@@ -172,7 +178,7 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     }
     let sector = u64::from(volume.superblock().sector_size);
     let hole = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
-    let items = OTHER_ITEMS + hole_items(volume, file, &hole)?;
+    let items = OTHER_ITEMS + hole_items(volume, file, hole.end)?;
     let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
     insert_hole(&handle, file, hole)?;
     let mut changes = Changes::new(&handle, file);

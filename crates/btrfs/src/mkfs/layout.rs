@@ -29,12 +29,10 @@ use offshoot_btrfs_format::{DeviceId, Logical, Physical};
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::options::Spec;
+use crate::space::RESERVED_BYTES;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-
-/// What is left free at the start of every device, and of the logical space.
-pub(super) const RESERVED_BYTES: u64 = MIB;
 
 /// The least metadata that a volume starts with, in tree blocks. The kernel keeps some 350
 /// of them back for emergencies, and an operation reserves dozens before it knows how many

@@ -21,9 +21,10 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::FromZeros;
 
 use super::GENERATION;
-use super::layout::{Layout, RESERVED_BYTES};
+use super::layout::Layout;
 use super::options::Spec;
 use super::trees::{Trees, device_item};
+use crate::space::RESERVED_BYTES;
 
 /// What is looked at, and written, in one piece when a device is wiped, in bytes.
 const WIPE_PIECE: u64 = 64 << 10;

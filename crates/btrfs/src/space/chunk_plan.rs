@@ -18,8 +18,9 @@ use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile, STRIPE_LEN};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What is left free at the start of every device: the superblock, and room for boot loaders.
-const RESERVED_BYTES: u64 = MIB;
+/// What is left free at the start of every device, for the superblock and for boot loaders; a new volume leaves
+/// as much of the logical space.
+pub(crate) const RESERVED_BYTES: u64 = MIB;
 
 /// A chunk that is longer than it may be is cut to a multiple of this on each member.
 const STRIPE_STEP: u64 = 16 * MIB;

@@ -102,9 +102,7 @@ impl Engine {
                 cursor.advance()?;
             }
             // A device that is shorter than the volume says gets no chunk behind its end.
-            let size_bytes = member.device.as_ref().map_or(0, |device| device.size_bytes());
-            let total_bytes = member.total_bytes.min(size_bytes);
-            let allocated_bytes = allocated[index];
+            let (total_bytes, allocated_bytes) = (member.usable_bytes(), allocated[index]);
             all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
         }
         Ok(all)

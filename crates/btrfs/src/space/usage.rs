@@ -9,12 +9,9 @@
 use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
-use super::{BlockGroup, Purpose, chunk_plan};
+use super::{BlockGroup, Purpose, RESERVED_BYTES, chunk_plan};
 use crate::subvolume::malformed;
 use crate::volume::Engine;
-
-/// What is left free at the start of every device.
-const RESERVED_BYTES: u64 = 1 << 20;
 
 impl Engine {
     /// What the volume holds and could hold.
@@ -36,8 +33,7 @@ impl Engine {
         let allocated = self.live_part().map(|live| live.space.allocated());
         let unallocated = self.members().iter().enumerate().map(|(i, member)| {
             let allocated = allocated.as_ref().map_or(member.allocated_bytes, |all| all[i]);
-            let there = member.device.as_ref().map_or(u64::MAX, |device| device.size_bytes());
-            let usable = if member.is_seed { 0 } else { member.total_bytes.min(there) };
+            let usable = if member.is_seed { 0 } else { member.usable_bytes() };
             usable.saturating_sub(RESERVED_BYTES).saturating_sub(allocated)
         });
         let profile = chunk_plan::safest(profiles.into_iter()).unwrap_or(Profile::Single);

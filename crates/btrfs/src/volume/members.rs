@@ -66,6 +66,12 @@ impl Member {
         }
     }
 
+    /// What of its size there is: all of it, unless its device is shorter than the volume says.
+    pub(crate) fn usable_bytes(&self) -> u64 {
+        let size_bytes = self.device.as_ref().map_or(u64::MAX, |device| device.size_bytes());
+        self.total_bytes.min(size_bytes)
+    }
+
     /// Whether it missed commits.
     #[must_use]
     pub fn is_stale(&self) -> bool {

@@ -15,19 +15,10 @@ use offshoot_testkit::recipe::Recipe;
 
 use super::{check, does, offshoot, program, volume, words};
 
-/// What two copies of one tree have in common.
-fn as_copies() -> Compare {
-    Compare::default()
-        .without(Aspect::Ids)
-        .without(Aspect::Order)
-        .without(Aspect::StoredTimes)
-        .without(Aspect::Allocation)
-}
-
 #[track_caller]
 fn assert_copies(ours: &Path, theirs: &Path, at_least: u64) {
     let ours = HostFilesystem::new(ours).expect("the copy opens");
-    as_copies().run(&ours, theirs).assert_same(at_least);
+    Compare::of_copies().run(&ours, theirs).assert_same(at_least);
 }
 
 /// Runs what must end with 0, and gives its messages.
@@ -104,7 +95,7 @@ fn the_kernel_goes_on_where_we_stopped() {
     let mount = mounted(&path.join("v.img"), "ro");
     let ours = HostFilesystem::new(&mount.path().join("src")).expect("the copy opens");
     // The sources may be on a filesystem that counts directories its own way.
-    as_copies().without(Aspect::DirectoryShape).run(&ours, &sources).assert_same(40);
+    Compare::of_copies().without(Aspect::DirectoryShape).run(&ours, &sources).assert_same(40);
     drop(ours);
     drop(mount);
     does(path, "rm -r v.img:/src");

@@ -46,10 +46,7 @@ impl<'v, 'b> Step<'v, 'b> {
         data: Sectors<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
-        let sector = u64::from(volume.superblock().sector_size);
-        let size = inode_item(volume, tree_of(volume, file)?, file)?.size.get();
-        let hole = size.next_multiple_of(sector)..data.start;
-        let others = OTHER_ITEMS + hole_items(volume, file, &hole)?;
+        let others = OTHER_ITEMS + hole_items(volume, file, data.start)?;
         let (replaced, len) = until_replaced(volume, file, &data.range(), MOST_REPLACED)?;
         let data = data.first(len);
         let items = others + replaced + checksum_items(volume, data.len);
@@ -140,13 +137,19 @@ fn is_for_inline(
     Ok(true)
 }
 
-/// Items that making `range`, which lies behind the end of the file, a hole takes: one between any two extents
-/// that were preallocated there, where holes have items.
-pub(super) fn hole_items(volume: &Engine, file: FileId, range: &Range<u64>) -> Result<u64> {
-    if range.is_empty() || volume.superblock().incompat.has(Incompat::NO_HOLES) {
+/// Items that making what lies between the end of the file and `end` a hole takes, where holes have items: one between
+/// any two extents that were preallocated there.
+pub(super) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64> {
+    if volume.superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(0);
     }
-    Ok(until_replaced(volume, file, range, u64::MAX)?.0)
+    let sector = u64::from(volume.superblock().sector_size);
+    let size = inode_item(volume, tree_of(volume, file)?, file)?.size.get();
+    let range = size.next_multiple_of(sector)..end;
+    if range.is_empty() {
+        return Ok(0);
+    }
+    Ok(until_replaced(volume, file, &range, u64::MAX)?.0)
 }
 
 /// How many extents are in `range`, and how much of it has no more than `most`.
