@@ -32,6 +32,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use super::ledger::Reservation;
 use super::{Purpose, Space};
 use crate::inode::write_back;
+use crate::sync::thread;
 use crate::transaction::{Handle, Live};
 use crate::volume::Engine;
 
@@ -57,6 +58,10 @@ const MOST_COMMIT_BYTES: u64 = 512 << 20;
 /// How often an operation has a commit made before it is told that there is no space. More than
 /// once, because others may take what a commit frees.
 const COMMITS: u32 = 3;
+
+/// The same for what makes room itself. It is refused nothing because others were faster, so this is far more often
+/// than there are others who hold a claim at the moment.
+const COMMITS_TO_REMOVE: u32 = 64;
 
 /// What an operation is for, which decides how far it may go into what is kept back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +124,7 @@ impl Engine {
         let attempt = || self.try_join(live, items, claim);
         match Self::unless_tight(live, attempt)? {
             Some(handle) => Ok(handle),
-            None => self.make_room(Purpose::Metadata, attempt),
+            None => self.make_room(Purpose::Metadata, claim, attempt),
         }
     }
 
@@ -148,19 +153,27 @@ impl Engine {
         let attempt = || self.try_reserve_data(live, bytes);
         match Self::unless_tight(live, attempt)? {
             Some(reservation) => Ok(reservation),
-            None => self.make_room(Purpose::Data, attempt),
+            None => self.make_room(Purpose::Data, Claim::Work, attempt),
         }
     }
 
-    /// Makes an attempt, unless somebody makes room: what that gives is for who waits already.
+    /// Makes an attempt, unless somebody makes room: what that gives is for who waits already, also when the
+    /// attempt began before and waited for a commit.
     fn unless_tight<T>(live: &Live, attempt: impl Fn() -> Result<Option<T>>) -> Result<Option<T>> {
-        if live.space.turn.is_locked() { Ok(None) } else { attempt() }
+        let is_tight = || live.space.turn.is_locked();
+        if is_tight() { Ok(None) } else { Ok(attempt()?.filter(|_| !is_tight())) }
     }
 
     /// Makes room until `attempt` has something.
-    fn make_room<T>(&self, purpose: Purpose, attempt: impl Fn() -> Result<Option<T>>) -> Result<T> {
+    fn make_room<T>(
+        &self,
+        purpose: Purpose,
+        claim: Claim,
+        attempt: impl Fn() -> Result<Option<T>>,
+    ) -> Result<T> {
         let live = self.live()?;
         let _turn = live.space.turn.lock();
+        let most = if claim == Claim::Work { COMMITS } else { COMMITS_TO_REMOVE };
         let mut commits = 0;
         loop {
             if let Some(success) = attempt()? {
@@ -174,10 +187,12 @@ impl Engine {
             if (commits > 0 || !live.space.is_mostly_free(purpose)) && self.grow(purpose)? {
                 continue;
             }
-            if commits == COMMITS {
+            if commits == most {
                 return Err(Error::posix(Errno::NOSPC, format!("room for {purpose}")));
             }
             self.commit()?;
+            // Who has a claim and is on the way lets go of it.
+            thread::yield_now();
             commits += 1;
         }
     }
