@@ -5,6 +5,9 @@
 //! commit looks just the same, and holds old data: what was overwritten in place and has no checksums shows
 //! by nothing that it is old. The blocks of the newest commit tell the two apart: the first has its copies of
 //! them, and the second has there whatever was there before.
+//!
+//! A small commit on several members may put none of its blocks on one of them. Nothing can tell then, and the member is
+//! taken for what a cut left, which every power failure can: to refuse it would be to lose a sound volume for writing.
 
 use std::collections::VecDeque;
 
@@ -27,7 +30,7 @@ const MOST: usize = 1024;
 
 impl Engine {
     /// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit that are
-    /// looked at, all that lie on the member are there, and one of them does.
+    /// looked at, all that lie on the member are there.
     pub(super) fn has_newest_commit(&self, index: usize) -> Result<bool> {
         let roots = [self.root_tree(), chunk_tree_root(self)];
         let roots = roots.iter().map(TreeRoot::expected);
@@ -55,7 +58,7 @@ impl Engine {
             blocks.extend(below.into_iter().filter(|child| self.is_newest(child)));
             blocks.truncate(MOST);
         }
-        Ok(is_shown)
+        Ok(true)
     }
 
     fn is_newest(&self, block: &Expected) -> bool {

@@ -7,7 +7,7 @@ use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_testkit::crash::{Devices, Engine};
 use offshoot_vfs::{Error, SetAttr, Timestamp};
 
-use crate::engine::{ONE, OURS, SETS, volume};
+use crate::engine::{ONE, OURS, SETS, Shape, volume};
 
 fn commit(devices: Devices, number: i64) {
     let fs = OURS.open_writable(devices).expect("it opens");
@@ -97,4 +97,35 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
             assert!(said.contains("missed commits"), "{set} without {behind}: {refused:?}");
         }
     }
+}
+
+/// A commit that put no block on a member left nothing there to tell a cut by, and the volume was refused for writing.
+#[test]
+fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
+    // A stripe has room for all blocks of a small commit.
+    let devices = volume(4, Shape { node_size: 4096, ..SETS[2] });
+    let is_superblock = |entry: &CrashEntry| match entry {
+        CrashEntry::Write { offset, .. } => SUPERBLOCK_OFFSETS.contains(offset),
+        _ => true,
+    };
+    let mut found = 0;
+    for number in 1..20 {
+        let logged = |device: &Arc<dyn BlockDevice>| Arc::new(CrashDevice::new(device.clone()));
+        let members: Vec<_> = devices.iter().map(logged).collect();
+        let new: Devices = members.iter().map(|member| member.clone() as _).collect();
+        commit(new.clone(), number);
+        for (behind, member) in members.iter().enumerate() {
+            if !member.log().entries().iter().all(is_superblock) {
+                continue;
+            }
+            let cut: Devices = new.iter().map(over).collect();
+            let superblock = superblock(&*devices[behind]);
+            cut[behind].write_at(SUPERBLOCK_OFFSETS[0], &superblock).expect("memory is written");
+            commit(cut.clone(), 99);
+            OURS.check(cut).expect("it is in order");
+            found += 1;
+        }
+        commit(devices.clone(), number);
+    }
+    assert!(found > 0, "every commit put blocks on all members");
 }
