@@ -47,7 +47,7 @@ pub use filesystem::Filesystem;
 pub use handle::Volume;
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
-pub use transaction::Stats;
+pub use transaction::{Counter, Stats};
 pub use tree::{Cursor, TreeRoot};
 pub use volume::{Engine, Latching, Member, OpenOptions, Report, Reporter, Unlock};
 

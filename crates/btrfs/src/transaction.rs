@@ -59,7 +59,7 @@ pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 use stats::Counters;
-pub use stats::Stats;
+pub use stats::{Counter, Stats};
 
 /// The part of a volume that can change.
 pub(crate) struct Live {

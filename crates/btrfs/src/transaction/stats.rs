@@ -1,4 +1,7 @@
 //! Counters of what the engine does.
+//!
+//! A counter is declared once, in the list below: its words are the documentation of the field of [`Stats`] and
+//! what [`Stats::counters`] says of it, so that whoever shows counters needs no list of its own.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -23,12 +26,34 @@ impl Counters {
     }
 }
 
+/// A counter of [`Stats`], to be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The name of the field.
+    pub name: &'static str,
+    /// What it counts, in a sentence.
+    pub about: &'static str,
+    /// How much that was.
+    pub value: u64,
+}
+
 macro_rules! counters {
-    ($($(#[$doc:meta])* $field:ident, $count:ident($($by:ident)?);)*) => {
+    ($($(#[doc = $about:literal])+ $field:ident, $count:ident($($by:ident)?);)*) => {
         /// What the engine has done since the volume was opened.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct Stats { $($(#[$doc])* pub $field: u64,)* }
+        pub struct Stats { $($(#[doc = $about])+ pub $field: u64,)* }
+
+        impl Stats {
+            /// All counters, in the order of their declaration.
+            pub fn counters(&self) -> impl Iterator<Item = Counter> + use<> {
+                [$(Counter {
+                    name: stringify!($field),
+                    about: concat!($($about),+).trim_ascii(),
+                    value: self.$field,
+                },)*].into_iter()
+            }
+        }
 
         /// The counters of some threads, which share no line of the processors' caches with those of others.
         #[derive(Debug, Default)]
@@ -36,7 +61,7 @@ macro_rules! counters {
         struct Shard { $($field: AtomicU64,)* }
 
         impl Counters {
-            $($(#[$doc])* pub(crate) fn $count(&self $(, $by: usize)?) {
+            $($(#[doc = $about])+ pub(crate) fn $count(&self $(, $by: usize)?) {
                 let by = 1u64 $(* $by as u64)?;
                 self.own().$field.fetch_add(by, Ordering::Relaxed);
             })*
@@ -67,7 +92,7 @@ counters! {
     merges, merged();
     /// Committed blocks copied to be changed.
     copies, block_copied();
-    /// Items inserted.
+    /// Items inserted into trees.
     items_inserted, inserted(count);
     /// Commits completed.
     commits, committed();
@@ -78,5 +103,26 @@ impl Engine {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.live_part().map_or_else(Stats::default, |live| live.stats.read())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_shown_as_they_are_declared() {
+        let counters = Counters::default();
+        counters.inserted(7);
+        counters.committed();
+        let shown: Vec<_> = counters.read().counters().collect();
+        let first = Counter {
+            name: "locks_taken",
+            about: "Latches of tree blocks taken for writing.",
+            value: 0,
+        };
+        assert_eq!(shown[0], first);
+        let value = |name| shown.iter().find(|counter| counter.name == name).map(|c| c.value);
+        assert_eq!((value("items_inserted"), value("commits")), (Some(7), Some(1)));
     }
 }
