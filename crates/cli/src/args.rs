@@ -1,5 +1,6 @@
 //! The command line: verbs, options, help.
 
+mod bench;
 mod edit;
 mod mkfs;
 
@@ -8,6 +9,8 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+use bench::BENCH_HELP;
+pub(crate) use bench::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
 pub(crate) use edit::{
     Attribute, CpArguments, LnArguments, MkdirArguments, MvArguments, RmArguments,
 };
@@ -77,6 +80,13 @@ Examples:
   offshoot subvolume list disk.img
   offshoot subvolume list --json disk.img | jq -r '.[].path'";
 
+const STATS_HELP: &str = "\
+What the engine does while it changes a volume is shown by cp, mkdir, mv, ln and rm with --stats, and by bench.
+
+Examples:
+  offshoot stats disk.img
+  offshoot stats /dev/sdb --device /dev/sdc --json";
+
 const DUMP_HELP: &str = "\
 Examples:
   offshoot dump super disk.img
@@ -128,6 +138,9 @@ pub(crate) enum Verb {
     /// Make a volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),
+    /// Show how much of a volume is used, by kind and profile
+    #[command(after_help = STATS_HELP)]
+    Stats(InfoArguments),
     /// Work with subvolumes
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Subvolume(SubvolumeVerb),
@@ -135,6 +148,10 @@ pub(crate) enum Verb {
     #[command(subcommand, after_help = DUMP_HELP)]
     #[command(subcommand_value_name = "STRUCTURE", subcommand_help_heading = "Structures")]
     Dump(DumpVerb),
+    /// Measure how fast the engine is
+    #[command(subcommand, after_help = BENCH_HELP)]
+    #[command(subcommand_value_name = "WORKLOAD", subcommand_help_heading = "Workloads")]
+    Bench(BenchVerb),
 }
 
 /// How a volume is opened.

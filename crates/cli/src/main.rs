@@ -13,6 +13,8 @@
 //! | [`extract`] | taking trees out, which is most of the program |
 //! | [`edit`], [`copy`] | changing volumes, copying trees into, out of and between them |
 //! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
+//! | [`space`] | what of a volume is used |
+//! | [`workload`] | what the benchmarks do |
 //! | [`output`], [`exit`] | what is printed, and how it ends |
 //!
 //! A verb writes to standard output and returns a failure; only this file prints it and chooses
@@ -30,7 +32,9 @@ mod place;
 mod places;
 mod resolve;
 mod session;
+mod space;
 mod verbs;
+mod workload;
 mod xattrs;
 
 use std::io::{self, Write};

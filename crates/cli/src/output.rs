@@ -7,6 +7,7 @@ mod human;
 mod json;
 mod mode;
 mod record;
+mod statistics;
 mod time;
 
 pub(crate) use console::Console;
@@ -15,4 +16,5 @@ pub(crate) use human::human_size;
 pub(crate) use json::{JsonArray, write_line};
 pub(crate) use mode::{ModeLetters, type_words};
 pub(crate) use record::{FileRecord, shown_inode};
+pub(crate) use statistics::Statistics;
 pub(crate) use time::{CivilTime, json_time};

@@ -1,5 +1,6 @@
 //! What each verb does.
 
+mod bench;
 mod cat;
 mod cp;
 mod dump;
@@ -12,6 +13,7 @@ mod mkfs;
 mod mv;
 mod rm;
 mod stat;
+mod stats;
 mod subvolume;
 
 use std::io::Write;
@@ -35,7 +37,9 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Mv(arguments) => mv::run(arguments, console),
         Verb::Ln(arguments) => ln::run(arguments, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
+        Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Subvolume(SubvolumeVerb::List(arguments)) => subvolume::list(arguments, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
+        Verb::Bench(verb) => bench::run(verb, out, console),
     }
 }

@@ -1,14 +1,12 @@
 //! `offshoot info`: what a volume is.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs::Volume;
-use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
-use offshoot_btrfs_format::space::{BlockGroupItem, QgroupStatusItem};
-use offshoot_btrfs_format::superblock::{CompatRo, SUPER_FLAG_SEEDING};
+use offshoot_btrfs_format::space::QgroupStatusItem;
+use offshoot_btrfs_format::superblock::SUPER_FLAG_SEEDING;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{self as vfs, Errno};
 use serde::Serialize;
@@ -17,6 +15,7 @@ use crate::args::InfoArguments;
 use crate::exit::Result;
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::Session;
+use crate::space::{Allocation, allocations};
 
 #[derive(Serialize)]
 struct Info {
@@ -58,16 +57,6 @@ struct Device {
     seed: bool,
     size: u64,
     allocated: u64,
-}
-
-#[derive(Serialize)]
-struct Allocation {
-    holds: &'static str,
-    profile: String,
-    block_groups: u64,
-    size: u64,
-    /// Absent when the block group items cannot be read.
-    used: Option<u64>,
 }
 
 pub(super) fn run(
@@ -121,7 +110,7 @@ impl Info {
                 .map(|id| id.0),
             subvolumes: volume.subvolume_count().map_err(|error| console.warning(&error)).ok(),
             devices: devices.collect(),
-            profiles: profiles(volume, console),
+            profiles: allocations(volume, console),
             // Last, because everything above may report something.
             reports: session.reports(),
         }
@@ -216,53 +205,4 @@ fn quotas(volume: &Arc<Volume>) -> vfs::Result<Vec<&'static str>> {
     })?;
     let flags = flags.map_err(|error| vfs::Error::corrupt(error.structure, error.problem))?;
     Ok(FLAGS.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| *word).collect())
-}
-
-fn profiles(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
-    let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
-    for chunk in volume.chunks() {
-        let profile = by_flags.entry(chunk.flags).or_insert_with(|| Allocation {
-            holds: chunk.flags.kind(),
-            profile: chunk.profile.to_string(),
-            block_groups: 0,
-            size: 0,
-            used: Some(0),
-        });
-        profile.block_groups += 1;
-        profile.size = profile.size.saturating_add(chunk.length);
-        profile.used = profile.used.and_then(|used| match used_of(volume, &chunk) {
-            Ok(more) => Some(used.saturating_add(more)),
-            Err(error) => {
-                console.warning(&error);
-                None
-            }
-        });
-    }
-    by_flags.into_values().collect()
-}
-
-/// How much of a chunk is used: one search, not a walk through the extent tree.
-fn used_of(volume: &Arc<Volume>, chunk: &Chunk) -> vfs::Result<u64> {
-    let id = if volume.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
-        TreeId::BLOCK_GROUP
-    } else {
-        TreeId::EXTENT
-    };
-    let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);
-    let mut used = None;
-    volume.for_each_item(volume.tree(id)?, key, |found, data| {
-        if found == key {
-            used = Some(BlockGroupItem::view(data).map(|item| item.used.get()));
-        }
-        ControlFlow::Break(())
-    })?;
-    let missing = || {
-        vfs::Error::corrupt_at(
-            "block group",
-            chunk.start.0,
-            "the chunk here has no block group item",
-        )
-    };
-    used.ok_or_else(missing)?
-        .map_err(|error| vfs::Error::corrupt_at(error.structure, chunk.start.0, error.problem))
 }

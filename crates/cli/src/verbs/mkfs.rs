@@ -67,7 +67,7 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
 }
 
 /// Options that contradict each other are wrong usage; all else is a failure.
-fn usage(error: Error) -> Failure {
+pub(super) fn usage(error: Error) -> Failure {
     match error {
         Error::Posix { what, errno: Errno::INVAL } => Failure::Usage(what),
         other => Failure::Volume(other),
@@ -76,10 +76,10 @@ fn usage(error: Error) -> Failure {
 
 /// The image files that did not exist before. They go when no volume was made on them.
 #[derive(Default)]
-struct NewImages<'a>(Vec<&'a Path>);
+pub(super) struct NewImages<'a>(Vec<&'a Path>);
 
 impl<'a> NewImages<'a> {
-    fn open(&mut self, path: &'a Path, size: Option<u64>) -> Result<FileDevice> {
+    pub(super) fn open(&mut self, path: &'a Path, size: Option<u64>) -> Result<FileDevice> {
         let exists = path.try_exists().unwrap_or(true);
         let device = match size {
             Some(size_bytes) => FileDevice::create(path, size_bytes),
@@ -96,7 +96,7 @@ impl<'a> NewImages<'a> {
         Ok(device)
     }
 
-    fn keep(mut self) {
+    pub(super) fn keep(mut self) {
         self.0.clear();
     }
 }

@@ -1,0 +1,148 @@
+//! The options of the benchmarks.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use offshoot_btrfs::{Latching, OpenOptions, Unlock};
+
+use super::mkfs::parse_size;
+
+pub(crate) const BENCH_HELP: &str = "\
+Each makes a new volume on IMAGE and works on it in this process, without the kernel. The image is left behind.
+
+Examples:
+  offshoot bench fs-mark disk.img --threads 2
+  offshoot bench fs-mark disk.img --threads 12 --files 10000 --rounds 3 --size 4K --force --json
+  offshoot bench enospc disk.img --size 256M --workers 8";
+
+const FS_MARK_HELP: &str = "\
+Every thread makes files in a directory of its own, d1, d2 and so on. A round is over when all threads are \
+done with it; after the last one everything is made durable, and the time for that is counted in the total. Names are those \
+of the program fs_mark: the time, and 24 random letters and digits. A file begins with its name.";
+
+const ENOSPC_HELP: &str = "\
+A large file first takes what there is for data but 2 MiB. Then every worker makes files in a directory of its own, d1, \
+d2 and so on, until there is no space, and at last removes them. They are called file_0, file_1 and so on, and begin with their \
+name. A file that could be made and not be written is removed at once and not counted.";
+
+#[derive(Subcommand)]
+pub(crate) enum BenchVerb {
+    /// Make many small files, with several threads
+    #[command(after_help = FS_MARK_HELP)]
+    FsMark(FsMarkArguments),
+    /// Make small files until there is no space, and remove them
+    #[command(after_help = ENOSPC_HELP)]
+    Enospc(EnospcArguments),
+}
+
+/// The volume of a benchmark, and how the engine works on it.
+#[derive(Args)]
+pub(crate) struct BenchVolume {
+    /// Where the volume is made: an image, which need not be there, or a block device
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: PathBuf,
+    /// Overwrite what is on it
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How writers latch what is above a leaf: shared, or exclusive until before-search,
+    /// after-search or after-change
+    #[arg(long, value_name = "HOW", help_heading = "To be measured")]
+    pub(crate) latching: Option<LatchingName>,
+}
+
+/// What [`Latching`] can be.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum LatchingName {
+    /// Shared where the leaf alone changes, let go before the search in it, as it is otherwise
+    Shared,
+    /// Exclusive, let go before the search in the leaf
+    BeforeSearch,
+    /// Exclusive, let go after the search in the leaf
+    AfterSearch,
+    /// Exclusive, let go when the item is in its place
+    AfterChange,
+}
+
+impl BenchVolume {
+    /// How the volume is opened.
+    pub(crate) fn options(&self, dirty_bytes: u64) -> OpenOptions {
+        let exclusive = |unlock| Latching { exclusive: true, unlock };
+        let latching = self.latching.map_or_else(Latching::default, |name| match name {
+            LatchingName::Shared => Latching::default(),
+            LatchingName::BeforeSearch => exclusive(Unlock::BeforeSearch),
+            LatchingName::AfterSearch => exclusive(Unlock::AfterSearch),
+            LatchingName::AfterChange => exclusive(Unlock::AfterChange),
+        });
+        OpenOptions { dirty_bytes, latching, ..OpenOptions::default() }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct FsMarkArguments {
+    #[command(flatten)]
+    pub(crate) volume: BenchVolume,
+    /// How many threads make files
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_threads)]
+    pub(crate) threads: u64,
+    /// How many files each makes in a round
+    #[arg(long, value_name = "F", default_value = "100000", value_parser = parse_count)]
+    pub(crate) files: u64,
+    /// How many rounds there are
+    #[arg(long, value_name = "R", default_value = "10", value_parser = parse_count)]
+    pub(crate) rounds: u64,
+    /// How much each file holds, up to 1G
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_file_size)]
+    pub(crate) size: usize,
+    /// Make an image of this size; otherwise of one that is large enough and full of holes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) image_size: Option<u64>,
+    /// What the random names follow from; the time otherwise
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+    /// What may be changed and not yet on the device, of data and of tree blocks
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub(crate) dirty_bytes: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct EnospcArguments {
+    #[command(flatten)]
+    pub(crate) volume: BenchVolume,
+    /// The size of the image
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    pub(crate) size: u64,
+    /// How many workers make files
+    #[arg(long, value_name = "N", default_value = "8", value_parser = parse_threads)]
+    pub(crate) workers: u64,
+    /// How much each file holds, up to 1G
+    #[arg(long, value_name = "SIZE", default_value = "1K", value_parser = parse_file_size)]
+    pub(crate) file_size: usize,
+    /// Stop when there is no space, and remove nothing
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// What may be changed and not yet on the device, of data and of tree blocks
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub(crate) dirty_bytes: u64,
+}
+
+/// More threads than any machine has, and fewer than a process may have.
+const THREADS_MAX: u64 = 4096;
+
+fn parse_threads(text: &str) -> Result<u64, String> {
+    let count = parse_count(text)?;
+    if count > THREADS_MAX { Err(format!("at most {THREADS_MAX}")) } else { Ok(count) }
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    // So many that products of two of them are numbers still.
+    let count: Option<u32> = text.parse().ok().filter(|&count| count > 0);
+    count.map(u64::from).ok_or_else(|| format!("a number from 1 to {} is expected", u32::MAX))
+}
+
+fn parse_file_size(text: &str) -> Result<usize, String> {
+    let size = usize::try_from(parse_size(text)?).ok().filter(|&size| size <= 1 << 30);
+    size.ok_or_else(|| "a file holds at most 1G here".to_owned())
+}

@@ -1,0 +1,76 @@
+//! What of a volume is used, by kind and profile.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs::Volume;
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
+use offshoot_btrfs_format::space::BlockGroupItem;
+use offshoot_btrfs_format::superblock::CompatRo;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs as vfs;
+use serde::Serialize;
+
+use crate::output::Console;
+
+/// All block groups of one kind and profile.
+#[derive(Serialize)]
+pub(crate) struct Allocation {
+    pub(crate) holds: &'static str,
+    pub(crate) profile: String,
+    pub(crate) block_groups: u64,
+    pub(crate) size: u64,
+    /// Absent when the block group items cannot be read.
+    pub(crate) used: Option<u64>,
+}
+
+/// The block groups by kind and profile. What cannot be read is a warning.
+pub(crate) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
+    let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
+    for chunk in volume.chunks() {
+        let profile = by_flags.entry(chunk.flags).or_insert_with(|| Allocation {
+            holds: chunk.flags.kind(),
+            profile: chunk.profile.to_string(),
+            block_groups: 0,
+            size: 0,
+            used: Some(0),
+        });
+        profile.block_groups += 1;
+        profile.size = profile.size.saturating_add(chunk.length);
+        profile.used = profile.used.and_then(|used| match used_of(volume, &chunk) {
+            Ok(more) => Some(used.saturating_add(more)),
+            Err(error) => {
+                console.warning(&error);
+                None
+            }
+        });
+    }
+    by_flags.into_values().collect()
+}
+
+/// How much of a chunk is used: one search, not a walk through the extent tree.
+fn used_of(volume: &Arc<Volume>, chunk: &Chunk) -> vfs::Result<u64> {
+    let id = if volume.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
+        TreeId::BLOCK_GROUP
+    } else {
+        TreeId::EXTENT
+    };
+    let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);
+    let mut used = None;
+    volume.for_each_item(volume.tree(id)?, key, |found, data| {
+        if found == key {
+            used = Some(BlockGroupItem::view(data).map(|item| item.used.get()));
+        }
+        ControlFlow::Break(())
+    })?;
+    let missing = || {
+        vfs::Error::corrupt_at(
+            "block group",
+            chunk.start.0,
+            "the chunk here has no block group item",
+        )
+    };
+    used.ok_or_else(missing)?
+        .map_err(|error| vfs::Error::corrupt_at(error.structure, chunk.start.0, error.problem))
+}

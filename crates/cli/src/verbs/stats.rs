@@ -1,0 +1,89 @@
+//! `offshoot stats`: how much of a volume is used.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::FileSystem;
+use serde::Serialize;
+
+use crate::args::InfoArguments;
+use crate::exit::Result;
+use crate::output::{Console, Statistics, human_size, write_line};
+use crate::session::Session;
+use crate::space::{Allocation, allocations};
+
+#[derive(Serialize)]
+struct Report {
+    size: u64,
+    used: u64,
+    available: u64,
+    /// Of the devices, what belongs to no block group.
+    unallocated: u64,
+    space: Vec<Kind>,
+    statistics: Statistics,
+}
+
+/// One kind of space.
+#[derive(Serialize)]
+struct Kind {
+    #[serde(flatten)]
+    allocation: Allocation,
+    /// Absent when the block group items cannot be read.
+    free: Option<u64>,
+}
+
+pub(super) fn run(
+    arguments: &InfoArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let session = Session::open(&arguments.volume, console)?;
+    let volume = &session.volume;
+    let sizes = volume.filesystem(TreeId::FS)?.statfs()?;
+    let members = volume.members().iter();
+    let unallocated = members.map(|one| one.total_bytes.saturating_sub(one.allocated_bytes));
+    let kind = |allocation: Allocation| {
+        let free = allocation.used.map(|used| allocation.size.saturating_sub(used));
+        Kind { allocation, free }
+    };
+    let report = Report {
+        size: sizes.total_bytes,
+        used: sizes.used_bytes,
+        available: sizes.available_bytes,
+        unallocated: unallocated.fold(0, u64::saturating_add),
+        space: allocations(volume, console).into_iter().map(kind).collect(),
+        statistics: Statistics(volume.stats()),
+    };
+    if arguments.json {
+        return Ok(write_line(out, &report)?);
+    }
+    report.print(out)
+}
+
+impl Report {
+    fn print(&self, out: &mut dyn Write) -> Result {
+        let or_unknown = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), human_size);
+        for (name, bytes) in [
+            ("size", self.size),
+            ("used", self.used),
+            ("available", self.available),
+            ("unallocated", self.unallocated),
+        ] {
+            writeln!(out, "{name:<18} {:>10}", human_size(bytes))?;
+        }
+        writeln!(out, "{:<23} {:>10} {:>10} {:>10}", "space", "size", "used", "free")?;
+        for Kind { allocation, free } in &self.space {
+            writeln!(
+                out,
+                "  {:<12} {:<8} {:>10} {:>10} {:>10}",
+                allocation.holds,
+                allocation.profile,
+                human_size(allocation.size),
+                or_unknown(allocation.used),
+                or_unknown(*free)
+            )?;
+        }
+        Ok(())
+    }
+}
