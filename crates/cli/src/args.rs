@@ -176,6 +176,16 @@ pub(crate) struct TreeArguments {
     pub(crate) open: OpenArguments,
 }
 
+/// How a verb that changes volumes opens them.
+#[derive(Args)]
+pub(crate) struct EditArguments {
+    #[command(flatten)]
+    pub(crate) tree: TreeArguments,
+    /// At the end, show on standard error what the engine did to each volume that was changed
+    #[arg(long)]
+    pub(crate) stats: bool,
+}
+
 /// Where in a volume, and how it is opened.
 #[derive(Args)]
 pub(crate) struct PlaceArguments {

@@ -4,6 +4,7 @@
 //! durable with [`Volumes::sync`], also when something failed on the way: what was done before
 //! is not lost, and nothing is reported as done that a crash could undo.
 
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,9 +14,9 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Ne
 use rustix::fs::Mode;
 use rustix::process;
 
-use crate::args::TreeArguments;
+use crate::args::EditArguments;
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::output::{Console, Escaped};
+use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
 use crate::places::Failures;
 use crate::resolve::{End, LastLink, resolve_end};
@@ -76,7 +77,7 @@ struct Opened {
 
 /// The volumes of one command line, each opened once, whatever names it is given.
 pub(crate) struct Volumes<'a> {
-    tree: &'a TreeArguments,
+    arguments: &'a EditArguments,
     console: &'a Arc<Console>,
     opened: Vec<Opened>,
 }
@@ -86,18 +87,18 @@ impl<'a> Volumes<'a> {
     /// they are given there must be one.
     pub(crate) fn new<'p>(
         places: impl Iterator<Item = &'p Place>,
-        tree: &'a TreeArguments,
+        arguments: &'a EditArguments,
         console: &'a Arc<Console>,
     ) -> Result<Self> {
         let volumes: Vec<&PathBuf> = places.map(|place| &place.volume).collect();
         let is_several = volumes
             .windows(2)
             .any(|pair| pair[0] != pair[1] && host_id(pair[0]) != host_id(pair[1]));
-        if is_several && !tree.open.devices.is_empty() {
+        if is_several && !arguments.tree.open.devices.is_empty() {
             let message = "--device is for a command on one volume, and these are several";
             return Err(Failure::Usage(message.into()));
         }
-        Ok(Self { tree, console, opened: Vec::new() })
+        Ok(Self { arguments, console, opened: Vec::new() })
     }
 
     /// The tree of files of `volume`. What is to be changed is opened before what is only read.
@@ -107,7 +108,7 @@ impl<'a> Volumes<'a> {
         if let Some(opened) = known.filter(|opened| opened.access >= access) {
             return Ok(opened.fs.clone());
         }
-        let fs = open_tree(volume, self.tree, access, self.console)?;
+        let fs = open_tree(volume, &self.arguments.tree, access, self.console)?;
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
         Ok(fs)
     }
@@ -115,15 +116,21 @@ impl<'a> Volumes<'a> {
     /// The devices of the volumes.
     pub(crate) fn devices(&self) -> Vec<HostId> {
         let volumes = self.opened.iter().map(|opened| &opened.volume);
-        volumes.chain(&self.tree.open.devices).filter_map(|path| host_id(path)).collect()
+        volumes.chain(&self.arguments.tree.open.devices).filter_map(|path| host_id(path)).collect()
     }
 
-    /// Makes everything durable that was changed.
+    /// Makes everything durable that was changed, and says what that was, if it is asked for.
     pub(crate) fn sync(&self, failures: &mut Failures<'_>) {
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
             if let Err(error) = opened.fs.sync() {
                 let what = format_args!("not everything that was done is stored: {error}");
                 failures.inside(&opened.volume, ExitStatus::of(&error), &what);
+            }
+            if self.arguments.stats {
+                let volume = Escaped(opened.volume.as_os_str().as_bytes());
+                self.console.note(&format_args!("what the engine did to {volume}"));
+                let statistics = Statistics(opened.fs.volume().stats()).to_string();
+                statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }
     }
@@ -132,13 +139,13 @@ impl<'a> Volumes<'a> {
 /// Does something at every place, in one volume or several, and makes it durable.
 pub(crate) fn at_every_place(
     places: Vec<Place>,
-    tree: &TreeArguments,
+    arguments: &EditArguments,
     console: &Arc<Console>,
     mut change: impl FnMut(&Filesystem, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
 ) -> Result {
     let is_several = places.windows(2).any(|pair| pair[0].volume != pair[1].volume);
     let mut failures = Failures::naming(is_several, console);
-    let mut volumes = Volumes::new(places.iter(), tree, console)?;
+    let mut volumes = Volumes::new(places.iter(), arguments, console)?;
     for Place { volume, path } in places {
         match volumes.open(&volume, Access::Write) {
             Ok(fs) => {

@@ -64,6 +64,7 @@ fn what_is_no_volume_is_1_and_a_damaged_one_is_3() {
         let text = path.to_str().expect("its path is text");
         for arguments in [
             &["info", text][..],
+            &["stats", text],
             &["ls", text],
             &["stat", text],
             &["cat", text],

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Args, ValueEnum};
 
-use super::{PlacesArguments, TreeArguments};
+use super::EditArguments;
 
 pub(crate) const CP_HELP: &str = "\
 SOURCE and DESTINATION are paths of the host or places in volumes; one of them at least is a \
@@ -89,7 +89,7 @@ pub(crate) struct CpArguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) no_preserve: Vec<Attribute>,
     #[command(flatten)]
-    pub(crate) tree: TreeArguments,
+    pub(crate) edit: EditArguments,
     /// Write what was done as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -97,8 +97,11 @@ pub(crate) struct CpArguments {
 
 #[derive(Args)]
 pub(crate) struct MkdirArguments {
+    /// The places, each VOLUME or VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
     #[command(flatten)]
-    pub(crate) places: PlacesArguments,
+    pub(crate) edit: EditArguments,
     /// Make the directories above as well, and let be what is there
     #[arg(short = 'p', long)]
     pub(crate) parents: bool,
@@ -109,8 +112,11 @@ pub(crate) struct MkdirArguments {
 
 #[derive(Args)]
 pub(crate) struct RmArguments {
+    /// The places, each VOLUME or VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
     #[command(flatten)]
-    pub(crate) places: PlacesArguments,
+    pub(crate) edit: EditArguments,
     /// Remove directories with what is in them
     #[arg(short = 'r', short_alias = 'R', long)]
     pub(crate) recursive: bool,
@@ -128,7 +134,7 @@ pub(crate) struct MvArguments {
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
     #[command(flatten)]
-    pub(crate) tree: TreeArguments,
+    pub(crate) edit: EditArguments,
 }
 
 #[derive(Args)]
@@ -149,7 +155,7 @@ pub(crate) struct LnArguments {
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
     #[command(flatten)]
-    pub(crate) tree: TreeArguments,
+    pub(crate) edit: EditArguments,
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {

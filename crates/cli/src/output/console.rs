@@ -31,6 +31,11 @@ impl Console {
         self.line(&format!("offshoot: {text}"));
     }
 
+    /// Prints what is no error and was asked for.
+    pub(crate) fn note(&self, text: &dyn fmt::Display) {
+        self.line(&format!("offshoot: {text}"));
+    }
+
     /// Prints a line that belongs to the message before it.
     pub(crate) fn detail(&self, text: &dyn fmt::Display) {
         self.line(&format!("  {text}"));

@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         Side::Volume(place) => Some(place),
         Side::Host(_) | Side::Stream => None,
     });
-    let mut volumes = Volumes::new(places.chain(&target), &arguments.tree, console)?;
+    let mut volumes = Volumes::new(places.chain(&target), &arguments.edit, console)?;
     let mut failures = Failures::naming(false, console);
     let target = match target {
         Some(place) => Some((volumes.open(&place.volume, Access::Write)?, place)),

@@ -26,7 +26,7 @@ pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
         places[1].path.clone()
     };
     require_one_volume("ln", &places)?;
-    let mut volumes = Volumes::new(places.iter(), &arguments.tree, console)?;
+    let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let NamedPlace { volume, path } = &places[0];
     let fs = volumes.open(volume, Access::Write)?;
     let mut failures = Failures::naming(false, console);

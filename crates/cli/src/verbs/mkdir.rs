@@ -15,9 +15,8 @@ pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result 
     let at = moment()?;
     let plain = 0o777 & !umask();
     let mode = arguments.mode.unwrap_or(plain);
-    let places = &arguments.places;
-    let parsed = places.places.iter().map(|text| NamedPlace::parse(text)).collect();
-    at_every_place(parsed, &places.tree, console, |fs, path, _| {
+    let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    at_every_place(places, &arguments.edit, console, |fs, path, _| {
         if !arguments.parents {
             return make(fs, path, mode, at);
         }

@@ -21,7 +21,7 @@ pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
         return Err(Failure::Usage(format!("where to move {} is missing", only.display())));
     }
     require_one_volume("mv", &places)?;
-    let mut volumes = Volumes::new(places.iter(), &arguments.tree, console)?;
+    let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
     let sources: Vec<Vec<u8>> = places.into_iter().map(|place| place.path).collect();
     let fs = volumes.open(&volume, Access::Write)?;

@@ -17,9 +17,8 @@ const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(arguments: &RmArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = &arguments.places;
-    let parsed = places.places.iter().map(|text| NamedPlace::parse(text)).collect();
-    at_every_place(parsed, &places.tree, console, |fs, path, report| {
+    let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    at_every_place(places, &arguments.edit, console, |fs, path, report| {
         let absent = |error: &Error| matches!(error.errno(), Errno::NOENT | Errno::NOTDIR);
         match remove(fs, path, arguments.recursive, report, at) {
             Err(error @ Error::Posix { .. }) if arguments.force && absent(&error) => Ok(()),

@@ -177,9 +177,9 @@ fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)>
         .map(|outcome| (outcome.status.code().expect("checked"), outcome.stdout))
         .collect();
     for ((code, stdout), args) in seen.iter_mut().zip(&verbs) {
-        // These two tell of the damage, and which superblock it is that they show. What
+        // These tell of the damage, and which superblock it is that they show. What
         // ends with an error has written as much as was right.
-        if args[0] == "info" || args[..2] == ["dump", "super"] || *code != 0 {
+        if args[0] == "info" || args[0] == "stats" || args[..2] == ["dump", "super"] || *code != 0 {
             stdout.clear();
         }
     }

@@ -92,6 +92,8 @@ impl Volume {
         let mut verbs = vec![
             vec!["info", image],
             vec!["info", "--json", image],
+            vec!["stats", image],
+            vec!["stats", "--json", image],
             vec!["ls", "-l", "-R", image],
             vec!["ls", "-R", "--json", &start],
             vec!["stat", &start],

@@ -1,0 +1,311 @@
+//! `offshoot bench` and `offshoot stats`: what the benchmarks say they made is there, and nothing else, and both kernel
+//! and `btrfs check` accept it.
+
+#[expect(dead_code, reason = "the tests need the names, and not what gives them")]
+#[path = "../src/workload.rs"]
+mod workload;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use offshoot_testkit::disks::{Mount, scratch_dir};
+use offshoot_testkit::judges;
+use offshoot_testkit::run::run;
+use serde_json::Value;
+use workload::{Content, Enospc, Names, dir_name};
+
+fn offshoot(dir: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_offshoot"))
+        .args(line.split_whitespace())
+        .current_dir(dir)
+        .output()
+        .expect("the program starts")
+}
+
+#[track_caller]
+fn does(dir: &Path, line: &str) -> String {
+    let output = offshoot(dir, line);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.is_empty(),
+        "offshoot {line}: {}\n{said}",
+        output.status
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Runs a benchmark, and gives what it says.
+#[track_caller]
+fn measures(dir: &Path, line: &str) -> Value {
+    let text = does(dir, &format!("bench {line} --json"));
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let said: Value = serde_json::from_str(&text).expect("JSON");
+    for figure in ["sync_seconds", "total_seconds", "peak_memory_bytes", "cpu_seconds"] {
+        assert!(said[figure].as_f64().is_some_and(|value| value > 0.0), "{figure} in {text}");
+    }
+    let counters = said["statistics"].as_object().expect("an object");
+    assert!(counters.len() > 5 && counters.values().all(Value::is_u64), "{text}");
+    for round in said["rounds"].as_array().expect("an array") {
+        let speed = round["files_per_second"].as_f64().expect("a number");
+        let product = speed * round["seconds"].as_f64().expect("a number");
+        let files = round["files"].as_f64().expect("a number");
+        assert!((product - files).abs() <= files / 1000.0, "{round}");
+    }
+    said
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().expect("a number")
+}
+
+/// A file of a volume by its directory and name, and what it holds.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// The volume holds these files, `others` beside them at its root, and nothing else.
+#[track_caller]
+fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
+    run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
+    let mount = Mount::try_new(&[image.to_path_buf()], "ro").unwrap_or_else(|why| panic!("{why}"));
+    let listed = |path: &Path| -> Vec<String> {
+        let entries = fs::read_dir(path).expect("a directory");
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("text");
+        let mut names: Vec<_> = entries.map(|entry| name(entry.expect("an entry"))).collect();
+        names.sort();
+        names
+    };
+    let mut dirs: Vec<_> = (0..dirs).map(dir_name).collect();
+    let mut top = dirs.clone();
+    top.extend(others.iter().map(|&name| name.to_owned()));
+    top.sort();
+    assert_eq!(listed(mount.path()), top);
+    dirs.sort();
+    let mut found = Files::new();
+    for dir in dirs {
+        for name in listed(&mount.path().join(&dir)) {
+            let data = fs::read(mount.path().join(&dir).join(&name)).expect("a file");
+            found.insert(format!("{dir}/{name}"), data);
+        }
+    }
+    let names = |files: &Files| files.keys().cloned().collect::<Vec<_>>();
+    assert!(names(&found) == names(expected), "{} files, not {}", found.len(), expected.len());
+    for (name, data) in expected {
+        assert!(found[name] == *data, "{name} holds something else");
+    }
+}
+
+/// The files that a run of fs-mark says it made.
+fn made_by_fs_mark(said: &Value, size: usize) -> Files {
+    let (seed, began) = (number(&said["seed"]), number(&said["began_seconds"]));
+    let threads = number(&said["threads"]);
+    let rounds = said["rounds"].as_array().expect("an array");
+    let each = rounds.iter().map(|round| number(&round["files"])).sum::<u64>() / threads;
+    let mut files = Files::new();
+    for thread in 0..threads {
+        let mut names = Names::new(seed, began, thread);
+        for _ in 0..each {
+            let name = names.next();
+            let data = Content::new(size).of(name).to_vec();
+            let name = str::from_utf8(name).expect("a plain name");
+            files.insert(format!("{}/{name}", dir_name(thread)), data);
+        }
+    }
+    files
+}
+
+#[test]
+fn fs_mark_makes_what_it_says() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let image = dir.path().join("disk.img");
+    for (threads, size) in [(1, 0), (3, 0), (2, 1024), (3, 4096), (2, 50_000)] {
+        let line = format!(
+            "fs-mark disk.img -f --threads {threads} --files 200 --rounds 3 --size {size} --image-size 2G"
+        );
+        let said = measures(dir.path(), &line);
+        assert_eq!(said["size"], size);
+        let rounds = said["rounds"].as_array().expect("an array");
+        assert_eq!(rounds.len(), 3);
+        assert!(rounds.iter().all(|round| round["files"] == threads * 200), "{said}");
+        let files = made_by_fs_mark(&said, size);
+        assert_eq!(files.len() as u64, threads * 600, "no two names are the same");
+        assert_holds(&image, threads, &files, &[]);
+    }
+}
+
+/// Commits in the middle of a run, and background writing, change nothing of it.
+#[test]
+fn fs_mark_with_little_memory_makes_what_it_says() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let line = "fs-mark disk.img --threads 4 --files 5000 --rounds 2 --size 100 --dirty-bytes 1M";
+    let said = measures(dir.path(), line);
+    assert!(number(&said["statistics"]["commits"]) > 2, "{said}");
+    assert_holds(&dir.path().join("disk.img"), 4, &made_by_fs_mark(&said, 100), &[]);
+}
+
+#[test]
+fn the_names_are_those_of_the_seed() {
+    let dir = scratch_dir();
+    let seed = ["--seed 7", "--seed 7", "--seed 8"];
+    let listed = seed.map(|seed| {
+        let line = format!("fs-mark disk.img -f --files 20 --rounds 1 {seed}");
+        let output = Command::new(env!("CARGO_BIN_EXE_offshoot"))
+            .arg("bench")
+            .args(line.split_whitespace())
+            .current_dir(dir.path())
+            .env("SOURCE_DATE_EPOCH", "1700000000")
+            .output()
+            .expect("the program starts");
+        assert!(output.status.success(), "{output:?}");
+        let mut names: Vec<_> =
+            does(dir.path(), "ls disk.img:/d1").lines().map(str::to_owned).collect();
+        names.sort();
+        names
+    });
+    assert!(listed[0] == listed[1] && listed[0] != listed[2]);
+    for name in &listed[0] {
+        let random = name.strip_prefix("6553f100~~~~~~~~").expect("the time in front");
+        let is_plain = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit();
+        assert!(random.len() == 24 && random.chars().all(is_plain), "{name}");
+    }
+}
+
+/// The files that a run of enospc says it made.
+fn made_by_enospc(said: &Value, size: usize) -> Files {
+    let mut files = Files::new();
+    let workers = said["files_of_workers"].as_array().expect("an array");
+    for (worker, count) in (0..).zip(workers) {
+        for file in 0..number(count) {
+            let name = Enospc::name(file);
+            let data = Content::new(size).of(name.as_bytes()).to_vec();
+            files.insert(format!("{}/{name}", dir_name(worker)), data);
+        }
+    }
+    assert_eq!(files.len() as u64, number(&said["rounds"][0]["files"]));
+    files
+}
+
+#[test]
+fn enospc_loses_nothing_that_was_acknowledged() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let image = dir.path().join("disk.img");
+    for (mib, workers, size) in [(128, 8, 1024), (256, 8, 1024), (128, 4, 3000), (192, 2, 10_000)] {
+        let line =
+            format!("enospc disk.img -f --size {mib}M --workers {workers} --file-size {size}");
+        let _ = fs::remove_file(&image);
+        let said = measures(dir.path(), &format!("{line} --keep"));
+        assert_eq!(said["rounds"].as_array().map(Vec::len), Some(1));
+        assert_eq!(said["rounds"][0]["phase"], "fill");
+        let files = made_by_enospc(&said, size);
+        assert!(files.len() > 100, "{} files on {mib} MiB", files.len());
+        assert_holds(&image, workers, &files, &["filler"]);
+
+        let said = measures(dir.path(), &line);
+        let rounds = said["rounds"].as_array().expect("an array");
+        assert_eq!(rounds.len(), 2);
+        assert_eq!(rounds[1]["phase"], "remove");
+        assert_eq!(rounds[0]["files"], rounds[1]["files"]);
+        assert_holds(&image, workers, &Files::new(), &["filler"]);
+    }
+}
+
+#[test]
+fn text_is_for_people() {
+    let dir = scratch_dir();
+    let text = does(dir.path(), "bench fs-mark disk.img --threads 2 --files 30 --rounds 2");
+    let first = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
+    let begins: Vec<_> = text.lines().take(8).map(first).collect();
+    assert_eq!(begins, ["fs-mark:", "round", "1", "2", "sync", "total", "CPU", "peak"], "{text}");
+    assert!(text.contains("Items inserted into trees."), "{text}");
+    let text = does(dir.path(), "bench enospc full.img --size 128M --workers 2");
+    let begins: Vec<_> = text.lines().take(6).map(first).collect();
+    assert_eq!(begins, ["enospc:", "round", "fill", "remove", "sync", "total"], "{text}");
+}
+
+#[track_caller]
+fn refuses(dir: &Path, line: &str, code: i32, why: &str) {
+    let output = offshoot(dir, line);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "offshoot {line}: {said}");
+    assert!(output.stdout.is_empty() && said.contains(why), "offshoot {line}: {said}");
+}
+
+#[test]
+fn refusals_say_why() {
+    let dir = scratch_dir();
+    let path = dir.path();
+    refuses(path, "bench", 2, "incomplete");
+    refuses(path, "bench fs-mark", 2, "IMAGE");
+    for (option, why) in [
+        ("--threads 0", "a number from 1"),
+        ("--threads 100000", "at most 4096"),
+        ("--threads -1", "-1"),
+        ("--files many", "many"),
+        ("--rounds 0", "a number from 1"),
+        ("--size 2G", "at most 1G"),
+        ("--size 1X", "1X"),
+        ("--files 4000000000 --rounds 4000000000 --threads 4096", "1 PiB"),
+        ("--latching none", "none"),
+        ("--image-size 10M", "MiB"),
+    ] {
+        let code = if option == "--image-size 10M" { 1 } else { 2 };
+        refuses(path, &format!("bench fs-mark disk.img {option}"), code, why);
+    }
+    refuses(path, "bench enospc disk.img --workers 0", 2, "a number from 1");
+    refuses(path, "bench enospc disk.img --size 1M", 1, "MiB");
+    refuses(path, "bench enospc no/such/disk.img", 1, "no/such");
+    let left: Vec<_> = fs::read_dir(path).expect("the directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+
+    does(path, "mkfs disk.img --size 1G");
+    let before = does(path, "info disk.img");
+    refuses(path, "bench fs-mark disk.img", 1, "btrfs");
+    refuses(path, "bench enospc disk.img --size 1G", 1, "btrfs");
+    refuses(path, "bench enospc disk.img --force", 1, "cut off");
+    assert_eq!(does(path, "info disk.img"), before);
+}
+
+#[test]
+fn stats_of_a_volume() {
+    let dir = scratch_dir();
+    does(dir.path(), "bench fs-mark disk.img --files 1000 --rounds 1 --size 5000 --image-size 2G");
+    let text = does(dir.path(), "stats disk.img --json");
+    let said: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(said["size"], 2u64 << 30);
+    let space = said["space"].as_array().expect("an array");
+    let sum = |figure: &str| space.iter().map(|kind| number(&kind[figure])).sum::<u64>();
+    assert_eq!(sum("used"), number(&said["used"]), "{text}");
+    assert_eq!(sum("size"), sum("used") + sum("free"), "{text}");
+    assert!(number(&said["unallocated"]) > 0 && number(&said["available"]) > 0, "{text}");
+    assert!(said["statistics"].is_object(), "{text}");
+    let kinds: Vec<_> = space.iter().filter_map(|kind| kind["holds"].as_str()).collect();
+    assert_eq!(kinds, ["data", "system", "metadata"]);
+    let text = does(dir.path(), "stats disk.img");
+    assert!(text.starts_with("size") && text.contains("metadata     DUP"), "{text}");
+}
+
+#[test]
+fn what_the_engine_did_to_a_volume_that_was_changed() {
+    let dir = scratch_dir();
+    let path = dir.path();
+    does(path, "mkfs disk.img --size 1G");
+    fs::write(path.join("file"), "text").expect("a file");
+    for line in [
+        "cp file disk.img:/file",
+        "mkdir disk.img:/dir disk.img:/other",
+        "mv disk.img:/file disk.img:/dir",
+        "ln -s target disk.img:/link",
+        "rm -r disk.img:/dir",
+    ] {
+        let output = offshoot(path, &format!("{line} --stats"));
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert!(output.status.success() && output.stdout.is_empty(), "offshoot {line}: {said}");
+        assert!(said.starts_with("offshoot: what the engine did to disk.img\n"), "{said}");
+        assert!(said.contains("Commits completed."), "{said}");
+    }
+    let output = offshoot(path, "cp -r disk.img:/link out --stats");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
