@@ -175,7 +175,7 @@ fn one(order: &str, threads: u64, latching: Latching, items: u64) -> Result {
     .map_err(|error| error.to_string())?;
     let seconds = started.elapsed().as_secs_f64();
     let stats = volume.stats();
-    let inserted = stats.items_inserted - before.items_inserted;
+    let inserted = stats.items_inserted_singly - before.items_inserted_singly;
     if inserted != items {
         return Err(format!("{inserted} of {items} items were inserted"));
     }

@@ -14,6 +14,8 @@
 //!
 //! The callers know that there is room; asking for more than there is is a defect, and panics.
 
+use std::ops::Range;
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Key;
@@ -86,30 +88,68 @@ pub fn items_bytes(leaf: &[u8], from: usize, to: usize) -> usize {
     data_end(leaf, from) - data_end(leaf, to) + (to - from) * ITEM_SIZE
 }
 
-/// Makes room for items with these keys and data sizes at `slot`. Their data is
-/// undefined; fill it with [`data_mut`].
-pub fn insert_items(leaf: &mut [u8], slot: usize, new: &[(Key, usize)]) {
+/// Opens a gap for `new` items with `bytes` of data before the item at `slot`, and says where their data
+/// ends, in bytes after the header.
+fn open_gap(leaf: &mut [u8], slot: usize, new: usize, bytes: usize) -> usize {
     let old = count(leaf);
-    let bytes: usize = new.iter().map(|(_, size)| size).sum();
-    assert!(bytes + new.len() * ITEM_SIZE <= leaf_free(leaf), "no room in the leaf");
-    let (low, mut end) = (data_end(leaf, old), data_end(leaf, slot));
+    assert!(bytes + new * ITEM_SIZE <= leaf_free(leaf), "no room in the leaf");
+    let (low, end) = (data_end(leaf, old), data_end(leaf, slot));
     let body = &mut leaf[HEADER_SIZE..];
     body.copy_within(low..end, low - bytes);
-    body.copy_within(slot * ITEM_SIZE..old * ITEM_SIZE, (slot + new.len()) * ITEM_SIZE);
-    let all = items_mut(leaf, old + new.len());
-    for (item, (key, size)) in all[slot..].iter_mut().zip(new) {
-        end -= size;
-        *item = Item {
-            key: (*key).into(),
-            offset: u32::try_from(end).expect("within a block").into(),
-            size: u32::try_from(*size).expect("within a block").into(),
-        };
-    }
+    body.copy_within(slot * ITEM_SIZE..old * ITEM_SIZE, (slot + new) * ITEM_SIZE);
     let moved = u32::try_from(bytes).expect("within a block");
-    for item in &mut all[slot + new.len()..] {
+    for item in &mut items_mut(leaf, old + new)[slot + new..] {
         item.offset -= moved;
     }
-    set_count(leaf, old + new.len());
+    set_count(leaf, old + new);
+    end
+}
+
+/// Inserts items at `slot`.
+pub fn insert_items<'d>(
+    leaf: &mut [u8],
+    slot: usize,
+    new: impl Iterator<Item = (Key, &'d [u8])> + Clone,
+) {
+    let (number, bytes) =
+        new.clone().fold((0, 0), |(number, bytes), (_, data)| (number + 1, bytes + data.len()));
+    let mut end = open_gap(leaf, slot, number, bytes);
+    for (at, (key, data)) in (slot..).zip(new) {
+        end = put_item(leaf, at, end, key, data);
+    }
+}
+
+/// Writes header and data of the item at `slot`, the data so that it ends at `end` after the header, and
+/// says where it begins.
+fn put_item(leaf: &mut [u8], slot: usize, end: usize, key: Key, data: &[u8]) -> usize {
+    let start = end - data.len();
+    let body = &mut leaf[HEADER_SIZE..];
+    body[start..end].copy_from_slice(data);
+    let item = Item {
+        key: key.into(),
+        offset: u32::try_from(start).expect("within a block").into(),
+        size: u32::try_from(data.len()).expect("within a block").into(),
+    };
+    body[slot * ITEM_SIZE..][..ITEM_SIZE].copy_from_slice(item.as_bytes());
+    start
+}
+
+/// Copies headers and data of the items `run` of `source` to `slot`, the data so that it ends at `end` after
+/// the header, and says where it begins.
+fn put_run(leaf: &mut [u8], slot: usize, end: usize, source: &[u8], run: Range<usize>) -> usize {
+    let data = data_end(source, run.end)..data_end(source, run.start);
+    let start = end - data.len();
+    let body = &mut leaf[HEADER_SIZE..];
+    body[start..end].copy_from_slice(&source[HEADER_SIZE..][data.clone()]);
+    let headers = run.start * ITEM_SIZE..run.end * ITEM_SIZE;
+    let to = &mut body[slot * ITEM_SIZE..][..headers.len()];
+    to.copy_from_slice(&source[HEADER_SIZE..][headers]);
+    let moved = u32::try_from(end).expect("within a block");
+    let from = u32::try_from(data.end).expect("within a block");
+    for item in <[Item]>::mut_from_bytes(to).expect("whole headers") {
+        item.offset = (item.offset.get() + moved - from).into();
+    }
+    start
 }
 
 /// Removes the items `from..to`.
@@ -163,17 +203,51 @@ pub fn set_item_key(leaf: &mut [u8], slot: usize, key: Key) {
 
 /// Copies the items `from..to` of `source` to `slot` of `leaf`.
 pub fn copy_items(leaf: &mut [u8], slot: usize, source: &[u8], from: usize, to: usize) {
-    if from == to {
-        return;
+    let bytes = data_end(source, from) - data_end(source, to);
+    let end = open_gap(leaf, slot, to - from, bytes);
+    put_run(leaf, slot, end, source, from..to);
+}
+
+/// Fills an empty leaf in the order of the keys: nothing is moved again.
+#[derive(Debug)]
+pub struct LeafFiller<'l> {
+    leaf: &'l mut [u8],
+    count: usize,
+    /// Where the data of the last item begins, in bytes after the header.
+    low: usize,
+}
+
+impl<'l> LeafFiller<'l> {
+    /// Begins with the leaf that has this header, and no items yet.
+    pub fn new(leaf: &'l mut [u8]) -> Self {
+        let low = leaf.len() - HEADER_SIZE;
+        Self { leaf, count: 0, low }
     }
-    let new: Vec<_> = items(source).expect(WELL_FORMED)[from..to]
-        .iter()
-        .map(|item| (item.key.get(), item.size.get() as usize))
-        .collect();
-    insert_items(leaf, slot, &new);
-    let run = data_end(source, to)..data_end(source, from);
-    let place = data_end(leaf, slot + new.len())..data_end(leaf, slot);
-    leaf[HEADER_SIZE..][place].copy_from_slice(&source[HEADER_SIZE..][run]);
+
+    fn require_room(&self, items: usize, bytes: usize) {
+        let used = (self.count + items) * ITEM_SIZE + bytes;
+        assert!(used <= self.low, "no room in the leaf");
+    }
+
+    /// Adds an item.
+    pub fn push(&mut self, key: Key, data: &[u8]) {
+        self.require_room(1, data.len());
+        self.low = put_item(self.leaf, self.count, self.low, key, data);
+        self.count += 1;
+    }
+
+    /// Adds the items `run` of another leaf.
+    pub fn copy(&mut self, source: &[u8], run: Range<usize>) {
+        self.require_room(run.len(), data_end(source, run.start) - data_end(source, run.end));
+        let items = run.len();
+        self.low = put_run(self.leaf, self.count, self.low, source, run);
+        self.count += items;
+    }
+
+    /// Ends the leaf with the items that were added.
+    pub fn finish(self) {
+        set_count(self.leaf, self.count);
+    }
 }
 
 /// Inserts pointers at `slot` of a node.
@@ -259,11 +333,8 @@ mod tests {
                     if bytes > leaf_free(&leaf) {
                         continue;
                     }
-                    let shape: Vec<_> = new.iter().map(|(n, d)| (key(*n), d.len())).collect();
-                    insert_items(&mut leaf, slot, &shape);
-                    for (i, (_, data)) in new.iter().enumerate() {
-                        data_mut(&mut leaf, slot + i).copy_from_slice(data);
-                    }
+                    let items = new.iter().map(|(number, data)| (key(*number), &data[..]));
+                    insert_items(&mut leaf, slot, items);
                     model.splice(slot..slot, new);
                 }
                 2 if !model.is_empty() => {
@@ -289,5 +360,13 @@ mod tests {
         let half = model.len() / 2;
         copy_items(&mut other, 0, &leaf, half, model.len());
         check(&other, &model[half..]);
+        // The same items again: runs of the leaf, and one of its own between them.
+        let mut again = vec![0; NODE_SIZE];
+        let mut filler = LeafFiller::new(&mut again);
+        filler.copy(&leaf, 0..half);
+        filler.push(key(model[half].0), &model[half].1);
+        filler.copy(&leaf, half + 1..model.len());
+        filler.finish();
+        check(&again, &model);
     }
 }

@@ -217,7 +217,7 @@ mod tests {
     use crate::check::{Geometry, verify};
     use crate::chunk::{BlockGroupFlags, DevItem, Stripe, parse_system_chunks};
     use crate::dir::{dir_entries, file_type, name_hash};
-    use crate::edit::{data_mut, insert_items};
+    use crate::edit::insert_items;
     use crate::extent::{Extent, InlineRef};
     use crate::inode::inode_refs;
     use crate::superblock::{Incompat, MAGIC, Superblock};
@@ -287,8 +287,7 @@ mod tests {
             };
             let mut block = new_block(4096, &identity(0));
             let (key, data) = (Key::new(5, ItemType::INODE_REF, 6), inode_ref(3, b"name"));
-            insert_items(&mut block, 0, &[(key, data.len())]);
-            data_mut(&mut block, 0).copy_from_slice(&data);
+            insert_items(&mut block, 0, [(key, &data[..])].into_iter());
             seal_block(&mut block, checksum);
             verify(&block, &geometry, Logical(1 << 20)).unwrap();
             assert_eq!(items(&block).unwrap()[0].key.get(), key);

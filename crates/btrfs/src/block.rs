@@ -103,6 +103,21 @@ impl TreeBlock {
         }
     }
 
+    /// The same, quick when the key is not far behind `low`.
+    pub(crate) fn search_near(&self, low: usize, key: Key) -> (usize, bool) {
+        let items = &self.items()[low..];
+        // The key lies before `end`, or behind the last item.
+        let mut end = 1;
+        while end < items.len() && items[end - 1].key.get() < key {
+            end *= 2;
+        }
+        let begin = end / 2;
+        match items[begin..end.min(items.len())].binary_search_by(|item| item.key.get().cmp(&key)) {
+            Ok(slot) => (low + begin + slot, true),
+            Err(slot) => (low + begin + slot, false),
+        }
+    }
+
     /// The first slot of a leaf whose key is not less than `key`.
     pub(crate) fn first_at_least(&self, key: Key) -> usize {
         self.search_from(0, key).0

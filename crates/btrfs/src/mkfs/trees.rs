@@ -20,7 +20,7 @@ use std::ops::Range;
 use offshoot_btrfs_format::block::KeyPtr;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::edit::{
-    ITEM_SIZE, data_mut, insert_items, insert_pointers, leaf_capacity, node_capacity,
+    ITEM_SIZE, insert_items, insert_pointers, leaf_capacity, node_capacity,
 };
 use offshoot_btrfs_format::encode::{BlockIdentity, new_block, seal_block};
 use offshoot_btrfs_format::superblock::CompatRo;
@@ -122,11 +122,7 @@ impl Tree {
             let mut bytes = new_block(spec.node_size, &self.identity(block, spec));
             if block.level == 0 {
                 let items = &self.items[block.holds.clone()];
-                let sizes: Vec<_> = items.iter().map(|(key, data)| (*key, data.len())).collect();
-                insert_items(&mut bytes, 0, &sizes);
-                for (slot, (_, data)) in items.iter().enumerate() {
-                    data_mut(&mut bytes, slot).copy_from_slice(data);
-                }
+                insert_items(&mut bytes, 0, items.iter().map(|(key, data)| (*key, &data[..])));
             } else {
                 let pointer = |below: &Block| KeyPtr {
                     key: below.first_key.into(),

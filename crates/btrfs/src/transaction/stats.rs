@@ -92,8 +92,16 @@ counters! {
     merges, merged();
     /// Committed blocks copied to be changed.
     copies, block_copied();
-    /// Items inserted into trees.
-    items_inserted, inserted(count);
+    /// Items inserted one by one.
+    items_inserted_singly, inserted();
+    /// Batches of items: what goes into one leaf with one way down.
+    batches, batched();
+    /// Items inserted in batches.
+    items_inserted_in_batches, inserted_in_batch(count);
+    /// Items that were there and replaced in batches.
+    items_replaced_in_batches, replaced_in_batch(count);
+    /// Items removed in batches.
+    items_removed_in_batches, removed_in_batch(count);
     /// Commits completed.
     commits, committed();
 }
@@ -113,7 +121,7 @@ mod tests {
     #[test]
     fn counters_are_shown_as_they_are_declared() {
         let counters = Counters::default();
-        counters.inserted(7);
+        counters.inserted_in_batch(7);
         counters.committed();
         let shown: Vec<_> = counters.read().counters().collect();
         let first = Counter {
@@ -123,6 +131,6 @@ mod tests {
         };
         assert_eq!(shown[0], first);
         let value = |name| shown.iter().find(|counter| counter.name == name).map(|c| c.value);
-        assert_eq!((value("items_inserted"), value("commits")), (Some(7), Some(1)));
+        assert_eq!((value("items_inserted_in_batches"), value("commits")), (Some(7), Some(1)));
     }
 }

@@ -6,13 +6,9 @@
 //! it holds the one above (lock coupling). It goes down with shared latches first, and latches
 //! the leaf alone exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down
 //! once more with exclusive latches. A block that the transaction does not own yet
-//! is copied on that way, which changes its pointer in the block above. What is above is let go as
-//! soon as nothing below can change it:
-//!
-//! | going down to | a block is safe, and what is above it let go, when |
-//! |---|---|
-//! | insert | it has room for two more pointers (a full one is split on the way), and the key is not below its first |
-//! | remove | it keeps a pointer when one goes, and the way does not lead through its first |
+//! is copied on that way, which changes its pointer in the block above. Full nodes are split on the way and sparse
+//! ones merged, whatever is going to happen to the leaf. What is above a node is let go when it keeps room for two more
+//! pointers and has some left when one goes, and the way does not lead through its first.
 //!
 //! # The leaf, on insertion
 //!
@@ -24,6 +20,12 @@
 //! leaf is split only when they have none either. A leaf at the right edge that is appended to is not
 //! halved: it stays full, and the new item begins the next one.
 //!
+//! # Batches
+//!
+//! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys
+//! the leaf may have, and all edits of these keys are merged with its items (`merge`), which are then written once, or
+//! cut into as many leaves as it takes (`room`).
+//!
 //! # Lock order
 //!
 //! 1. The root lock of a tree, then its blocks from the root to the leaf.
@@ -34,6 +36,8 @@
 //!    tree, the free-space tree. Work on one may read or queue for a later one, never the
 //!    other way round.
 
+mod batch;
+mod merge;
 #[cfg(all(test, feature = "shuttle"))]
 mod model;
 mod path;
@@ -43,7 +47,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, leaf_free, node_capacity, resize_item};
+use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, resize_item};
 use std::sync::atomic::AtomicU64;
 
 use offshoot_btrfs_format::{Generation, Key, TreeId};
@@ -53,7 +57,9 @@ use super::TreeRoot;
 use crate::block::TreeBlock;
 use crate::sync::RwLock;
 use crate::transaction::Handle;
-use path::{Found, Path, bytes};
+pub(crate) use batch::{Applied, ItemEdit};
+use merge::Merged;
+use path::{Found, bytes};
 
 /// A tree that can change: the place of its root, behind the lock above all latches.
 #[derive(Debug)]
@@ -99,31 +105,30 @@ impl<'a> TreeWriter<'a> {
     /// When there is one with this key already: whoever inserts knows that there is none, so
     /// this is damage.
     pub(crate) fn insert(&self, key: Key, data: &[u8]) -> Result<()> {
-        self.insert_batch(&[(key, data)])
+        let found = self.locate(key, data.len() + ITEM_SIZE)?;
+        if found.exists {
+            return Err(Error::corrupt_at(
+                "leaf",
+                found.leaf.header().bytenr.get(),
+                format!("an item with the key {key} exists already"),
+            ));
+        }
+        self.put(found, key, data)
     }
 
-    /// Inserts items with ascending keys, as many at a time as go side by side into a leaf: one
-    /// search, one shift of the headers and one of the data.
-    pub(crate) fn insert_batch(&self, mut batch: &[(Key, &[u8])]) -> Result<()> {
-        while let Some(&(key, data)) = batch.first() {
-            let need = data.len() + ITEM_SIZE;
-            let mut found = self.locate(key, need)?;
-            if found.exists {
-                return Err(Error::corrupt_at(
-                    "leaf",
-                    found.leaf.header().bytenr.get(),
-                    format!("an item with the key {key} exists already"),
-                ));
-            }
-            if leaf_free(found.leaf.bytes()) < need {
-                self.make_room(&mut found, key, need)?;
-            }
-            let run = found.run_that_fits(batch);
-            found.put_run(&batch[..run]);
-            self.handle.stats().inserted(run);
-            batch = &batch[run..];
+    /// Inserts items with ascending keys.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub(crate) fn insert_batch(&self, batch: &[(Key, &[u8])]) -> Result<()> {
+        let edits: Vec<ItemEdit<'_>> = batch.iter().map(|&(key, data)| (key, Some(data))).collect();
+        match self.apply_batch(&edits)?.replaced {
+            0 => Ok(()),
+            count => Err(Error::corrupt(
+                "tree",
+                format!("{} has {count} of the items that are new", self.id()),
+            )),
         }
-        Ok(())
     }
 
     /// Lets `edit` see the item with this key, and say what becomes of it. What it makes of it has
@@ -134,22 +139,34 @@ impl<'a> TreeWriter<'a> {
         room: usize,
         edit: impl FnOnce(Option<&[u8]>) -> Result<Edit>,
     ) -> Result<()> {
-        let mut found = self.locate(key, room + ITEM_SIZE)?;
+        let found = self.locate(key, room + ITEM_SIZE)?;
         let old = found.exists.then(|| found.leaf.data(found.slot));
         let before = old.map_or(0, |data| data.len() + ITEM_SIZE);
         let Edit::Put(data) = edit(old)? else { return Ok(()) };
         let growth = (data.len() + ITEM_SIZE).saturating_sub(before);
         debug_assert!(growth <= room + ITEM_SIZE, "an item grew by more than was said");
-        if leaf_free(found.leaf.bytes()) < growth {
-            self.make_room(&mut found, key, growth)?;
+        self.put(found, key, &data)
+    }
+
+    /// Makes the item at the place that was found this.
+    fn put(&self, mut found: Found<'a>, key: Key, data: &[u8]) -> Result<()> {
+        let free = leaf_free(found.leaf.bytes());
+        if !found.exists {
+            self.handle.stats().inserted();
         }
-        if found.exists {
+        if found.exists && data.len() <= free + found.leaf.data(found.slot).len() {
             let block = bytes(&mut found.leaf);
             resize_item(block, found.slot, data.len());
-            data_mut(block, found.slot).copy_from_slice(&data);
+            data_mut(block, found.slot).copy_from_slice(data);
+        } else if !found.exists && data.len() + ITEM_SIZE <= free {
+            insert_items(bytes(&mut found.leaf), found.slot, [(key, data)].into_iter());
+            if found.slot == 0 {
+                found.path.set_first_key(key);
+            }
         } else {
-            found.put_run(&[(key, &data[..])]);
-            self.handle.stats().inserted(1);
+            let edits = [(key, Some(data))];
+            let merged = Merged::new(&found.leaf, &edits, 0);
+            self.spread(found.path, found.leaf, &edits, merged)?;
         }
         Ok(())
     }
@@ -160,21 +177,10 @@ impl<'a> TreeWriter<'a> {
         let is_safe = |leaf: &TreeBlock| {
             leaf_free(leaf.bytes()) >= need && !leaf.is_empty() && leaf.key(0) <= key
         };
-        if let Some((path, leaf)) = self.locate_shared(key, is_safe)? {
-            return Ok(self.find_in_leaf(path, leaf, key, need));
-        }
-        let (top, mut block) = self.lock_root()?;
-        let mut path = Path { top: Some(top), ..Path::default() };
-        while !block.is_leaf() {
-            if block.len() + 2 > node_capacity(self.node_size()) {
-                block = self.split_node(&mut path, block, key)?;
-            }
-            if key >= block.key(0) {
-                path.release();
-            }
-            let slot = block.floor(key).unwrap_or(0);
-            block = self.go_down(&mut path, block, slot)?;
-        }
-        Ok(self.find_in_leaf(path, block, key, need))
+        let (path, leaf) = match self.locate_shared(key)?.filter(|(_, leaf)| is_safe(leaf)) {
+            Some(shared) => shared,
+            None => self.locate_exclusive(key)?,
+        };
+        Ok(self.find_in_leaf(path, leaf, key, need))
     }
 }

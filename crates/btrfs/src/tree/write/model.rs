@@ -107,7 +107,23 @@ fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mu
     for _ in 0..STEPS {
         let handle = volume.join().expect("it is writable");
         let mut number = own(random);
-        let change = handle.change(TreeId::FS, |tree| match random.below(8) {
+        let change = handle.change(TreeId::FS, |tree| match random.below(10) {
+            // Some items come, some change, some go.
+            8.. => {
+                let batch: Vec<_> = (0..=random.below(4))
+                    .map(|i| (number + i * WRITERS, (random.below(3) > 0).then(|| item(random))))
+                    .collect();
+                let edits: Vec<_> =
+                    batch.iter().map(|(n, data)| (key(*n), data.as_deref())).collect();
+                tree.apply_batch(&edits)?;
+                for (number, data) in batch {
+                    match data {
+                        Some(data) => drop(model.insert(number, data)),
+                        None => drop(model.remove(&number)),
+                    }
+                }
+                Ok(())
+            }
             0..=3 => {
                 let batch: Vec<_> = (0..=random.below(2))
                     .map(|i| (number + i * WRITERS, item(random)))

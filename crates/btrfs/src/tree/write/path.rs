@@ -1,6 +1,6 @@
 //! The way to a leaf, and the latches that are held on it.
 
-use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, pointer_mut};
+use offshoot_btrfs_format::edit::{leaf_free, node_capacity, pointer_mut};
 use offshoot_btrfs_format::{Key, Logical};
 use offshoot_vfs::Result;
 
@@ -71,41 +71,6 @@ pub(super) struct Found<'t> {
     pub(super) exists: bool,
 }
 
-impl Found<'_> {
-    /// How many items at the beginning of `batch` go into the leaf side by side: at least one, for
-    /// which the caller made room.
-    pub(super) fn run_that_fits(&self, batch: &[(Key, &[u8])]) -> usize {
-        let limit = if self.slot < self.leaf.len() {
-            Some(self.leaf.key(self.slot))
-        } else {
-            self.path.upper
-        };
-        let mut room = leaf_free(self.leaf.bytes());
-        batch
-            .iter()
-            .take_while(|(key, data)| {
-                let need = data.len() + ITEM_SIZE;
-                let fits = need <= room && limit.is_none_or(|limit| *key < limit);
-                room -= if fits { need } else { 0 };
-                fits
-            })
-            .count()
-    }
-
-    /// Puts items, for which there is room, where the first of them belongs.
-    pub(super) fn put_run(&mut self, run: &[(Key, &[u8])]) {
-        let shape: Vec<_> = run.iter().map(|(key, data)| (*key, data.len())).collect();
-        let block = bytes(&mut self.leaf);
-        insert_items(block, self.slot, &shape);
-        for (i, (_, data)) in run.iter().enumerate() {
-            data_mut(block, self.slot + i).copy_from_slice(data);
-        }
-        if self.slot == 0 {
-            self.path.set_first_key(run[0].0);
-        }
-    }
-}
-
 impl<'a> TreeWriter<'a> {
     /// Takes the root lock and the root block, which the transaction owns afterwards.
     pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
@@ -120,6 +85,33 @@ impl<'a> TreeWriter<'a> {
         top.generation = self.handle.generation();
         self.handle.root_changed(&top);
         Ok((top, block))
+    }
+
+    /// Goes down to where `key` is or belongs with exclusive latches, for any change of one leaf. Full nodes
+    /// on the way are split and sparse ones merged.
+    pub(super) fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
+        let capacity = node_capacity(self.node_size());
+        let (top, mut block) = self.lock_root()?;
+        let mut path = Path { top: Some(top), ..Path::default() };
+        while !block.is_leaf() {
+            if path.above.is_empty() && block.len() == 1 {
+                block = self.replace_root(&mut path, block)?;
+                continue;
+            }
+            if block.len() < capacity / 4 {
+                block = self.merge_node(&mut path, block)?;
+            } else if block.len() + 2 > capacity {
+                block = self.split_node(&mut path, block, key)?;
+            }
+            let slot = block.floor(key).unwrap_or(0);
+            // Below, one pointer may come. Or two children become one and the way leads through the left one;
+            // then one pointer may go. After that there are pointers left and the first is the same.
+            if slot >= 2 && block.len() >= 4 {
+                path.release();
+            }
+            block = self.go_down(&mut path, block, slot)?;
+        }
+        Ok((path, block))
     }
 
     /// Looks at the child at `slot` of `node` without making it the transaction's: what would be decided

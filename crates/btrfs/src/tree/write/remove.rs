@@ -23,15 +23,21 @@ fn slots(leaf: &TreeBlock, from: Key, to: Key) -> (usize, usize) {
     (leaf.first_at_least(from), end)
 }
 
-/// Whether a leaf is less than a third full without `gone` bytes of its items.
-fn is_sparse(leaf: &TreeBlock, gone: usize) -> bool {
-    items_bytes(leaf.bytes(), 0, leaf.len()) - gone < (leaf.bytes().len() - HEADER_SIZE) / 3
+/// Whether a leaf is less than a third full when its items take `used` bytes.
+pub(super) fn is_sparse(leaf: &TreeBlock, used: usize) -> bool {
+    used < (leaf.bytes().len() - HEADER_SIZE) / 3
+}
+
+/// What the items of a leaf take, with their headers.
+fn used(leaf: &TreeBlock) -> usize {
+    items_bytes(leaf.bytes(), 0, leaf.len())
 }
 
 /// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to` go.
 fn stays_as_it_is(leaf: &TreeBlock, from: Key, to: Key) -> bool {
     let (begin, end) = slots(leaf, from, to);
-    begin == end || begin > 0 && !is_sparse(leaf, items_bytes(leaf.bytes(), begin, end))
+    let left = used(leaf) - items_bytes(leaf.bytes(), begin, end);
+    begin == end || begin > 0 && !is_sparse(leaf, left)
 }
 
 impl<'a> TreeWriter<'a> {
@@ -44,21 +50,26 @@ impl<'a> TreeWriter<'a> {
     pub(crate) fn remove_range(&self, mut from: Key, to: Key) -> Result<u64> {
         let mut removed = 0;
         loop {
-            let (mut path, mut leaf) =
-                match self.locate_shared(from, |leaf| stays_as_it_is(leaf, from, to))? {
-                    Some((mut path, leaf)) => {
-                        path.release();
-                        (path, leaf)
-                    }
-                    None => self.locate_for_removal(from)?,
-                };
+            let (mut path, mut leaf) = match self
+                .locate_shared(from)?
+                .filter(|(_, leaf)| stays_as_it_is(leaf, from, to))
+            {
+                Some((mut path, leaf)) => {
+                    path.release();
+                    (path, leaf)
+                }
+                None => self.locate_exclusive(from)?,
+            };
             let (begin, end) = slots(&leaf, from, to);
             // The next leaf may go on where this one ends, unless its keys are all behind the range.
             let next = path.upper.filter(|&upper| end == leaf.len() && upper <= to);
             if begin < end {
                 removed += (end - begin) as u64;
                 remove_items(bytes(&mut leaf), begin, end);
-                self.after_removal(&mut path, leaf, begin)?;
+                if begin == 0 && !leaf.is_empty() {
+                    path.set_first_key(leaf.key(0));
+                }
+                self.after_removal(&mut path, leaf)?;
             }
             match next {
                 Some(upper) => from = upper,
@@ -67,30 +78,12 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    fn locate_for_removal(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
-        let (top, mut block) = self.lock_root()?;
-        let mut path = Path { top: Some(top), ..Path::default() };
-        while !block.is_leaf() {
-            if path.above.is_empty() && block.len() == 1 {
-                block = self.replace_root(&mut path, block)?;
-                continue;
-            }
-            if block.len() < node_capacity(self.node_size()) / 4 {
-                block = self.merge_node(&mut path, block)?;
-            }
-            let slot = block.floor(key).unwrap_or(0);
-            // Below, two children may become one and the way lead through the left one; then one
-            // pointer may go. After that there are pointers left and the first is the same.
-            if slot >= 2 && block.len() >= 4 {
-                path.release();
-            }
-            block = self.go_down(&mut path, block, slot)?;
-        }
-        Ok((path, block))
-    }
-
     /// Makes the only child of the root the root.
-    fn replace_root(&self, path: &mut Path<'a>, mut root: WriteLatch) -> Result<WriteLatch> {
+    pub(super) fn replace_root(
+        &self,
+        path: &mut Path<'a>,
+        mut root: WriteLatch,
+    ) -> Result<WriteLatch> {
         let child = self.lock_child(&mut root, 0)?;
         let top = path.top.as_mut().expect("a root with one pointer is not safe");
         top.logical = address(&child);
@@ -101,7 +94,11 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Merges a node with few pointers and a sibling, if both fit into one block.
-    fn merge_node(&self, path: &mut Path<'a>, mut node: WriteLatch) -> Result<WriteLatch> {
+    pub(super) fn merge_node(
+        &self,
+        path: &mut Path<'a>,
+        mut node: WriteLatch,
+    ) -> Result<WriteLatch> {
         let Some(Step { node: parent, slot: at, upper }) = path.above.last_mut() else {
             return Ok(node);
         };
@@ -137,8 +134,8 @@ impl<'a> TreeWriter<'a> {
         Ok(node)
     }
 
-    /// Puts the tree in order above a leaf from which the items at `begin` were removed.
-    fn after_removal(&self, path: &mut Path<'a>, leaf: WriteLatch, begin: usize) -> Result<()> {
+    /// Puts the tree in order above a leaf from which items were removed, but for its first key.
+    pub(super) fn after_removal(&self, path: &mut Path<'a>, leaf: WriteLatch) -> Result<()> {
         if leaf.is_empty() {
             if path.above.is_empty() {
                 return Ok(());
@@ -146,10 +143,7 @@ impl<'a> TreeWriter<'a> {
             self.handle.free_block(self.id(), leaf)?;
             return self.remove_pointer(path);
         }
-        if begin == 0 {
-            path.set_first_key(leaf.key(0));
-        }
-        if is_sparse(&leaf, 0) {
+        if is_sparse(&leaf, used(&leaf)) {
             self.merge_leaf(path, leaf)?;
         }
         Ok(())
@@ -160,8 +154,7 @@ impl<'a> TreeWriter<'a> {
         let Some(Step { node: parent, slot: at, .. }) = path.above.last_mut() else {
             return Ok(());
         };
-        let used = items_bytes(leaf.bytes(), 0, leaf.len());
-        let has_room = |left: &TreeBlock| used <= leaf_free(left.bytes());
+        let has_room = |left: &TreeBlock| used(&leaf) <= leaf_free(left.bytes());
         if *at > 0 && self.peek(parent, *at - 1, has_room)? {
             let mut left = self.lock_child(parent, *at - 1)?;
             if has_room(&left) {
@@ -173,7 +166,7 @@ impl<'a> TreeWriter<'a> {
             }
         }
         let room = leaf_free(leaf.bytes());
-        let fits = |right: &TreeBlock| items_bytes(right.bytes(), 0, right.len()) <= room;
+        let fits = |right: &TreeBlock| used(right) <= room;
         if *at + 1 < parent.len() && self.peek(parent, *at + 1, fits)? {
             let right = self.lock_child(parent, *at + 1)?;
             if fits(&right) {

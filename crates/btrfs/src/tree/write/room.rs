@@ -1,60 +1,158 @@
-//! Making room: pushing items to siblings, and splitting.
+//! Making room: sharing with siblings, and splitting.
 //!
-//! What is to be placed is a *sequence*: the items of the leaf with the new item, or the grown one,
-//! among them. It is cut so that every part fits into a leaf:
+//! What does not fit a leaf is a *sequence*: its items with those that come between them. It is cut
+//! so that every part fits:
 //!
-//! 1. items behind the new one go to the right sibling, or items before it to the left one, when
-//!    that is enough: no block is added;
-//! 2. otherwise two leaves share the sequence, cut in the middle of its bytes, or right before
-//!    the new item when it is appended at the right edge of the tree;
-//! 3. three leaves, when the item is so large that no cut leaves room for it on either side.
+//! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no block is added;
+//! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
+//!    a series, into leaves that stay full and a last one with what is left;
+//! 3. a single new item makes three leaves at the most, when it is so large that it stands alone.
 //!
-//! The parent is held and has room for two pointers, which the way down saw to.
+//! The parent is held and has room for two pointers at least, which the way down saw to. A batch that would need more
+//! leaves than the parent has room for is cut short; what is left of it comes down once more.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::KeyPtr;
 use offshoot_btrfs_format::edit::{
-    copy_items, copy_pointers, insert_pointers, items_bytes, leaf_capacity, leaf_free, pointer_mut,
-    remove_items, remove_pointers,
+    copy_pointers, insert_pointers, items_bytes, leaf_capacity, node_capacity, pointer_mut,
+    remove_pointers,
 };
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::path::{Found, Path, Step, address, bytes};
+use super::batch::{Applied, ItemEdit};
+use super::merge::{Merged, Sequence, Sources};
+use super::path::{Path, Step, address, bytes};
 use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
 
-/// Whether an item is added behind the last one as one of a series: at the right edge of the tree, or
-/// after an item that is about the same thing. More are likely to follow it there.
-fn is_appended(found: &Found<'_>, key: Key) -> bool {
-    let last = found.leaf.key(found.leaf.len() - 1);
-    let follows = (last.objectid, last.item_type) == (key.objectid, key.item_type);
-    found.slot == found.leaf.len() && (found.path.upper.is_none() || follows)
-}
+/// The most leaves that one way down adds: whoever waits for what is latched above them waits so long.
+const MOST_LEAVES: usize = 32;
 
-/// How much goes to a sibling with `free` bytes, at the most: half of them, so that neither leaf is full
-/// again at once, or what is missing. `None` when the sibling is so full that it is not worth it.
-fn share(free: usize, missing: usize, node_size: usize) -> Option<usize> {
-    (free >= missing && free >= node_size / 8).then_some(missing.max(free / 2))
+const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
+
+/// Whether the edits go on behind the last item of a leaf as one series: at the right edge of the tree, or
+/// after an item that is about the same thing. More are likely to follow there.
+fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
+    let Some(key) = sequence.last_edit(sources) else { return false };
+    let Some(before) = sources.leaf.len().checked_sub(1) else { return true };
+    let before = sources.leaf.key(before);
+    let follows = (before.objectid, before.item_type) == (key.objectid, key.item_type);
+    key > before && (path.upper.is_none() || follows)
 }
 
 impl<'a> TreeWriter<'a> {
-    /// Makes the leaf have `need` bytes free where `key` is or belongs.
-    pub(super) fn make_room(&self, found: &mut Found<'a>, key: Key, need: usize) -> Result<()> {
-        if found.path.above.is_empty() {
-            self.add_level(&mut found.path, &found.leaf)?;
-        }
-        let appended = is_appended(found, key);
-        if !appended && (self.push_right(found, need)? || self.push_left(found, need)?) {
-            return Ok(());
-        }
-        self.split_leaf(found, key, need, appended)
+    /// How many bytes of new items go below the parent that the path ends with, at the most.
+    pub(super) fn most_at_once(&self, path: &Path<'a>) -> usize {
+        let capacity = node_capacity(self.node_size());
+        let room = path.above.last().map_or(capacity, |step| capacity - step.node.len());
+        room.min(MOST_LEAVES) / 2 * leaf_capacity(self.node_size())
     }
 
-    /// Puts a new root above `block`, the root so far.
-    fn add_level(&self, path: &mut Path<'a>, block: &WriteLatch) -> Result<()> {
+    /// Puts a leaf with the edits that were merged with it, which is more than a leaf holds, into several, and
+    /// says what came of the edits that were among them.
+    pub(super) fn spread(
+        &self,
+        mut path: Path<'a>,
+        mut leaf: WriteLatch,
+        edits: &[ItemEdit<'_>],
+        mut merged: Merged,
+    ) -> Result<Applied> {
+        let old = leaf.share();
+        let sources = Sources { leaf: &old, sibling: None, edits };
+        let first = merged.sequence.first_key(sources).expect("more than fits a leaf is something");
+        if path.above.is_empty() {
+            self.add_level(&mut path, &leaf, first)?;
+        }
+        let appended = is_appended(&path, &merged.sequence, sources);
+        if !appended && self.share_with_sibling(&mut path, &mut leaf, sources, &merged.sequence)? {
+            return Ok(merged.applied);
+        }
+        let parent = &path.above.last().expect(HAS_PARENT).node;
+        let room = node_capacity(self.node_size()) - parent.len();
+        let capacity = leaf_capacity(self.node_size());
+        let parts = loop {
+            let parts = merged.sequence.cut(sources, capacity, appended);
+            if parts.len() <= room + 1 {
+                break parts;
+            }
+            assert!(merged.edits > 1, "one item adds two leaves at most, for which there is room");
+            merged = Merged::new(&old, &edits[..merged.edits / 2], usize::MAX);
+            if merged.sequence.bytes <= capacity {
+                return self.settle(path, leaf, &edits[..merged.edits], &merged);
+            }
+        };
+        self.write_parts(&mut path, &mut leaf, sources, &parts)?;
+        Ok(merged.applied)
+    }
+
+    /// Writes the first of `parts` into the leaf, and the others into new leaves behind it.
+    fn write_parts(
+        &self,
+        path: &mut Path<'a>,
+        leaf: &mut WriteLatch,
+        sources: Sources<'_>,
+        parts: &[Sequence],
+    ) -> Result<()> {
+        let mut pointers = Vec::with_capacity(parts.len() - 1);
+        for part in &parts[1..] {
+            let mut right = self.handle.new_block(self.id(), 0)?;
+            part.fill(bytes(&mut right), sources);
+            pointers.push(self.pointer_to(&right, right.key(0)));
+            self.handle.stats().split();
+        }
+        parts[0].replace(leaf, sources);
+        path.set_first_key(leaf.key(0));
+        let parent = path.above.last_mut().expect(HAS_PARENT);
+        insert_pointers(bytes(&mut parent.node), parent.slot + 1, &pointers);
+        Ok(())
+    }
+
+    /// Cuts the sequence in two together with what is in the right or the left sibling, if that leaves room in
+    /// both: an eighth of a leaf, so that they are not full again at once.
+    fn share_with_sibling(
+        &self,
+        path: &mut Path<'a>,
+        leaf: &mut WriteLatch,
+        sources: Sources<'_>,
+        sequence: &Sequence,
+    ) -> Result<bool> {
+        let capacity = leaf_capacity(self.node_size());
+        let fits = |sibling: &TreeBlock| {
+            let used = items_bytes(sibling.bytes(), 0, sibling.len());
+            sequence.bytes + used + capacity / 8 <= 2 * capacity
+        };
+        for is_left in [false, true] {
+            let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
+            let at = if is_left { slot.wrapping_sub(1) } else { *slot + 1 };
+            if at >= parent.len() || !self.peek(parent, at, fits)? {
+                continue;
+            }
+            let mut sibling = self.lock_child(parent, at)?;
+            let old = sibling.share();
+            let sources = Sources { sibling: Some(&old), ..sources };
+            let parts = sequence.with_sibling(&old, is_left).cut(sources, capacity, false);
+            let ([one, other], true) = (&parts[..], fits(&old)) else { continue };
+            let second = other.first_key(sources).expect("no part is empty");
+            pointer_mut(bytes(parent), at.max(*slot)).key = second.into();
+            if is_left {
+                one.replace(&mut sibling, sources);
+                other.replace(leaf, sources);
+            } else {
+                one.replace(leaf, sources);
+                other.replace(&mut sibling, sources);
+                path.set_first_key(leaf.key(0));
+            }
+            self.handle.stats().pushed();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Puts a new root above `block`, the root so far, below which `first` is the first key.
+    fn add_level(&self, path: &mut Path<'a>, block: &WriteLatch, first: Key) -> Result<()> {
         let mut root = self.handle.new_block(self.id(), block.header().level + 1)?;
-        insert_pointers(bytes(&mut root), 0, &[self.pointer_to(block, block.key(0))]);
+        insert_pointers(bytes(&mut root), 0, &[self.pointer_to(block, first)]);
         let top = path.top.as_mut().expect("the root lock is held where the root may change");
         top.logical = address(&root);
         top.level = root.header().level;
@@ -71,141 +169,6 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Moves items that lie behind the place to the right sibling.
-    fn push_right(&self, found: &mut Found<'a>, need: usize) -> Result<bool> {
-        let Found { path, leaf, slot, exists } = found;
-        let Step { node: parent, slot: at, .. } =
-            path.above.last_mut().expect("a leaf that is full has a parent");
-        let (count, first_movable) = (leaf.len(), *slot + usize::from(*exists));
-        if *at + 1 >= parent.len() || first_movable >= count || first_movable == 0 {
-            return Ok(false);
-        }
-        let missing = need - leaf_free(leaf.bytes());
-        let choose = |right: &TreeBlock| {
-            let from = |most| {
-                (first_movable..count).find(|&i| items_bytes(leaf.bytes(), i, count) <= most)
-            };
-            share(leaf_free(right.bytes()), missing, leaf.bytes().len())
-                .and_then(from)
-                .filter(|&from| items_bytes(leaf.bytes(), from, count) >= missing)
-        };
-        if self.peek(parent, *at + 1, choose)?.is_none() {
-            return Ok(false);
-        }
-        let mut right = self.lock_child(parent, *at + 1)?;
-        let Some(from) = choose(&right) else { return Ok(false) };
-        copy_items(bytes(&mut right), 0, leaf.bytes(), from, count);
-        remove_items(bytes(leaf), from, count);
-        pointer_mut(bytes(parent), *at + 1).key = right.key(0).into();
-        path.upper = Some(right.key(0));
-        self.handle.stats().pushed();
-        Ok(true)
-    }
-
-    /// Moves items that lie before the place to the left sibling. One stays, so that the
-    /// place is not the first of the leaf.
-    fn push_left(&self, found: &mut Found<'a>, need: usize) -> Result<bool> {
-        let Found { path, leaf, slot, .. } = found;
-        let Step { node: parent, slot: at, .. } =
-            path.above.last_mut().expect("a leaf that is full has a parent");
-        let Some(movable) = slot.checked_sub(1).filter(|&movable| movable > 0 && *at > 0) else {
-            return Ok(false);
-        };
-        let missing = need - leaf_free(leaf.bytes());
-        let choose = |left: &TreeBlock| {
-            let to = |most| (1..=movable).rev().find(|&i| items_bytes(leaf.bytes(), 0, i) <= most);
-            share(leaf_free(left.bytes()), missing, leaf.bytes().len())
-                .and_then(to)
-                .filter(|&to| items_bytes(leaf.bytes(), 0, to) >= missing)
-        };
-        if self.peek(parent, *at - 1, choose)?.is_none() {
-            return Ok(false);
-        }
-        let mut left = self.lock_child(parent, *at - 1)?;
-        let Some(to) = choose(&left) else { return Ok(false) };
-        let end = left.len();
-        copy_items(bytes(&mut left), end, leaf.bytes(), 0, to);
-        remove_items(bytes(leaf), 0, to);
-        pointer_mut(bytes(parent), *at).key = leaf.key(0).into();
-        *slot -= to;
-        self.handle.stats().pushed();
-        Ok(true)
-    }
-
-    /// Splits the leaf so that the part with the place has room.
-    fn split_leaf(
-        &self,
-        found: &mut Found<'a>,
-        key: Key,
-        need: usize,
-        appended: bool,
-    ) -> Result<()> {
-        let count = found.leaf.len();
-        let (slot, exists) = (found.slot, found.exists);
-        let capacity = leaf_capacity(self.node_size());
-        let leaf = found.leaf.bytes();
-        let all = items_bytes(leaf, 0, count);
-        // A cut at `i`: items from `i` on go right. The place goes with the items it stands before,
-        // except for a cut right there, where it can go either way: left when it exists not.
-        let left_fits = |i: usize| items_bytes(leaf, 0, i) + need <= capacity;
-        let right_fits = |i: usize| items_bytes(leaf, i, count) + need <= capacity;
-        let cut = if appended {
-            Some((count, true))
-        } else {
-            // (cut, whether the place is right of it), the most even first.
-            let rights = (1..=slot).filter(|&i| right_fits(i)).map(|i| (i, true));
-            let lefts =
-                (slot + usize::from(exists)..count).filter(|&i| left_fits(i)).map(|i| (i, false));
-            rights.chain(lefts).min_by_key(|&(i, right)| {
-                let left = items_bytes(leaf, 0, i) + if right { 0 } else { need };
-                (2 * left).abs_diff(all + need)
-            })
-        };
-        let upper = found.path.upper;
-        match cut {
-            Some((cut, false)) => drop(self.split_off(found, cut, None)?),
-            Some((cut, true)) => {
-                let first = (cut == slot && !exists).then_some(key);
-                let right = self.split_off(found, cut, first)?;
-                found.enter_right(right, cut, upper);
-            }
-            None => {
-                // The place alone between what is before and what is behind it.
-                let behind = slot + usize::from(exists);
-                if behind < count {
-                    drop(self.split_off(found, behind, None)?);
-                }
-                let upper = found.path.upper;
-                if slot > 0 {
-                    let middle = self.split_off(found, slot, Some(key))?;
-                    found.enter_right(middle, slot, upper);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves the items from `cut` on to a new leaf behind this one. `first` is the key that will be
-    /// its first, when that is not the key of an item it has already.
-    fn split_off(
-        &self,
-        found: &mut Found<'a>,
-        cut: usize,
-        first: Option<Key>,
-    ) -> Result<WriteLatch> {
-        let mut right = self.handle.new_block(self.id(), 0)?;
-        let count = found.leaf.len();
-        copy_items(bytes(&mut right), 0, found.leaf.bytes(), cut, count);
-        remove_items(bytes(&mut found.leaf), cut, count);
-        let first = first.unwrap_or_else(|| right.key(0));
-        let pointer = self.pointer_to(&right, first);
-        let parent = found.path.above.last_mut().expect("it was made before a split");
-        insert_pointers(bytes(&mut parent.node), parent.slot + 1, &[pointer]);
-        found.path.upper = Some(first);
-        self.handle.stats().split();
-        Ok(right)
-    }
-
     /// Splits a node that has no room for two more pointers, and goes on with the half that
     /// `key` belongs to.
     pub(super) fn split_node(
@@ -215,7 +178,7 @@ impl<'a> TreeWriter<'a> {
         key: Key,
     ) -> Result<WriteLatch> {
         if path.above.is_empty() {
-            self.add_level(path, &node)?;
+            self.add_level(path, &node, node.key(0))?;
         }
         let count = node.len();
         let at_right_edge = path.upper.is_none() && key > node.key(count - 1);
@@ -234,15 +197,5 @@ impl<'a> TreeWriter<'a> {
         }
         parent.slot += 1;
         Ok(right)
-    }
-}
-
-impl Found<'_> {
-    /// Goes on in the leaf right of this one, which was cut off at `cut`.
-    fn enter_right(&mut self, right: WriteLatch, cut: usize, upper: Option<Key>) {
-        self.leaf = right;
-        self.slot -= cut;
-        self.path.upper = upper;
-        self.path.above.last_mut().expect("a leaf that was split has a parent").slot += 1;
     }
 }

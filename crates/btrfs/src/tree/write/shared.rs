@@ -1,8 +1,8 @@
 //! The way down for changes that stay inside a leaf, which are nearly all: blocks above the leaf are
 //! latched shared, so any number of threads are on their way at once.
 //!
-//! It ends at a leaf that the transaction owns, like everything above it, and that is safe: nothing above has to
-//! change for it. In all other cases the caller goes down again with exclusive latches.
+//! It ends at a leaf that the transaction owns, like everything above it. Whoever came down sees whether the leaf is
+//! safe: nothing above has to change for it. Otherwise the way is gone again with exclusive latches.
 //!
 //! A thread that waits for a leaf has what is above it shared, so it is in nobody's way who goes to
 //! another leaf. With exclusive latches all the way, threads that outnumber the cores line up: each waits for a
@@ -13,17 +13,12 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::path::Path;
-use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
 
 impl<'a> TreeWriter<'a> {
-    /// Latches the leaf where `key` is or belongs; `None` when it is not safe, or something on the way
-    /// is not the transaction's yet.
-    pub(super) fn locate_shared(
-        &self,
-        key: Key,
-        is_safe: impl FnOnce(&TreeBlock) -> bool,
-    ) -> Result<Option<(Path<'a>, WriteLatch)>> {
+    /// Latches the leaf where `key` is or belongs; `None` when something on the way is not the
+    /// transaction's yet.
+    pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
         let generation = self.handle.generation();
         let top = self.tree.root.read();
         if self.handle.latching().exclusive || top.generation != generation || top.level == 0 {
@@ -48,7 +43,7 @@ impl<'a> TreeWriter<'a> {
             }
             let leaf = self.handle.latch(pointer.logical())?;
             let path = Path { upper, parent: Some(node), ..Path::default() };
-            return Ok(is_safe(&leaf).then_some((path, leaf)));
+            return Ok(Some((path, leaf)));
         }
     }
 }

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::random::Random;
+use offshoot_vfs::Result;
 
 use crate::test_volumes::in_memory;
-use crate::tree::{Cursor, Edit};
+use crate::tree::{Cursor, Edit, TreeWriter};
 use crate::{OpenOptions, Volume};
 
 /// The inode number that the items pretend to be about: no file of the new volume has it.
@@ -39,7 +40,17 @@ fn step(volume: &Volume, random: &mut Random, thread: u64, model: &mut Model, mo
     handle
         .change(TreeId::FS, |tree| {
             let first = own(random, thread);
-            match random.below(8) {
+            match random.below(10) {
+                8 => edit_batch(&tree, random, thread, model, most)?,
+                9 => {
+                    // A stretch of this thread's items goes at once.
+                    let last = first + random.below(2000) * THREADS;
+                    let gone: Vec<_> =
+                        model.range(first..=last).map(|(number, _)| (key(*number), None)).collect();
+                    let applied = tree.apply_batch(&gone)?;
+                    assert_eq!(applied.removed, gone.len());
+                    model.retain(|number, _| !(first..=last).contains(number));
+                }
                 0..=2 => {
                     let batch: Vec<_> = (0..=random.below(20))
                         .map(|i| first + i * THREADS)
@@ -87,6 +98,44 @@ fn step(volume: &Volume, random: &mut Random, thread: u64, model: &mut Model, mo
             Ok(())
         })
         .expect("the change goes through");
+}
+
+/// Puts and removes items, close to each other or all over the tree, as one batch.
+fn edit_batch(
+    tree: &TreeWriter<'_>,
+    random: &mut Random,
+    thread: u64,
+    model: &mut Model,
+    most: u64,
+) -> Result<()> {
+    let first = own(random, thread);
+    let apart = [1, 3, 500][usize::try_from(random.below(3)).expect("small")];
+    let removals = random.below(4);
+    let (mut edits, mut number) = (BTreeMap::new(), first);
+    for _ in 0..random.below(200) {
+        let len = usize::try_from(random.below(most)).expect("small");
+        let data = (random.below(4) >= removals).then(|| random.bytes(len));
+        edits.insert(number, data);
+        number += (1 + random.below(apart)) * THREADS;
+    }
+    let batch: Vec<_> = edits.iter().map(|(n, data)| (key(*n), data.as_deref())).collect();
+    let applied = tree.apply_batch(&batch)?;
+    assert!(applied.leaves <= batch.len());
+    let (mut inserted, mut replaced, mut removed) = (0, 0, 0);
+    for (number, data) in edits {
+        match (data, model.remove(&number).is_some()) {
+            (Some(data), existed) => {
+                *(if existed { &mut replaced } else { &mut inserted }) += 1;
+                model.insert(number, data);
+            }
+            (None, existed) => removed += usize::from(existed),
+        }
+    }
+    assert_eq!(
+        (applied.inserted, applied.replaced, applied.removed),
+        (inserted, replaced, removed)
+    );
+    Ok(())
 }
 
 fn compare(volume: &Volume, model: &Model) {
@@ -155,5 +204,15 @@ fn large_items_in_small_nodes() {
 
 #[test]
 fn items_of_all_sizes() {
-    run(16384, 1000, 9000);
+    run(16384, 600, 9000);
+}
+
+#[test]
+fn items_as_large_as_they_can_be() {
+    run(4096, 300, 4096 - 101 - 25 + 1);
+}
+
+#[test]
+fn small_items_in_the_largest_nodes() {
+    run(65536, 800, 200);
 }

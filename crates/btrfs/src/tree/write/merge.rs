@@ -1,0 +1,255 @@
+//! A leaf and the edits that go into it, as one sequence of items in the order of their keys.
+//!
+//! Nothing is moved here: a sequence is a list of runs, each of neighbouring items of a leaf or of neighbouring
+//! edits that put something. It is written where it goes run by run, headers and data with one copy each, or cut
+//! into parts that fit a leaf.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::Key;
+use offshoot_btrfs_format::block::HEADER_SIZE;
+use offshoot_btrfs_format::edit::{
+    ITEM_SIZE, LeafFiller, data_mut, insert_items, items_bytes, remove_items,
+};
+
+use super::path::bytes;
+use super::{Applied, ItemEdit};
+use crate::block::TreeBlock;
+use crate::transaction::WriteLatch;
+
+/// Where the items of a run are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Leaf,
+    Sibling,
+    Edits,
+}
+
+/// Items that lie side by side.
+#[derive(Clone, Debug)]
+struct Run {
+    place: Place,
+    at: Range<usize>,
+}
+
+/// What the places of runs are.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'s> {
+    pub(super) leaf: &'s TreeBlock,
+    pub(super) sibling: Option<&'s TreeBlock>,
+    pub(super) edits: &'s [ItemEdit<'s>],
+}
+
+impl<'s> Sources<'s> {
+    fn block(&self, place: Place) -> Option<&'s TreeBlock> {
+        match place {
+            Place::Leaf => Some(self.leaf),
+            Place::Sibling => self.sibling,
+            Place::Edits => None,
+        }
+    }
+
+    fn key(&self, run: &Run) -> Key {
+        match self.block(run.place) {
+            Some(block) => block.key(run.at.start),
+            None => self.edits[run.at.start].0,
+        }
+    }
+
+    /// What the item at `at` takes with its header.
+    fn size(&self, place: Place, at: usize) -> usize {
+        match self.block(place) {
+            Some(block) => ITEM_SIZE + block.items()[at].size.get() as usize,
+            None => ITEM_SIZE + put(&self.edits[at]).1.len(),
+        }
+    }
+}
+
+/// An edit that puts something.
+fn put<'e>(&(key, data): &ItemEdit<'e>) -> (Key, &'e [u8]) {
+    (key, data.expect("a run of edits has no removals"))
+}
+
+/// Items in the order of their keys.
+#[derive(Debug, Default)]
+pub(super) struct Sequence {
+    runs: Vec<Run>,
+    /// What the items take with their headers.
+    pub(super) bytes: usize,
+}
+
+impl Sequence {
+    /// Adds a run behind the others.
+    fn push(&mut self, place: Place, at: Range<usize>, bytes: usize) {
+        self.bytes += bytes;
+        match self.runs.last_mut() {
+            _ if at.is_empty() => {}
+            Some(last) if last.place == place && last.at.end == at.start => last.at.end = at.end,
+            _ => self.runs.push(Run { place, at }),
+        }
+    }
+
+    pub(super) fn first_key(&self, sources: Sources<'_>) -> Option<Key> {
+        self.runs.first().map(|run| sources.key(run))
+    }
+
+    /// The key of the last item when it comes from an edit.
+    pub(super) fn last_edit(&self, sources: Sources<'_>) -> Option<Key> {
+        let last = self.runs.last().filter(|run| run.place == Place::Edits)?;
+        Some(sources.edits[last.at.end - 1].0)
+    }
+
+    /// Whether this is just what is in the leaf.
+    fn is_leaf(&self, sources: Sources<'_>) -> bool {
+        matches!(&self.runs[..], [Run { place: Place::Leaf, at }] if *at == (0..sources.leaf.len()))
+    }
+
+    /// With all items of a sibling, which is the left or the right one.
+    pub(super) fn with_sibling(&self, sibling: &TreeBlock, is_left: bool) -> Self {
+        let whole = Run { place: Place::Sibling, at: 0..sibling.len() };
+        let mut runs = self.runs.clone();
+        runs.insert(if is_left { 0 } else { runs.len() }, whole);
+        Self { runs, bytes: self.bytes + items_bytes(sibling.bytes(), 0, sibling.len()) }
+    }
+
+    /// Cuts into parts of at most `capacity` bytes: as large as they can be, but for the last, or as few as are
+    /// needed and about equal.
+    pub(super) fn cut(self, sources: Sources<'_>, capacity: usize, full: bool) -> Vec<Self> {
+        let (mut left, mut leaves) = (self.bytes, self.bytes.div_ceil(capacity).max(1));
+        let mut parts = Vec::with_capacity(leaves + 1);
+        let mut part = Self::default();
+        for Run { place, at } in self.runs {
+            for at in at {
+                let size = sources.size(place, at);
+                // Whether the part comes nearer to its share without the item.
+                let has_share = !full && leaves > 1 && 2 * part.bytes + size > 2 * (left / leaves);
+                if part.bytes > 0 && (has_share || part.bytes + size > capacity) {
+                    left -= part.bytes;
+                    leaves = (leaves - 1).max(1);
+                    parts.push(std::mem::take(&mut part));
+                }
+                part.push(place, at..at + 1, size);
+            }
+        }
+        parts.push(part);
+        parts
+    }
+
+    /// Fills an empty leaf that has its header.
+    pub(super) fn fill(&self, leaf: &mut [u8], sources: Sources<'_>) {
+        let mut filler = LeafFiller::new(leaf);
+        for Run { place, at } in &self.runs {
+            match sources.block(*place) {
+                Some(block) => filler.copy(block.bytes(), at.clone()),
+                None => sources.edits[at.clone()].iter().map(put).for_each(|(key, data)| {
+                    filler.push(key, data);
+                }),
+            }
+        }
+        filler.finish();
+    }
+
+    /// Makes these items what is in `leaf`, which is not among the sources while it is written.
+    pub(super) fn replace(&self, leaf: &mut WriteLatch, sources: Sources<'_>) {
+        if self.is_leaf(sources) {
+            return;
+        }
+        let mut new = vec![0; leaf.bytes().len()].into_boxed_slice();
+        new[..HEADER_SIZE].copy_from_slice(&leaf.bytes()[..HEADER_SIZE]);
+        self.fill(&mut new, sources);
+        leaf.replace(TreeBlock::verified(new));
+    }
+}
+
+/// A leaf with edits in it.
+pub(super) struct Merged {
+    pub(super) sequence: Sequence,
+    /// How many of the edits are in it.
+    pub(super) edits: usize,
+    pub(super) applied: Applied,
+    /// No item comes, goes or changes its size.
+    keeps_shape: bool,
+}
+
+impl Merged {
+    /// Merges the items of `leaf` and `edits`, which belong there, until what these put takes more than
+    /// `most` bytes; one edit at least.
+    pub(super) fn new(leaf: &TreeBlock, edits: &[ItemEdit<'_>], most: usize) -> Self {
+        let items = |range: Range<usize>| items_bytes(leaf.bytes(), range.start, range.end);
+        let mut new = Self {
+            sequence: Sequence::default(),
+            edits: 0,
+            applied: Applied { leaves: 1, ..Applied::default() },
+            keeps_shape: true,
+        };
+        let (mut slot, mut put) = (0, 0);
+        for (i, (key, data)) in edits.iter().enumerate() {
+            let size = data.map_or(0, |data| data.len() + ITEM_SIZE);
+            if i > 0 && put + size > most {
+                break;
+            }
+            put += size;
+            let (at, exists) = leaf.search_near(slot, *key);
+            new.sequence.push(Place::Leaf, slot..at, items(slot..at));
+            if data.is_some() {
+                new.sequence.push(Place::Edits, i..i + 1, size);
+            }
+            slot = at + usize::from(exists);
+            new.keeps_shape &= size == items(at..slot);
+            new.edits += 1;
+            *new.applied.count(data.is_some(), exists) += 1;
+        }
+        new.sequence.push(Place::Leaf, slot..leaf.len(), items(slot..leaf.len()));
+        new
+    }
+
+    /// Makes `leaf`, which was merged, what came of it, with as little movement as it takes.
+    pub(super) fn write(&self, leaf: &mut WriteLatch, edits: &[ItemEdit<'_>]) {
+        if self.keeps_shape {
+            return self.overwrite(bytes(leaf), edits);
+        }
+        let Some((gap, puts)) = self.one_gap(leaf.len()) else {
+            let old = leaf.share();
+            return self.sequence.replace(leaf, Sources { leaf: &old, sibling: None, edits });
+        };
+        if !gap.is_empty() {
+            remove_items(bytes(leaf), gap.start, gap.end);
+        }
+        if !puts.is_empty() {
+            insert_items(bytes(leaf), gap.start, edits[puts].iter().map(put));
+        }
+    }
+
+    /// The slots of a leaf with `len` items that go, and the edits that take their place, when both lie
+    /// side by side.
+    fn one_gap(&self, len: usize) -> Option<(Range<usize>, Range<usize>)> {
+        let (mut runs, mut gap, mut puts) = (&self.sequence.runs[..], 0..len, 0..0);
+        if let [Run { place: Place::Leaf, at }, rest @ ..] = runs
+            && at.start == 0
+        {
+            (gap.start, runs) = (at.end, rest);
+        }
+        if let [Run { place: Place::Edits, at }, rest @ ..] = runs {
+            (puts, runs) = (at.clone(), rest);
+        }
+        if let [Run { place: Place::Leaf, at }] = runs
+            && at.end == len
+        {
+            (gap.end, runs) = (at.start, &[]);
+        }
+        runs.is_empty().then_some((gap, puts))
+    }
+
+    /// Puts data of the same sizes in the place of what was there.
+    fn overwrite(&self, leaf: &mut [u8], edits: &[ItemEdit<'_>]) {
+        let mut slot = 0;
+        for Run { place, at } in &self.sequence.runs {
+            if *place == Place::Edits {
+                for (slot, edit) in (slot..).zip(&edits[at.clone()]) {
+                    data_mut(leaf, slot).copy_from_slice(put(edit).1);
+                }
+            }
+            slot += at.len();
+        }
+    }
+}
