@@ -9,7 +9,7 @@
 //!
 //! A stream goes through a pipe to `cat`: a `tar` that sees `/dev/null` reads nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use offshoot_testkit::judges;
@@ -19,6 +19,27 @@ use crate::measure::run;
 use crate::table::{self, Side};
 use crate::volumes::{Input, prepare};
 use crate::{Options, Result};
+
+/// What is measured.
+struct Sides {
+    offshoot: PathBuf,
+    dir: PathBuf,
+    source: PathBuf,
+    rounds: usize,
+}
+
+/// Runs the benchmark; `None` for options that it does not know.
+pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
+    let options = Options::parse(args, &["--source", "--rounds"], &[])?;
+    let source = options.get("--source").unwrap_or("/usr/src/linux-source-6.1.tar.xz");
+    let sides = Sides {
+        offshoot: options.program()?,
+        dir: options.dir()?,
+        source: source.into(),
+        rounds: options.number("--rounds", 3).filter(|&rounds| rounds > 0)?,
+    };
+    Some(all(&sides))
+}
 
 /// Mounts "$1" at "$2" without the second cache that a buffered loop device has, runs
 /// the rest there, and undoes both whatever happened.
@@ -32,7 +53,7 @@ mount -t btrfs -o ro,noatime "$loop" "$mnt"
 "#;
 
 /// Runs every side of every job in turns, over one volume after the other.
-fn run_sides(options: &Options, inputs: &[Input]) -> Result<Vec<Side>> {
+fn run_sides(options: &Sides, inputs: &[Input]) -> Result<Vec<Side>> {
     let (outputs, mnt) = (options.dir.join("out"), options.dir.join("mnt"));
     clear(&outputs)?;
     for dir in [&outputs, &mnt] {
@@ -77,7 +98,7 @@ fn run_sides(options: &Options, inputs: &[Input]) -> Result<Vec<Side>> {
 
 type Job<'a> = (&'static str, &'static str, Box<dyn Fn(&Path) -> Command + 'a>);
 
-fn jobs<'a>(options: &'a Options, input: &'a Input, mnt: &'a Path) -> Vec<Job<'a>> {
+fn jobs<'a>(options: &'a Sides, input: &'a Input, mnt: &'a Path) -> Vec<Job<'a>> {
     let image = &input.image;
     let kernel = move |script: String| {
         let mut sh = command("sh");
@@ -158,7 +179,7 @@ fn entries(dir: &Path) -> Result<u64> {
 }
 
 /// Prepares the input, runs all sides in turns, prints the table.
-pub(crate) fn benchmark(options: &Options) -> Result {
+fn all(options: &Sides) -> Result {
     let _judges = judges::require().ok_or("the peers mount volumes, which takes root")?;
     std::fs::create_dir_all(&options.dir)
         .map_err(|error| format!("{}: {error}", options.dir.display()))?;

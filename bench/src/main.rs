@@ -11,50 +11,66 @@
 //! | `volumes` | the input: volumes that the kernel filled with a source tree |
 //! | `extract` | a whole volume into a directory and into a tar stream |
 //! | `tree` | many threads insert into one tree |
+//! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
+//! | `workload` | what these two do; the program has it too |
+//! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
 
+mod enospc;
 mod extract;
+mod fs_mark;
+mod kernel;
 mod measure;
+mod ours;
+mod proof;
 mod table;
 mod tree;
 mod volumes;
+#[path = "../../crates/cli/src/workload.rs"]
+mod workload;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The outcome of everything here: a failure is a line for the user.
-type Result<T = ()> = std::result::Result<T, String>;
+type Result<T = (), E = String> = std::result::Result<T, E>;
 
 const HELP: &str = "\
-Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [OPTIONS]
+Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
        offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
+       offshoot-bench fs-mark --offshoot PROGRAM --dir DIR [--threads N,N...] [--files N]
+                      [--rounds N] [--size BYTES] [--turns N] [--no-proof]
+       offshoot-bench enospc --offshoot PROGRAM --dir DIR [--mib N] [--workers N]
+                      [--file-size BYTES] [--turns N]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
-  --dir DIR           Where volumes and output go, on the disk to measure: 3 GiB,
+  --dir DIR           Where volumes and output go, on the disk to measure; for extract 3 GiB,
                       and 8 GiB for each round until all are done
   --source PATH       A directory or a tar archive to fill the volumes with
                       [default: /usr/src/linux-source-6.1.tar.xz]
-  --rounds N          How often each side runs [default: 3]
+  --rounds N          How often each side runs [default: 3]; of fs-mark, how often each thread
+                      makes its files [default: 10]
   --items N           Items to insert into a tree [default: 1000000]
+  --threads N,N...    Threads that make files [default: 1,2,12]
+  --files N           Files that each thread makes in a round [default: 100000]
+  --size BYTES        What each of them holds [default: 0]
+  --mib N             The size of the volume that is filled [default: 256]
+  --workers N         Threads that fill it [default: 8]
+  --file-size BYTES   What each file in it holds [default: 1024]
+  --turns N           How often each side runs [default: 3]
+  --no-proof          Let nobody look at what was made
 ";
-
-/// What the command line asks for.
-struct Options {
-    offshoot: PathBuf,
-    dir: PathBuf,
-    source: PathBuf,
-    rounds: usize,
-}
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let done = match args.split_first() {
-        Some((what, args)) if what == "extract" => {
-            parse(args.iter().cloned()).map(|options| extract::benchmark(&options))
-        }
-        Some((what, args)) if what == "tree" => tree::benchmark(args),
+    let done = args.split_first().and_then(|(what, args)| match what.as_str() {
+        "extract" => extract::benchmark(args),
+        "tree" => tree::benchmark(args),
+        "fs-mark" => fs_mark::benchmark(args),
+        "enospc" => enospc::benchmark(args),
         _ => None,
-    };
+    });
     let Some(done) = done else {
         eprint!("{HELP}");
         return ExitCode::from(2);
@@ -68,18 +84,51 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
-    let (mut offshoot, mut dir, mut rounds) = (None, None, 3);
-    let mut source = PathBuf::from("/usr/src/linux-source-6.1.tar.xz");
-    while let Some(name) = args.next() {
-        let value = args.next()?;
-        match name.as_str() {
-            "--offshoot" => offshoot = Some(PathBuf::from(value)),
-            "--dir" => dir = Some(PathBuf::from(value)),
-            "--source" => source = PathBuf::from(value),
-            "--rounds" => rounds = value.parse().ok().filter(|&rounds| rounds > 0)?,
-            _ => return None,
+/// The options of a benchmark, each given once at most.
+pub(crate) struct Options(BTreeMap<String, String>);
+
+impl Options {
+    /// Parses them: those of all benchmarks, those with a value that this one has, and those without.
+    fn parse(args: &[String], valued: &[&str], plain: &[&str]) -> Option<Self> {
+        let mut options = BTreeMap::new();
+        let mut args = args.iter();
+        while let Some(name) = args.next() {
+            let has_value =
+                ["--offshoot", "--dir"].contains(&name.as_str()) || valued.contains(&name.as_str());
+            let value = if has_value {
+                args.next()?.clone()
+            } else if plain.contains(&name.as_str()) {
+                String::new()
+            } else {
+                return None;
+            };
+            if options.insert(name.clone(), value).is_some() {
+                return None;
+            }
         }
+        Some(Self(options))
     }
-    Some(Options { offshoot: offshoot?, dir: dir?, source, rounds })
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// The number that an option has, or else `default`; `None` when it is no number.
+    fn number<N: std::str::FromStr>(&self, name: &str, default: N) -> Option<N> {
+        self.get(name).map_or(Some(default), |value| value.parse().ok())
+    }
+
+    /// The program to measure.
+    fn program(&self) -> Option<PathBuf> {
+        self.get("--offshoot").map(PathBuf::from)
+    }
+
+    /// Where volumes and output go.
+    fn dir(&self) -> Option<PathBuf> {
+        self.get("--dir").map(PathBuf::from)
+    }
 }

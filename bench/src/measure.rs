@@ -63,14 +63,14 @@ pub(crate) fn run(command: &mut Command) -> Result<Run> {
 }
 
 /// Has the next run read from the disk.
-fn drop_caches() -> Result {
+pub(crate) fn drop_caches() -> Result {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3")
         .map_err(|error| format!("dropping caches takes root: {error}"))
 }
 
 /// What all cores together have worked since the machine started.
-fn machine_cpu() -> Result<Duration> {
+pub(crate) fn machine_cpu() -> Result<Duration> {
     /// `USER_HZ`, which is this on every machine that Linux has an ABI for.
     const TICKS_PER_SECOND: u64 = 100;
     let stat = std::fs::read_to_string("/proc/stat").map_err(|e| format!("/proc/stat: {e}"))?;

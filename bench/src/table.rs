@@ -21,14 +21,7 @@ pub(crate) struct Side {
 
 impl Side {
     fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
-        let mut values: Vec<_> = self.runs.iter().map(figure).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        if values.len() % 2 == 1 {
-            values[middle]
-        } else {
-            values[middle - 1].midpoint(values[middle])
-        }
+        median(self.runs.iter().map(figure))
     }
 
     fn wall(&self) -> f64 {
@@ -81,9 +74,32 @@ pub(crate) fn print(sides: &[Side]) {
     }
 }
 
+/// The value in the middle, or between the two in the middle.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => values[middle],
+        _ => values[middle - 1].midpoint(values[middle]),
+    }
+}
+
+/// A figure with this many places behind the point, or a line where there is none.
+pub(crate) fn shown(figure: f64, places: usize) -> String {
+    if figure.is_finite() { format!("{figure:.places$}") } else { "-".to_owned() }
+}
+
 /// Writes all runs of all sides to `path`.
 pub(crate) fn write_json(path: &Path, sides: &[Side]) -> Result {
-    let all: Vec<_> = sides.iter().map(Side::json).collect();
-    let text = serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?;
-    std::fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))
+    write_values(path, sides.iter().map(Side::json).collect())
+}
+
+/// Writes values to `path`, as an array.
+pub(crate) fn write_values(path: &Path, values: Vec<Value>) -> Result {
+    let text = serde_json::to_string_pretty(&Value::Array(values)).map_err(|e| e.to_string())?;
+    let failed = |error| format!("{}: {error}", path.display());
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+    std::fs::write(path, text + "\n").map_err(failed)
 }

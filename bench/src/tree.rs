@@ -12,7 +12,7 @@
 //! A run is a process of its own, so that its peak of memory is its own. The device is memory and nothing is
 //! committed within the time: what is measured is the tree.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ use offshoot_vfs::Timestamp;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::Result;
+use crate::{Options, Result, table};
 
 const THREADS: [u64; 3] = [1, 2, 12];
 const ORDERS: [&str; 3] = ["series", "ranges", "random"];
@@ -61,19 +61,10 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         let (_, latching) = SIDES.into_iter().find(|(name, _)| name == side)?;
         return Some(one(order, threads.parse().ok()?, latching, items.parse().ok()?));
     }
-    let (mut rounds, mut items, mut dir) = (3usize, 1_000_000u64, None);
-    for option in args.chunks(2) {
-        let [name, value] = option else { return None };
-        match name.as_str() {
-            "--rounds" => rounds = value.parse().ok().filter(|&rounds| rounds > 0)?,
-            "--items" => items = value.parse().ok().filter(|&items| items > 0)?,
-            "--dir" => dir = Some(PathBuf::from(value)),
-            // The task that runs benchmarks says to all of them where the program is.
-            "--offshoot" => {}
-            _ => return None,
-        }
-    }
-    Some(all(rounds, items, dir.as_deref()))
+    let options = Options::parse(args, &["--rounds", "--items"], &[])?;
+    let rounds = options.number("--rounds", 3).filter(|&rounds| rounds > 0)?;
+    let items = options.number("--items", 1_000_000).filter(|&items| items > 0)?;
+    Some(all(rounds, items, options.dir().as_deref()))
 }
 
 /// All sides in turns, as a table and, in `dir`, as JSON.
@@ -109,11 +100,7 @@ fn all(rounds: usize, items: u64, dir: Option<&Path>) -> Result {
         }
     }
     let Some(dir) = dir else { return Ok(()) };
-    let path = dir.join("tree.json");
-    let text = serde_json::to_string_pretty(&runs).map_err(|error| error.to_string())?;
-    std::fs::create_dir_all(dir)
-        .and_then(|()| std::fs::write(&path, text + "\n"))
-        .map_err(|error| format!("{}: {error}", path.display()))
+    table::write_values(&dir.join("tree.json"), runs)
 }
 
 fn print_row(order: &str, threads: u64, name: &str, runs: &[Value], ours: f64) {
@@ -134,9 +121,7 @@ fn print_row(order: &str, threads: u64, name: &str, runs: &[Value], ours: f64) {
 }
 
 fn median(runs: &[Value], what: &str) -> f64 {
-    let mut values: Vec<_> = runs.iter().filter_map(|run| run[what].as_f64()).collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    table::median(runs.iter().filter_map(|run| run[what].as_f64()))
 }
 
 /// One run, in a process of its own.

@@ -30,6 +30,10 @@ Tasks:
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
   bench tree [--rounds N] [--items N]
            Insert into one tree with 1, 2 and 12 threads, with and without early unlock
+  bench fs-mark [--threads N,N...] [--files N] [--rounds N] [--size BYTES] [--turns N]
+           Make many small files, by us and by the kernel (as root)
+  bench enospc [--mib N] [--workers N] [--file-size BYTES] [--turns N]
+           Make small files until there is no space, by us and by the kernel (as root)
   campaign crash [--workloads one|two|long|faults|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
   campaign files [--files N] [--seed N]

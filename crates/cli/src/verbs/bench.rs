@@ -36,10 +36,11 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
     let began_secs = u64::from(u32::try_from(moment()?.secs).map_err(out_of_range)?);
     let seed = arguments.seed.unwrap_or(u64::from(began.nanos) << 32 ^ began_secs);
     let work = FsMark { threads, files, rounds, size, seed, began_secs };
+    let too_many = || Failure::Usage("these files need more than 1 PiB".into());
     let image_bytes = match arguments.image_size {
         // A block device has the size that it has, and so has an image that is there.
         None if arguments.volume.image.exists() => None,
-        None => Some(large_enough(&work)?),
+        None => Some(work.image_bytes().ok_or_else(too_many)?),
         given => given,
     };
     let site = Engine::new(&arguments.volume, image_bytes, arguments.dirty_bytes, console)?;
@@ -63,17 +64,6 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
     });
     let report = Report { title, settings, phases, sync, stopwatch, stats: site.stats() };
     report.write(arguments.volume.json, out)
-}
-
-/// The size of an image that surely has room for what is made: every file with its items in leaves that are
-/// half full, all of that twice, and its data.
-fn large_enough(work: &FsMark) -> Result<u64> {
-    const METADATA_BYTES: u64 = 4 << 10;
-    let each = METADATA_BYTES + 2 * (work.size as u64).next_multiple_of(4096);
-    let files = work.threads.checked_mul(work.files).and_then(|n| n.checked_mul(work.rounds));
-    let bytes = files.and_then(|files| files.checked_mul(each)).filter(|&bytes| bytes < 1 << 50);
-    let message = || Failure::Usage("these files need more than 1 PiB".into());
-    Ok((1 << 30) + bytes.ok_or_else(message)?.next_multiple_of(1 << 30))
 }
 
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {

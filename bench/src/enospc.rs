@@ -1,0 +1,167 @@
+//! Small files until there is no space, and their removal, by us and by the kernel in turns.
+//!
+//! Both sides run the same workload (`workload`) on a volume of the same size. One run of ours stops when
+//! it is full, and is proved to hold the files that were acknowledged; the others are proved to be empty at the end.
+
+use std::path::PathBuf;
+
+use offshoot_testkit::judges;
+use serde_json::{Value, json};
+
+use crate::kernel::Kernel;
+use crate::measure::drop_caches;
+use crate::ours::Ours;
+use crate::proof::prove;
+use crate::table::{median, shown, write_values};
+use crate::workload::{Enospc, Round, dir_name, timed_sync};
+use crate::{Options, Result};
+
+/// Which mechanism is switched off, and how.
+const SWITCHES: [(&str, &[&str]); 0] = [];
+
+const KERNEL: &str = "kernel";
+
+/// What is measured.
+struct Job {
+    work: Enospc,
+    size_bytes: u64,
+    turns: usize,
+    ours: Ours,
+    dir: PathBuf,
+}
+
+/// Runs the benchmark; `None` for options that it does not know.
+pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
+    let options = Options::parse(args, &["--mib", "--workers", "--file-size", "--turns"], &[])?;
+    let dir = options.dir()?;
+    let job = Job {
+        work: Enospc {
+            workers: options.number("--workers", 8)?,
+            size: usize::try_from(options.number("--file-size", 1024)?).ok()?,
+        },
+        size_bytes: options.number("--mib", 256_u64)?.checked_mul(1 << 20)?,
+        turns: usize::try_from(options.number("--turns", 3)?).ok()?,
+        ours: Ours { offshoot: options.program()?, image: dir.join("enospc.img") },
+        dir,
+    };
+    (job.work.workers > 0 && job.turns > 0).then(|| job.run())
+}
+
+impl Job {
+    fn run(&self) -> Result {
+        let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
+        std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
+        println!(
+            "{} workers, files of {} bytes, on {} MiB; medians of {} turns",
+            self.work.workers,
+            self.work.size,
+            self.size_bytes >> 20,
+            self.turns
+        );
+        println!(
+            "{:<20} {:>8} {:>9} {:>9} {:>7} {:>9} {:>8} {:>12} {:>12}",
+            "side",
+            "files",
+            "fill s",
+            "remove s",
+            "sync s",
+            "CPU s",
+            "commits",
+            "kernel/fill",
+            "kernel/remove"
+        );
+        self.prove_what_a_full_volume_holds()?;
+        let (mut ours, mut kernel) = (Vec::new(), Vec::new());
+        for _ in 0..self.turns {
+            ours.push(self.ours("ours", &[])?);
+            kernel.push(self.kernel()?);
+        }
+        print_row(&ours, &kernel);
+        print_row(&kernel, &kernel);
+        let mut all = [ours, kernel.clone()].concat();
+        for (name, options) in SWITCHES {
+            let run = self.ours(name, options)?;
+            print_row(std::slice::from_ref(&run), &kernel);
+            all.push(run);
+        }
+        write_values(&self.dir.join("enospc.json"), all)
+    }
+
+    fn program(&self, options: &[&str]) -> Result<Value> {
+        let values = [
+            ("--workers", self.work.workers),
+            ("--file-size", self.work.size as u64),
+            ("--size", self.size_bytes),
+        ];
+        let mut args: Vec<String> = values
+            .iter()
+            .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])
+            .collect();
+        args.extend(options.iter().map(|&option| option.to_owned()));
+        drop_caches()?;
+        self.ours.run("enospc", &args)
+    }
+
+    fn prove_what_a_full_volume_holds(&self) -> Result {
+        eprintln!("a volume that stays full");
+        let run = self.program(&["--keep"])?;
+        let counts = run["files_of_workers"].as_array().map_or(&[][..], Vec::as_slice);
+        let names = |count: &Value| {
+            (0..count.as_u64().unwrap_or_default()).map(|n| Enospc::name(n).into_bytes()).collect()
+        };
+        prove(
+            &self.ours.image,
+            (0..).zip(counts).map(|(worker, count)| (dir_name(worker), names(count))).collect(),
+        )
+    }
+
+    /// One run of the program.
+    fn ours(&self, name: &str, options: &[&str]) -> Result<Value> {
+        eprintln!("{name}");
+        let mut run = self.program(options)?;
+        run["side"] = name.into();
+        let empty = (0..self.work.workers).map(|worker| (dir_name(worker), Vec::new()));
+        prove(&self.ours.image, empty.collect())?;
+        Ok(run)
+    }
+
+    /// One run on the kernel.
+    fn kernel(&self) -> Result<Value> {
+        eprintln!("{KERNEL}");
+        let site = Kernel::new(&self.ours.image, self.size_bytes)?;
+        drop_caches()?;
+        let failed = |error| format!("the kernel's volume: {error}");
+        Enospc::prepare(&site).map_err(failed)?;
+        let mut workers = self.work.workers(&site).map_err(failed)?;
+        let fill = self.work.fill(&site, &mut workers).map_err(failed)?;
+        let remove = Enospc::remove(&site, &mut workers).map_err(failed)?;
+        let sync = timed_sync(&site).map_err(failed)?;
+        let phase = |name: &str, round: Round| json!({ "phase": name, "files": round.files, "seconds": round.time.as_secs_f64() });
+        Ok(json!({
+            "side": KERNEL,
+            "rounds": [phase("fill", fill), phase("remove", remove)],
+            "sync_seconds": sync.as_secs_f64(),
+        }))
+    }
+}
+
+fn print_row(runs: &[Value], kernel: &[Value]) {
+    let figure = |figure: &dyn Fn(&Value) -> &Value| {
+        median(runs.iter().filter_map(|run| figure(run).as_f64()))
+    };
+    let of_kernel = |phase: usize| {
+        median(kernel.iter().filter_map(|run| run["rounds"][phase]["seconds"].as_f64()))
+    };
+    let (fill, remove) =
+        (figure(&|run| &run["rounds"][0]["seconds"]), figure(&|run| &run["rounds"][1]["seconds"]));
+    println!(
+        "{:<20} {:>8.0} {fill:>9.2} {remove:>9.2} {:>7.2} {:>9} {:>8} {:>12.1} {:>12.1}",
+        runs.first().and_then(|run| run["side"].as_str()).unwrap_or_default(),
+        figure(&|run| &run["rounds"][0]["files"]),
+        figure(&|run| &run["sync_seconds"]),
+        shown(figure(&|run| &run["cpu_seconds"]), 2),
+        shown(figure(&|run| &run["statistics"]["commits"]), 0),
+        of_kernel(0) / fill,
+        of_kernel(1) / remove,
+    );
+}

@@ -1,0 +1,96 @@
+//! The kernel's btrfs as a place to make files in.
+//!
+//! A fresh volume of default features on a sparse image, over a loop device, mounted with default options. A file is
+//! made with the system calls that `fs_mark` makes: open, write, close. The paths begin at an open directory and not at the
+//! root of the host, and nothing is written to an empty file, so this is a little less work than `fs_mark` has.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use offshoot_testkit::disks::Mount;
+use offshoot_testkit::run::try_run;
+use rustix::fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, syncfs, unlinkat};
+use rustix::io::{Errno, pwrite};
+
+use crate::Result;
+use crate::workload::Site;
+
+/// A volume that the kernel has mounted.
+pub(crate) struct Kernel {
+    root: OwnedFd,
+    // Unmounted last.
+    _mount: Mount,
+}
+
+impl Kernel {
+    /// Makes a volume on an image of this size, which is made anew, and mounts it.
+    pub(crate) fn new(image: &Path, size_bytes: u64) -> Result<Self> {
+        remove_image(image)?;
+        File::create(image)
+            .and_then(|file| file.set_len(size_bytes))
+            .map_err(|error| format!("{}: {error}", image.display()))?;
+        try_run("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()])?;
+        let mount = Mount::try_new(&[image.to_path_buf()], "")?;
+        let root = File::open(mount.path()).map_err(|error| format!("the mount: {error}"))?;
+        Ok(Self { root: root.into(), _mount: mount })
+    }
+}
+
+/// Removes an image, if it is there.
+pub(crate) fn remove_image(image: &Path) -> Result {
+    match std::fs::remove_file(image) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{}: {error}", image.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Site for Kernel {
+    type Dir = OwnedFd;
+    type File = OwnedFd;
+    type Error = Errno;
+
+    fn make_dir(&self, name: &str) -> Result<OwnedFd, Errno> {
+        mkdirat(&self.root, name, Mode::from_raw_mode(0o777))?;
+        openat(
+            &self.root,
+            name,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+    }
+
+    fn create(&self, dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::TRUNC | OFlags::CLOEXEC;
+        openat(dir, name, flags, Mode::from_raw_mode(0o666))
+    }
+
+    fn write(&self, file: &OwnedFd, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < data.len() {
+            match pwrite(file, &data[done..], offset + done as u64)? {
+                0 => return Err(Errno::IO),
+                more => done += more,
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, dir: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
+        unlinkat(dir, name, AtFlags::empty())
+    }
+
+    fn available_bytes(&self) -> Result<u64, Errno> {
+        fstatvfs(&self.root).map(|stat| stat.f_bavail * stat.f_frsize)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        syncfs(&self.root)
+    }
+
+    fn is_no_space(error: &Errno) -> bool {
+        *error == Errno::NOSPC
+    }
+}

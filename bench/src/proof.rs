@@ -1,0 +1,37 @@
+//! What a benchmark of ours left behind: `btrfs check` finds nothing, and the kernel sees the files that were
+//! acknowledged and no other.
+
+use std::path::{Path, PathBuf};
+
+use offshoot_testkit::disks::Mount;
+use offshoot_testkit::run::try_run;
+
+use crate::Result;
+
+/// Lets `btrfs check` look at the volume, and compares the names in each directory with those that `expected` gives.
+pub(crate) fn prove(image: &Path, expected: Vec<(String, Vec<Vec<u8>>)>) -> Result {
+    try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
+    let mount = Mount::try_new(&[PathBuf::from(image)], "ro")?;
+    for (dir, mut expected) in expected {
+        let mut found = names(&mount.path().join(&dir))?;
+        found.sort_unstable();
+        expected.sort_unstable();
+        if found != expected {
+            return Err(format!(
+                "{dir} in {} has {} files, and not the {} that were acknowledged",
+                image.display(),
+                found.len(),
+                expected.len()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn names(dir: &Path) -> Result<Vec<Vec<u8>>> {
+    let failed = |error: std::io::Error| format!("{}: {error}", dir.display());
+    let entries = std::fs::read_dir(dir).map_err(failed)?;
+    entries
+        .map(|entry| entry.map(|entry| entry.file_name().into_encoded_bytes()).map_err(failed))
+        .collect()
+}
