@@ -34,6 +34,7 @@ Examples:
   offshoot cp -r src new.img:/src
   offshoot ls --subvolume snapshots/monday disk.img
   offshoot ls /dev/sdb --device /dev/sdc --degraded
+  offshoot bench fs-mark bench.img --threads 2
 
 Names with control characters, invisible characters or bytes that are not UTF-8 are shown \
 with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings only `\\xff` and \
