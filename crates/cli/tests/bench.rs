@@ -219,7 +219,7 @@ fn text_is_for_people() {
     let first = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
     let begins: Vec<_> = text.lines().take(8).map(first).collect();
     assert_eq!(begins, ["fs-mark:", "round", "1", "2", "sync", "total", "CPU", "peak"], "{text}");
-    assert!(text.contains("Items inserted into trees."), "{text}");
+    assert!(text.contains("Commits completed."), "{text}");
     let text = does(dir.path(), "bench enospc full.img --size 128M --workers 2");
     let begins: Vec<_> = text.lines().take(6).map(first).collect();
     assert_eq!(begins, ["enospc:", "round", "fill", "remove", "sync", "total"], "{text}");

@@ -18,7 +18,7 @@ impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Counter { name, about, value } in self.0.counters().filter(|counter| counter.value > 0)
         {
-            writeln!(f, "  {value:>14}  {name:<24}  {about}")?;
+            writeln!(f, "  {value:>14}  {name:<28}  {about}")?;
         }
         Ok(())
     }
