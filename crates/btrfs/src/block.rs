@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
 use offshoot_btrfs_format::check::{self, Expected};
+use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::{Key, Logical, TreeId};
 use offshoot_vfs::Result;
 use quick_cache::Weighter;
@@ -127,12 +128,21 @@ impl TreeBlock {
     #[must_use]
     pub fn floor(&self, key: Key) -> Option<usize> {
         let after = if self.is_leaf() {
-            self.items().partition_point(|item| item.key.get() <= key)
+            self.items().partition_point(|item| is_at_most(&item.key, key))
         } else {
-            self.pointers().partition_point(|pointer| pointer.key.get() <= key)
+            self.pointers().partition_point(|pointer| is_at_most(&pointer.key, key))
         };
         after.checked_sub(1)
     }
+}
+
+/// Whether a stored key is not greater than `key`.
+#[expect(clippy::needless_bitwise_bool, reason = "in a search every branch is a guess")]
+fn is_at_most(stored: &DiskKey, key: Key) -> bool {
+    let low = |item_type: u8, offset: u64| u128::from(item_type) << 64 | u128::from(offset);
+    let objectid = stored.objectid.get();
+    let is_lower = low(stored.item_type, stored.offset.get()) <= low(key.item_type.0, key.offset);
+    (objectid < key.objectid) | ((objectid == key.objectid) & is_lower)
 }
 
 /// Weighs a block by its bytes.

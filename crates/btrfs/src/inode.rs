@@ -6,6 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `in_use` | locks of inodes, their order, and which are open |
+//! | `directories` | what is remembered of directories: numbers for new files, names |
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
 //! | `changes` | an operation's changes, gathered in memory and applied at once |
 //! | `entries`, `names` | both sides of a name: in the directory and in the inode |
@@ -16,6 +17,7 @@
 pub(crate) mod attributes;
 mod changes;
 pub(crate) mod create;
+mod directories;
 mod entries;
 mod evict;
 mod in_use;

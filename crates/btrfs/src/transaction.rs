@@ -42,6 +42,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use foldhash::fast::RandomState;
 use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
 use offshoot_btrfs_format::edit::header_mut;
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
@@ -68,7 +69,7 @@ pub(crate) struct Live {
     gate: RwLock<()>,
     /// Held by the one commit that runs.
     commit: Mutex<()>,
-    trees: RwLock<HashMap<TreeId, Arc<Tree>>>,
+    trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
     pub(crate) space: Space,
     /// What failed, when it cannot be undone.
     broken: OnceLock<String>,

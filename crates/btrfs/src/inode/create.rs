@@ -106,12 +106,16 @@ pub(crate) fn make(
     let mut changes = Changes::new(&handle, place.dir);
     let dir = changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
-    let file = FileId { dev: place.dir.dev, ino: subvolume.take_number()? };
+    let file =
+        FileId { dev: place.dir.dev, ino: volume.inodes.take_number(place.dir, &subvolume)? };
     let target = Target { ino: file.ino, file_type: kind.file_type() };
     changes.add_entry(place, target, index, new.at)?;
     changes.add_name(file.ino, place, index)?;
     add_inode(&mut changes, file, kind, new, &dir)?;
     inherit_compression(&mut changes, file, kind, place.dir, &dir)?;
+    if matches!(kind, Kind::Directory) {
+        volume.inodes.directory_made(file);
+    }
     changes.apply()?;
     Ok(file)
 }

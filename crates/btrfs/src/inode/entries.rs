@@ -9,6 +9,7 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
+use super::directories::Directory;
 use super::no_such_file;
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
@@ -68,14 +69,14 @@ impl Changes<'_, '_> {
     /// The index of the next entry of `dir`.
     pub(super) fn next_index(&mut self, dir: FileId) -> Result<u64> {
         let volume = self.volume();
-        let next = match volume.inodes.next_index.get(&dir) {
-            Some(next) => Ok(next),
-            None => index_after_last(volume, dir),
-        }?;
+        if let Some(next) = volume.inodes.with_directory(dir, Directory::take_index) {
+            return Ok(next);
+        }
+        let next = index_after_last(volume, dir)?;
         let after = next.checked_add(1).ok_or_else(|| {
             Error::posix(Errno::NOSPC, format!("an index for one more entry of {dir}"))
         })?;
-        volume.inodes.next_index.insert(dir, after);
+        volume.inodes.with_directory(dir, |directory| directory.set_next_index(after));
         Ok(next)
     }
 
@@ -97,20 +98,13 @@ impl Changes<'_, '_> {
             name,
             data: &[],
         });
-        let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
-        let mut all = self.get(key)?.unwrap_or_default().to_vec();
-        for other in dir_entries(&all) {
-            if other.map_err(malformed)?.name == name {
-                let what = format!("`{}` in {dir}", name.escape_ascii());
-                return Err(Error::posix(Errno::EXIST, what));
-            }
+        let hash = name_hash(name);
+        let key = Key::new(dir.ino, ItemType::DIR_ITEM, hash);
+        if self.volume().inodes.with_directory(dir, |directory| directory.add_name(hash)) {
+            self.put_new(key, entry.clone());
+        } else {
+            self.join_entry(key, dir, name, &entry)?;
         }
-        all.extend_from_slice(&entry);
-        if !self.fits(all.len()) {
-            let what = format!("names in {dir} with the hash of `{}`", name.escape_ascii());
-            return Err(Error::posix(Errno::OVERFLOW, what));
-        }
-        self.put(key, all)?;
         self.put_new(Key::new(dir.ino, ItemType::DIR_INDEX, index), entry);
         let grown = 2 * name.len() as u64;
         let time = timespec(at)?;
@@ -118,6 +112,23 @@ impl Changes<'_, '_> {
             item.size = item.size.get().saturating_add(grown).into();
             item.mtime = time;
         })
+    }
+
+    /// Puts an entry behind those whose names have the same hash.
+    fn join_entry(&mut self, key: Key, dir: FileId, name: &[u8], entry: &[u8]) -> Result<()> {
+        let mut all = self.get(key)?.unwrap_or_default().to_vec();
+        for other in dir_entries(&all) {
+            if other.map_err(malformed)?.name == name {
+                let what = format!("`{}` in {dir}", name.escape_ascii());
+                return Err(Error::posix(Errno::EXIST, what));
+            }
+        }
+        all.extend_from_slice(entry);
+        if !self.fits(all.len()) {
+            let what = format!("names in {dir} with the hash of `{}`", name.escape_ascii());
+            return Err(Error::posix(Errno::OVERFLOW, what));
+        }
+        self.put(key, all)
     }
 
     /// Removes an entry, which stands at `index` too.

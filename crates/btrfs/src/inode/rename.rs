@@ -90,7 +90,7 @@ fn rename_locked(
     from: Place<'_>,
     to: Place<'_>,
     ends: Ends,
-    mut locks: Locks<'_>,
+    mut locks: Locks,
     at: Timestamp,
 ) -> Result<()> {
     if ends.replaced.is_some() {

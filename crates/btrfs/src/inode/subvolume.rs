@@ -1,5 +1,6 @@
 //! A subvolume that is changed: the numbers of its new inodes, and whether it may be changed.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,13 +12,16 @@ use super::{PLACEHOLDER, ROOT_DIR, evict, placeholder_in, tree_of};
 use crate::tree::Cursor;
 use crate::volume::Engine;
 
+/// How many adjacent numbers a directory gets for its new files.
+pub(crate) const GROUP: u64 = 64;
+
 /// A subvolume that is changed.
 #[derive(Debug)]
 pub(crate) struct Subvolume {
     /// Held while a directory moves (see the lock order of `in_use`).
     pub(super) rename: Mutex<()>,
-    /// The number of the next inode. It only grows, so a number is not used twice while the volume
-    /// is open.
+    /// The first number that no directory got for its new files. It only grows, so a number is not used twice while
+    /// the volume is open.
     next_ino: AtomicU64,
     is_read_only: bool,
 }
@@ -40,12 +44,15 @@ impl Subvolume {
         })
     }
 
-    /// A number that no inode of the subvolume has or had since the volume was opened.
-    pub(super) fn take_number(&self) -> Result<u64> {
+    /// Numbers that no inode of the subvolume has or had since the volume was opened: those up to the next
+    /// multiple of [`GROUP`].
+    pub(super) fn take_numbers(&self) -> Result<Range<u64>> {
+        let end = |next: u64| (next / GROUP + 1) * GROUP;
         self.next_ino
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                (next < PLACEHOLDER).then_some(next + 1)
+                (next < PLACEHOLDER).then(|| end(next))
             })
+            .map(|next| next..end(next))
             .map_err(|_| Error::posix(Errno::NOSPC, "an inode number"))
     }
 }
@@ -59,9 +66,13 @@ pub(super) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> 
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
     }
-    tree_of(volume, file)?;
     let id = TreeId(file.dev);
-    let subvolume = volume.inodes.subvolume(id, || Subvolume::load(volume, id))?;
+    let subvolume = if let Some(known) = volume.inodes.known_subvolume(id) {
+        known
+    } else {
+        tree_of(volume, file)?;
+        volume.inodes.subvolume(id, || Subvolume::load(volume, id))?
+    };
     if subvolume.is_read_only {
         return Err(Error::posix(Errno::ROFS, format!("subvolume {id}")));
     }

@@ -22,7 +22,7 @@ pub(super) enum Rest {
 
 impl Rest {
     /// Does it. The caller's transaction handle was let go.
-    pub(super) fn finish(self, volume: &Engine, mut locks: Locks<'_>) -> Result<()> {
+    pub(super) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
         match self {
             Self::Nothing => Ok(()),
             Self::Evict(file) => {
@@ -35,11 +35,11 @@ impl Rest {
 
 /// Finds `place` and locks its directory, what it leads to and `also`. What it leads to stands in the
 /// same subvolume.
-pub(super) fn lock_place<'v>(
-    volume: &'v Engine,
+pub(super) fn lock_place(
+    volume: &Engine,
     place: Place<'_>,
     also: &[FileId],
-) -> Result<(FileId, Locks<'v>)> {
+) -> Result<(FileId, Locks)> {
     loop {
         let file = lookup(volume, place.dir, place.name)?;
         require_stored_here(place, file)?;
@@ -144,7 +144,7 @@ impl Changes<'_, '_> {
             self.change_inode(file, at, |item| item.nlink = left.into())?;
             return Ok(Rest::Nothing);
         }
-        self.volume().inodes.next_index.remove(&file);
+        self.volume().inodes.forget_directory(file);
         if opens == 0 && evict::has_few_items(self.volume(), file)? {
             self.remove_inode(file.ino);
             return Ok(Rest::Nothing);

@@ -15,6 +15,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use foldhash::fast::RandomState;
 use offshoot_btrfs_format::Logical;
 
 use crate::block::TreeBlock;
@@ -75,15 +76,17 @@ impl Deref for WriteLatch {
 /// Shards of the map, a power of two.
 const SHARDS: usize = 16;
 
+type Shard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
+
 /// The dirty blocks of one transaction, by address.
 #[derive(Default)]
 pub(crate) struct DirtyBlocks {
-    shards: [RwLock<HashMap<u64, Arc<Latch>>>; SHARDS],
+    shards: [Shard; SHARDS],
     count: AtomicU64,
 }
 
 impl DirtyBlocks {
-    fn shard(&self, logical: Logical) -> &RwLock<HashMap<u64, Arc<Latch>>> {
+    fn shard(&self, logical: Logical) -> &Shard {
         // Blocks are at least 4 KiB, so lower bits tell nothing.
         let spread = (logical.0 >> 12) ^ (logical.0 >> 16);
         #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]

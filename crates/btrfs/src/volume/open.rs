@@ -29,7 +29,8 @@ use crate::tree::TreeRoot;
 pub struct OpenOptions {
     /// Open it although members are missing.
     pub degraded: bool,
-    /// What the cache of tree blocks may hold, in bytes.
+    /// What the cache of tree blocks may hold, in bytes. In a volume that is written, the names that are
+    /// remembered of new directories may take half as much beside it.
     pub cache_bytes: u64,
     /// Who is told of what was survived.
     pub reporter: Option<Reporter>,
@@ -153,7 +154,7 @@ impl Engine {
             root_tree,
             csum_tree: None,
             subvolume_roots: RootCache::default(),
-            inodes: crate::inode::Inodes::default(),
+            inodes: crate::inode::Inodes::new(options.cache_bytes / 2),
             buffers: crate::data::Buffers::default(),
             reporter: options.reporter.clone(),
             live: None,
