@@ -18,9 +18,9 @@ pub(crate) use plain::{
     ArcReadGuard, ArcWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::thread;
+pub(crate) use shuttle::{sync::mpsc, thread};
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::thread;
+pub(crate) use std::{sync::mpsc, thread};
 
 #[cfg(not(feature = "shuttle"))]
 mod plain {

@@ -39,6 +39,7 @@ mod tests;
 mod writeout;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -103,7 +104,7 @@ pub(crate) struct Transaction {
     /// Trees whose root moved since their root items were stored.
     moved_roots: Mutex<BTreeMap<TreeId, TreeRoot>>,
     /// Extents without references, to be free when this transaction is on disk.
-    pinned: Mutex<Vec<(Logical, u64)>>,
+    pinned: Mutex<Vec<Range<u64>>>,
     /// What of every member belongs to chunks, when the transaction was finished.
     allocated: OnceLock<Vec<u64>>,
 }

@@ -3,7 +3,12 @@
 //! A block group has a FREE_SPACE_INFO that counts its free ranges, and these either as
 //! FREE_SPACE_EXTENT items, one for each, or, when there are many, as FREE_SPACE_BITMAP items, which
 //! have a bit for every sector. Which form a block group has is said by its info.
+//!
+//! All that a run of delayed references does to a block group is recorded at once. Beyond a bound, which is low, a
+//! block group has bitmaps, so what is free in it is little to read whole: the items are made anew
+//! from the ranges, and those that differ go into the tree, of all block groups as one batch.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use offshoot_btrfs_format::space::{
@@ -17,10 +22,13 @@ use zerocopy::IntoBytes;
 use super::BlockGroup;
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
-use crate::tree::{Cursor, Edit, with_item};
+use crate::tree::{Cursor, ItemEdit, with_item};
 use crate::volume::Engine;
 
 const TREE: TreeId = TreeId::FREE_SPACE;
+
+/// The items of a block group, by their keys.
+type Items = BTreeMap<Key, Vec<u8>>;
 
 /// The key of the info of a block group.
 fn info_key(group: &BlockGroup) -> Key {
@@ -35,27 +43,20 @@ fn info(volume: &Engine, group: &BlockGroup) -> Result<FreeSpaceInfo> {
     .ok_or_else(|| Error::corrupt_at("free space info", group.start.0, "the block group has none"))
 }
 
-/// Calls `visit` with every free range of `group`, in order.
-pub(super) fn for_each_free_range(
+/// Calls `visit` with every item of `group` that says what is free, in order.
+fn for_each_item(
     volume: &Engine,
     group: &BlockGroup,
-    mut visit: impl FnMut(Range<u64>),
+    info: FreeSpaceInfo,
+    mut visit: impl FnMut(Key, &[u8]),
 ) -> Result<()> {
-    let sector = u64::from(volume.superblock().sector_size);
-    let uses_bitmaps = info(volume, group)?.flags.get() & FREE_SPACE_USING_BITMAPS != 0;
+    let uses_bitmaps = info.flags.get() & FREE_SPACE_USING_BITMAPS != 0;
     let mut cursor = Cursor::seek(volume, volume.tree(TREE)?, info_key(group))?;
     cursor.advance()?;
     while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < group.end()) {
         match key.item_type {
-            ItemType::FREE_SPACE_EXTENT if !uses_bitmaps => {
-                visit(key.objectid..key.objectid + key.offset);
-            }
-            ItemType::FREE_SPACE_BITMAP if uses_bitmaps => {
-                let bits = key.offset / sector;
-                for run in runs(data, bits) {
-                    visit(key.objectid + run.start * sector..key.objectid + run.end * sector);
-                }
-            }
+            ItemType::FREE_SPACE_EXTENT if !uses_bitmaps => visit(key, data),
+            ItemType::FREE_SPACE_BITMAP if uses_bitmaps => visit(key, data),
             other => {
                 let what = format!("an item of type {other} among the free space of a block group");
                 return Err(Error::corrupt_at("free space tree", key.objectid, what));
@@ -64,6 +65,27 @@ pub(super) fn for_each_free_range(
         cursor.advance()?;
     }
     Ok(())
+}
+
+/// Calls `visit` with the free ranges that an item stands for, in order.
+fn ranges_of(key: Key, data: &[u8], sector: u64, mut visit: impl FnMut(Range<u64>)) {
+    if key.item_type == ItemType::FREE_SPACE_EXTENT {
+        return visit(key.objectid..key.objectid.saturating_add(key.offset));
+    }
+    for run in runs(data, key.offset / sector) {
+        visit(key.objectid + run.start * sector..key.objectid + run.end * sector);
+    }
+}
+
+/// Calls `visit` with every free range of `group`, in order.
+pub(super) fn for_each_free_range(
+    volume: &Engine,
+    group: &BlockGroup,
+    mut visit: impl FnMut(Range<u64>),
+) -> Result<()> {
+    let sector = u64::from(volume.superblock().sector_size);
+    let info = info(volume, group)?;
+    for_each_item(volume, group, info, |key, data| ranges_of(key, data, sector, &mut visit))
 }
 
 fn bit(bitmap: &[u8], at: u64) -> bool {
@@ -86,56 +108,160 @@ fn runs(bitmap: &[u8], bits: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
+/// Ranges that ascend and do not touch each other.
+#[derive(Debug, Default)]
+struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    /// Adds a range that begins where the last one ends, or behind that.
+    ///
+    /// # Errors
+    /// When it does not.
+    fn push(&mut self, range: Range<u64>) -> Result<()> {
+        match self.0.last_mut() {
+            Some(last) if range.start < last.end => {
+                let problem = format!("{:#x} is free twice", range.start);
+                Err(Error::corrupt_at("free space tree", range.start, problem))
+            }
+            Some(last) if range.start == last.end => {
+                last.end = range.end;
+                Ok(())
+            }
+            _ => {
+                self.0.push(range);
+                Ok(())
+            }
+        }
+    }
+
+    /// With `more`, which ascend and of which nothing is in these.
+    fn with(&self, more: &[Range<u64>]) -> Result<Self> {
+        let mut all = Self(Vec::with_capacity(self.0.len() + more.len()));
+        let (mut own, mut more) = (self.0.iter().peekable(), more.iter().peekable());
+        while let Some(next) = match (own.peek(), more.peek()) {
+            (Some(one), Some(other)) if other.start < one.start => more.next(),
+            (None, _) => more.next(),
+            _ => own.next(),
+        } {
+            all.push(next.clone())?;
+        }
+        Ok(all)
+    }
+
+    /// Without `less`, which ascend and are all in these.
+    fn without(&self, less: &[Range<u64>]) -> Result<Self> {
+        let mut rest = Self(Vec::with_capacity(self.0.len()));
+        let mut less = less.iter().peekable();
+        for Range { start, end } in self.0.iter().cloned() {
+            let mut at = start;
+            while let Some(cut) = less.next_if(|cut| at <= cut.start && cut.end <= end) {
+                if at < cut.start {
+                    rest.push(at..cut.start)?;
+                }
+                at = cut.end;
+            }
+            if at < end {
+                rest.push(at..end)?;
+            }
+        }
+        match less.next() {
+            None => Ok(rest),
+            Some(cut) => Err(Error::corrupt_at(
+                "free space tree",
+                cut.start,
+                "an extent is made where it is not free",
+            )),
+        }
+    }
+}
+
+/// Sets the bits `range` of a bitmap.
+fn set_bits(bitmap: &mut [u8], range: Range<u64>) {
+    let place = |bit: u64| (usize::try_from(bit / 8).expect("within a bitmap"), bit % 8);
+    let ((first, from), (last, to)) = (place(range.start), place(range.end));
+    let (head, tail) = (u8::MAX << from, !(u8::MAX << to));
+    if first == last {
+        bitmap[first] |= head & tail;
+        return;
+    }
+    bitmap[first] |= head;
+    bitmap[first + 1..last].fill(u8::MAX);
+    if tail != 0 {
+        bitmap[last] |= tail;
+    }
+}
+
+/// What becomes free and what becomes used in one block group. Both ascend.
+#[derive(Debug, Default)]
+struct Changed {
+    free: Vec<Range<u64>>,
+    used: Vec<Range<u64>>,
+}
+
 impl Handle<'_> {
-    fn has_free_space_tree(&self) -> bool {
-        self.volume().superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE)
-    }
-
-    /// Records that a range is an extent now.
-    pub(crate) fn mark_used(&self, logical: Logical, len: u64) -> Result<()> {
-        if !self.has_free_space_tree() {
+    /// Records that ranges are no extents any more, and that others are extents now. Both ascend.
+    pub(crate) fn change_free_space(&self, free: &[Range<u64>], used: &[Range<u64>]) -> Result<()> {
+        if !self.volume().superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
             return Ok(());
         }
-        let group = self.space().group_of(logical)?;
-        self.change_free_space(&group, logical.0..logical.0 + len, false)
-    }
-
-    /// Records that a range is no extent any more.
-    pub(crate) fn mark_free(&self, logical: Logical, len: u64) -> Result<()> {
-        if !self.has_free_space_tree() {
-            return Ok(());
+        let mut groups: BTreeMap<u64, (_, Changed)> = BTreeMap::new();
+        for (ranges, becomes_free) in [(free, true), (used, false)] {
+            let mut rest = ranges;
+            while let Some(first) = rest.first() {
+                let group = self.space().group_of(Logical(first.start))?;
+                let (here, behind) = rest.split_at(rest.partition_point(|r| r.start < group.end()));
+                let entry = groups.entry(group.start.0).or_insert((group, Changed::default()));
+                let changed = &mut entry.1;
+                *(if becomes_free { &mut changed.free } else { &mut changed.used }) = here.to_vec();
+                rest = behind;
+            }
         }
-        let group = self.space().group_of(logical)?;
-        self.change_free_space(&group, logical.0..logical.0 + len, true)
+        let mut edits = Vec::new();
+        for (group, changed) in groups.values() {
+            self.edit_group(group, changed, &mut edits)?;
+        }
+        let edits: Vec<ItemEdit<'_>> =
+            edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        self.change(TREE, |tree| tree.apply_batch(&edits)).map(drop)
     }
 
-    fn change_free_space(
+    /// Adds what has to be edited for `changed` in the items of one block group.
+    fn edit_group(
         &self,
         group: &BlockGroup,
-        range: Range<u64>,
-        becomes_free: bool,
+        changed: &Changed,
+        edits: &mut Vec<(Key, Option<Vec<u8>>)>,
     ) -> Result<()> {
-        let info = info(self.volume(), group)?;
-        let uses_bitmaps = info.flags.get() & FREE_SPACE_USING_BITMAPS != 0;
-        let delta = match (uses_bitmaps, becomes_free) {
-            (true, _) => self.change_bits(group, &range, becomes_free)?,
-            (false, true) => self.add_range(group, range)?,
-            (false, false) => self.cut_range(&range)?,
-        };
-        let count = i64::from(info.extent_count.get()) + delta;
-        let count = u32::try_from(count).map_err(|_| {
-            Error::corrupt_at("free space info", group.start.0, "it counts too few ranges")
+        let sector = u64::from(self.volume().superblock().sector_size);
+        let before = info(self.volume(), group)?;
+        let (mut old, mut ranges, mut all) = (Items::new(), Ranges::default(), Ok(()));
+        for_each_item(self.volume(), group, before, |key, data| {
+            ranges_of(key, data, sector, |range| {
+                if all.is_ok() {
+                    all = ranges.push(range);
+                }
+            });
+            old.insert(key, data.to_vec());
         })?;
-        if delta != 0 {
-            let flags = info.flags;
-            let info = FreeSpaceInfo { extent_count: count.into(), flags };
-            self.change(TREE, |tree| {
-                tree.modify(info_key(group), 0, |_| Ok(Edit::Put(info.as_bytes().to_vec())))
-            })?;
-        }
-        if !uses_bitmaps && u64::from(count) > self.most_ranges(group) {
-            self.convert_to_bitmaps(group)?;
-        }
+        all?;
+        old.insert(info_key(group), before.as_bytes().to_vec());
+        let ranges = ranges.with(&changed.free)?.without(&changed.used)?;
+        let uses_bitmaps = before.flags.get() & FREE_SPACE_USING_BITMAPS != 0
+            || ranges.0.len() as u64 > self.most_ranges(group);
+        let mut new = if uses_bitmaps {
+            self.bitmaps(group, &ranges)
+        } else {
+            let item = |range: &Range<u64>| {
+                let len = range.end - range.start;
+                (Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len), Vec::new())
+            };
+            ranges.0.iter().map(item).collect()
+        };
+        let count = u32::try_from(ranges.0.len()).expect("a block group has fewer sectors");
+        let flags = if uses_bitmaps { FREE_SPACE_USING_BITMAPS } else { 0 };
+        let after = FreeSpaceInfo { extent_count: count.into(), flags: flags.into() };
+        new.insert(info_key(group), after.as_bytes().to_vec());
+        edits.extend(difference(&old, new));
         Ok(())
     }
 
@@ -152,155 +278,80 @@ impl Handle<'_> {
         u64::from(FREE_SPACE_BITMAP_SIZE) * 8 * u64::from(self.volume().superblock().sector_size)
     }
 
-    /// Takes `range` out of the free range that holds it.
-    fn cut_range(&self, range: &Range<u64>) -> Result<i64> {
-        let missing = || {
-            Error::corrupt_at(
-                "free space tree",
-                range.start,
-                "an extent is made where it is not free",
-            )
-        };
-        let key = Key::new(range.start, ItemType::FREE_SPACE_EXTENT, u64::MAX);
-        let found = {
-            let cursor = Cursor::seek_floor(self.volume(), self.volume().tree(TREE)?, key)?;
-            cursor.item().map(|(key, _)| key)
-        };
-        let found =
-            found.filter(|k| k.item_type == ItemType::FREE_SPACE_EXTENT).ok_or_else(missing)?;
-        let (start, end) = (found.objectid, found.objectid + found.offset);
-        if range.end > end {
-            return Err(missing());
-        }
-        self.change(TREE, |tree| {
-            tree.remove(found)?;
-            let mut delta = -1;
-            for (start, end) in [(start, range.start), (range.end, end)] {
-                if start < end {
-                    let key = Key::new(start, ItemType::FREE_SPACE_EXTENT, end - start);
-                    tree.insert(key, &[])?;
-                    delta += 1;
-                }
-            }
-            Ok(delta)
-        })
-    }
-
-    /// Adds `range`, joined with the free ranges that it touches.
-    fn add_range(&self, group: &BlockGroup, range: Range<u64>) -> Result<i64> {
-        let (mut start, mut end) = (range.start, range.end);
-        let mut joined = Vec::new();
-        {
-            let key = Key::new(range.start, ItemType::FREE_SPACE_EXTENT, 0);
-            let mut cursor = Cursor::seek_floor(self.volume(), self.volume().tree(TREE)?, key)?;
-            while let Some((key, _)) = cursor.item().filter(|(key, _)| key.objectid <= range.end) {
-                let is_range = key.item_type == ItemType::FREE_SPACE_EXTENT
-                    && (group.start.0..group.end()).contains(&key.objectid);
-                if is_range && key.objectid + key.offset == start {
-                    start = key.objectid;
-                    joined.push(key);
-                } else if is_range && key.objectid == end {
-                    end += key.offset;
-                    joined.push(key);
-                }
-                cursor.advance()?;
-            }
-        }
-        self.change(TREE, |tree| {
-            for key in &joined {
-                tree.remove(*key)?;
-            }
-            tree.insert(Key::new(start, ItemType::FREE_SPACE_EXTENT, end - start), &[])
-        })?;
-        Ok(1 - i64::try_from(joined.len()).expect("at most two"))
-    }
-
-    /// Sets or clears the bits of `range`, and says by how much the number of free ranges changed.
-    fn change_bits(&self, group: &BlockGroup, range: &Range<u64>, to: bool) -> Result<i64> {
-        let sector = u64::from(self.volume().superblock().sector_size);
-        let is_free = |at: u64| self.is_free_bit(group, at);
-        let before = range.start > group.start.0 && is_free(range.start - sector)?;
-        let behind = range.end < group.end() && is_free(range.end)?;
-        let mut at = range.start;
-        while at < range.end {
-            let key = self.bitmap_of(group, at)?;
-            let end = range.end.min(key.objectid + key.offset);
-            self.change(TREE, |tree| {
-                tree.modify(key, 0, |data| {
-                    let mut bitmap = data.unwrap_or_default().to_vec();
-                    for sector_at in (at..end).step_by(usize::try_from(sector).expect("small")) {
-                        let bit = (sector_at - key.objectid) / sector;
-                        let byte = &mut bitmap[usize::try_from(bit / 8).expect("within a bitmap")];
-                        let mask = 1 << (bit % 8);
-                        *byte = if to { *byte | mask } else { *byte & !mask };
-                    }
-                    Ok(Edit::Put(bitmap))
-                })
-            })?;
-            at = end;
-        }
-        let neighbours = i64::from(before) + i64::from(behind);
-        Ok(if to { 1 - neighbours } else { neighbours - 1 })
-    }
-
-    /// The key of the bitmap that covers `at`.
-    fn bitmap_of(&self, group: &BlockGroup, at: u64) -> Result<Key> {
-        let key = Key::new(at, ItemType::FREE_SPACE_BITMAP, u64::MAX);
-        let cursor = Cursor::seek_floor(self.volume(), self.volume().tree(TREE)?, key)?;
-        let found = cursor.item().map(|(key, _)| key).filter(|key| {
-            key.item_type == ItemType::FREE_SPACE_BITMAP
-                && key.objectid >= group.start.0
-                && at < key.objectid + key.offset
-        });
-        found
-            .ok_or_else(|| Error::corrupt_at("free space tree", at, "no bitmap covers the address"))
-    }
-
-    fn is_free_bit(&self, group: &BlockGroup, at: u64) -> Result<bool> {
-        let key = self.bitmap_of(group, at)?;
-        let sector = u64::from(self.volume().superblock().sector_size);
-        with_item(self.volume(), self.volume().tree(TREE)?, key, |data| {
-            Ok(bit(data, (at - key.objectid) / sector))
-        })
-        .map(|found| found.unwrap_or(false))
-    }
-
-    /// Replaces the ranges of a block group by bitmaps.
-    fn convert_to_bitmaps(&self, group: &BlockGroup) -> Result<()> {
+    /// The bitmaps of a block group in which `ranges` are free.
+    fn bitmaps(&self, group: &BlockGroup, ranges: &Ranges) -> Items {
         let sector = u64::from(self.volume().superblock().sector_size);
         let span = self.bitmap_range();
-        let count =
-            usize::try_from(group.len.div_ceil(span)).expect("a block group has few bitmaps");
-        let size = FREE_SPACE_BITMAP_SIZE as usize;
-        let mut bitmaps = vec![vec![0u8; size]; count];
-        let mut ranges = 0;
-        for_each_free_range(self.volume(), group, |range| {
-            ranges += 1;
-            let step = usize::try_from(sector).expect("small");
-            for at in range.step_by(step) {
-                let at = at - group.start.0;
-                let bit = at % span / sector;
-                let (bitmap, byte) = (at / span, bit / 8);
-                let place = |n: u64| usize::try_from(n).expect("within a block group");
-                bitmaps[place(bitmap)][place(byte)] |= 1 << (bit % 8);
+        let step = usize::try_from(span).expect("a bitmap covers little");
+        let mut rest = ranges.0.iter().cloned().peekable();
+        let bitmap = |start: u64| {
+            let end = group.end().min(start + span);
+            let bits = (end - start) / sector;
+            let mut bitmap = vec![0; usize::try_from(bits.div_ceil(8)).expect("within a bitmap")];
+            while let Some(range) = rest.peek_mut().filter(|range| range.start < end) {
+                let cut = range.start - start..range.end.min(end) - start;
+                set_bits(&mut bitmap, cut.start / sector..cut.end / sector);
+                range.start = range.end.min(end);
+                if range.is_empty() {
+                    rest.next();
+                }
             }
-        })?;
-        let info =
-            FreeSpaceInfo { extent_count: ranges.into(), flags: FREE_SPACE_USING_BITMAPS.into() };
-        let first = Key::new(group.start.0, ItemType::FREE_SPACE_EXTENT, 0);
-        let last = Key::new(group.end() - 1, ItemType::FREE_SPACE_EXTENT, u64::MAX);
-        self.change(TREE, |tree| {
-            // The info stands before the ranges: its type is lower.
-            tree.remove_range(first, last)?;
-            tree.modify(info_key(group), 0, |_| Ok(Edit::Put(info.as_bytes().to_vec())))?;
-            for (i, bitmap) in bitmaps.iter().enumerate() {
-                let start = group.start.0 + i as u64 * span;
-                let len = span.min(group.end() - start);
-                let bytes = usize::try_from((len / sector).div_ceil(8)).expect("within a bitmap");
-                let key = Key::new(start, ItemType::FREE_SPACE_BITMAP, len);
-                tree.insert(key, &bitmap[..bytes])?;
+            (Key::new(start, ItemType::FREE_SPACE_BITMAP, end - start), bitmap)
+        };
+        (group.start.0..group.end()).step_by(step).map(bitmap).collect()
+    }
+}
+
+/// The edits that make items the `new` ones.
+fn difference(old: &Items, new: Items) -> Vec<(Key, Option<Vec<u8>>)> {
+    let gone = old.keys().filter(|key| !new.contains_key(key)).map(|key| (*key, None));
+    let mut edits: Vec<_> = gone.collect();
+    let is_new = |(key, data): &(Key, Vec<u8>)| old.get(key) != Some(data);
+    edits.extend(new.into_iter().filter(is_new).map(|(key, data)| (key, Some(data))));
+    edits.sort_unstable_by_key(|(key, _)| *key);
+    edits
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_testkit::random::Random;
+
+    use super::*;
+
+    /// Ranges under changes are what the runs of a bitmap are under the same ones.
+    #[test]
+    fn ranges_are_the_runs_of_a_bitmap() {
+        const BITS: u64 = 200;
+        let mut random = Random::new(11);
+        let mut model = vec![0; 25];
+        let mut ranges = Ranges::default();
+        for _ in 0..2000 {
+            let mut changed = Changed::default();
+            let mut at = random.below(30);
+            while at < BITS {
+                let end = (at + 1 + random.below(20)).min(BITS);
+                let is_free = |bit: u64| super::bit(&model, bit);
+                if (at..end).all(is_free) {
+                    changed.used.push(at..end);
+                } else if !(at..end).any(is_free) {
+                    changed.free.push(at..end);
+                }
+                at = end + random.below(30);
             }
-            Ok(())
-        })
+            for bit in changed.used.iter().cloned().flatten() {
+                model[usize::try_from(bit / 8).expect("small")] &= !(1 << (bit % 8));
+            }
+            for range in &changed.free {
+                set_bits(&mut model, range.clone());
+            }
+            ranges = ranges.with(&changed.free).unwrap().without(&changed.used).unwrap();
+            assert_eq!(ranges.0, runs(&model, BITS).collect::<Vec<_>>());
+            for free in &changed.free {
+                ranges.with(std::slice::from_ref(free)).unwrap_err();
+            }
+            for used in &changed.used {
+                ranges.without(std::slice::from_ref(used)).unwrap_err();
+            }
+        }
     }
 }

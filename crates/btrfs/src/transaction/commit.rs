@@ -3,7 +3,7 @@
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::superblock::{RootBackup, SuperblockItem};
-use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId, U64};
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U64};
 use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
@@ -85,8 +85,8 @@ impl Live {
         self.phases.write().committing = None;
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);
-        for (logical, len) in std::mem::take(&mut *transaction.pinned.lock()) {
-            self.space.give_back(logical, len)?;
+        for range in std::mem::take(&mut *transaction.pinned.lock()) {
+            self.space.give_back(Logical(range.start), range.end - range.start)?;
         }
         self.stats.committed();
         Ok(())

@@ -7,6 +7,8 @@
 //! counted for the tree that it belongs to, until that tree copies it: from then on the old block
 //! itself is the owner of what is below it (a *full back reference*).
 
+use std::ops::Range;
+
 use offshoot_btrfs_format::block::HEADER_RELOC;
 use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::extent::{
@@ -24,7 +26,7 @@ use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
-use crate::tree::{Cursor, Edit, Tree};
+use crate::tree::{Cursor, Edit, ItemEdit, Tree};
 use crate::volume::Engine;
 
 /// An item of the extent tree, taken apart.
@@ -35,6 +37,26 @@ struct Record {
     flags: u64,
     block: Option<TreeBlockInfo>,
     inline: Vec<(Owner, u32)>,
+}
+
+/// What references that run together do.
+#[derive(Default)]
+struct Run {
+    /// What becomes of the items of extents, which ascend.
+    edits: Vec<(Key, Option<Vec<u8>>)>,
+    /// What applying them has to come to.
+    expected: Counts,
+    /// Ranges that are extents now, ascending.
+    used: Vec<Range<u64>>,
+    /// Ranges that are no extents any more, ascending.
+    freed: Vec<Range<u64>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    inserted: usize,
+    replaced: usize,
+    removed: usize,
 }
 
 impl Owner {
@@ -260,16 +282,27 @@ impl Handle<'_> {
 
     /// Runs the delayed references until none are left. What this changes in the trees queues more of
     /// them, but a block is copied once in a transaction, so it ends.
+    ///
+    /// All that are pending run together: what becomes of the items is found out first, and then applied as one
+    /// batch, to the extent tree and after that to the free-space tree.
     pub(super) fn run_references(&self) -> Result<()> {
-        while let Some((logical, pending)) = self.transaction.refs.pop() {
-            self.run_one(logical, &pending)?;
+        loop {
+            let pending: Vec<_> = std::iter::from_fn(|| self.transaction.refs.pop()).collect();
+            if pending.is_empty() {
+                return Ok(());
+            }
+            let mut run = Run::default();
+            for (logical, pending) in &pending {
+                self.plan(*logical, pending, &mut run)?;
+            }
+            self.apply(run)?;
         }
-        Ok(())
     }
 
-    fn run_one(&self, logical: Logical, pending: &Pending) -> Result<()> {
+    /// Finds out what becomes of an extent.
+    fn plan(&self, logical: Logical, pending: &Pending, run: &mut Run) -> Result<()> {
         if pending.is_new {
-            return self.add_extent(logical, pending);
+            return self.add_extent(logical, pending, run);
         }
         if pending.changes.is_empty() && !pending.full_backref {
             return Ok(());
@@ -278,22 +311,43 @@ impl Handle<'_> {
         let left = record.refs.checked_add_signed(pending.net()).ok_or_else(|| {
             Error::corrupt_at("extent tree", logical.0, "it counts too few references")
         })?;
-        if left == 0 {
-            return self.remove_extent(logical, pending);
-        }
         let in_items = record.refs - record.inline.iter().map(|(_, n)| u64::from(*n)).sum::<u64>();
+        if left == 0 {
+            return self.remove_extent(logical, pending, &record, in_items > 0, run);
+        }
         record.refs = left;
         if pending.full_backref {
             record.flags |= EXTENT_FLAG_FULL_BACKREF;
         }
-        let old_len = record.len();
         for (&owner, &delta) in &pending.changes {
             self.change_owner(&mut record, logical, owner, delta, in_items > 0)?;
         }
-        let (key, data) = (record.key, record.encode());
-        self.change(TreeId::EXTENT, |tree| {
-            tree.modify(key, data.len().saturating_sub(old_len), |_| Ok(Edit::Put(data)))
-        })
+        run.expected.replaced += 1;
+        run.edits.push((record.key, Some(record.encode())));
+        Ok(())
+    }
+
+    /// Applies what was found out.
+    fn apply(&self, run: Run) -> Result<()> {
+        let edits: Vec<ItemEdit<'_>> =
+            run.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        let applied = self.change(TreeId::EXTENT, |tree| tree.apply_batch(&edits))?;
+        let Counts { inserted, replaced, removed } = run.expected;
+        if (applied.inserted, applied.replaced, applied.removed) != (inserted, replaced, removed) {
+            let problem = format!(
+                "{inserted} items should have come, {replaced} changed, {removed} gone, but it was {applied:?}"
+            );
+            return Err(Error::corrupt("extent tree", problem));
+        }
+        self.change_free_space(&run.freed, &run.used)?;
+        for used in &run.used {
+            self.live.space.count_used(Logical(used.start), used.end - used.start, true)?;
+        }
+        for freed in &run.freed {
+            self.live.space.count_used(Logical(freed.start), freed.end - freed.start, false)?;
+        }
+        self.transaction.pinned.lock().extend(run.freed);
+        Ok(())
     }
 
     /// Changes the count of one owner, inline where it is or fits, else in its item.
@@ -379,7 +433,7 @@ impl Handle<'_> {
         Ok(key)
     }
 
-    fn add_extent(&self, logical: Logical, pending: &Pending) -> Result<()> {
+    fn add_extent(&self, logical: Logical, pending: &Pending, run: &mut Run) -> Result<()> {
         let refs = u64::try_from(pending.net())
             .map_err(|_| Error::corrupt_at("extent tree", logical.0, "a new extent is not held"))?;
         if refs == 0 {
@@ -414,10 +468,10 @@ impl Handle<'_> {
             self.change_owner(&mut record, logical, owner, count, false)?;
         }
         record.refs = refs;
-        let data = record.encode();
-        self.change(TreeId::EXTENT, |tree| tree.insert(key, &data))?;
-        self.mark_used(logical, pending.len)?;
-        self.live.space.count_used(logical, pending.len, true)
+        run.expected.inserted += 1;
+        run.edits.push((key, Some(record.encode())));
+        run.used.push(logical.0..logical.0 + pending.len);
+        Ok(())
     }
 
     /// The first key of a block of this transaction.
@@ -426,18 +480,27 @@ impl Handle<'_> {
         block.filter(|block| !block.is_empty()).map_or(Key::MIN, |block| block.key(0))
     }
 
-    fn remove_extent(&self, logical: Logical, pending: &Pending) -> Result<()> {
+    fn remove_extent(
+        &self,
+        logical: Logical,
+        pending: &Pending,
+        record: &Record,
+        has_items: bool,
+        run: &mut Run,
+    ) -> Result<()> {
         // What is free is read from the trees once; after this they say that the range is.
         self.live.space.load(self.volume, &*self.live.space.group_of(logical)?)?;
-        let first = Key::new(logical.0, ItemType::EXTENT_ITEM, 0);
-        let last = Key::new(logical.0, ItemType::SHARED_DATA_REF, u64::MAX);
-        self.change(TreeId::EXTENT, |tree| tree.remove_range(first, last))?;
+        if has_items {
+            let first = Key::new(logical.0, ItemType::TREE_BLOCK_REF, 0);
+            let last = Key::new(logical.0, ItemType::SHARED_DATA_REF, u64::MAX);
+            self.change(TreeId::EXTENT, |tree| tree.remove_range(first, last))?;
+        }
         if pending.kind == ExtentKind::Data {
             crate::data::remove_checksums(self, logical, pending.len)?;
         }
-        self.mark_free(logical, pending.len)?;
-        self.live.space.count_used(logical, pending.len, false)?;
-        self.transaction.pinned.lock().push((logical, pending.len));
+        run.expected.removed += 1;
+        run.edits.push((record.key, None));
+        run.freed.push(logical.0..logical.0 + pending.len);
         Ok(())
     }
 }

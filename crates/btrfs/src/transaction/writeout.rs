@@ -1,7 +1,8 @@
 //! Writing a finished transaction to the devices.
 //!
-//! Checksums are computed, and every block checked once more, on all cores. Blocks go out in the order
-//! of the devices, those side by side in one request. Then a barrier, the superblocks, a barrier, and their copies.
+//! Checksums are computed, and every block checked once more, on all cores, a few blocks ahead of the one thread that
+//! writes. Blocks go out in the order of their addresses, those side by side in one request. Then a barrier, the
+//! superblocks, a barrier, and their copies.
 //!
 //! A superblock is several sectors, so a power cut may tear it. Its copies are not written before it is
 //! on the medium, and the first barrier of the next commit is behind them: one of them is always
@@ -19,11 +20,14 @@ use offshoot_vfs::{Error, Result};
 use super::Transaction;
 use super::dirty::Latch;
 use crate::block::TreeBlock;
-use crate::sync::{RwLock, thread};
+use crate::sync::{RwLock, mpsc, thread};
 use crate::volume::Engine;
 
 /// The most that goes out in one request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
+
+/// How many requests each thread seals ahead of the one that is written.
+const PARTS_AHEAD: usize = 2;
 
 impl Engine {
     pub(super) fn write_out(
@@ -31,10 +35,47 @@ impl Engine {
         transaction: &Transaction,
         superblock: &SuperblockItem,
     ) -> Result<()> {
-        let blocks = transaction.dirty.in_order();
-        let sealed = self.seal(&blocks)?;
-        let mut writes = Vec::new();
-        for block in &sealed {
+        self.write_blocks(&transaction.dirty.in_order())?;
+        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
+        self.flush_members()?;
+        self.write_superblocks(transaction, superblock, &[primary])?;
+        self.flush_members()?;
+        self.write_superblocks(transaction, superblock, &copies)
+    }
+
+    /// Seals and writes blocks, about a request at a time. The requests are the same however many threads seal.
+    fn write_blocks(&self, blocks: &[(Logical, Arc<Latch>)]) -> Result<()> {
+        let node_size = self.superblock().node_size as usize;
+        let parts: Vec<_> = blocks.chunks((REQUEST_BYTES / node_size).max(1)).collect();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(parts.len());
+        if parts.len() < 2 {
+            return parts.into_iter().try_for_each(|part| self.write_sealed(&self.seal(part)?));
+        }
+        let parts = &parts;
+        thread::scope(|scope| {
+            let sealers: Vec<_> = (0..threads)
+                .map(|first| {
+                    let (sender, sealed) = mpsc::sync_channel(PARTS_AHEAD);
+                    scope.spawn(move || {
+                        let mut own = parts.iter().skip(first).step_by(threads);
+                        // Nobody listens any more when a write failed.
+                        while own.next().is_some_and(|part| sender.send(self.seal(part)).is_ok()) {}
+                    });
+                    sealed
+                })
+                .collect();
+            for at in 0..parts.len() {
+                let sealed = sealers[at % threads].recv();
+                self.write_sealed(&sealed.expect("who seals ends when nobody listens")?)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes blocks to all their places, in the order of the devices.
+    fn write_sealed(&self, blocks: &[Arc<TreeBlock>]) -> Result<()> {
+        let mut writes = Vec::with_capacity(blocks.len());
+        for block in blocks {
             let logical = Logical(block.header().bytenr.get());
             let bytes = block.bytes();
             for (member, physical, part) in self.write_places(logical, bytes.len() as u64)? {
@@ -50,9 +91,7 @@ impl Engine {
             let count = rest
                 .iter()
                 .take_while(|&&(m, physical, bytes)| {
-                    let joins = m == member
-                        && physical == end
-                        && end - start + bytes.len() as u64 <= REQUEST_BYTES as u64;
+                    let joins = m == member && physical == end;
                     end += bytes.len() as u64;
                     joins
                 })
@@ -61,34 +100,12 @@ impl Engine {
             self.write_member(member, start, &bufs)?;
             rest = &rest[count..];
         }
-        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
-        self.flush_members()?;
-        self.write_superblocks(transaction, superblock, &[primary])?;
-        self.flush_members()?;
-        self.write_superblocks(transaction, superblock, &copies)
+        Ok(())
     }
 
-    /// Gives every block its checksum and checks it once more.
+    /// Gives blocks their checksums and checks them once more.
     fn seal(&self, blocks: &[(Logical, Arc<Latch>)]) -> Result<Vec<Arc<TreeBlock>>> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = blocks.len().div_ceil(threads).max(1);
-        thread::scope(|scope| {
-            let parts: Vec<_> = blocks
-                .chunks(share)
-                .map(|part| {
-                    scope.spawn(move || {
-                        part.iter()
-                            .map(|(at, latch)| self.seal_one(*at, latch))
-                            .collect::<Result<Vec<_>>>()
-                    })
-                })
-                .collect();
-            let mut all = Vec::with_capacity(blocks.len());
-            for part in parts {
-                all.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-            }
-            Ok(all)
-        })
+        blocks.iter().map(|(at, latch)| self.seal_one(*at, latch)).collect()
     }
 
     fn seal_one(&self, logical: Logical, latch: &RwLock<Arc<TreeBlock>>) -> Result<Arc<TreeBlock>> {
