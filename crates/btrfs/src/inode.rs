@@ -31,14 +31,16 @@ pub(crate) mod xattr;
 
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::dir::{DirEntry as FormatEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeItem, InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 
+use crate::delayed;
 use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
 use crate::volume::Engine;
+use entries::indexes;
 pub(crate) use in_use::{Inodes, SHARDS, shard_of};
 
 /// The inode number of the root directory of every subvolume.
@@ -71,8 +73,8 @@ pub(crate) fn tree_of(volume: &Engine, file: FileId) -> Result<TreeRoot> {
 /// The inode item of `file`.
 pub(crate) fn inode_item(volume: &Engine, root: TreeRoot, file: FileId) -> Result<InodeItem> {
     let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
-    with_item(volume, root, key, |data| InodeItem::view(data).copied().map_err(malformed))?
-        .ok_or_else(|| no_such_file(file))
+    let read = |data: &[u8]| InodeItem::view(data).copied().map_err(malformed);
+    delayed::with_item(volume, root, key, read)?.ok_or_else(|| no_such_file(file))
 }
 
 /// The type of the file with this inode item.
@@ -132,20 +134,20 @@ fn require_dir(volume: &Engine, root: TreeRoot, dir: FileId) -> Result<()> {
     }
 }
 
-/// The file that `entry` of the directory `dir` leads to.
-fn target(volume: &Engine, dir: FileId, entry: &FormatEntry<'_>) -> Result<FileId> {
-    let Key { objectid, item_type, .. } = entry.location;
+/// The file that the entry `name` of the directory `dir` leads to, in which this location stands.
+fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<FileId> {
+    let Key { objectid, item_type, .. } = location;
     match item_type {
         ItemType::INODE_ITEM if objectid != ROOT_DIR && objectid & PLACEHOLDER == 0 => {
             Ok(FileId { dev: dir.dev, ino: objectid })
         }
-        ItemType::ROOT_ITEM if stands_at(volume, TreeId(objectid), dir, entry.name)? => {
+        ItemType::ROOT_ITEM if stands_at(volume, TreeId(objectid), dir, name)? => {
             Ok(FileId { dev: objectid, ino: ROOT_DIR })
         }
         ItemType::ROOT_ITEM => Ok(FileId { dev: dir.dev, ino: dir.ino | PLACEHOLDER }),
         _ => Err(Error::corrupt(
             "directory entry",
-            format!("leads to {}, which nothing can stand at", entry.location),
+            format!("leads to {location}, which nothing can stand at"),
         )),
     }
 }
@@ -161,17 +163,17 @@ pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId
     }
     let root = tree_of(volume, dir)?;
     let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
-    let found = with_item(volume, root, key, |data| {
+    let found = delayed::with_item(volume, root, key, |data| {
         for entry in dir_entries(data) {
             let entry = entry.map_err(malformed)?;
             if entry.name == name {
-                return target(volume, dir, &entry).map(Some);
+                return Ok(Some(entry.location));
             }
         }
         Ok(None)
     })?;
     match found.flatten() {
-        Some(file) => Ok(file),
+        Some(location) => target(volume, dir, name, location),
         None => require_dir(volume, root, dir).and_then(|()| Err(missing())),
     }
 }
@@ -189,11 +191,10 @@ pub(crate) fn read_dir(
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
     let Some(first) = after.checked_add(1) else { return Ok(()) };
-    let mut cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::DIR_INDEX, first))?;
-    while let Some((key, data)) = cursor.item_of(dir.ino, ItemType::DIR_INDEX) {
+    delayed::for_each_item(volume, root, indexes(dir, first), &mut |key, data| {
         for entry in dir_entries(data) {
             let entry = entry.map_err(malformed)?;
-            let file = target(volume, dir, &entry)?;
+            let file = target(volume, dir, entry.name, entry.location)?;
             let entry = offshoot_vfs::DirEntry {
                 name: entry.name,
                 file,
@@ -201,12 +202,11 @@ pub(crate) fn read_dir(
                 cookie: key.offset,
             };
             if visit(entry).is_break() {
-                return Ok(());
+                return Ok(ControlFlow::Break(()));
             }
         }
-        cursor.advance()?;
-    }
-    Ok(())
+        Ok(ControlFlow::Continue(()))
+    })
 }
 
 fn entry_type(value: u8) -> Result<FileType> {
@@ -234,13 +234,9 @@ pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
         dir: FileId { dev: dir.dev, ino: name.parent },
         name: name.name.to_vec(),
     };
-    let mut cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::INODE_REF, 0))?;
-    while parents.len() < 2
-        && let Some((key, data)) = cursor.item().filter(|(key, _)| {
-            key.objectid == dir.ino
-                && matches!(key.item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF)
-        })
-    {
+    let first = Key::new(dir.ino, ItemType::INODE_REF, 0);
+    let last = Key::new(dir.ino, ItemType::INODE_EXTREF, u64::MAX);
+    delayed::for_each_item(volume, root, first..=last, &mut |key, data| {
         if key.item_type == ItemType::INODE_REF {
             for name in inode_refs(key.offset, data) {
                 parents.push(parent(name.map_err(malformed)?));
@@ -250,8 +246,9 @@ pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
                 parents.push(parent(name.map_err(malformed)?));
             }
         }
-        cursor.advance()?;
-    }
+        let is_enough = parents.len() > 1;
+        Ok(if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
     let count = parents.len();
     match parents.pop() {
         Some(parent) if count == 1 => Ok(parent),

@@ -19,6 +19,7 @@
 //! | `mkfs` | new volumes |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
+//! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
 //! | `transaction` | what changes together, delayed references, commits |
 //! | `space` | block groups, free space, reservations, chunks that come and go |
 //! | `tree` | search in a tree, and changes of it by many threads |
@@ -29,6 +30,7 @@
 pub mod bench;
 mod block;
 mod data;
+mod delayed;
 mod filesystem;
 mod handle;
 mod inode;

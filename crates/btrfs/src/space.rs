@@ -46,7 +46,7 @@ pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use ledger::Ledger;
 pub(crate) use ledger::Reservation;
-pub(crate) use reserve::Claim;
+pub(crate) use reserve::{Claim, OPERATION_ITEMS};
 
 use crate::volume::Engine;
 
@@ -124,6 +124,16 @@ impl Space {
             chunk_lock: Mutex::new(()),
             turn: Mutex::new(()),
         }
+    }
+
+    /// The size of a tree block, in bytes.
+    pub(crate) fn node_size(&self) -> u64 {
+        self.node_size
+    }
+
+    /// The most metadata that was reserved at a time, in bytes.
+    pub(crate) fn metadata_reserved_peak(&self) -> u64 {
+        self.ledger(Purpose::Metadata).reserved_peak()
     }
 
     /// Takes `len` bytes for `purpose`, in one piece, which the caller has reserved.

@@ -52,6 +52,7 @@ use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::TreeBlock;
+use crate::delayed::{Delayed, Hold, Queue};
 use crate::space::{Purpose, Reservation, Space};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
@@ -72,6 +73,8 @@ pub(crate) struct Live {
     commit: Mutex<()>,
     trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
     pub(crate) space: Space,
+    /// What is queued for the trees of subvolumes.
+    pub(crate) delayed: Delayed,
     /// What failed, when it cannot be undone.
     broken: OnceLock<String>,
     /// How often space that a transaction freed became free: what a search found on its way may
@@ -150,12 +153,14 @@ impl Live {
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
         let running = Arc::new(Transaction::new(first));
+        let delayed = Delayed::new(options, superblock.nodesize.get());
         Self {
             phases: RwLock::new(Phases { running, committing: None }),
             gate: RwLock::new(()),
             commit: Mutex::new(()),
             trees: RwLock::default(),
             space,
+            delayed,
             broken: OnceLock::new(),
             epoch: AtomicU64::new(0),
             superblock: Mutex::new(superblock),
@@ -190,8 +195,10 @@ impl Live {
         // Two threads may look it up at once; the first to store it wins, and nothing was changed by then.
         let (root, last_snapshot, used) = crate::subvolume::stored_root(volume, id)?;
         self.space.note_level(root.level);
-        let used = AtomicU64::new(used);
-        let new = || Arc::new(Tree { id, last_snapshot, root: RwLock::new(root), used });
+        let new = || {
+            let (used, hold) = (AtomicU64::new(used), Hold::new(used));
+            Arc::new(Tree { id, last_snapshot, root: RwLock::new(root), used, hold })
+        };
         let mut trees = self.trees.write();
         let tree = trees.entry(id).or_insert_with(new);
         Ok(tree.clone())
@@ -239,9 +246,38 @@ impl<'v> Handle<'v> {
         Self { reservation: Some(reservation), ..self }
     }
 
-    /// What the tree blocks take that are not on the devices yet, in bytes.
+    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed items go to.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.transaction.dirty.len() * u64::from(self.volume.superblock().node_size)
+        let node_size = u64::from(self.volume.superblock().node_size);
+        self.transaction.dirty.len() * node_size + self.live.delayed.dirties()
+    }
+
+    /// The tree `id`.
+    pub(crate) fn tree(&self, id: TreeId) -> Result<Arc<Tree>> {
+        self.live.tree(self.volume, id)
+    }
+
+    /// Whether items of names and inodes are queued, or go to the tree at once.
+    pub(crate) fn delays_items(&self) -> bool {
+        self.live.delayed.is_on()
+    }
+
+    /// Begins to queue at most this many items of `tree`.
+    ///
+    /// # Errors
+    /// When less is reserved than these may need: nothing was changed yet.
+    pub(crate) fn queue<'a>(&'a self, tree: &'a Arc<Tree>, items: usize) -> Result<Queue<'a, 'v>> {
+        Queue::begin(self, &self.live.delayed, tree, items)
+    }
+
+    /// What is reserved for the handle, in bytes.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.reservation.as_ref().map_or(0, Reservation::bytes)
+    }
+
+    /// Keeps a part of what is reserved as a number of bytes: `wanted`, or as much as there is.
+    pub(crate) fn hand_over(&self, wanted: u64) -> u64 {
+        self.reservation.as_ref().map_or(0, |reservation| reservation.keep_part(wanted))
     }
 
     /// What the blocks of a tree take, in bytes.
@@ -354,6 +390,7 @@ impl<'v> Handle<'v> {
             (header.flags.get() & !(HEADER_WRITTEN | HEADER_RELOC) | HEADER_MIXED_BACKREF).into();
         self.references_of_copy(tree, old, &new)?;
         self.stats().block_copied();
+        tree.hold.copied(u64::from(self.volume.superblock().node_size));
         Ok(self.transaction.dirty.add(new))
     }
 

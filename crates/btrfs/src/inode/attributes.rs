@@ -27,7 +27,7 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     }
     // The length has changed already: the rest must not be refused any more.
     let handle = if set.size.is_some() { volume.join_to_remove() } else { volume.join() }?;
-    let mut changes = Changes::new(&handle, file);
+    let mut changes = Changes::new(&handle, file)?;
     if let (Some(_), Some(buffer)) = (mtime.or(now), volume.buffers.get(file)) {
         buffer.write().mtime = None;
     }

@@ -1,13 +1,13 @@
 //! An operation on its way: what it changes, before anything is changed.
 //!
 //! An operation reads and changes items here, in memory. Whatever can be wrong with the call is
-//! found out meanwhile, and then nothing has happened. At last everything is applied to the tree at once, in
-//! an order in which a reader without locks finds no name that leads nowhere: new inodes come
-//! before their entries, and what is removed goes last.
+//! found out meanwhile, and then nothing has happened. At last everything is applied at once: items of names and inodes are
+//! queued (`delayed`), others go to the tree. The order is one in which a reader without locks finds no name
+//! that leads nowhere: new inodes come before their entries, and what is removed goes last.
 //!
 //! Items of inodes whose locks the operation holds do not change under it.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::inode::{InodeItem, Timespec, inode_flags};
@@ -15,31 +15,88 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 use zerocopy::IntoBytes;
 
-use super::{evict, no_such_file, type_of};
-use crate::subvolume::malformed;
+use super::evict::Batch;
+use super::{no_such_file, type_of};
+use crate::delayed::{self, is_delayed};
 use crate::transaction::Handle;
-use crate::tree::{Edit, TreeWriter, with_item};
+use crate::tree::{Tree, TreeRoot};
 use crate::volume::Engine;
 
-/// What becomes of one item.
-struct Change {
-    old: Option<Vec<u8>>,
+/// An item that is no inode item.
+struct Item {
+    key: Key,
+    /// Whether there was one before the operation.
+    existed: bool,
+    is_changed: bool,
     new: Option<Vec<u8>>,
+}
+
+/// An inode item, which there is.
+struct Inode {
+    ino: u64,
+    existed: bool,
+    is_changed: bool,
+    item: InodeItem,
+}
+
+/// When an item is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// What names lead to comes first.
+    Others,
+    Entries,
+    /// A name that moves is never in no place.
+    RemovedEntries,
+    RemovedOthers,
 }
 
 /// What an operation changes in one subvolume.
 pub(super) struct Changes<'h, 'v> {
     handle: &'h Handle<'v>,
-    tree: TreeId,
-    items: BTreeMap<Key, Change>,
-    /// Inodes that go with all their items.
-    removed: Vec<u64>,
+    tree: Arc<Tree>,
+    /// Few, so they are searched one by one.
+    items: Vec<Item>,
+    inodes: Vec<Inode>,
+    /// An inode that goes with all its items, of which there are few.
+    removed: Option<Batch>,
+}
+
+fn inode_key(ino: u64) -> Key {
+    Key::new(ino, ItemType::INODE_ITEM, 0)
+}
+
+impl Inode {
+    fn edit(&self) -> (Key, Option<&[u8]>) {
+        (inode_key(self.ino), Some(self.item.as_bytes()))
+    }
+}
+
+impl Item {
+    fn phase(&self) -> Phase {
+        let is_entry = matches!(self.key.item_type, ItemType::DIR_ITEM | ItemType::DIR_INDEX);
+        match (is_entry, &self.new) {
+            (false, Some(_)) => Phase::Others,
+            (true, Some(_)) => Phase::Entries,
+            (true, None) => Phase::RemovedEntries,
+            (false, None) => Phase::RemovedOthers,
+        }
+    }
+
+    fn set(&mut self, new: Option<Vec<u8>>) {
+        self.is_changed |= self.new != new;
+        self.new = new;
+    }
 }
 
 impl<'h, 'v> Changes<'h, 'v> {
     /// No changes yet, to the subvolume of `file`.
-    pub(super) fn new(handle: &'h Handle<'v>, file: FileId) -> Self {
-        Self { handle, tree: TreeId(file.dev), items: BTreeMap::new(), removed: Vec::new() }
+    ///
+    /// # Errors
+    /// When there is no such subvolume.
+    pub(super) fn new(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
+        let tree = handle.tree(TreeId(file.dev))?;
+        let (items, inodes) = (Vec::with_capacity(6), Vec::with_capacity(4));
+        Ok(Self { handle, tree, items, inodes, removed: None })
     }
 
     pub(super) fn volume(&self) -> &'v Engine {
@@ -50,21 +107,25 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.handle.generation()
     }
 
+    fn root(&self) -> TreeRoot {
+        *self.tree.root.read()
+    }
+
     /// Whether an item can have this many bytes of data and still be one among others.
     pub(super) fn fits(&self, size: usize) -> bool {
         size + ITEM_SIZE <= leaf_capacity(self.volume().superblock().node_size)
     }
 
-    fn item(&mut self, key: Key) -> Result<&mut Change> {
-        match self.items.entry(key) {
-            std::collections::btree_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                let volume = self.handle.volume();
-                let old =
-                    with_item(volume, volume.tree(self.tree)?, key, |data| Ok(data.to_vec()))?;
-                Ok(entry.insert(Change { new: old.clone(), old }))
-            }
+    fn item(&mut self, key: Key) -> Result<&mut Item> {
+        debug_assert_ne!(key.item_type, ItemType::INODE_ITEM, "inode items have their own place");
+        if let Some(at) = self.items.iter().position(|item| item.key == key) {
+            return Ok(&mut self.items[at]);
         }
+        let read = |data: &[u8]| Ok(data.to_vec());
+        let new = delayed::with_item(self.volume(), self.root(), key, read)?;
+        let (existed, is_changed) = (new.is_some(), false);
+        self.items.push(Item { key, existed, is_changed, new });
+        Ok(self.items.last_mut().expect("one was added"))
     }
 
     /// The item with this key, as the operation has made it so far.
@@ -74,36 +135,62 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// The item becomes this.
     pub(super) fn put(&mut self, key: Key, data: Vec<u8>) -> Result<()> {
-        self.item(key)?.new = Some(data);
+        self.item(key)?.set(Some(data));
         Ok(())
     }
 
     /// An item that cannot exist comes to be: its key holds a number that was never used.
     pub(super) fn put_new(&mut self, key: Key, data: Vec<u8>) {
-        self.items.insert(key, Change { old: None, new: Some(data) });
+        debug_assert!(self.items.iter().all(|item| item.key != key), "{key} was there");
+        self.items.push(Item { key, existed: false, is_changed: true, new: Some(data) });
     }
 
     /// The item goes; whether there was one.
     pub(super) fn remove(&mut self, key: Key) -> Result<bool> {
-        Ok(self.item(key)?.new.take().is_some())
+        let item = self.item(key)?;
+        let was_there = item.new.is_some();
+        item.set(None);
+        Ok(was_there)
     }
 
     /// The item becomes this, or goes when nothing is left of it.
     pub(super) fn put_or_remove(&mut self, key: Key, data: Vec<u8>) -> Result<()> {
-        self.item(key)?.new = Some(data).filter(|data| !data.is_empty());
+        self.item(key)?.set(Some(data).filter(|data| !data.is_empty()));
         Ok(())
     }
 
-    /// The inode goes with all its items, of which there are few.
-    pub(super) fn remove_inode(&mut self, ino: u64) {
-        self.removed.push(ino);
+    /// Has what is queued of `file` put into the tree if it is new, before data of it goes there.
+    pub(super) fn before_data(&self, file: FileId) -> Result<()> {
+        self.handle.flush_inode(&self.tree, file.ino)
+    }
+
+    /// The inode goes with all its items, which are these.
+    pub(super) fn remove_inode(&mut self, mut all: Batch) {
+        let is_removed =
+            |key: Key| self.items.iter().any(|item| item.key == key && item.new.is_none());
+        all.leave_out(is_removed);
+        debug_assert!(self.removed.is_none(), "an operation removes one inode");
+        self.removed = Some(all);
+    }
+
+    /// Makes the inode `ino`, whose number was never used.
+    pub(super) fn new_inode(&mut self, ino: u64, item: InodeItem) {
+        self.inodes.push(Inode { ino, existed: false, is_changed: true, item });
+    }
+
+    fn inode_at(&mut self, file: FileId) -> Result<&mut Inode> {
+        if let Some(at) = self.inodes.iter().position(|inode| inode.ino == file.ino) {
+            return Ok(&mut self.inodes[at]);
+        }
+        let item = super::inode_item(self.volume(), self.root(), file)?;
+        let (existed, is_changed) = (true, false);
+        self.inodes.push(Inode { ino: file.ino, existed, is_changed, item });
+        Ok(self.inodes.last_mut().expect("one was added"))
     }
 
     /// The inode item of `file`.
     pub(super) fn inode(&mut self, file: FileId) -> Result<InodeItem> {
-        let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
-        let data = self.get(key)?.ok_or_else(|| no_such_file(file))?;
-        InodeItem::view(data).copied().map_err(malformed)
+        Ok(self.inode_at(file)?.item)
     }
 
     /// The inode item of the directory `dir`, to which entries can be added.
@@ -129,52 +216,96 @@ impl<'h, 'v> Changes<'h, 'v> {
         at: Timestamp,
         change: impl FnOnce(&mut InodeItem),
     ) -> Result<()> {
-        let mut item = self.inode(file)?;
-        item.ctime = timespec(at)?;
-        item.transid = self.generation().0.into();
-        item.sequence = item.sequence.get().wrapping_add(1).into();
-        change(&mut item);
-        let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
-        self.put(key, item.as_bytes().to_vec())
+        let ctime = timespec(at)?;
+        self.adjust_inode(file, |item| {
+            item.ctime = ctime;
+            item.sequence = item.sequence.get().wrapping_add(1).into();
+            change(item);
+        })
     }
 
-    /// Applies everything to the tree.
+    /// Changes the inode item of `file`, but nothing that tells when.
+    pub(super) fn adjust_inode(
+        &mut self,
+        file: FileId,
+        change: impl FnOnce(&mut InodeItem),
+    ) -> Result<()> {
+        let generation = self.generation().0;
+        let inode = self.inode_at(file)?;
+        inode.is_changed = true;
+        inode.item.transid = generation.into();
+        change(&mut inode.item);
+        Ok(())
+    }
+
+    /// Applies everything.
+    ///
+    /// # Errors
+    /// When less is reserved than it takes, and nothing has happened; else writing has ended, because half of
+    /// it may be done.
     pub(super) fn apply(self) -> Result<()> {
-        let Self { handle, tree, items, removed } = self;
-        let is_entry =
-            |key: &Key| matches!(key.item_type, ItemType::DIR_ITEM | ItemType::DIR_INDEX);
-        handle.change(tree, |tree| {
-            for entries in [false, true] {
-                let those = || items.iter().filter(|(key, _)| is_entry(key) == entries);
-                let new: Vec<(Key, &[u8])> = those()
-                    .filter(|(_, change)| change.old.is_none())
-                    .filter_map(|(key, change)| Some((*key, change.new.as_deref()?)))
-                    .collect();
-                tree.insert_batch(&new)?;
-                those().try_for_each(|(key, change)| change.modify(&tree, *key))?;
+        let Self { handle, tree, mut items, mut inodes, removed } = self;
+        items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
+        inodes.retain(|inode| {
+            inode.is_changed && removed.as_ref().is_none_or(|gone| gone.ino() != inode.ino)
+        });
+        items.sort_by_key(Item::phase);
+        if !handle.delays_items() {
+            let inodes: Vec<_> = inodes.iter().map(Inode::edit).collect();
+            put(handle, &tree, inodes.into_iter().chain(edits(&items, Phase::Others)))?;
+            for phase in [Phase::Entries, Phase::RemovedEntries, Phase::RemovedOthers] {
+                put(handle, &tree, edits(&items, phase))?;
             }
-            for (key, change) in &items {
-                if change.old.is_some() && change.new.is_none() {
-                    tree.remove(*key)?;
-                }
+            return removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree));
+        }
+        let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
+        let mut queue = handle.queue(&tree, items.len() + inodes.len())?;
+        for inode in &inodes {
+            queue.put(inode_key(inode.ino), inode.item.as_bytes(), inode.existed);
+        }
+        for Item { key, existed, new, .. } in
+            items.extract_if(.., |item| item.phase() == Phase::Others)
+        {
+            queue.put(key, new.unwrap_or_default(), existed);
+        }
+        for item in direct.iter().filter(|item| item.phase() == Phase::Others) {
+            queue.settle();
+            handle.flush_inode(&tree, item.key.objectid)?;
+            queue.stands_apart(item.key.objectid);
+        }
+        put(handle, &tree, edits(&direct, Phase::Others))?;
+        for Item { key, existed, new, .. } in items {
+            match new {
+                Some(data) => queue.put(key, data, existed),
+                None => queue.remove(key),
             }
-            Ok(())
-        })?;
-        removed.into_iter().try_for_each(|ino| evict::remove_all_items(handle, tree, ino))
+        }
+        drop(queue);
+        put(handle, &tree, edits(&direct, Phase::RemovedOthers))?;
+        removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
     }
 }
 
-impl Change {
-    /// Puts what an existing item becomes in its place.
-    fn modify(&self, tree: &TreeWriter<'_>, key: Key) -> Result<()> {
-        match (&self.old, &self.new) {
-            (Some(old), Some(new)) if old != new => {
-                let growth = new.len().saturating_sub(old.len());
-                tree.modify(key, growth, |_| Ok(Edit::Put(new.clone())))
-            }
-            _ => Ok(()),
-        }
+/// What becomes of the items whose turn it is.
+fn edits(items: &[Item], phase: Phase) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
+    items
+        .iter()
+        .filter(move |item| item.phase() == phase)
+        .map(|item| (item.key, item.new.as_deref()))
+}
+
+/// Puts edits into the tree.
+fn put<'i>(
+    handle: &Handle<'_>,
+    tree: &Tree,
+    edits: impl Iterator<Item = (Key, Option<&'i [u8]>)>,
+) -> Result<()> {
+    let mut edits: Vec<_> = edits.collect();
+    if edits.is_empty() {
+        return Ok(());
     }
+    edits.sort_unstable_by_key(|(key, _)| *key);
+    handle.change(tree.id, |tree| tree.apply_batch(&edits).map(drop))
 }
 
 /// A time as it is stored.

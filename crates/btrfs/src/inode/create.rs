@@ -103,14 +103,14 @@ pub(crate) fn make(
     let subvolume = writable(volume, place.dir)?;
     let _locks = volume.inodes.lock(&[place.dir]);
     let handle = volume.join()?;
-    let mut changes = Changes::new(&handle, place.dir);
+    let mut changes = Changes::new(&handle, place.dir)?;
     let dir = changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
     let file =
         FileId { dev: place.dir.dev, ino: volume.inodes.take_number(place.dir, &subvolume)? };
     let target = Target { ino: file.ino, file_type: kind.file_type() };
     changes.add_entry(place, target, index, new.at)?;
-    changes.add_name(file.ino, place, index)?;
+    changes.first_name(file.ino, place, index);
     add_inode(&mut changes, file, kind, new, &dir)?;
     inherit_compression(&mut changes, file, kind, place.dir, &dir)?;
     if matches!(kind, Kind::Directory) {
@@ -142,7 +142,7 @@ fn add_inode(
     item.rdev = kind.rdev().into();
     item.flags = inherited_flags(dir.flags.get(), kind.file_type()).into();
     (item.atime, item.ctime, item.mtime, item.otime) = (at, at, at, at);
-    changes.put_new(Key::new(file.ino, ItemType::INODE_ITEM, 0), item.as_bytes().to_vec());
+    changes.new_inode(file.ino, item);
     if let Kind::Symlink(target) = kind {
         let head = FileExtentHead {
             generation: generation.into(),

@@ -3,6 +3,8 @@
 //! An entry stands twice: by the hash of its name, together with others that have the same
 //! one, and by its index. What a directory is large counts both: twice the length of every name.
 
+use std::ops::{ControlFlow, RangeInclusive};
+
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::{ItemType, Key};
@@ -11,8 +13,8 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Time
 use super::changes::{Changes, timespec};
 use super::directories::Directory;
 use super::no_such_file;
+use crate::delayed;
 use crate::subvolume::malformed;
-use crate::tree::Cursor;
 use crate::volume::Engine;
 
 /// The index of the first entry of a directory: the two before are for `.` and `..`.
@@ -50,19 +52,28 @@ fn entry_type(file_type: FileType) -> u8 {
     }
 }
 
+/// The indexes of the entries of `dir`, from `first` on.
+pub(super) fn indexes(dir: FileId, first: u64) -> RangeInclusive<Key> {
+    let key = |index| Key::new(dir.ino, ItemType::DIR_INDEX, index);
+    key(first)..=key(u64::MAX)
+}
+
 /// The index behind that of the last entry of `dir`.
 fn index_after_last(volume: &Engine, dir: FileId) -> Result<u64> {
-    let last = Key::new(dir.ino, ItemType::DIR_INDEX, u64::MAX);
-    let cursor = Cursor::seek_floor(volume, super::tree_of(volume, dir)?, last)?;
-    let highest = cursor.item_of(dir.ino, ItemType::DIR_INDEX).map(|(key, _)| key.offset);
+    let root = super::tree_of(volume, dir)?;
+    let highest = delayed::last_below(volume, root, indexes(dir, 0))?.map(|key| key.offset);
     Ok(highest.map_or(FIRST_INDEX, |index| index.saturating_add(1).max(FIRST_INDEX)))
 }
 
 /// Whether the directory `dir` has an entry.
 pub(super) fn has_entries(volume: &Engine, dir: FileId) -> Result<bool> {
     let root = super::tree_of(volume, dir)?;
-    let cursor = Cursor::seek(volume, root, Key::new(dir.ino, ItemType::DIR_INDEX, 0))?;
-    Ok(cursor.item_of(dir.ino, ItemType::DIR_INDEX).is_some())
+    let mut has_some = false;
+    delayed::for_each_item(volume, root, indexes(dir, 0), &mut |_, _| {
+        has_some = true;
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(has_some)
 }
 
 impl Changes<'_, '_> {

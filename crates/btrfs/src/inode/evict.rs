@@ -5,18 +5,20 @@
 //! go of it, in as many transactions as its items need. After a crash the orphan items tell what
 //! is left to do; that is done when the subvolume is first changed again.
 
+use std::sync::Arc;
+
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
-use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
-use zerocopy::IntoBytes;
 
+use super::changes::Changes;
 use super::{inode_item, write_back};
+use crate::delayed;
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::tree::{Cursor, Edit};
+use crate::tree::{Cursor, Tree};
 use crate::volume::Engine;
 
 /// The most items that are removed in one go, and that an inode without an orphan item may have. Together
@@ -29,9 +31,12 @@ pub(super) fn orphan_key(ino: u64) -> Key {
 }
 
 /// Some items of an inode, and the data that they hold.
-#[derive(Default)]
-struct Batch {
+pub(super) struct Batch {
+    file: FileId,
+    /// In the tree.
     keys: Vec<Key>,
+    /// Queued, and not to be removed yet.
+    queued: Vec<Key>,
     extents: Vec<(Key, Held)>,
     /// What the inode counts as its data.
     nbytes: u64,
@@ -48,11 +53,16 @@ struct Held {
 }
 
 impl Batch {
-    /// The first items of the inode `ino` that are not its inode item.
-    fn read(volume: &Engine, tree: TreeId, ino: u64) -> Result<Self> {
-        let mut batch = Self::default();
-        let first = Key::new(ino, ItemType(ItemType::INODE_ITEM.0 + 1), 0);
-        let mut cursor = Cursor::seek(volume, volume.tree(tree)?, first)?;
+    /// The first items of `file` that are not its inode item.
+    pub(super) fn read(volume: &Engine, file: FileId) -> Result<Self> {
+        let (tree, ino) = (TreeId(file.dev), file.ino);
+        let refs = |parent| Key::new(ino, ItemType::INODE_REF, parent);
+        let waiting = delayed::queued_between(volume, tree, refs(0)..=refs(u64::MAX));
+        let is_queued = |key| waiting.iter().any(|&(waiting, _)| waiting == key);
+        let queued: Vec<_> = waiting.iter().filter(|one| one.1).map(|one| one.0).collect();
+        let (keys, extents) = (Vec::new(), Vec::new());
+        let mut batch = Self { file, keys, queued, extents, nbytes: 0, has_more: false };
+        let mut cursor = Cursor::seek(volume, volume.tree(tree)?, refs(0))?;
         let mut room = leaf_capacity(volume.superblock().node_size);
         while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid == ino) {
             let size = data.len() + ITEM_SIZE;
@@ -60,14 +70,32 @@ impl Batch {
                 batch.has_more = true;
                 break;
             }
-            room -= size;
-            batch.keys.push(key);
+            if !is_queued(key) {
+                room -= size;
+                batch.keys.push(key);
+            }
             if key.item_type == ItemType::EXTENT_DATA {
                 batch.add_extent(key, data)?;
             }
             cursor.advance()?;
         }
         Ok(batch)
+    }
+
+    /// The number of the inode.
+    pub(super) fn ino(&self) -> u64 {
+        self.file.ino
+    }
+
+    /// Whether these are all items.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.has_more
+    }
+
+    /// Leaves out items of which something else was made.
+    pub(super) fn leave_out(&mut self, is_out: impl Fn(Key) -> bool) {
+        self.keys.retain(|&key| !is_out(key));
+        self.queued.retain(|&key| !is_out(key));
     }
 
     fn add_extent(&mut self, key: Key, data: &[u8]) -> Result<()> {
@@ -84,10 +112,12 @@ impl Batch {
         Ok(())
     }
 
-    fn remove(&self, handle: &Handle<'_>, tree: TreeId, ino: u64) -> Result<()> {
+    /// Removes what is in the tree. Where something is queued for a key nobody minds that.
+    fn remove(&self, handle: &Handle<'_>) -> Result<()> {
+        let tree = TreeId(self.file.dev);
         for (key, held) in &self.extents {
             let offset = key.offset.wrapping_sub(held.skip);
-            let owner = Owner::File { root: tree, ino, offset };
+            let owner = Owner::File { root: tree, ino: self.file.ino, offset };
             handle.refer(held.logical, held.len, ExtentKind::Data, owner, -1);
         }
         let (Some(&first), Some(&last)) = (self.keys.first(), self.keys.last()) else {
@@ -95,50 +125,52 @@ impl Batch {
         };
         handle.change(tree, |tree| tree.remove_range(first, last).map(drop))
     }
-}
 
-/// Whether the inode has so few items that it can go in one go.
-pub(super) fn has_few_items(volume: &Engine, file: FileId) -> Result<bool> {
-    Ok(!Batch::read(volume, TreeId(file.dev), file.ino)?.has_more)
-}
-
-/// Removes all items of an inode that has few, its inode item included, and what is buffered of it. Its names are gone,
-/// so what fails ends all writing.
-pub(super) fn remove_all_items(handle: &Handle<'_>, tree: TreeId, ino: u64) -> Result<()> {
-    let remove = || {
-        let batch = Batch::read(handle.volume(), tree, ino)?;
-        batch.remove(handle, tree, ino)?;
-        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
-        handle.change(tree, |tree| tree.remove(key).map(drop))
-    };
-    remove().inspect_err(|e| handle.break_off(e))?;
-    write_back::discard(handle.volume(), FileId { dev: tree.0, ino });
-    Ok(())
+    /// Removes all items, the inode item included, and what is buffered of the file. Its names are gone, so what fails
+    /// ends all writing.
+    pub(super) fn remove_all(&self, handle: &Handle<'_>, tree: &Arc<Tree>) -> Result<()> {
+        debug_assert!(self.is_whole(), "an inode with many items goes in steps");
+        let inode = Key::new(self.file.ino, ItemType::INODE_ITEM, 0);
+        let remove = || {
+            self.remove(handle)?;
+            if !handle.delays_items() {
+                return handle.change(tree.id, |tree| tree.remove(inode).map(drop));
+            }
+            let mut queue = handle.queue(tree, self.queued.len() + 1)?;
+            for &key in &self.queued {
+                queue.remove(key);
+            }
+            queue.remove(inode);
+            Ok(())
+        };
+        remove().inspect_err(|e| handle.break_off(e))?;
+        write_back::discard(handle.volume(), self.file);
+        Ok(())
+    }
 }
 
 /// Removes an inode that has an orphan item, and the orphan item.
 pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
     write_back::discard(volume, file);
-    let (tree, ino) = (TreeId(file.dev), file.ino);
     loop {
         let handle = volume.join_to_remove()?;
-        let batch = Batch::read(volume, tree, ino)?;
-        if !batch.has_more {
-            remove_all_items(&handle, tree, ino)?;
-            return handle.change(tree, |tree| tree.remove(orphan_key(ino)).map(drop));
+        let batch = Batch::read(volume, file)?;
+        if batch.is_whole() {
+            let tree = handle.tree(TreeId(file.dev))?;
+            batch.remove_all(&handle, &tree)?;
+            let orphan = orphan_key(file.ino);
+            return handle.change(tree.id, |tree| tree.remove(orphan).map(drop));
         }
-        batch.remove(&handle, tree, ino)?;
+        batch.remove(&handle)?;
         // Between two batches the inode counts what it still has.
-        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
-        handle.change(tree, |tree| {
-            tree.modify(key, 0, |data| {
-                let Some(data) = data else { return Ok(Edit::Keep) };
-                let mut item = *InodeItem::view(data).map_err(malformed)?;
+        let adjust = || {
+            let mut changes = Changes::new(&handle, file)?;
+            changes.adjust_inode(file, |item| {
                 item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
-                item.transid = handle.generation().0.into();
-                Ok(Edit::Put(item.as_bytes().to_vec()))
-            })
-        })?;
+            })?;
+            changes.apply()
+        };
+        adjust().inspect_err(|e| handle.break_off(e))?;
     }
 }
 

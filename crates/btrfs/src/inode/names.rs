@@ -54,6 +54,12 @@ impl Changes<'_, '_> {
         self.put(key, names)
     }
 
+    /// Gives the inode `ino`, which is new, its first name.
+    pub(super) fn first_name(&mut self, ino: u64, place: Place<'_>, index: u64) {
+        let key = Key::new(ino, ItemType::INODE_REF, place.dir.ino);
+        self.put_new(key, encode::inode_ref(index, place.name));
+    }
+
     /// Takes the name at `place` from the inode `ino`, and says which index its entry has.
     pub(super) fn remove_name(&mut self, ino: u64, place: Place<'_>) -> Result<u64> {
         let Place { dir, name } = place;

@@ -10,7 +10,12 @@ use super::subvolume::writable;
 use super::unlink::{Rest, require_stored_here};
 use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
+use crate::space::{Claim, OPERATION_ITEMS};
 use crate::volume::Engine;
+
+/// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
+/// reference, its inode and its orphan item.
+const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 4;
 
 /// The files that the two names of a move lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,8 +102,9 @@ fn rename_locked(
         // Who replaces a file by another means the data of one of them to be there after a crash.
         write_back::write_back(volume, ends.moved, Patience::Waits)?;
     }
-    let handle = volume.join()?;
-    let mut changes = Changes::new(&handle, from.dir);
+    let items = if ends.replaced.is_some() { REPLACING_ITEMS } else { OPERATION_ITEMS };
+    let handle = volume.join_for(items, Claim::Work)?;
+    let mut changes = Changes::new(&handle, from.dir)?;
     let Ends { moved, replaced } = ends;
     let source = changes.directory(from.dir)?;
     refuse_flags(&source, inode_flags::APPEND, from.dir)?;

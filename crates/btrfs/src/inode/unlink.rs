@@ -71,7 +71,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     }
     let _locks = volume.inodes.lock(&[file, place.dir]);
     let handle = volume.join()?;
-    let mut changes = Changes::new(&handle, place.dir);
+    let mut changes = Changes::new(&handle, place.dir)?;
     let item = changes.inode(file)?;
     changes.directory(place.dir)?;
     let file_type = type_of(&item)?;
@@ -106,7 +106,7 @@ fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> 
     writable(volume, place.dir)?;
     let (file, mut locks) = lock_place(volume, place, &[])?;
     let handle = volume.join_to_remove()?;
-    let mut changes = Changes::new(&handle, place.dir);
+    let mut changes = Changes::new(&handle, place.dir)?;
     let opens = *locks.opens(file);
     let rest = changes.take_away(place, file, directory, opens, at)?;
     changes.apply()?;
@@ -145,9 +145,12 @@ impl Changes<'_, '_> {
             return Ok(Rest::Nothing);
         }
         self.volume().inodes.forget_directory(file);
-        if opens == 0 && evict::has_few_items(self.volume(), file)? {
-            self.remove_inode(file.ino);
-            return Ok(Rest::Nothing);
+        if opens == 0 {
+            let all = evict::Batch::read(self.volume(), file)?;
+            if all.is_whole() {
+                self.remove_inode(all);
+                return Ok(Rest::Nothing);
+            }
         }
         self.change_inode(file, at, |item| item.nlink = 0.into())?;
         self.put_new(orphan_key(file.ino), Vec::new());

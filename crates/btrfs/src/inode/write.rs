@@ -287,7 +287,7 @@ fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
         let is_done = last.len() < most;
         let from = if is_done { end } else { last.last().map_or(end, |&at| at.max(end)) };
         let handle = volume.join_to_remove()?;
-        let mut changes = Changes::new(&handle, file);
+        let mut changes = Changes::new(&handle, file)?;
         let dropped = {
             let _changing = volume.buffers.changing(file);
             drop_range(&handle, file, from..u64::MAX)?

@@ -181,7 +181,7 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     let items = OTHER_ITEMS + hole_items(volume, file, hole.end)?;
     let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
     insert_hole(&handle, file, hole)?;
-    let mut changes = Changes::new(&handle, file);
+    let mut changes = Changes::new(&handle, file)?;
     change_inode(&mut changes, file, buffer, size, 0)?;
     changes.apply()?;
     Ok(true)

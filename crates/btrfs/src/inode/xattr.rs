@@ -92,7 +92,7 @@ pub(crate) fn set(
     writable(volume, file)?;
     let _locks = volume.inodes.lock(&[file]);
     let handle = volume.join()?;
-    let mut changes = Changes::new(&handle, file);
+    let mut changes = Changes::new(&handle, file)?;
     let item = changes.inode(file)?;
     require_allowed(file, &item, name)?;
     let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
@@ -121,7 +121,7 @@ pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) 
     writable(volume, file)?;
     let _locks = volume.inodes.lock(&[file]);
     let handle = volume.join_to_remove()?;
-    let mut changes = Changes::new(&handle, file);
+    let mut changes = Changes::new(&handle, file)?;
     let item = changes.inode(file)?;
     require_allowed(file, &item, name)?;
     let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));

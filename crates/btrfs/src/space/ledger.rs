@@ -5,6 +5,7 @@
 //! taken meanwhile is not free any more, so it needs no claim. While both count, the
 //! ledger errs towards less.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::Logical;
@@ -19,6 +20,8 @@ use crate::volume::Engine;
 pub(super) struct Ledger {
     free: AtomicU64,
     reserved: Mutex<u64>,
+    /// The most that was ever spoken for.
+    reserved_peak: AtomicU64,
 }
 
 impl Ledger {
@@ -49,6 +52,11 @@ impl Ledger {
         *self.reserved.lock()
     }
 
+    /// The most that was ever spoken for.
+    pub(super) fn reserved_peak(&self) -> u64 {
+        self.reserved_peak.load(Ordering::Relaxed)
+    }
+
     pub(super) fn add_free(&self, bytes: u64) {
         self.free.fetch_add(bytes, Ordering::AcqRel);
     }
@@ -64,6 +72,7 @@ impl Ledger {
         let fits = wanted <= self.free();
         if fits {
             *reserved += bytes;
+            self.reserved_peak.fetch_max(*reserved, Ordering::Relaxed);
         }
         fits
     }
@@ -73,24 +82,36 @@ impl Ledger {
 pub(crate) struct Reservation<'v> {
     space: &'v Space,
     purpose: Purpose,
-    bytes: u64,
+    bytes: Cell<u64>,
 }
 
 impl<'v> Reservation<'v> {
     /// Reserves `bytes`, when `keep` more are left beside them and all that is spoken for.
     pub(super) fn of(space: &'v Space, purpose: Purpose, bytes: u64, keep: u64) -> Option<Self> {
         let fits = space.ledger(purpose).reserve(bytes, keep);
-        fits.then(|| Self { space, purpose, bytes })
+        fits.then(|| Self { space, purpose, bytes: Cell::new(bytes) })
     }
 
     /// The claim that was kept as a number of bytes.
     pub(crate) fn resume(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
-        Self { space, purpose, bytes }
+        Self { space, purpose, bytes: Cell::new(bytes) }
+    }
+
+    /// What is reserved, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    /// Keeps a part of the claim as a number of bytes, until somebody resumes it: `wanted`, or as much as there is.
+    pub(crate) fn keep_part(&self, wanted: u64) -> u64 {
+        let part = wanted.min(self.bytes.get());
+        self.bytes.set(self.bytes.get() - part);
+        part
     }
 
     /// Keeps the claim as a number of bytes, until somebody resumes it.
-    pub(crate) fn keep(mut self) -> u64 {
-        std::mem::take(&mut self.bytes)
+    pub(crate) fn keep(self) -> u64 {
+        self.bytes.take()
     }
 
     /// Takes space on this claim: `wanted` bytes, or less when free space is in smaller pieces, in
@@ -103,7 +124,7 @@ impl<'v> Reservation<'v> {
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
         debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
-        let mut len = wanted.min(self.bytes);
+        let mut len = wanted.min(self.bytes.get());
         loop {
             match self.space.take(volume, self.purpose, len) {
                 Ok(logical) => return Ok((logical, len)),
@@ -112,15 +133,10 @@ impl<'v> Reservation<'v> {
             }
         }
     }
-
-    fn release(&mut self, bytes: u64) {
-        *self.space.ledger(self.purpose).reserved.lock() -= bytes;
-        self.bytes -= bytes;
-    }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.release(self.bytes);
+        *self.space.ledger(self.purpose).reserved.lock() -= self.bytes.get();
     }
 }

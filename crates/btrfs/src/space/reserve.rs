@@ -38,7 +38,7 @@ use crate::volume::Engine;
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.
-const OPERATION_ITEMS: u64 = 9;
+pub(crate) const OPERATION_ITEMS: u64 = 9;
 
 /// Items for which space is kept that only chunk allocation and removals get, beside one for
 /// each member: a chunk, its block group and its free space in two items, and an operation.
@@ -75,7 +75,16 @@ pub(crate) enum Claim {
 impl Space {
     /// The worst case of changing one item, in bytes of metadata.
     pub(crate) fn item_cost(&self) -> u64 {
-        let levels = u64::from(self.tallest()) + 1;
+        self.cost_with(self.tallest())
+    }
+
+    /// What an item cost before the last tree became higher than all others, in bytes of metadata.
+    pub(crate) fn least_item_cost(&self) -> u64 {
+        self.cost_with(self.tallest().saturating_sub(1))
+    }
+
+    fn cost_with(&self, tallest: u8) -> u64 {
+        let levels = u64::from(tallest) + 1;
         (3 * levels + 3) * self.node_size * 3 / 2
     }
 
@@ -120,6 +129,7 @@ impl Engine {
     /// As [`join`](Self::join).
     pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
         let live = self.live()?;
+        self.limit_delayed()?;
         self.limit_dirty_blocks()?;
         let attempt = || self.try_join(live, items, claim);
         match Self::unless_tight(live, attempt)? {
@@ -177,6 +187,12 @@ impl Engine {
         let mut commits = 0;
         loop {
             if let Some(success) = attempt()? {
+                return Ok(success);
+            }
+            // A good part, so that the next to flush finds much again.
+            if self.flush_delayed(live.space.ledger(Purpose::Metadata).reserved() / 4)? > 0
+                && let Some(success) = attempt()?
+            {
                 return Ok(success);
             }
             if write_back::make_room(self)?

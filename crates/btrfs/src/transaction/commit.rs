@@ -47,16 +47,18 @@ impl Engine {
         if self.enter()?.dirty_bytes() <= dirty_bytes {
             return Ok(());
         }
+        // What is queued until the gate is shut is little.
+        self.flush_all_delayed(|| self.enter())?;
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        let handle = Handle {
-            volume: self,
-            live,
-            transaction: transaction.clone(),
-            _gate: None,
-            reservation: None,
+        let alone = || {
+            let transaction = transaction.clone();
+            Handle { volume: self, live, transaction, _gate: None, reservation: None }
         };
+        self.flush_all_delayed(|| Ok(alone())).inspect_err(|e| live.break_off(e))?;
+        debug_assert!(live.delayed.is_empty(), "nobody queues anything, and nobody flushes");
+        let handle = alone();
         // Checksums of data that files gave up go now, and what came and went is free again.
         live.epoch.fetch_add(1, Ordering::AcqRel);
         let superblock = handle.finish().inspect_err(|e| live.break_off(e))?;
@@ -72,6 +74,9 @@ impl Engine {
 impl Live {
     /// Lets the next transaction run while `finished` is written.
     fn begin_next(&self, finished: Arc<Transaction>) {
+        for tree in self.trees.read().values() {
+            tree.hold.begin(tree.used.load(Ordering::Relaxed));
+        }
         let mut phases = self.phases.write();
         phases.running = Arc::new(Transaction::new(Generation(finished.id.0 + 1)));
         phases.committing = Some(finished);

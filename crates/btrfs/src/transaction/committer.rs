@@ -110,6 +110,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
 
 /// Brings to the devices what there is much of. A file that cannot be written back keeps nothing else from them.
 fn ease(volume: &Engine) -> Result<()> {
+    volume.ease_delayed()?;
     let half = volume.live()?.dirty_bytes / 2;
     let is_much = volume.buffers.bytes() > half;
     let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };

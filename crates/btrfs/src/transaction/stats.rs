@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::delayed::FlushedBy;
 use crate::volume::Engine;
 
 /// Shards of the counters: about as many as threads that count at once.
@@ -14,6 +15,7 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     shards: [Shard; SHARDS],
+    peaks: Peaks,
 }
 
 impl Counters {
@@ -23,6 +25,15 @@ impl Counters {
             static OWN: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
         }
         &self.shards[OWN.with(|own| *own)]
+    }
+
+    /// A set of delayed items was flushed.
+    pub(crate) fn flushed_by(&self, who: FlushedBy) {
+        match who {
+            FlushedBy::Background => self.flushed_in_background(),
+            FlushedBy::Writer => self.flushed_by_writer(),
+            FlushedBy::Commit => self.flushed_by_commit(),
+        }
     }
 }
 
@@ -38,20 +49,34 @@ pub struct Counter {
 }
 
 macro_rules! counters {
-    ($($(#[doc = $about:literal])+ $field:ident, $count:ident($($by:ident)?);)*) => {
+    (
+        sums { $($(#[doc = $about:literal])+ $field:ident, $count:ident($($by:ident)?);)* }
+        peaks { $($(#[doc = $most:literal])+ $peak:ident, $note:ident();)* }
+    ) => {
         /// What the engine has done since the volume was opened.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct Stats { $($(#[doc = $about])+ pub $field: u64,)* }
+        pub struct Stats {
+            $($(#[doc = $about])+ pub $field: u64,)*
+            $($(#[doc = $most])+ pub $peak: u64,)*
+        }
 
         impl Stats {
             /// All counters, in the order of their declaration.
             pub fn counters(&self) -> impl Iterator<Item = Counter> + use<> {
-                [$(Counter {
-                    name: stringify!($field),
-                    about: concat!($($about),+).trim_ascii(),
-                    value: self.$field,
-                },)*].into_iter()
+                [
+                    $(Counter {
+                        name: stringify!($field),
+                        about: concat!($($about),+).trim_ascii(),
+                        value: self.$field,
+                    },)*
+                    $(Counter {
+                        name: stringify!($peak),
+                        about: concat!($($most),+).trim_ascii(),
+                        value: self.$peak,
+                    },)*
+                ]
+                .into_iter()
             }
         }
 
@@ -60,10 +85,20 @@ macro_rules! counters {
         #[repr(align(128))]
         struct Shard { $($field: AtomicU64,)* }
 
+        /// The most that there ever was of something.
+        #[derive(Debug, Default)]
+        struct Peaks { $($peak: AtomicU64,)* }
+
         impl Counters {
             $($(#[doc = $about])+ pub(crate) fn $count(&self $(, $by: usize)?) {
                 let by = 1u64 $(* $by as u64)?;
                 self.own().$field.fetch_add(by, Ordering::Relaxed);
+            })*
+
+            $($(#[doc = $most])+ pub(crate) fn $note(&self, now: u64) {
+                if now > self.peaks.$peak.load(Ordering::Relaxed) {
+                    self.peaks.$peak.fetch_max(now, Ordering::Relaxed);
+                }
             })*
 
             fn read(&self) -> Stats {
@@ -71,6 +106,7 @@ macro_rules! counters {
                 for shard in &self.shards {
                     $(all.$field += shard.$field.load(Ordering::Relaxed);)*
                 }
+                $(all.$peak = self.peaks.$peak.load(Ordering::Relaxed);)*
                 all
             }
         }
@@ -78,39 +114,59 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Latches of tree blocks taken for writing.
-    locks_taken, lock_taken();
-    /// Latches that had to be waited for.
-    lock_waits, lock_waited();
-    /// Leaves whose parents were let go before the search in them.
-    early_unlocks, unlocked_early();
-    /// Leaves and nodes split.
-    splits, split();
-    /// Times that items went to a sibling instead of a split.
-    pushes, pushed();
-    /// Leaves and nodes that became one with a sibling.
-    merges, merged();
-    /// Committed blocks copied to be changed.
-    copies, block_copied();
-    /// Items inserted one by one.
-    items_inserted_singly, inserted();
-    /// Batches of items: what goes into one leaf with one way down.
-    batches, batched();
-    /// Items inserted in batches.
-    items_inserted_in_batches, inserted_in_batch(count);
-    /// Items that were there and replaced in batches.
-    items_replaced_in_batches, replaced_in_batch(count);
-    /// Items removed in batches.
-    items_removed_in_batches, removed_in_batch(count);
-    /// Commits completed.
-    commits, committed();
+    sums {
+        /// Latches of tree blocks taken for writing.
+        locks_taken, lock_taken();
+        /// Latches that had to be waited for.
+        lock_waits, lock_waited();
+        /// Leaves whose parents were let go before the search in them.
+        early_unlocks, unlocked_early();
+        /// Leaves and nodes split.
+        splits, split();
+        /// Times that items went to a sibling instead of a split.
+        pushes, pushed();
+        /// Leaves and nodes that became one with a sibling.
+        merges, merged();
+        /// Committed blocks copied to be changed.
+        copies, block_copied();
+        /// Items inserted one by one.
+        items_inserted_singly, inserted();
+        /// Batches of items: what goes into one leaf with one way down.
+        batches, batched();
+        /// Items inserted in batches.
+        items_inserted_in_batches, inserted_in_batch(count);
+        /// Items that were there and replaced in batches.
+        items_replaced_in_batches, replaced_in_batch(count);
+        /// Items removed in batches.
+        items_removed_in_batches, removed_in_batch(count);
+        /// Changes of items queued as delayed items.
+        delayed_queued, queued(count);
+        /// Delayed items that were removed before they came to the tree.
+        delayed_annihilated, annihilated(count);
+        /// Sets of delayed items flushed by the thread of the volume.
+        flushes_in_background, flushed_in_background();
+        /// Sets of delayed items flushed by writers, because there were too many or space was wanted.
+        flushes_by_writers, flushed_by_writer();
+        /// Sets of delayed items flushed by commits.
+        flushes_by_commits, flushed_by_commit();
+        /// Commits completed.
+        commits, committed();
+    }
+    peaks {
+        /// The most memory that delayed items took at a time, in bytes.
+        delayed_peak_bytes, note_backlog();
+        /// The most metadata that was reserved at a time, in bytes.
+        metadata_reserved_peak, note_metadata_reserved();
+    }
 }
 
 impl Engine {
     /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.live_part().map_or_else(Stats::default, |live| live.stats.read())
+        let Some(live) = self.live_part() else { return Stats::default() };
+        live.stats.note_metadata_reserved(live.space.metadata_reserved_peak());
+        live.stats.read()
     }
 }
 

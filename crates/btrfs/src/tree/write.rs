@@ -55,6 +55,7 @@ use offshoot_vfs::{Error, Result};
 
 use super::TreeRoot;
 use crate::block::TreeBlock;
+use crate::delayed::Hold;
 use crate::sync::RwLock;
 use crate::transaction::Handle;
 pub(crate) use batch::{Applied, ItemEdit};
@@ -70,11 +71,14 @@ pub(crate) struct Tree {
     pub(crate) root: RwLock<TreeRoot>,
     /// What its blocks take, in bytes.
     pub(crate) used: AtomicU64,
+    /// What is reserved for items that are queued for it.
+    pub(crate) hold: Hold,
 }
 
 /// What becomes of an item.
 pub(crate) enum Edit {
     /// It stays as it is, or stays away.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what decides so is queued, or read before"))]
     Keep,
     /// It becomes this.
     Put(Vec<u8>),

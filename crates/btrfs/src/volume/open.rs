@@ -40,6 +40,12 @@ pub struct OpenOptions {
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that. It waits a millisecond at least, whatever less is asked for.
     pub commit_interval: Option<Duration>,
+    /// Whether items of the namespace are gathered in memory and put into the tree many at a time. To be measured, not to be
+    /// changed otherwise.
+    pub delayed_items: bool,
+    /// Whether every delayed item keeps all the space that was reserved for it; else new items of a directory share that of a
+    /// leaf. To be measured, not to be changed otherwise.
+    pub reserve_by_item: bool,
     /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
     pub latching: Latching,
 }
@@ -74,6 +80,8 @@ impl Default for OpenOptions {
             reporter: None,
             dirty_bytes: 64 << 20,
             commit_interval: Some(Duration::from_secs(30)),
+            delayed_items: true,
+            reserve_by_item: false,
             latching: Latching::default(),
         }
     }

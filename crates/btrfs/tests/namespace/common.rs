@@ -17,6 +17,11 @@ pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at
 
 /// Opens the volume for writing.
 pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
+    open_with(disks, &OpenOptions::default())
+}
+
+/// Opens the volume for writing, with these options.
+pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
     let devices = disks
         .images()
         .iter()
@@ -25,7 +30,7 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
             Arc::new(device) as Arc<dyn BlockDevice>
         })
         .collect();
-    Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
+    Volume::open_writable(devices, options).expect("the volume opens")
 }
 
 /// Opens the top level for writing.

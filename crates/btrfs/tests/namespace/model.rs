@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use offshoot_btrfs::Filesystem;
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
@@ -16,7 +16,7 @@ use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, Timestamp};
 
-use crate::common::{AT, at, check, judge, open_read_only, open_top, place};
+use crate::common::{AT, at, check, judge, open_read_only, open_with, place};
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 1200;
@@ -70,18 +70,19 @@ fn remove_what_the_kernel_made(fs: &Filesystem) {
     fs.rmdir(place(fs.root(), "of-the-kernel"), AT).expect("it is empty");
 }
 
-fn rounds(mkfs: &[&str]) {
+fn rounds(mkfs: &[&str], options: &OpenOptions) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = Disks::create(&judges, 1, 512);
     disks.mkfs(mkfs);
-    let fs = open_top(&disks);
+    let open = || open_with(&disks, options).filesystem(SubvolumeId::FS).expect("it is there");
+    let fs = open();
     let model = Model::new(&fs.attr(fs.root()).expect("the root has attributes"));
     drop(fs);
     for round in 0..2 {
         for opening in 0..2 {
             let now = Timestamp { secs: AT.secs + 10 * round + opening, nanos: 5 };
-            let fs = open_top(&disks);
+            let fs = open();
             if round > 0 && opening == 0 {
                 remove_what_the_kernel_made(&fs);
                 let times = SetAttr { mtime: Some(now), ..SetAttr::default() };
@@ -105,15 +106,28 @@ fn rounds(mkfs: &[&str]) {
 
 #[test]
 fn defaults() {
-    rounds(&[]);
+    rounds(&[], &OpenOptions::default());
 }
 
 #[test]
 fn small_nodes() {
-    rounds(&["-n", "4k", "-O", "^no-holes"]);
+    rounds(&["-n", "4k", "-O", "^no-holes"], &OpenOptions::default());
 }
 
 #[test]
 fn old_features() {
-    rounds(&["-O", "^skinny-metadata,^free-space-tree,^no-holes,^extref"]);
+    rounds(&["-O", "^skinny-metadata,^free-space-tree,^no-holes,^extref"], &OpenOptions::default());
+}
+
+/// Items of names and inodes go to the tree at once.
+#[test]
+fn without_delayed_items() {
+    rounds(&[], &OpenOptions { delayed_items: false, ..OpenOptions::default() });
+}
+
+/// Little waits, so that all who may flush do; and every item keeps what was reserved for it.
+#[test]
+fn many_flushes() {
+    let dirty_bytes = 1 << 20;
+    rounds(&[], &OpenOptions { dirty_bytes, reserve_by_item: true, ..OpenOptions::default() });
 }

@@ -161,9 +161,9 @@ fn an_open_file_outlives_its_name_and_an_orphan_does_not_outlive_a_crash() {
     let copy = disks.copy(&judges);
     drop(copy.mount("rw,noatime"));
     let fs = open_top(&disks);
+    fs.sync().expect("a commit");
     assert_eq!(items(&fs, TreeId::FS, orphan), 0);
     assert_eq!(items(&fs, TreeId::FS, |key| key.objectid == files[0].ino), 0);
-    fs.sync().expect("a commit");
     assert_eq!(checksum_items(&fs), 0, "checksums of data that is gone");
     drop(fs);
     judge(&disks, 1);

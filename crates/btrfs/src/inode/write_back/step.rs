@@ -65,8 +65,9 @@ impl<'v, 'b> Step<'v, 'b> {
     pub(super) fn store(self) -> Result<()> {
         let Self { handle, file, buffer, data } = self;
         let volume = handle.volume();
-        let mut changes = Changes::new(&handle, file);
+        let mut changes = Changes::new(&handle, file)?;
         let item = changes.inode(file)?;
+        changes.before_data(file)?;
         let size = buffer.read().size;
         if is_for_inline(volume, file, &item, buffer, data)? {
             let change = store_inline(&handle, file, data, size)?;

@@ -1,0 +1,337 @@
+//! From the nodes to the trees.
+//!
+//! | who | when | how much |
+//! |---|---|---|
+//! | the thread of the volume | more than half of [`most_bytes`](Delayed::most_bytes) is queued | until a quarter is |
+//! | a writer, before it joins | more than all of it is | its share, and until no more than all is |
+//! | who makes room | reserved metadata is wanted | until as much was given back |
+//! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
+//!
+//! Indexes and inodes come in the order of keys, so a leaf of them has nothing to gain from waiting. They go first, in the order
+//! of keys. Hashes are scattered over all leaves of their directory: the more of them go at once, the more meet in a
+//! leaf. So they stay longest, and then the largest node of them goes first. At last come nodes with less than a leaf.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use offshoot_btrfs_format::edit::ITEM_SIZE;
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_vfs::Result;
+
+use super::node::{Items, Load, Pending, Releases};
+use super::{Delayed, Kind, NodeId};
+use crate::transaction::{Handle, Live};
+use crate::tree::Tree;
+use crate::volume::Engine;
+
+/// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
+const WORTH_THREADS: u64 = 1 << 20;
+
+/// How many nodes a thread takes at a time. They are neighbours, so threads meet in few leaves.
+const RUN: usize = 16;
+
+/// The part of what may be queued that a writer flushes when there is too much.
+const SHARES: u64 = 16;
+
+/// Who flushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlushedBy {
+    /// The thread of the volume.
+    Background,
+    /// An operation that found too much queued, or no room.
+    Writer,
+    /// A commit.
+    Commit,
+}
+
+/// What items that are being flushed are, in the order of keys.
+type Sorted<'i> = [(Key, &'i Pending)];
+
+impl Engine {
+    /// Flushes delayed items until at least `bytes` of reserved metadata were given back, or nothing is left that can be flushed
+    /// now. Says how many were given back. The caller must hold no handle; it may hold locks of inodes.
+    ///
+    /// # Errors
+    /// When a tree cannot be changed: nothing more is written then.
+    pub(crate) fn flush_delayed(&self, bytes: u64) -> Result<u64> {
+        let mut released = 0;
+        for id in self.live()?.delayed.ripe_first() {
+            if released >= bytes {
+                break;
+            }
+            released += self.flush_node(&self.enter()?, id, FlushedBy::Writer)?.released;
+        }
+        Ok(released)
+    }
+
+    /// Flushes a share of the delayed items when there are too many, and has them flushed before. The caller must
+    /// hold no handle; it may hold locks of inodes.
+    ///
+    /// # Errors
+    /// As [`flush_delayed`](Self::flush_delayed), and `EROFS` when something failed before.
+    pub(crate) fn limit_delayed(&self) -> Result<()> {
+        let live = self.live()?;
+        let (delayed, most) = (&live.delayed, live.delayed.most_bytes());
+        if delayed.bytes() > most / 2 {
+            live.pressure.press();
+        }
+        while delayed.bytes() > most {
+            let ended = *delayed.ended.lock();
+            let flushed = self.flush_bytes(most / SHARES, FlushedBy::Writer)?;
+            live.require_whole()?;
+            if flushed == 0 {
+                // Others are flushing all that there is: one of them ends after the number was read.
+                let mut now = delayed.ended.lock();
+                while *now == ended && delayed.bytes() > most {
+                    delayed.has_ended.wait(&mut now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes until a quarter of what may be queued is, when more than half of that is.
+    ///
+    /// # Errors
+    /// As [`flush_delayed`](Self::flush_delayed).
+    pub(crate) fn ease_delayed(&self) -> Result<()> {
+        let delayed = &self.live()?.delayed;
+        let most = delayed.most_bytes();
+        if delayed.bytes() <= most / 2 {
+            return Ok(());
+        }
+        while let Some(more) = delayed.bytes().checked_sub(most / 4).filter(|&more| more > 0) {
+            if self.flush_bytes(more, FlushedBy::Background)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes nodes until this many bytes of memory are free; how many became free.
+    fn flush_bytes(&self, bytes: u64, by: FlushedBy) -> Result<u64> {
+        let mut flushed = 0;
+        for id in self.live()?.delayed.ripe_first() {
+            if flushed >= bytes {
+                break;
+            }
+            flushed += self.flush_node(&self.enter()?, id, by)?.bytes;
+        }
+        Ok(flushed)
+    }
+
+    /// Flushes everything that is queued and that nobody else is flushing, on several threads when it is worth that. Each gets
+    /// its handles from `join`.
+    ///
+    /// # Errors
+    /// As [`flush_delayed`](Self::flush_delayed): the first, when no thread is at work any more.
+    pub(crate) fn flush_all_delayed<'v>(
+        &'v self,
+        join: impl Fn() -> Result<Handle<'v>> + Sync,
+    ) -> Result<()> {
+        let delayed = &self.live()?.delayed;
+        let nodes = delayed.in_order();
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<()> {
+            loop {
+                let from = next.fetch_add(RUN, Ordering::Relaxed).min(nodes.len());
+                let run = &nodes[from..nodes.len().min(from + RUN)];
+                if run.is_empty() {
+                    return Ok(());
+                }
+                for &id in run {
+                    self.flush_node(&join()?, id, FlushedBy::Commit)?;
+                }
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = if delayed.bytes() < WORTH_THREADS { 1 } else { cores.min(nodes.len()) };
+        if threads <= 1 {
+            return work();
+        }
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            others.into_iter().fold(own, |all, other| match other.join() {
+                Ok(result) => all.and(result),
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+
+    /// Flushes one node, unless somebody else does.
+    fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
+        let live = self.live()?;
+        let Some(items) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
+        live.stats.flushed_by(by);
+        let tree = handle.tree(id.tree)?;
+        Flush { live, handle, tree: &tree, id }.run(&items)
+    }
+}
+
+impl Handle<'_> {
+    /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside it have gone there, and
+    /// leaves that are full of those would be split for it later. When its node is being flushed, it stays queued.
+    ///
+    /// # Errors
+    /// When the tree cannot be changed: nothing more is written then.
+    pub(crate) fn flush_inode(&self, tree: &Tree, ino: u64) -> Result<()> {
+        let live = self.volume().live()?;
+        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+        let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
+        let Some((items, more)) = live.delayed.freeze_inode(id, ino) else { return Ok(()) };
+        let _ = live.delayed.settle(tree, self.space(), more, Some(self));
+        Flush { live, handle: self, tree, id }.run(&items).map(drop)
+    }
+}
+
+/// What a flush did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flushed {
+    /// Memory that became free, in bytes.
+    bytes: u64,
+    /// Reserved metadata that was given back, in bytes.
+    released: u64,
+}
+
+/// One flush of a node.
+struct Flush<'a, 'v> {
+    live: &'a Live,
+    handle: &'a Handle<'v>,
+    tree: &'a Tree,
+    id: NodeId,
+}
+
+impl Flush<'_, '_> {
+    /// Flushes what was frozen, and thaws the node.
+    fn run(&self, items: &Arc<Items>) -> Result<Flushed> {
+        let delayed = &self.live.delayed;
+        let outcome = self.put(items);
+        if outcome.is_ok() {
+            delayed.forget(self.id);
+        }
+        delayed.end_flush(outcome.as_ref().map_or(0, |flushed| flushed.bytes));
+        outcome
+    }
+
+    fn put(&self, items: &Items) -> Result<Flushed> {
+        let delayed = &self.live.delayed;
+        let sorted = items.in_order(self.id.first);
+        let mut left = Releases::new(items, delayed.by_item);
+        let mut released = 0;
+        let mut rest = &sorted[..];
+        while !rest.is_empty() {
+            let batch;
+            (batch, rest) = rest.split_at(leaf_full(rest, delayed.leaf as usize));
+            self.apply(batch)?;
+            released += self.give_back(left.after(batch));
+        }
+        let load = left.rest();
+        released += self.give_back(load);
+        Ok(Flushed { bytes: u64::try_from(load.bytes).unwrap_or(0), released })
+    }
+
+    /// Puts a batch into the tree.
+    fn apply(&self, batch: &Sorted<'_>) -> Result<()> {
+        let edits: Vec<_> = batch.iter().map(|(key, pending)| (*key, pending.data())).collect();
+        self.handle.change(self.tree.id, |tree| tree.apply_batch(&edits).map(drop))
+    }
+
+    /// The items are in the tree: gives back what was reserved for them, and says how much that was.
+    fn give_back(&self, load: Load) -> u64 {
+        let less = Load::default() - load;
+        self.live.delayed.settle(self.tree, self.handle.space(), less, None)
+    }
+}
+
+/// How many of `items`, which are not none, fill a leaf of this many bytes; at least one.
+fn leaf_full(items: &Sorted<'_>, leaf: usize) -> usize {
+    let mut room = leaf;
+    let fit = items.iter().take_while(|(_, pending)| {
+        let size = pending.data().map_or(0, <[u8]>::len) + ITEM_SIZE;
+        let fits = size <= room;
+        room = room.saturating_sub(size);
+        fits
+    });
+    fit.count().max(1)
+}
+
+impl Delayed {
+    /// The nodes that can be flushed, and what they take.
+    fn nodes(&self) -> Vec<(NodeId, u64)> {
+        let mut nodes = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.read();
+            let idle =
+                shard.iter().filter(|(_, node)| node.flushing.is_none() && !node.active.is_empty());
+            let bytes = |items: &Items| u64::try_from(items.load(false).bytes).unwrap_or(0);
+            nodes.extend(idle.map(|(&id, node)| (id, bytes(&node.active))));
+        }
+        nodes
+    }
+
+    /// The nodes that can be flushed, in the order in which it is best done.
+    fn ripe_first(&self) -> Vec<NodeId> {
+        let mut nodes = self.nodes();
+        nodes.sort_unstable_by_key(|&(id, bytes)| {
+            let (is_hashed, is_small) = (id.kind == Kind::Hashes, bytes < u64::from(self.leaf));
+            (is_small, is_hashed, Reverse(if is_hashed { bytes } else { 0 }), id)
+        });
+        nodes.into_iter().map(|(id, _)| id).collect()
+    }
+
+    /// The nodes that can be flushed, in the order of keys.
+    fn in_order(&self) -> Vec<NodeId> {
+        let mut nodes: Vec<_> = self.nodes().into_iter().map(|(id, _)| id).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
+    /// Takes what waits in a node to be flushed, unless that is done already, or there is nothing. The caller has a
+    /// handle, until it has called [`end_flush`](Self::end_flush).
+    fn freeze(&self, id: NodeId) -> Option<Arc<Items>> {
+        let mut shard = self.shard(id).write();
+        let node = shard.get_mut(&id)?;
+        if node.flushing.is_some() || node.active.is_empty() {
+            return None;
+        }
+        let items = Arc::new(std::mem::take(&mut node.active));
+        node.flushing = Some(items.clone());
+        Some(items)
+    }
+
+    /// Takes what waits of a new inode to be flushed, and says by how much there is more for that to be reserved.
+    fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Arc<Items>, Load)> {
+        let mut shard = self.shard(id).write();
+        let node = shard.get_mut(&id).filter(|node| node.flushing.is_none())?;
+        let mut more = Load::default() - node.active.load(self.by_item);
+        let items = Arc::new(node.active.take_inode(ino, self.leaf)?);
+        more += node.active.load(self.by_item);
+        more += items.load(self.by_item);
+        node.flushing = Some(items.clone());
+        Some((items, more))
+    }
+
+    /// What was flushing is in the tree.
+    fn forget(&self, id: NodeId) {
+        let mut shard = self.shard(id).write();
+        let Some(node) = shard.get_mut(&id) else { return };
+        node.flushing = None;
+        if node.is_empty() {
+            shard.remove(&id);
+        }
+    }
+
+    /// A flush has ended, and this much memory is free. Tells those who wait for it.
+    fn end_flush(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes.cast_signed(), Ordering::AcqRel);
+        *self.ended.lock() += 1;
+        self.has_ended.notify_all();
+    }
+
+    /// Whether nothing is queued.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.read().is_empty())
+    }
+}

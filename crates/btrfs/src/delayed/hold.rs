@@ -1,0 +1,106 @@
+//! The account of a tree: what is reserved for the items that are queued for it.
+//!
+//! Flushing changes no block twice without need: each block of the tree that the transaction has not copied yet is copied once, a leaf that an
+//! item goes into may be split, and otherwise leaves stay a third full. So however many units items have kept,
+//! *uncopied blocks + all blocks + three times what is added* pay for all of them, and half as much
+//! again pays for the references of these blocks (`space::reserve`). More is never held.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Delayed;
+use super::node::Load;
+use crate::space::{Purpose, Reservation, Space};
+use crate::transaction::Handle;
+use crate::tree::Tree;
+
+/// Blocks that a tree may get besides: a root for every level, and what goes with it.
+const FEW_BLOCKS: u64 = 16;
+
+/// What is reserved for the queued items of a tree.
+#[derive(Debug, Default)]
+pub(crate) struct Hold {
+    account: Mutex<Account>,
+    /// What the blocks take that the running transaction has not copied, in bytes.
+    pub(crate) uncopied: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    /// While an operation or a flush is counting, it may be off, below zero even.
+    units: i64,
+    growth: i64,
+    /// What is reserved, in bytes of metadata.
+    held: u64,
+    /// What of this is counted in [`Delayed::dirties`].
+    dirties: i64,
+}
+
+impl Hold {
+    /// The account of a tree whose blocks take this many bytes.
+    pub(crate) fn new(used: u64) -> Self {
+        Self { account: Mutex::default(), uncopied: AtomicU64::new(used) }
+    }
+
+    /// The running transaction has copied a block.
+    pub(crate) fn copied(&self, node_size: u64) {
+        // What was stored may have been too little: the format does not depend on it.
+        let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
+        let _ = self.uncopied.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// A transaction begins, to which no block of the tree belongs.
+    pub(crate) fn begin(&self, used: u64) {
+        self.uncopied.store(used, Ordering::Relaxed);
+    }
+
+    /// What is reserved, in bytes of metadata.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> u64 {
+        self.account.lock().held
+    }
+}
+
+impl Delayed {
+    /// The items that are queued for `tree` became more, for which `handle` pays, or less. Says how many bytes of reserved
+    /// metadata that gave back.
+    pub(super) fn settle(
+        &self,
+        tree: &Tree,
+        space: &Space,
+        more: Load,
+        handle: Option<&Handle<'_>>,
+    ) -> u64 {
+        let mut account = tree.hold.account.lock();
+        account.units += more.units;
+        account.growth += more.growth;
+        let (cost, node_size) = (space.item_cost(), space.node_size());
+        let positive = |number: i64| u64::try_from(number).unwrap_or(0);
+        let (units, growth) = (positive(account.units), positive(account.growth));
+        let uncopied = tree.hold.uncopied.load(Ordering::Relaxed);
+        let whole = uncopied + tree.used.load(Ordering::Relaxed) + 3 * growth;
+        let whole = (whole + FEW_BLOCKS * node_size) * 3 / 2;
+        let all = units.saturating_mul(cost);
+        let wanted = if self.by_item { all } else { all.min(whole) };
+        let before = account.held;
+        if wanted > account.held {
+            // An operation pays for what it queues; that the tree became larger is not its business.
+            let share = positive(more.units).saturating_mul(cost).min(wanted - account.held);
+            account.held += handle.map_or(0, |handle| handle.hand_over(share));
+        } else {
+            drop(Reservation::resume(space, Purpose::Metadata, account.held - wanted));
+            account.held = wanted;
+        }
+        let dirties = if units == 0 {
+            0
+        } else {
+            // What is queued is not on the devices, even if it should take no further block.
+            (units.saturating_mul(node_size).min(uncopied) + growth * 3 / 2).max(1)
+        };
+        let dirties = dirties.cast_signed();
+        self.dirties.fetch_add(dirties - account.dirties, Ordering::AcqRel);
+        account.dirties = dirties;
+        before.saturating_sub(account.held)
+    }
+}

@@ -1,0 +1,405 @@
+//! The items of one node, and the space that is reserved for them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{AddAssign, RangeInclusive, Sub};
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use offshoot_btrfs_format::edit::ITEM_SIZE;
+use offshoot_btrfs_format::{ItemType, Key};
+
+use super::GROUP;
+
+/// What a queued item takes beside its data, about, in bytes: its place in a map that is not full, and the rounding of allocators.
+const OVERHEAD_BYTES: usize = 96;
+
+/// One item that waits.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// `None` for a tombstone.
+    data: Option<Box<[u8]>>,
+    /// The tree may have an item with this key, or get one from a flush under way.
+    in_tree: bool,
+}
+
+impl Pending {
+    pub(super) fn data(&self) -> Option<&[u8]> {
+        self.data.as_deref()
+    }
+
+    /// What it takes of a leaf, in bytes.
+    fn size(&self) -> usize {
+        self.data.as_ref().map_or(0, |data| data.len() + ITEM_SIZE)
+    }
+
+    fn bytes(&self) -> usize {
+        OVERHEAD_BYTES + self.data.as_ref().map_or(0, |data| data.len())
+    }
+}
+
+/// What items amount to, or by how much that changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Units of reserved metadata.
+    pub(super) units: i64,
+    /// By how much they make a tree larger at most, in bytes of leaves.
+    pub(super) growth: i64,
+    /// What they take in memory, in bytes.
+    pub(super) bytes: i64,
+}
+
+impl AddAssign for Load {
+    fn add_assign(&mut self, more: Self) {
+        self.units += more.units;
+        self.growth += more.growth;
+        self.bytes += more.bytes;
+    }
+}
+
+impl Sub for Load {
+    type Output = Self;
+
+    fn sub(self, less: Self) -> Self {
+        Self {
+            units: self.units - less.units,
+            growth: self.growth - less.growth,
+            bytes: self.bytes - less.bytes,
+        }
+    }
+}
+
+/// Who pays for an item of the sorted ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// The leaf of new items that it belongs to.
+    Leaf,
+    /// The inode.
+    Inode,
+    /// The item itself.
+    Own,
+}
+
+/// Items of a node that wait for one flush.
+#[derive(Debug, Default)]
+pub(super) struct Items {
+    /// DIR_ITEMs, by the hash: they are only looked up one by one.
+    hashed: HashMap<u64, Pending, FixedState>,
+    sorted: BTreeMap<Key, Pending>,
+    bytes: usize,
+    growth: usize,
+    /// How many of `sorted` are not in the tree.
+    insertions: usize,
+    /// The size of the leaf of new items that fills, with their headers.
+    curr_index_batch_size: u32,
+    /// How many leaves the new items fill. It may be more than they need, after some were removed.
+    index_item_leaves: u32,
+    /// How many of `sorted` keep a unit of their own.
+    own: u64,
+    /// The inodes of the group that keep a unit, one bit each.
+    inodes: u64,
+}
+
+impl Items {
+    pub(super) fn is_empty(&self) -> bool {
+        self.hashed.is_empty() && self.sorted.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.hashed.len() + self.sorted.len()
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Pending> {
+        if key.item_type == ItemType::DIR_ITEM {
+            self.hashed.get(&key.offset)
+        } else {
+            self.sorted.get(&key)
+        }
+    }
+
+    /// What all of them amount to.
+    pub(super) fn load(&self, by_item: bool) -> Load {
+        let units = if by_item {
+            self.len() as u64
+        } else {
+            let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
+            self.hashed.len() as u64 + self.own + shared
+        };
+        Load {
+            units: units.cast_signed(),
+            growth: (self.growth as u64).cast_signed(),
+            bytes: (self.bytes as u64).cast_signed(),
+        }
+    }
+
+    /// The item becomes this.
+    pub(super) fn put(
+        &mut self,
+        key: Key,
+        data: impl AsRef<[u8]> + Into<Box<[u8]>>,
+        existed: bool,
+        leaf: u32,
+    ) {
+        if key.item_type == ItemType::DIR_ITEM {
+            let in_tree = self.hashed.get(&key.offset).map_or(existed, |old| old.in_tree);
+            let new = Pending { data: Some(data.into()), in_tree };
+            self.count(&new);
+            if let Some(old) = self.hashed.insert(key.offset, new) {
+                self.discount(&old);
+            }
+            return;
+        }
+        let Some(old) = self.sorted.get_mut(&key) else {
+            let new = Pending { data: Some(data.into()), in_tree: existed };
+            self.count(&new);
+            self.add_unit(unit(key, &new), key, new.size(), leaf);
+            self.sorted.insert(key, new);
+            return;
+        };
+        let (before, was, in_tree) = (unit(key, old), old.size(), old.in_tree);
+        if let Some(same) = old.data.as_deref_mut().filter(|old| old.len() == data.as_ref().len()) {
+            same.copy_from_slice(data.as_ref());
+        } else {
+            let new = Pending { data: Some(data.into()), in_tree };
+            let (after, is) = (unit(key, &new), new.size());
+            self.replace(key, new);
+            if after == Unit::Leaf {
+                self.resize_in_leaf(was, is, leaf);
+            } else if before != after {
+                self.remove_own(before);
+                self.add_unit(after, key, is, leaf);
+            }
+        }
+        if before == Unit::Leaf {
+            // Changed after it was made: other items may stand beside it by now.
+            self.keep_unit(key);
+        }
+    }
+
+    /// The item goes; whether that is all, because it never came to the tree.
+    pub(super) fn remove(&mut self, key: Key) -> bool {
+        let tombstone = Pending { data: None, in_tree: true };
+        let is_gone = self.get(key).is_some_and(|old| !old.in_tree);
+        if key.item_type == ItemType::DIR_ITEM {
+            let old = if is_gone {
+                self.hashed.remove(&key.offset)
+            } else {
+                self.count(&tombstone);
+                self.hashed.insert(key.offset, tombstone)
+            };
+            if let Some(old) = old {
+                self.discount(&old);
+            }
+        } else if is_gone {
+            self.take(key);
+        } else {
+            let before = self.sorted.get(&key).map(|old| unit(key, old));
+            let after = unit(key, &tombstone);
+            if before != Some(after) {
+                if let Some(before) = before {
+                    self.remove_own(before);
+                }
+                self.add_unit(after, key, 0, 0);
+            }
+            self.replace(key, tombstone);
+        }
+        is_gone
+    }
+
+    /// The inode of `key` keeps a unit of its own, if anything of it waits.
+    pub(super) fn keep_unit(&mut self, key: Key) {
+        let is_inode = matches!(key.item_type, ItemType::INODE_ITEM | ItemType::INODE_REF);
+        if is_inode && !self.is_empty() {
+            self.inodes |= 1 << (key.objectid % GROUP);
+        }
+    }
+
+    /// Takes the items of the inode `ino` out, if it is new.
+    pub(super) fn take_inode(&mut self, ino: u64, leaf: u32) -> Option<Self> {
+        let first = Key::new(ino, ItemType::INODE_ITEM, 0);
+        self.sorted.get(&first).filter(|item| !item.in_tree)?;
+        let all = first..=Key::new(ino, ItemType::INODE_REF, u64::MAX);
+        let keys: Vec<_> = self.range(all).map(|(key, _)| key).collect();
+        let mut taken = Self::default();
+        for key in keys {
+            let item = self.take(key)?;
+            taken.count(&item);
+            taken.add_unit(unit(key, &item), key, item.size(), leaf);
+            taken.sorted.insert(key, item);
+        }
+        Some(taken)
+    }
+
+    /// Takes out one of the sorted items, with what it pays for itself.
+    fn take(&mut self, key: Key) -> Option<Pending> {
+        let old = self.sorted.remove(&key)?;
+        self.discount(&old);
+        match unit(key, &old) {
+            Unit::Leaf => self.remove_from_leaf(old.size()),
+            unit => self.remove_own(unit),
+        }
+        if key.item_type == ItemType::INODE_ITEM {
+            self.inodes &= !(1 << (key.objectid % GROUP));
+        }
+        Some(old)
+    }
+
+    fn remove_from_leaf(&mut self, size: usize) {
+        debug_assert!(self.index_item_leaves > 0, "new items fill leaves");
+        debug_assert!(self.insertions > 0, "new items are counted");
+        self.resize_in_leaf(size, 0, 0);
+        self.insertions -= 1;
+        if self.insertions == 0 {
+            self.index_item_leaves = 0;
+            self.curr_index_batch_size = 0;
+        }
+    }
+
+    fn replace(&mut self, key: Key, new: Pending) {
+        self.count(&new);
+        if let Some(old) = self.sorted.insert(key, new) {
+            self.discount(&old);
+        }
+    }
+
+    fn count(&mut self, one: &Pending) {
+        self.bytes += one.bytes();
+        self.growth += one.size();
+    }
+
+    fn discount(&mut self, one: &Pending) {
+        self.bytes -= one.bytes();
+        self.growth -= one.size();
+    }
+
+    fn add_unit(&mut self, by: Unit, key: Key, size: usize, leaf: u32) {
+        match by {
+            Unit::Leaf => {
+                self.insertions += 1;
+                self.add_to_leaf(size, leaf);
+            }
+            Unit::Inode => self.inodes |= 1 << (key.objectid % GROUP),
+            Unit::Own => self.own += 1,
+        }
+    }
+
+    fn remove_own(&mut self, by: Unit) {
+        debug_assert_ne!(by, Unit::Leaf, "what is new stays new until it is flushed or gone");
+        self.own -= u64::from(by == Unit::Own);
+    }
+
+    fn add_to_leaf(&mut self, size: usize, leaf: u32) {
+        let size = u32::try_from(size).expect("an item fits a leaf");
+        if self.index_item_leaves == 0 || self.curr_index_batch_size + size > leaf {
+            self.curr_index_batch_size = size;
+            self.index_item_leaves += 1;
+        } else {
+            self.curr_index_batch_size += size;
+        }
+    }
+
+    /// An item of the leaves becomes larger or smaller.
+    fn resize_in_leaf(&mut self, was: usize, is: usize, leaf: u32) {
+        if is > was {
+            self.add_to_leaf(is - was, leaf);
+        } else if self.index_item_leaves == 1 {
+            // With several, nobody knows which one it was counted to.
+            let less = u32::try_from(was - is).expect("an item fits a leaf");
+            debug_assert!(self.curr_index_batch_size >= less, "the only leaf has all new items");
+            self.curr_index_batch_size = self.curr_index_batch_size.saturating_sub(less);
+        }
+    }
+
+    /// Which keys of the sorted ones are in a range.
+    pub(super) fn range(
+        &self,
+        range: RangeInclusive<Key>,
+    ) -> impl DoubleEndedIterator<Item = (Key, &Pending)> {
+        self.sorted.range(range).map(|(key, pending)| (*key, pending))
+    }
+
+    /// All of them in the order of keys, those of the directory `dir`.
+    pub(super) fn in_order(&self, dir: u64) -> Vec<(Key, &Pending)> {
+        let by_hash = |(&hash, pending)| (Key::new(dir, ItemType::DIR_ITEM, hash), pending);
+        let mut all: Vec<_> = Vec::with_capacity(self.len());
+        all.extend(self.hashed.iter().map(by_hash));
+        all.sort_unstable_by_key(|(key, _)| key.offset);
+        // A directory has its hashed items before all others, and only directories have any.
+        all.extend(self.sorted.iter().map(|(key, pending)| (*key, pending)));
+        all
+    }
+}
+
+/// Who pays for an item of the sorted ones.
+fn unit(key: Key, pending: &Pending) -> Unit {
+    match (key.item_type, &pending.data) {
+        _ if !pending.in_tree => Unit::Leaf,
+        (ItemType::INODE_ITEM, _) | (ItemType::INODE_REF, Some(_)) => Unit::Inode,
+        _ => Unit::Own,
+    }
+}
+
+/// What is left to be released of the units of items that are being flushed.
+#[derive(Debug)]
+pub(super) struct Releases<'i> {
+    items: &'i Items,
+    by_item: bool,
+    /// What was not released yet.
+    left: Load,
+    leaves: u32,
+    insertions: usize,
+}
+
+impl<'i> Releases<'i> {
+    pub(super) fn new(items: &'i Items, by_item: bool) -> Self {
+        let (left, leaves) = (items.load(by_item), items.index_item_leaves);
+        Self { items, by_item, left, leaves, insertions: items.insertions }
+    }
+
+    /// What is released when `batch` is in the tree. What items take in memory they take until all are.
+    pub(super) fn after(&mut self, batch: &[(Key, &Pending)]) -> Load {
+        let growth: usize = batch.iter().map(|(_, pending)| pending.size()).sum();
+        let by = |(key, pending): &(Key, &Pending)| {
+            if key.item_type == ItemType::DIR_ITEM { Unit::Own } else { unit(*key, pending) }
+        };
+        let inserted = batch.iter().filter(|one| by(one) == Unit::Leaf).count();
+        let own = batch.iter().filter(|one| by(one) == Unit::Own).count();
+        self.insertions -= inserted;
+        let leaves = match (inserted, self.insertions) {
+            (0, _) => 0,
+            (_, 0) => self.leaves,
+            // With other items between them they may be more batches than leaves; the last keeps one.
+            _ => self.leaves.saturating_sub(1).min(1),
+        };
+        self.leaves -= leaves;
+        let units = if self.by_item { batch.len() as u64 } else { own as u64 + u64::from(leaves) };
+        let (units, growth) = (units.cast_signed(), (growth as u64).cast_signed());
+        let less = Load { units, growth, bytes: 0 };
+        self.left = self.left - less;
+        less
+    }
+
+    /// What is left at the end.
+    pub(super) fn rest(self) -> Load {
+        debug_assert!(self.insertions == 0 && self.leaves == 0, "all is flushed: {self:?}");
+        debug_assert!(self.left.growth == 0, "{:?} of {:?}", self.left, self.items);
+        self.left
+    }
+}
+
+/// A node: what waits for the next flush, and what is being flushed.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub(super) active: Items,
+    pub(super) flushing: Option<Arc<Items>>,
+}
+
+impl Node {
+    pub(super) fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.flushing.is_none()
+    }
+
+    /// The newest that is queued for `key`.
+    pub(super) fn get(&self, key: Key) -> Option<&Pending> {
+        self.active.get(key).or_else(|| self.flushing.as_ref()?.get(key))
+    }
+}

@@ -1,0 +1,197 @@
+//! Reading items that may be queued: the nodes first, then the tree.
+
+use std::ops::{ControlFlow, Range, RangeInclusive};
+
+use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_vfs::Result;
+
+use super::node::{Items, Pending};
+use super::{Delayed, NodeId};
+use crate::tree::{self, Cursor, TreeRoot};
+use crate::volume::Engine;
+
+/// Is shown a key and its data, and says whether it wants more.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>;
+
+/// How many queued items are looked at in one go.
+const CHUNK: usize = 256;
+
+/// Calls `found` with the data of the item with exactly this key; `None` when there is none. Nothing may be locked, and no
+/// tree be searched, in `found`.
+pub(crate) fn with_item<T>(
+    volume: &Engine,
+    root: TreeRoot,
+    key: Key,
+    found: impl FnOnce(&[u8]) -> Result<T>,
+) -> Result<Option<T>> {
+    let mut found = Some(found);
+    let mut call = |data: &[u8]| found.take().map(|found| found(data)).transpose();
+    let delayed = volume.live_part().map(|live| &live.delayed);
+    let queued = delayed
+        .and_then(|delayed| delayed.look(root.id, key, |data| data.map_or(Ok(None), &mut call)));
+    match queued {
+        Some(outcome) => outcome,
+        None => tree::with_item(volume, root, key, call).map(Option::flatten),
+    }
+}
+
+/// Calls `visit` with the items of `range`, all of one inode, in the order of keys until it breaks.
+///
+/// An item that was there when this began is shown once, unless it is removed meanwhile.
+pub(crate) fn for_each_item(
+    volume: &Engine,
+    root: TreeRoot,
+    range: RangeInclusive<Key>,
+    visit: Visit<'_>,
+) -> Result<()> {
+    let (mut first, last) = range.into_inner();
+    loop {
+        // What is queued comes first: what a flush forgets after that is shown here, and what it forgot before is in the
+        // tree. For the same reason the tree is searched anew for each chunk.
+        let queued = match volume.live_part() {
+            Some(live) => live.delayed.copy(root.id, first..=last),
+            None => Copied::default(),
+        };
+        let end = queued.end.unwrap_or(last);
+        if visit_merged(volume, root, first..=end, &queued, visit)?.is_break() {
+            return Ok(());
+        }
+        match end.successor() {
+            Some(next) if end < last => first = next,
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Shows the items of `range`: those of the tree that are not queued, and those that are.
+fn visit_merged(
+    volume: &Engine,
+    root: TreeRoot,
+    range: RangeInclusive<Key>,
+    queued: &Copied,
+    visit: Visit<'_>,
+) -> Result<ControlFlow<()>> {
+    let mut queued = queued.items().peekable();
+    let mut cursor = Cursor::seek(volume, root, *range.start())?;
+    loop {
+        let stored = cursor.item().filter(|(key, _)| key <= range.end());
+        let next = queued.peek().map(|(key, _)| *key);
+        let is_stored = match (&stored, next) {
+            (None, None) => return Ok(ControlFlow::Continue(())),
+            (Some((stored, _)), Some(queued)) if *stored == queued => {
+                cursor.advance()?;
+                continue;
+            }
+            (Some((stored, _)), Some(queued)) => *stored < queued,
+            (stored, _) => stored.is_some(),
+        };
+        let shown =
+            if is_stored { stored.map(|(key, data)| (key, Some(data))) } else { queued.next() };
+        if let Some((key, Some(data))) = shown
+            && visit(key, data)?.is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        if is_stored {
+            cursor.advance()?;
+        }
+    }
+}
+
+/// The last key of `range`, all of one inode, that is queued or in the tree. An item that is to be removed counts too.
+pub(crate) fn last_below(
+    volume: &Engine,
+    root: TreeRoot,
+    range: RangeInclusive<Key>,
+) -> Result<Option<Key>> {
+    let queued = volume.live_part().and_then(|live| live.delayed.last(root.id, range.clone()));
+    let cursor = Cursor::seek_floor(volume, root, *range.end())?;
+    let stored = cursor.item().map(|(key, _)| key).filter(|key| range.contains(key));
+    Ok(queued.max(stored))
+}
+
+/// The keys of `range`, all of one inode, that are queued, and which of these are not removed.
+pub(crate) fn queued_between(
+    volume: &Engine,
+    tree: TreeId,
+    range: RangeInclusive<Key>,
+) -> Vec<(Key, bool)> {
+    let Some(live) = volume.live_part() else { return Vec::new() };
+    live.delayed.merged(tree, range, |all| {
+        all.map(|(key, pending)| (key, pending.data().is_some())).collect()
+    })
+}
+
+/// Items that were queued at one moment.
+#[derive(Default)]
+struct Copied {
+    items: Vec<(Key, Option<Range<usize>>)>,
+    data: Vec<u8>,
+    /// The last key that was looked at, when there may be more behind it.
+    end: Option<Key>,
+}
+
+impl Copied {
+    fn items(&self) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
+        self.items.iter().map(|(key, data)| (*key, data.clone().map(|range| &self.data[range])))
+    }
+}
+
+impl Delayed {
+    /// What is queued of `range`, from its beginning on.
+    fn copy(&self, tree: TreeId, range: RangeInclusive<Key>) -> Copied {
+        self.merged(tree, range, |all| {
+            let mut copied = Copied::default();
+            for (key, pending) in all.take(CHUNK) {
+                let from = copied.data.len();
+                let data = pending.data().map(|data| {
+                    copied.data.extend_from_slice(data);
+                    from..copied.data.len()
+                });
+                copied.items.push((key, data));
+            }
+            if copied.items.len() == CHUNK {
+                copied.end = copied.items.last().map(|(key, _)| *key);
+            }
+            copied
+        })
+    }
+
+    fn last(&self, tree: TreeId, range: RangeInclusive<Key>) -> Option<Key> {
+        let id = NodeId::of(tree, *range.end()).filter(|_| self.is_on)?;
+        let shard = self.shard(id).read();
+        let node = shard.get(&id)?;
+        let last = |items: &Items| items.range(range.clone()).next_back().map(|(key, _)| key);
+        last(&node.active).max(node.flushing.as_ref().and_then(|items| last(items)))
+    }
+
+    /// Calls `look` with what is queued of `range`, all of one node, in the order of keys. Nothing may be locked in it.
+    fn merged<T: Default>(
+        &self,
+        tree: TreeId,
+        range: RangeInclusive<Key>,
+        look: impl FnOnce(&mut dyn Iterator<Item = (Key, &Pending)>) -> T,
+    ) -> T {
+        let Some(id) = NodeId::of(tree, *range.start()).filter(|_| self.is_on) else {
+            return T::default();
+        };
+        let shard = self.shard(id).read();
+        let Some(node) = shard.get(&id) else { return T::default() };
+        match &node.flushing {
+            None => look(&mut node.active.range(range)),
+            Some(flushing) => {
+                let mut active = node.active.range(range.clone()).peekable();
+                let mut flushing = flushing.range(range).peekable();
+                look(&mut std::iter::from_fn(|| match (active.peek(), flushing.peek()) {
+                    (Some((new, _)), Some((old, _))) if old < new => flushing.next(),
+                    (Some((new, _)), Some((old, _))) if old == new => {
+                        flushing.next();
+                        active.next()
+                    }
+                    (Some(_), _) => active.next(),
+                    (None, _) => flushing.next(),
+                }))
+            }
+        }
+    }
+}
