@@ -216,8 +216,10 @@ impl Engine {
         slot: usize,
         owner: TreeId,
     ) -> Result<Arc<TreeBlock>> {
-        let pointer = &node.pointers()[slot];
-        if !self.cache.contains(pointer.logical()) && node.header().level == 1 {
+        let is_known = |slot: usize| self.cache.contains(node.pointers()[slot].logical());
+        // Who walks has read the block before, and what is ahead was hinted at a few blocks ago.
+        let is_due = || slot.is_multiple_of(READ_AHEAD_BLOCKS / 2) || !is_known(slot - 1);
+        if node.header().level == 1 && !is_known(slot) && is_due() {
             let node_size = u64::from(self.superblock().node_size);
             let ahead = &node.pointers()[slot + 1..];
             let ahead = &ahead[..ahead.len().min(READ_AHEAD_BLOCKS)];

@@ -53,16 +53,6 @@ impl WriteLatch {
     pub(crate) fn block_mut(&mut self) -> &mut TreeBlock {
         Arc::make_mut(&mut self.guard)
     }
-
-    /// The block as it is, to be read while another takes its place.
-    pub(crate) fn share(&self) -> Arc<TreeBlock> {
-        Arc::clone(&self.guard)
-    }
-
-    /// Puts another block in its place, with the same header.
-    pub(crate) fn replace(&mut self, block: TreeBlock) {
-        *self.guard = Arc::new(block);
-    }
 }
 
 impl Deref for WriteLatch {

@@ -4,10 +4,10 @@
 //! edits that put something. It is written where it goes run by run, headers and data with one copy each, or cut
 //! into parts that fit a leaf.
 
-use std::ops::Range;
+use std::cell::Cell;
+use std::ops::{Deref, Range};
 
 use offshoot_btrfs_format::Key;
-use offshoot_btrfs_format::block::HEADER_SIZE;
 use offshoot_btrfs_format::edit::{
     ITEM_SIZE, LeafFiller, data_mut, insert_items, items_bytes, remove_items,
 };
@@ -23,6 +23,38 @@ enum Place {
     Leaf,
     Sibling,
     Edits,
+}
+
+/// A copy of a leaf, to be read while the leaf is written anew. A thread keeps the memory for the next one.
+pub(super) struct Copied(Option<TreeBlock>);
+
+thread_local! {
+    static KEPT: Cell<Option<TreeBlock>> = const { Cell::new(None) };
+}
+
+impl Copied {
+    pub(super) fn of(leaf: &TreeBlock) -> Self {
+        let mut copy = KEPT.take().filter(|kept| kept.bytes().len() == leaf.bytes().len());
+        match &mut copy {
+            Some(kept) => kept.bytes_mut().copy_from_slice(leaf.bytes()),
+            None => copy = Some(leaf.clone()),
+        }
+        Self(copy)
+    }
+}
+
+impl Deref for Copied {
+    type Target = TreeBlock;
+
+    fn deref(&self) -> &TreeBlock {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        KEPT.set(self.0.take());
+    }
 }
 
 /// Items that lie side by side.
@@ -149,15 +181,11 @@ impl Sequence {
         filler.finish();
     }
 
-    /// Makes these items what is in `leaf`, which is not among the sources while it is written.
+    /// Makes these items what is in `leaf`, of which the sources have a copy.
     pub(super) fn replace(&self, leaf: &mut WriteLatch, sources: Sources<'_>) {
-        if self.is_leaf(sources) {
-            return;
+        if !self.is_leaf(sources) {
+            self.fill(bytes(leaf), sources);
         }
-        let mut new = vec![0; leaf.bytes().len()].into_boxed_slice();
-        new[..HEADER_SIZE].copy_from_slice(&leaf.bytes()[..HEADER_SIZE]);
-        self.fill(&mut new, sources);
-        leaf.replace(TreeBlock::verified(new));
     }
 }
 
@@ -209,7 +237,7 @@ impl Merged {
             return self.overwrite(bytes(leaf), edits);
         }
         let Some((gap, puts)) = self.one_gap(leaf.len()) else {
-            let old = leaf.share();
+            let old = Copied::of(leaf);
             return self.sequence.replace(leaf, Sources { leaf: &old, sibling: None, edits });
         };
         if !gap.is_empty() {

@@ -21,7 +21,7 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::batch::{Applied, ItemEdit};
-use super::merge::{Merged, Sequence, Sources};
+use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
 use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
@@ -58,7 +58,7 @@ impl<'a> TreeWriter<'a> {
         edits: &[ItemEdit<'_>],
         mut merged: Merged,
     ) -> Result<Applied> {
-        let old = leaf.share();
+        let old = Copied::of(&leaf);
         let sources = Sources { leaf: &old, sibling: None, edits };
         let first = merged.sequence.first_key(sources).expect("more than fits a leaf is something");
         if path.above.is_empty() {
@@ -129,7 +129,7 @@ impl<'a> TreeWriter<'a> {
                 continue;
             }
             let mut sibling = self.lock_child(parent, at)?;
-            let old = sibling.share();
+            let old = Copied::of(&sibling);
             let sources = Sources { sibling: Some(&old), ..sources };
             let parts = sequence.with_sibling(&old, is_left).cut(sources, capacity, false);
             let ([one, other], true) = (&parts[..], fits(&old)) else { continue };
