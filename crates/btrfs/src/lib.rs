@@ -48,6 +48,7 @@ pub use block::TreeBlock;
 pub use filesystem::Filesystem;
 pub use handle::Volume;
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
+pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::{Counter, Stats};
 pub use tree::{Cursor, TreeRoot};

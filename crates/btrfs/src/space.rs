@@ -27,15 +27,18 @@ mod free_space;
 mod free_space_tree;
 mod ledger;
 mod load;
+mod reclaim;
 mod reserve;
+mod stats;
 #[cfg(test)]
 mod tests;
+mod tickets;
 mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
@@ -45,8 +48,9 @@ use parking_lot::{Mutex, RwLock};
 pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use ledger::Ledger;
-pub(crate) use ledger::Reservation;
+pub(crate) use ledger::{Promise, Reservation};
 pub(crate) use reserve::{Claim, OPERATION_ITEMS};
+pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
 use crate::volume::Engine;
 
@@ -66,12 +70,26 @@ pub(crate) struct Space {
     node_size: u64,
     /// The highest level that the root of a tree has had.
     tallest: AtomicU8,
+    /// Whether a tree may share blocks with a snapshot.
+    may_share: AtomicBool,
+    /// What the commit of the running transaction has to do.
+    pub(crate) pending: Arc<Pending>,
     /// What of every member belongs to chunks, in bytes.
     allocated: Mutex<Vec<u64>>,
     /// Held by the one thread that makes or removes chunks. Taken after the gate.
     chunk_lock: Mutex<()>,
-    /// Held by the one thread that makes room, with no handle held.
-    turn: Mutex<()>,
+    stats: stats::Counters,
+}
+
+/// What the commit of the running transaction has to do. A commit has done all of it when the next transaction begins.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    /// What the trees take that references go to, in bytes.
+    pub(crate) tree_bytes: AtomicU64,
+    /// What delayed references may add to these trees, in bytes of items.
+    pub(crate) reference_bytes: AtomicU64,
+    /// Trees whose root moved since its item was stored.
+    pub(crate) roots: AtomicU64,
 }
 
 /// What space is for.
@@ -120,9 +138,11 @@ impl Space {
             is_mixed,
             node_size: u64::from(superblock.node_size),
             tallest: AtomicU8::new(0),
+            may_share: AtomicBool::new(false),
+            pending: Arc::default(),
             allocated: Mutex::new(volume.members().iter().map(|m| m.allocated_bytes).collect()),
             chunk_lock: Mutex::new(()),
-            turn: Mutex::new(()),
+            stats: stats::Counters::default(),
         }
     }
 
@@ -133,7 +153,7 @@ impl Space {
 
     /// The most metadata that was reserved at a time, in bytes.
     pub(crate) fn metadata_reserved_peak(&self) -> u64 {
-        self.ledger(Purpose::Metadata).reserved_peak()
+        self.ledger(Purpose::Metadata).peak()
     }
 
     /// Takes `len` bytes for `purpose`, in one piece, which the caller has reserved.
@@ -224,6 +244,21 @@ impl Space {
         }
     }
 
+    /// Whether what is kept of metadata is kept of this kind of space.
+    fn counts_as_metadata(&self, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::Data => self.is_mixed,
+            Purpose::Metadata => true,
+            Purpose::System => false,
+        }
+    }
+
+    /// The block groups for `purpose`.
+    fn groups_for(&self, purpose: Purpose) -> Vec<Arc<BlockGroup>> {
+        let flags = self.flags_for(purpose);
+        self.groups.read().values().filter(|group| group.serves(flags)).cloned().collect()
+    }
+
     /// The type flags that a block group needs to serve for `purpose`.
     fn flags_for(&self, purpose: Purpose) -> u64 {
         match purpose {
@@ -264,10 +299,10 @@ impl Space {
 
     /// The bytes of all block groups for `purpose`, and what of them is free.
     fn totals(&self, purpose: Purpose) -> (u64, u64) {
-        let groups = self.groups.read();
-        let flags = self.flags_for(purpose);
-        let groups = groups.values().filter(|group| group.serves(flags));
-        groups.fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
+        let groups = self.groups_for(purpose);
+        groups
+            .iter()
+            .fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
     }
 
     /// What kinds of block groups there are, each as often as there are groups of it.
@@ -333,6 +368,16 @@ impl Space {
 
     fn tallest(&self) -> u8 {
         self.tallest.load(Ordering::Relaxed)
+    }
+
+    /// Whether a tree may share blocks with a snapshot.
+    fn may_share(&self) -> bool {
+        self.may_share.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a tree may share blocks with a snapshot.
+    pub(crate) fn note_sharing(&self) {
+        self.may_share.store(true, Ordering::Relaxed);
     }
 
     /// Notes the level that the root of a tree has.

@@ -47,20 +47,23 @@ use foldhash::fast::RandomState;
 use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
 use offshoot_btrfs_format::edit::header_mut;
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
-use offshoot_btrfs_format::superblock::SuperblockItem;
+use offshoot_btrfs_format::superblock::{CompatRo, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::TreeBlock;
 use crate::delayed::{Delayed, Hold, Queue};
-use crate::space::{Purpose, Reservation, Space};
+use crate::space::{self, Purpose, Reservation, Space};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
 use crate::volume::{Engine, Latching, OpenOptions};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
+#[cfg(debug_assertions)]
+pub(crate) use lock_order::require_no_handle;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
+pub(crate) use stats::Cause;
 use stats::Counters;
 pub use stats::{Counter, Stats};
 
@@ -89,6 +92,8 @@ pub(crate) struct Live {
     pub(crate) dirty_bytes: u64,
     /// Held exclusively while checksums are removed, and shared while some are looked for.
     pub(crate) checksums: RwLock<()>,
+    /// How many commits one cycle of making room has.
+    pub(crate) commits_per_cycle: u32,
     /// Told when there is much to bring to the devices.
     pub(crate) pressure: Arc<Signal>,
 }
@@ -113,11 +118,11 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    fn new(id: Generation) -> Self {
+    fn new(id: Generation, pending: Arc<space::Pending>) -> Self {
         Self {
             id,
             dirty: DirtyBlocks::default(),
-            refs: DelayedRefs::default(),
+            refs: DelayedRefs::new(pending),
             moved_roots: Mutex::default(),
             pinned: Mutex::default(),
             allocated: OnceLock::new(),
@@ -152,7 +157,7 @@ impl Live {
         options: &OpenOptions,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
-        let running = Arc::new(Transaction::new(first));
+        let running = Arc::new(Transaction::new(first, space.pending.clone()));
         let delayed = Delayed::new(options, superblock.nodesize.get());
         Self {
             phases: RwLock::new(Phases { running, committing: None }),
@@ -168,6 +173,7 @@ impl Live {
             latching: options.latching,
             dirty_bytes: options.dirty_bytes,
             checksums: RwLock::new(()),
+            commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
         }
     }
@@ -195,13 +201,32 @@ impl Live {
         // Two threads may look it up at once; the first to store it wins, and nothing was changed by then.
         let (root, last_snapshot, used) = crate::subvolume::stored_root(volume, id)?;
         self.space.note_level(root.level);
+        if last_snapshot.0 > 0 {
+            self.space.note_sharing();
+        }
         let new = || {
+            let pending = &self.space.pending;
+            if is_of_commits(id) {
+                pending.tree_bytes.fetch_add(used, Ordering::Relaxed);
+            }
             let (used, hold) = (AtomicU64::new(used), Hold::new(used));
             Arc::new(Tree { id, last_snapshot, root: RwLock::new(root), used, hold })
         };
         let mut trees = self.trees.write();
         let tree = trees.entry(id).or_insert_with(new);
         Ok(tree.clone())
+    }
+
+    /// Looks up the trees that a commit changes, so that what it needs is known.
+    pub(crate) fn open_trees_of_commits(&self, volume: &Engine) -> Result<()> {
+        let has = |feature| volume.superblock().compat_ro.has(feature);
+        let trees = [
+            Some(TreeId::EXTENT),
+            has(CompatRo::FREE_SPACE_TREE).then_some(TreeId::FREE_SPACE),
+            has(CompatRo::BLOCK_GROUP_TREE).then_some(TreeId::BLOCK_GROUP),
+            Some(TreeId::CSUM),
+        ];
+        trees.into_iter().flatten().try_for_each(|id| self.tree(volume, id).map(drop))
     }
 
     /// Allows no more writing, because of this.
@@ -240,16 +265,19 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed items go to.
+    pub(crate) fn dirty_tree_bytes(&self) -> Result<u64> {
+        let live = self.live()?;
+        let blocks = live.phases.read().running.dirty.len();
+        Ok(blocks * u64::from(self.superblock().node_size) + live.delayed.dirties())
+    }
+}
+
 impl<'v> Handle<'v> {
     /// The handle, with space that is kept for it until it is dropped.
     pub(crate) fn with_reservation(self, reservation: Reservation<'v>) -> Self {
         Self { reservation: Some(reservation), ..self }
-    }
-
-    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed items go to.
-    pub(crate) fn dirty_bytes(&self) -> u64 {
-        let node_size = u64::from(self.volume.superblock().node_size);
-        self.transaction.dirty.len() * node_size + self.live.delayed.dirties()
     }
 
     /// The tree `id`.
@@ -283,17 +311,6 @@ impl<'v> Handle<'v> {
     /// What the blocks of a tree take, in bytes.
     pub(crate) fn tree_bytes(&self, id: TreeId) -> Result<u64> {
         Ok(self.live.tree(self.volume, id)?.used.load(Ordering::Relaxed))
-    }
-
-    /// How many extents have delayed references, and how many trees a root that is not stored.
-    pub(crate) fn pending(&self) -> (u64, u64) {
-        let roots = self.transaction.moved_roots.lock().len();
-        (self.transaction.refs.len() as u64, roots as u64)
-    }
-
-    /// Leaves the transaction, and gives the space that was kept for the handle.
-    pub(crate) fn into_reservation(self) -> Option<Reservation<'v>> {
-        self.reservation
     }
 
     pub(crate) fn volume(&self) -> &'v Engine {
@@ -413,12 +430,15 @@ impl<'v> Handle<'v> {
     fn count_tree(&self, tree: TreeId, is_new: bool) -> Result<()> {
         let node_size = u64::from(self.volume.superblock().node_size);
         let used = &self.live.tree(self.volume, tree)?.used;
-        if is_new {
-            used.fetch_add(node_size, Ordering::Relaxed);
-        } else {
-            // What was stored may have been too little: the format does not depend on it.
-            let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
-            let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let all = is_of_commits(tree).then_some(&self.live.space.pending.tree_bytes);
+        for count in [used].into_iter().chain(all) {
+            if is_new {
+                count.fetch_add(node_size, Ordering::Relaxed);
+            } else {
+                // What was stored may have been too little: the format does not depend on it.
+                let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
+                let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            }
         }
         Ok(())
     }
@@ -450,6 +470,19 @@ impl<'v> Handle<'v> {
     /// Notes that the root of a tree moved.
     pub(crate) fn root_changed(&self, root: &TreeRoot) {
         self.live.space.note_level(root.level);
-        self.transaction.moved_roots.lock().insert(root.id, *root);
+        let before = self.transaction.moved_roots.lock().insert(root.id, *root);
+        if before.is_none() && !is_named_by_superblock(root.id) {
+            self.live.space.pending.roots.fetch_add(1, Ordering::Relaxed);
+        }
     }
+}
+
+/// Whether the superblock says where the root of this tree is, and not the root tree.
+fn is_named_by_superblock(id: TreeId) -> bool {
+    matches!(id, TreeId::ROOT | TreeId::CHUNK)
+}
+
+/// Whether running delayed references changes this tree.
+fn is_of_commits(id: TreeId) -> bool {
+    matches!(id, TreeId::EXTENT | TreeId::FREE_SPACE | TreeId::BLOCK_GROUP | TreeId::CSUM)
 }

@@ -48,14 +48,16 @@ pub(crate) struct Dirty {
     pub(crate) mtime: Option<Timestamp>,
     /// When the inode changed with that.
     pub(crate) ctime: Timestamp,
-    /// Metadata that is reserved for write-back, in bytes.
+    /// Metadata that is promised for the next step of write-back, in bytes.
     pub(crate) claim: u64,
+    /// What is promised because write-back makes trees larger, in bytes.
+    pub(crate) growth: u64,
 }
 
 impl Dirty {
     /// Nothing yet, of a file of this size.
     fn new(size: u64, at: Timestamp) -> Self {
-        Self { runs: BTreeMap::new(), bytes: 0, size, mtime: None, ctime: at, claim: 0 }
+        Self { runs: BTreeMap::new(), bytes: 0, size, mtime: None, ctime: at, claim: 0, growth: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {

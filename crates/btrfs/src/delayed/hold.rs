@@ -2,8 +2,8 @@
 //!
 //! Flushing changes no block twice without need: each block of the tree that the transaction has not copied yet is copied once, a leaf that an
 //! item goes into may be split, and otherwise leaves stay a third full. So however many units items have kept,
-//! *uncopied blocks + all blocks + three times what is added* pay for all of them, and half as much
-//! again pays for the references of these blocks (`space::reserve`). More is never held.
+//! *uncopied blocks + all blocks + three times what is added* pay for all of them, each with what its references come to
+//! (`space::reserve`). More is never held.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,7 +80,7 @@ impl Delayed {
         let (units, growth) = (positive(account.units), positive(account.growth));
         let uncopied = tree.hold.uncopied.load(Ordering::Relaxed);
         let whole = uncopied + tree.used.load(Ordering::Relaxed) + 3 * growth;
-        let whole = (whole + FEW_BLOCKS * node_size) * 3 / 2;
+        let whole = (whole / node_size + FEW_BLOCKS) * space.block_cost();
         let all = units.saturating_mul(cost);
         let wanted = if self.by_item { all } else { all.min(whole) };
         let before = account.held;

@@ -18,7 +18,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
-use super::write_back::{self, Patience};
+use super::write_back::{self, FileClaim, Patience};
 use super::{inode_item, tree_of, type_of};
 use crate::data::{FileBuffer, FileData, drop_range, extent_len, next_data, read_data};
 use crate::space::Reservation;
@@ -106,7 +106,9 @@ fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp
     let contents = contents.collect::<Result<Vec<_>>>()?;
     let buffers = &volume.buffers;
     let buffer = buffers.get_or_add(file, size, at);
-    buffer.write().claim += claim.map_or(0, Reservation::keep);
+    if let Some(claim) = claim {
+        claim.keep(&buffer);
+    }
     room.map(Reservation::keep);
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
@@ -129,8 +131,8 @@ struct Room<'v> {
     gaps: Vec<Range<u64>>,
     /// The space that they will take.
     data: Option<Reservation<'v>>,
-    /// The metadata that write-back begins with, unless the file has that.
-    claim: Option<Reservation<'v>>,
+    /// The metadata that write-back will take.
+    claim: Option<FileClaim<'v>>,
 }
 
 impl<'v> Room<'v> {
@@ -142,9 +144,9 @@ impl<'v> Room<'v> {
             if bytes == 0 {
                 return Ok(Self { gaps, data: None, claim: None });
             }
-            let claim = write_back::claim(volume, buffer.as_ref())?;
+            let claim = write_back::claim(volume, buffer.as_ref(), gaps.len())?;
             match volume.reserve_data(bytes) {
-                Ok(data) => return Ok(Self { gaps, data: Some(data), claim }),
+                Ok(data) => return Ok(Self { gaps, data: Some(data), claim: Some(claim) }),
                 // What the buffered data replaces becomes free when that is written back.
                 Err(Error::Posix { errno: Errno::NOSPC, .. })
                     if buffer.is_some_and(|buffer| !buffer.read().is_empty()) =>
@@ -222,9 +224,9 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
 fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
-    let claim = write_back::claim(volume, volume.buffers.get(file).as_ref())?;
+    let claim = write_back::claim(volume, volume.buffers.get(file).as_ref(), 0)?;
     let buffer = volume.buffers.get_or_add(file, old, at);
-    buffer.write().claim += claim.map_or(0, Reservation::keep);
+    claim.keep(&buffer);
     buffer.write().written(size, at);
     store_length(volume, file, &buffer)
 }

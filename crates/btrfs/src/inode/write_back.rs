@@ -10,35 +10,44 @@
 //!
 //! # Reservations
 //!
-//! What is buffered has its data reserved byte for byte, and each file that has something buffered a *claim*: the
-//! metadata for one step. So write-back goes on when nothing else can, as long as a step is enough. Where more
-//! is needed, it reserves that as everybody does; [`Patience`] says whether it may wait for it.
+//! What is buffered has its data reserved byte for byte, and each file that has something buffered a *claim*: it is promised the
+//! metadata for one step. So write-back goes on when nothing else can. Further steps take what is kept for making room,
+//! as removals do: what they copy is free again after a commit, and what the trees grow by is promised for each run of sectors.
+//! [`Patience`] says whether a step may wait.
+//!
+//! What lies side by side in a tree is in few leaves: a step counts leaves, not items.
 
 mod step;
 #[cfg(test)]
 mod tests;
 
+use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
+use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
 use super::{inode_item, tree_of};
 use crate::data::{FileBuffer, Sectors, checksum_items, insert_hole};
-use crate::space::{Claim, Purpose, Reservation};
+use crate::space::{Claim, Promise, Purpose, Reservation};
 use crate::subvolume::timestamp;
 use crate::transaction::Handle;
 use crate::volume::Engine;
 use step::{Step, hole_items};
 
-/// Items that a step changes beside checksums and the extents that it replaces: the new extent, the hole before it,
-/// the ends of what it cuts, the checksums that it continues, and the inode.
-const OTHER_ITEMS: u64 = 8;
+/// Leaves that a step changes beside those of checksums and of many extents that it replaces: two of extents, that of the
+/// checksums which it continues, and that of the inode.
+const OTHER_ITEMS: u64 = 4;
 
 /// Items of replaced extents that a claim covers.
 const CLAIMED_REPLACED: u64 = 4;
 
 /// The data of a step that a claim covers, in bytes.
 const CLAIMED_BYTES: u64 = 1 << 20;
+
+/// What a run of sectors adds to trees, in bytes: an extent with what is before and behind it, its item in the extent tree, a free
+/// range and checksums, in leaves that are a third full.
+const RUN_BYTES: u64 = 3 * (3 * 78 + 78 + 25 + 50);
 
 /// The most that one step writes, in bytes.
 const STEP_BYTES: u64 = 32 << 20;
@@ -52,35 +61,62 @@ pub(crate) enum Patience {
     Tries,
 }
 
-/// Reserves the metadata that the write-back of a file begins with, unless what is buffered of it has that.
+/// What is promised to a file that is buffered.
+pub(super) struct FileClaim<'v> {
+    /// The metadata that write-back begins with, unless the file has that.
+    step: Option<Promise<'v>>,
+    /// What runs of sectors add to trees.
+    growth: Option<Promise<'v>>,
+}
+
+impl FileClaim<'_> {
+    /// Keeps it with what is buffered.
+    pub(super) fn keep(self, buffer: &FileBuffer) {
+        let mut dirty = buffer.write();
+        dirty.claim += self.step.map_or(0, Promise::keep);
+        dirty.growth += self.growth.map_or(0, Promise::keep);
+    }
+}
+
+/// Has promised what the write-back of so many more runs of sectors takes.
 pub(super) fn claim<'v>(
     volume: &'v Engine,
     buffer: Option<&FileBuffer>,
-) -> Result<Option<Reservation<'v>>> {
-    if buffer.is_some_and(|buffer| buffer.read().claim > 0) {
-        return Ok(None);
-    }
-    let items = OTHER_ITEMS + CLAIMED_REPLACED + checksum_items(volume, CLAIMED_BYTES);
-    Ok(volume.join_for(items, Claim::Work)?.into_reservation())
+    runs: usize,
+) -> Result<FileClaim<'v>> {
+    volume.limit_dirty_blocks()?;
+    let has_claim = buffer.is_some_and(|buffer| buffer.read().claim > 0);
+    let items = claimed_items(volume);
+    let step = (!has_claim).then(|| volume.promise(items)).transpose()?;
+    let growth = runs as u64 * RUN_BYTES;
+    let growth = (growth > 0).then(|| volume.promise_bytes(growth)).transpose()?;
+    Ok(FileClaim { step, growth })
+}
+
+/// The items of a step that a claim covers.
+fn claimed_items(volume: &Engine) -> u64 {
+    OTHER_ITEMS + checksum_items(volume, CLAIMED_BYTES)
 }
 
 /// Gives up what was reserved for data that is not buffered any more.
 pub(super) fn release_data(volume: &Engine, bytes: u64) {
-    release(volume, Purpose::Data, bytes);
-}
-
-fn release(volume: &Engine, purpose: Purpose, bytes: u64) {
     if let Some(live) = volume.live_part() {
-        drop(Reservation::resume(&live.space, purpose, bytes));
+        drop(Reservation::resume(&live.space, Purpose::Data, bytes));
     }
 }
 
 /// Forgets what is buffered of a file that is removed.
 pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
-        let dirty = buffer.read();
-        release(volume, Purpose::Data, dirty.bytes());
-        release(volume, Purpose::Metadata, dirty.claim);
+        let (data, promised) = {
+            let mut dirty = buffer.write();
+            let promised = std::mem::take(&mut dirty.claim) + std::mem::take(&mut dirty.growth);
+            (dirty.bytes(), promised)
+        };
+        release_data(volume, data);
+        if let Some(live) = volume.live_part() {
+            drop(Promise::resume(&live.space, promised));
+        }
     }
 }
 
@@ -125,17 +161,18 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     files.into_iter().map(|file| sync_file(volume, file)).fold(Ok(()), Result::and)
 }
 
-/// Writes back what can be without waiting for anybody, for who makes room and may hold locks of inodes. Whether
-/// anything was. What cannot be written back stays: its own sync tells why.
-pub(crate) fn make_room(volume: &Engine) -> Result<bool> {
-    let before = volume.buffers.bytes();
+/// Writes back what can be without waiting for anybody, as long as room is wanted, for who makes it and may hold locks of
+/// inodes. What cannot be written back stays: its own sync tells why.
+pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
     for file in volume.buffers.files() {
+        if !is_wanted() {
+            break;
+        }
         if let Some(_locks) = volume.inodes.try_lock(file) {
             let _ = write_back(volume, file, Patience::Tries);
         }
     }
-    volume.live()?.require_whole()?;
-    Ok(volume.buffers.bytes() < before)
+    volume.live()?.require_whole()
 }
 
 /// Writes back what is buffered of `file`, whose lock is held.
@@ -178,7 +215,7 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     }
     let sector = u64::from(volume.superblock().sector_size);
     let hole = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
-    let items = OTHER_ITEMS + hole_items(volume, file, hole.end)?;
+    let items = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, hole.end)?);
     let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
     insert_hole(&handle, file, hole)?;
     let mut changes = Changes::new(&handle, file)?;
@@ -231,16 +268,31 @@ fn join<'v>(
     patience: Patience,
 ) -> Result<Option<Handle<'v>>> {
     let live = volume.live()?;
-    let claim = buffer.read().claim;
-    if claim >= items * live.space.item_cost() {
-        let handle = volume.enter()?;
-        buffer.write().claim = 0;
-        let claim = Reservation::resume(&live.space, Purpose::Metadata, claim);
-        return Ok(Some(handle.with_reservation(claim)));
+    if buffer.read().claim > 0 && items <= claimed_items(volume) {
+        let claim = std::mem::take(&mut buffer.write().claim);
+        let promise = Promise::resume(&live.space, claim);
+        let reservation = match patience {
+            Patience::Waits => volume.redeem(promise)?,
+            Patience::Tries => match volume.try_redeem(promise)? {
+                Ok(reservation) => reservation,
+                Err(promise) => {
+                    buffer.write().claim = promise.keep();
+                    return Ok(None);
+                }
+            },
+        };
+        return Ok(Some(volume.enter()?.with_reservation(reservation)));
     }
     match volume.try_join(live, items, Claim::Work)? {
         Some(handle) => Ok(Some(handle)),
-        None if patience == Patience::Waits => volume.join_for(items, Claim::Work).map(Some),
+        // What is buffered was accepted.
+        None if patience == Patience::Waits => volume.join_for(items, Claim::MakesRoom).map(Some),
         None => Ok(None),
     }
+}
+
+/// How many more leaves than the two that it begins and ends in a run of extent items is in, where each is a third full.
+fn leaves_of(volume: &Engine, extents: u64) -> u64 {
+    let item = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
+    extents / (leaf_capacity(volume.superblock().node_size) / 3 / item) as u64
 }

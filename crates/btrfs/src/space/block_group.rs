@@ -32,6 +32,15 @@ struct State {
     is_retired: bool,
 }
 
+/// What is in use of a block group, in bytes.
+pub(super) struct Usage {
+    pub(super) used: u64,
+    /// Taken and not used yet, or pinned.
+    pub(super) between: u64,
+    /// What is free is known.
+    pub(super) is_known: bool,
+}
+
 impl BlockGroup {
     pub(crate) fn new(start: Logical, len: u64, flags: BlockGroupFlags, used: u64) -> Self {
         let state = State { used, stored_used: used, between: 0, free: None, is_retired: false };
@@ -149,6 +158,12 @@ impl BlockGroup {
         let mut state = self.state.lock();
         state.stored_used = state.used;
         state.used
+    }
+
+    /// What is in use here, and what is known of the rest.
+    pub(super) fn usage(&self) -> Usage {
+        let state = self.state.lock();
+        Usage { used: state.used, between: state.between, is_known: state.free.is_some() }
     }
 
     /// What is neither used nor taken nor pinned, in bytes.

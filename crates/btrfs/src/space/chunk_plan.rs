@@ -47,6 +47,13 @@ pub(super) struct Plan {
 }
 
 impl MemberSpace {
+    /// A chunk takes this range, too.
+    pub(super) fn take(&mut self, range: Range<u64>) {
+        self.allocated_bytes = self.allocated_bytes.saturating_add(range.end - range.start);
+        let at = self.extents.partition_point(|extent| extent.start < range.start);
+        self.extents.insert(at, range);
+    }
+
     /// The first hole of `wanted` bytes, or else the longest one: its start and length.
     fn hole(&self, wanted: u64) -> (u64, u64) {
         let mut best = (RESERVED_BYTES, 0);

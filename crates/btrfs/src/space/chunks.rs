@@ -11,7 +11,7 @@
 //! | superblock | system chunks, and what of the device itself is allocated; when the commit makes it |
 //! | memory | the map of chunks, the block groups, the ledger |
 //!
-//! This takes metadata and system space itself, so it happens when space is reserved, never inside
+//! This takes metadata and system space itself, so it happens when room is made, never inside
 //! a change of a tree. One thread at a time does it, under the chunk lock, which is taken with a handle held.
 //!
 //! A block group is removed when nothing in it is used, taken or pinned: then no commit that a
@@ -39,9 +39,6 @@ use crate::transaction::Handle;
 use crate::tree::{Cursor, Edit, with_item};
 use crate::volume::Engine;
 
-/// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
-const CHUNK_ITEMS: u64 = 4;
-
 /// Before a block group is removed, this many times what is kept back must stay free, so that it is
 /// not allocated again at once.
 const SPARE: u64 = 4;
@@ -50,18 +47,45 @@ const SPARE: u64 = 4;
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Engine {
-    /// Allocates a chunk, and says whether there was room for one. The caller must hold no handle.
-    pub(super) fn grow(&self, purpose: Purpose) -> Result<bool> {
+    /// Allocates a chunk if a device has room for one, or else removes block groups that hold nothing and tries again. The
+    /// caller must hold no handle.
+    pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
+        if !self.try_grow(purpose)? {
+            self.remove_empty_groups()?;
+            self.try_grow(purpose)?;
+        }
+        Ok(())
+    }
+
+    fn try_grow(&self, purpose: Purpose) -> Result<bool> {
         let live = self.live()?;
-        let items = CHUNK_ITEMS + 2 * live.space.member_count();
-        let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else {
-            return Ok(false);
-        };
+        let items = live.space.chunk_items();
+        // Who needs data may be the first to change anything: nothing is known of metadata then.
+        let needed = || live.space.cost(items) + live.space.commit_cost();
+        let metadata = live.space.ledger(Purpose::Metadata);
+        self.look_around(Purpose::Metadata, || metadata.free() < metadata.reserved() + needed())?;
+        let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else { return Ok(false) };
         let _chunks = live.space.chunk_lock.lock();
-        if !handle.has_system_space(purpose)? {
+        if !handle.has_system_space()? {
             return Ok(false);
         }
         handle.allocate_chunk(purpose)
+    }
+
+    /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the
+    /// other as long as that `is_wanted`. The caller must hold no handle.
+    pub(super) fn look_around(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<()> {
+        let space = &self.live()?.space;
+        // The trees are read under a handle: a commit must not change them meanwhile.
+        let handle = self.enter()?;
+        {
+            let _chunks = space.chunk_lock.lock();
+            handle.note_next_chunk()?;
+        }
+        while is_wanted() && space.load_one(self, purpose)? {
+            space.serve(purpose);
+        }
+        Ok(())
     }
 
     /// Removes block groups that hold nothing, but for one of each kind, and those that will be
@@ -69,13 +93,13 @@ impl Engine {
     pub(crate) fn remove_empty_groups(&self) -> Result<()> {
         let live = self.live()?;
         for group in live.space.empty_groups() {
-            let items = CHUNK_ITEMS + 2 * live.space.member_count() + bitmap_leaves(self, &group);
+            let items = live.space.chunk_items() + bitmap_leaves(self, &group);
             let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else {
                 return Ok(());
             };
             let _chunks = live.space.chunk_lock.lock();
-            let keep = SPARE * (self.commit_cost(&handle)? + live.space.kept_bytes(Claim::Work));
-            if has_cache_file(self, &group)? || !handle.has_system_space(Purpose::System)? {
+            let keep = SPARE * (live.space.commit_cost() + live.space.kept_bytes());
+            if has_cache_file(self, &group)? || !handle.has_system_space()? {
                 continue;
             }
             if live.space.retire(&group, keep) {
@@ -134,8 +158,8 @@ impl Handle<'_> {
     }
 
     /// Whether the chunk tree can be changed once; for the sake of other chunks, a system chunk is
-    /// allocated when it can be changed only twice.
-    fn has_system_space(&self, purpose: Purpose) -> Result<bool> {
+    /// allocated when it can be changed only twice, if there is room for one.
+    fn has_system_space(&self) -> Result<bool> {
         let (volume, space) = (self.volume(), self.space());
         let levels = u64::from(volume.tree(TreeId::CHUNK)?.level) + 1;
         let node_size = u64::from(volume.superblock().node_size);
@@ -146,14 +170,48 @@ impl Handle<'_> {
             }
         }
         let free = space.ledger(Purpose::System).free();
-        if free >= 2 * once || free < once {
-            return Ok(free >= once);
+        if (once..2 * once).contains(&free) {
+            self.allocate_chunk(Purpose::System)?;
         }
-        Ok(purpose == Purpose::System || self.allocate_chunk(Purpose::System)?)
+        Ok(free >= once)
     }
 
-    /// Allocates a chunk, if there is room.
+    /// Allocates a chunk, if there is room that is not promised.
     fn allocate_chunk(&self, purpose: Purpose) -> Result<bool> {
+        let mut members = self.volume().member_spaces()?;
+        let Some((chunk, plan)) = self.next_chunk(purpose, &members)? else { return Ok(false) };
+        if !self.space().counts_as_metadata(purpose) {
+            for &(index, at) in &plan.stripes {
+                members[index].take(at..at + plan.stripe_bytes);
+            }
+            let next = self.next_chunk(Purpose::Metadata, &members)?;
+            let space = self.space();
+            let floor = space.floor(Purpose::Metadata);
+            let bytes = next.map_or(0, |(chunk, _)| chunk.length);
+            if !space.ledger(Purpose::Metadata).set_next_chunk(bytes, floor) {
+                return Ok(false);
+            }
+        }
+        self.add_chunk(chunk, &plan)?;
+        Ok(true)
+    }
+
+    /// Notes what the next chunk of metadata would hold. The caller holds the chunk lock.
+    fn note_next_chunk(&self) -> Result<()> {
+        let next = self.next_chunk(Purpose::Metadata, &self.volume().member_spaces()?)?;
+        let space = self.space();
+        let bytes = next.map_or(0, |(chunk, _)| chunk.length);
+        space.ledger(Purpose::Metadata).note_next_chunk(bytes);
+        space.serve(Purpose::Metadata);
+        Ok(())
+    }
+
+    /// The chunk that would be allocated with so much on the members, and where it would be.
+    fn next_chunk(
+        &self,
+        purpose: Purpose,
+        members: &[MemberSpace],
+    ) -> Result<Option<(Chunk, Plan)>> {
         let volume = self.volume();
         let kinds: Vec<BlockGroupFlags> =
             self.space().all_flags().filter(|flags| flags.0 & purpose.flag() != 0).collect();
@@ -164,11 +222,8 @@ impl Handle<'_> {
         // A kind without block groups, as data may be, has no copies.
         let profile = chunk_plan::safest(profiles.into_iter()).unwrap_or(Profile::Single);
         let flags = BlockGroupFlags(types | profile.bits());
-        let members = volume.member_spaces()?;
         let most = self.most_members(flags);
-        let Some(plan) = chunk_plan::plan(&members, flags, profile, most) else {
-            return Ok(false);
-        };
+        let Some(plan) = chunk_plan::plan(members, flags, profile, most) else { return Ok(None) };
         let start = volume.chunks().last().map_or(Logical(0), |chunk| chunk.end());
         let stripes = plan.stripes.iter().map(|&(index, at)| {
             let member = &volume.members()[index];
@@ -178,11 +233,8 @@ impl Handle<'_> {
         let mut chunk = Chunk { start, length: plan.stripe_bytes, flags, profile, stripes };
         chunk.length *= chunk.data_stripes();
         let fits = start.0.checked_add(chunk.length).is_some_and(|end| end <= MOST_LOGICAL);
-        if !fits || (purpose == Purpose::System && !self.fits_superblock(&chunk)) {
-            return Ok(false);
-        }
-        self.add_chunk(chunk, &plan)?;
-        Ok(true)
+        let fits = fits && (purpose != Purpose::System || self.fits_superblock(&chunk));
+        Ok(fits.then_some((chunk, plan)))
     }
 
     /// How many members a chunk of this kind can have, as its item must fit.
@@ -265,7 +317,12 @@ impl Handle<'_> {
             })?;
         }
         volume.map_chunk(chunk)?;
-        self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))
+        if flags.has_metadata() {
+            // What the next one holds is found out when this one is counted: for a moment there is less than there is.
+            self.space().ledger(Purpose::Metadata).note_next_chunk(0);
+        }
+        self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))?;
+        self.note_next_chunk()
     }
 
     /// Takes a block group that nobody allocates from any more, and its chunk, out of all trees.
@@ -287,7 +344,7 @@ impl Handle<'_> {
         self.remove_one(TreeId::CHUNK, chunk_key(&chunk))?;
         self.space().remove_group(group);
         volume.unmap_chunk(chunk.start);
-        Ok(())
+        self.note_next_chunk()
     }
 
     /// Removes an item that must be there.

@@ -1,33 +1,205 @@
 //! The ledger: how much of a kind of space is free, and how much of that is spoken for.
 //!
-//! Whoever is about to take space reserves its worst case first. A [`Reservation`] is a claim, not
-//! a place: it is held while its owner takes what it needs, and ends when it is dropped. What was
-//! taken meanwhile is not free any more, so it needs no claim. While both count, the
-//! ledger errs towards less.
+//! Whoever is about to take space speaks for its worst case first. There are two ways:
+//!
+//! | | what it is | what backs it |
+//! |---|---|---|
+//! | [`Reservation`] | somebody takes the space now, inside a change of a tree, or whenever delayed items are flushed | free space of block groups |
+//! | [`Promise`] | somebody will take it later, and makes a reservation of it then | the same, and the next chunk of metadata |
+//!
+//! Promises may go beyond what is free: the space of a chunk that is not allocated yet counts for them (*overcommit*). It
+//! counts once, with the length that this chunk would have if it were allocated now, and no chunk of another kind is
+//! allocated that would make it shorter than what is promised. So a promise is redeemed at once, or after a chunk was allocated.
+//!
+//! Neither is a place. What was taken on a reservation is not free any more and needs none; while both count, the
+//! ledger errs towards less. With what a commit needs (`C`) and what is kept for making room (`K`, see
+//! `reserve`), these hold whenever something is granted:
+//!
+//! 1. `reserved + C + K <= free`; without `K` for a removal, and for who redeems a promise where no chunk can come.
+//! 2. `reserved + promised + C + K <= free + next chunk`; without `K` for a removal.
+//!
+//! Only who holds the line (`tickets`) adds to what is spoken for, so what is granted was there. Anybody takes away from it
+//! without that lock, after what was taken has been counted: so `reserved` is read before `free`.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Errno, Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::tickets::{Demand, Kind, Line};
 use super::{Purpose, Space};
 use crate::volume::Engine;
 
-/// What is free of one kind, in block groups whose free ranges are known.
+/// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     free: AtomicU64,
-    reserved: Mutex<u64>,
+    reserved: AtomicU64,
+    promised: AtomicU64,
+    /// What the next chunk of this kind would hold, in bytes.
+    next_chunk: AtomicU64,
     /// The most that was ever spoken for.
-    reserved_peak: AtomicU64,
+    peak: AtomicU64,
+    line: Mutex<Line>,
+    /// How many are in the line, to be looked at without its lock.
+    waiting: AtomicUsize,
+    /// How many [`Reservation`]s there are.
+    under_way: AtomicUsize,
+    /// Told when a reservation ends while somebody waits.
+    ended: Condvar,
+}
+
+/// What must be left beside everything that is spoken for, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Floor {
+    /// What the commit of the running transaction needs.
+    pub(super) commit: u64,
+    /// What is kept for removals and for chunk allocation.
+    pub(super) kept: u64,
 }
 
 impl Ledger {
     /// What is free, whether or not it is spoken for.
     pub(super) fn free(&self) -> u64 {
-        self.free.load(Ordering::Acquire)
+        self.free.load(SeqCst)
+    }
+
+    /// What somebody takes now.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(SeqCst)
+    }
+
+    /// What somebody will take.
+    pub(super) fn promised(&self) -> u64 {
+        self.promised.load(SeqCst)
+    }
+
+    /// What the next chunk would hold, as far as is known.
+    pub(super) fn next_chunk(&self) -> u64 {
+        self.next_chunk.load(SeqCst)
+    }
+
+    /// The most that was spoken for at a time.
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(SeqCst)
+    }
+
+    /// The line of who waits, locked.
+    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock()
+    }
+
+    /// Waits until every reservation has ended, or a ticket is granted. Nobody waits in a line who has a reservation, so this
+    /// ends.
+    pub(super) fn wait_for_those_under_way(&self) {
+        let mut line = self.line();
+        let granted = line.granted();
+        while self.under_way.load(SeqCst) > 0 && line.granted() == granted {
+            self.ended.wait(&mut line);
+        }
+    }
+
+    /// Notes how many wait in the line, whose lock is held.
+    pub(super) fn note_waiting(&self, line: &Line) {
+        self.waiting.store(line.len(), SeqCst);
+    }
+
+    /// Grants what fits to those who wait, and tells who waits for others to end.
+    pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
+        if self.is_awaited() {
+            let mut line = self.line();
+            line.serve(|line, demand| self.grant(line, demand, floor));
+            self.note_waiting(&line);
+            self.ended.notify_one();
+        }
+    }
+
+    /// Whether somebody waits.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waiting.load(SeqCst) > 0
+    }
+
+    pub(super) fn add_free(&self, bytes: u64) {
+        self.free.fetch_add(bytes, SeqCst);
+    }
+
+    pub(super) fn remove_free(&self, bytes: u64) {
+        self.free.fetch_sub(bytes, SeqCst);
+    }
+
+    /// Grants `demand` when it fits. The caller holds the line.
+    pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
+        let Demand { kind, bytes } = demand;
+        if !self.fits(kind, bytes, floor) {
+            return false;
+        }
+        if kind == Kind::Promise {
+            self.promised.fetch_add(bytes, SeqCst);
+        } else {
+            self.reserved.fetch_add(bytes, SeqCst);
+            self.under_way.fetch_add(1, SeqCst);
+        }
+        if kind == Kind::Redeem {
+            self.promised.fetch_sub(bytes, SeqCst);
+        }
+        let all = self.reserved().saturating_add(self.promised());
+        if all > self.peak() {
+            self.peak.fetch_max(all, SeqCst);
+        }
+        true
+    }
+
+    /// Whether the invariants hold with `bytes` more.
+    fn fits(&self, kind: Kind, bytes: u64, floor: &impl Fn() -> Floor) -> bool {
+        let (reserved, promised) = (self.reserved(), self.promised());
+        let Floor { commit, kept } = floor();
+        let (free, next_chunk) = (self.free(), self.next_chunk());
+        let kept = match kind {
+            Kind::Work | Kind::Promise => kept,
+            // A chunk is allocated with what is kept.
+            Kind::Redeem if next_chunk > 0 => kept,
+            Kind::Redeem | Kind::MakesRoom => 0,
+        };
+        let now = if kind == Kind::Promise { 0 } else { bytes };
+        let floor = reserved.saturating_add(commit).saturating_add(kept);
+        let is_backed = floor.saturating_add(now) <= free;
+        // Who redeems takes nothing that was not promised.
+        let is_kept = kind == Kind::Redeem
+            || floor.saturating_add(promised).saturating_add(bytes)
+                <= free.saturating_add(next_chunk);
+        is_backed && is_kept
+    }
+
+    /// Whether more is promised than is left for others: time to redeem some.
+    pub(super) fn is_tight(&self, floor: Floor) -> bool {
+        let promised = self.promised();
+        let spoken = self.reserved().saturating_add(promised);
+        let floor = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
+        let room = self.free().saturating_add(self.next_chunk()).saturating_sub(floor);
+        promised > room
+    }
+
+    /// The next chunk would hold `bytes` now. Less than before it does only where nothing was taken from it: while a chunk of
+    /// this kind becomes free space.
+    pub(super) fn note_next_chunk(&self, bytes: u64) {
+        self.next_chunk.store(bytes, SeqCst);
+    }
+
+    /// The next chunk would hold `bytes` now; `false`, and nothing has changed, when that is less than before and too little
+    /// for what is promised.
+    pub(super) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
+        let _line = self.line();
+        let spoken = self.reserved().saturating_add(self.promised());
+        let wanted = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
+        let fits = bytes >= self.next_chunk()
+            || self.promised() == 0
+            || wanted <= self.free().saturating_add(bytes);
+        if fits {
+            self.next_chunk.store(bytes, SeqCst);
+        }
+        fits
     }
 
     /// Takes `known` bytes out of what is free, if `keep` more than what is spoken for are left and
@@ -38,47 +210,18 @@ impl Ledger {
         keep: u64,
         withdraw: impl FnOnce() -> Option<u64>,
     ) -> bool {
-        let reserved = self.reserved.lock();
-        if self.free().saturating_sub(known) < reserved.saturating_add(keep) {
+        let _line = self.line();
+        let spoken = self.reserved().saturating_add(self.promised());
+        if self.free().saturating_sub(known) < spoken.saturating_add(keep) {
             return false;
         }
         let withdrawn = withdraw();
         self.remove_free(withdrawn.unwrap_or(0));
         withdrawn.is_some()
     }
-
-    /// What is spoken for.
-    pub(super) fn reserved(&self) -> u64 {
-        *self.reserved.lock()
-    }
-
-    /// The most that was ever spoken for.
-    pub(super) fn reserved_peak(&self) -> u64 {
-        self.reserved_peak.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn add_free(&self, bytes: u64) {
-        self.free.fetch_add(bytes, Ordering::AcqRel);
-    }
-
-    pub(super) fn remove_free(&self, bytes: u64) {
-        self.free.fetch_sub(bytes, Ordering::AcqRel);
-    }
-
-    /// Reserves `bytes`, when `keep` more are left beside them and all that is spoken for.
-    fn reserve(&self, bytes: u64, keep: u64) -> bool {
-        let mut reserved = self.reserved.lock();
-        let wanted = reserved.saturating_add(bytes).saturating_add(keep);
-        let fits = wanted <= self.free();
-        if fits {
-            *reserved += bytes;
-            self.reserved_peak.fetch_max(*reserved, Ordering::Relaxed);
-        }
-        fits
-    }
 }
 
-/// A claim to space, until it is dropped.
+/// A claim to space that is there, until it is dropped.
 pub(crate) struct Reservation<'v> {
     space: &'v Space,
     purpose: Purpose,
@@ -86,14 +229,15 @@ pub(crate) struct Reservation<'v> {
 }
 
 impl<'v> Reservation<'v> {
-    /// Reserves `bytes`, when `keep` more are left beside them and all that is spoken for.
-    pub(super) fn of(space: &'v Space, purpose: Purpose, bytes: u64, keep: u64) -> Option<Self> {
-        let fits = space.ledger(purpose).reserve(bytes, keep);
-        fits.then(|| Self { space, purpose, bytes: Cell::new(bytes) })
+    /// What was granted.
+    pub(super) fn granted(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
+        // It was counted when it was granted: its owner may be asleep for long.
+        Self { space, purpose, bytes: Cell::new(bytes) }
     }
 
     /// The claim that was kept as a number of bytes.
     pub(crate) fn resume(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
+        space.ledger(purpose).under_way.fetch_add(1, SeqCst);
         Self { space, purpose, bytes: Cell::new(bytes) }
     }
 
@@ -137,6 +281,52 @@ impl<'v> Reservation<'v> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        *self.space.ledger(self.purpose).reserved.lock() -= self.bytes.get();
+        let ledger = self.space.ledger(self.purpose);
+        ledger.reserved.fetch_sub(self.bytes.get(), SeqCst);
+        ledger.under_way.fetch_sub(1, SeqCst);
+        self.space.serve(self.purpose);
+    }
+}
+
+/// A claim to metadata that will be there, until it is dropped or redeemed.
+pub(crate) struct Promise<'v> {
+    space: &'v Space,
+    bytes: u64,
+}
+
+impl<'v> Promise<'v> {
+    /// What was granted.
+    pub(super) fn granted(space: &'v Space, bytes: u64) -> Self {
+        Self { space, bytes }
+    }
+
+    /// The promise that was kept as a number of bytes.
+    pub(crate) fn resume(space: &'v Space, bytes: u64) -> Self {
+        Self { space, bytes }
+    }
+
+    /// Keeps the promise as a number of bytes, until somebody resumes it.
+    pub(crate) fn keep(mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// What is promised, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The reservation that it became.
+    pub(super) fn redeemed(self) -> Reservation<'v> {
+        let space = self.space;
+        Reservation::granted(space, Purpose::Metadata, self.keep())
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.space.ledger(Purpose::Metadata).promised.fetch_sub(self.bytes, SeqCst);
+            self.space.serve(Purpose::Metadata);
+        }
     }
 }

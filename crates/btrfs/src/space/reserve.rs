@@ -2,74 +2,115 @@
 //!
 //! Metadata that is free serves, in this order,
 //!
-//! 1. the commit of what was changed so far ([`commit_cost`](Engine::commit_cost)),
-//! 2. chunk allocation and removals, which make room ([`MAKING_ROOM_ITEMS`]),
+//! 1. what is reserved already, and the commit of what was changed so far (`C`, [`Space::commit_cost`]),
+//! 2. chunk allocation and removals, which make room (`K`, [`Space::kept_bytes`]),
 //! 3. all other work.
 //!
-//! So when there is none left for other work, files can still be removed, and what is
-//! left for the commit is left whatever happens. An operation that does not fit makes room,
-//! from cheap to dear: a block group whose free space was not looked at yet, buffered data, which gives up what was
-//! reserved for it, a new chunk, a commit, which frees what the transaction has given up. When metadata is mostly free and only worst cases
-//! fill it, the commit comes before the chunk. One operation at a time makes room, and others wait
-//! for their turn behind it.
+//! What does not fit waits in line (`tickets`), and whoever leads the line makes room (`reclaim`).
+//!
+//! # Why a commit always finds room
+//!
+//! `reserved + C <= free` holds at all times:
+//!
+//! - It holds when something is granted, whatever it is for (`ledger`).
+//! - An operation takes blocks, and queues references that make `C` larger. Both together are no more than what it reserved, which
+//!   counts until it is done ([`Space::cost`]).
+//! - A commit takes no more than `C`: it copies the trees that references go to once at most, and they grow by what the
+//!   references add. When it is done the copied blocks are free again, so what is lost is the growth `g` alone. `C` counts `g` more than
+//!   twice: once for the growth, once because the next commit copies that too. So what is left is the `C` of the next transaction.
+//!
+//! # Why a removal always finds room
+//!
+//! Work leaves `K`. What may go into `K` is not lost: the blocks that a removal or a chunk allocation copies are free again
+//! after the next commit, and all removals leave the trees smaller or as they were. Only how full blocks are may change:
+//! removals keep leaves at least a third full, so the trees of the commit may become twice as large as they are when two thirds of
+//! them are in use. `K` pays for that ([`Space::drift`]) beside one removal or chunk allocation, whichever is larger.
+//!
+//! So after a commit, and when those are done who had something reserved, a removal fits. It is next: nothing is
+//! granted past the line, and removals stand at its front. Those who hold the next places in front of it are
+//! removals too, and done after one commit each.
 //!
 //! # What an item costs
 //!
-//! Changing one item of a tree with `n` levels copies `n` blocks on the way. Room is made below a node with
-//! at most two siblings copied, or blocks added, on each level; a leaf may split in three, and a root may
-//! be added: `3 n + 3` blocks. Half as much again pays for what the references of these blocks add to
-//! the extent tree. All trees are taken to be as high as the highest.
+//! Changing one item of a tree with `n` levels copies `n` blocks on the way. Room is made below a node with at most two siblings copied, or
+//! blocks added, on each level; a leaf may split in three, and a root may be added. For `k` items that is at most `k (3 (n - 1) + 2) + 3`
+//! blocks, which `3 k (n + 1)` is not below. So what is reserved with the trees as they are is also enough
+//! when they become one level higher before it is used. That takes a hundred times more items than there were, which no file that is
+//! buffered sees, but in small trees: they count as if they had three levels.
+//!
+//! A block that is taken queues a reference, and one for the block that it is a copy of. Where a snapshot may share
+//! blocks, a copy may queue one for everything that is in it.
 //!
 //! # What a commit costs
 //!
 //! Delayed references change the extent tree and those that go with it. A block is copied once in a
-//! transaction, so this copies at most these trees whole, and they grow by what the references add.
+//! transaction, so this copies at most these trees whole, and they grow by what the references add, in blocks that are at
+//! least a third full. A commit that changes more than [`MOST_COMMIT_BYTES`] of them has that many references of its own.
 
-use offshoot_btrfs_format::TreeId;
-use offshoot_btrfs_format::superblock::CompatRo;
-use offshoot_vfs::{Errno, Error, Result};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
-use super::ledger::Reservation;
+use offshoot_vfs::Result;
+
+use super::ledger::{Floor, Promise, Reservation};
+use super::tickets::{Demand, Kind};
 use super::{Purpose, Space};
-use crate::inode::write_back;
-use crate::sync::thread;
-use crate::transaction::{Handle, Live};
+use crate::transaction::{Cause, Handle, Live};
 use crate::volume::Engine;
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.
 pub(crate) const OPERATION_ITEMS: u64 = 9;
 
-/// Items for which space is kept that only chunk allocation and removals get, beside one for
-/// each member: a chunk, its block group and its free space in two items, and an operation.
-const MAKING_ROOM_ITEMS: u64 = 4 + OPERATION_ITEMS;
+/// Places in a tree that a removal touches at most: a directory item, an index and the inode of the directory; the inode,
+/// and two leaves of its items; an orphan item.
+const REMOVAL_ITEMS: u64 = 7;
 
-/// What a reference adds to the extent tree and the free-space tree, in bytes: an extent item
-/// without skinny metadata and two free ranges, with their headers.
-const REFERENCE_BYTES: u64 = 51 + 25 + 2 * 25;
+/// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
+const CHUNK_ITEMS: u64 = 4;
 
-/// Blocks of the root tree that a commit may change, and new roots of the trees that it changes.
-const COMMIT_BLOCKS: u64 = 48;
+/// What a block that is taken adds to the bytes of references, with the block that it is a copy of, times what
+/// [`Space::commit_cost`] makes of each.
+const REFERENCES_OF_A_BLOCK: u64 = 1100;
 
-/// The most that is kept for a commit: what the kernel keeps at most. A single commit that changes more
-/// of the extent tree than this has many extents of its own, which [`REFERENCE_BYTES`] pays for.
+/// What the references of everything that a shared block points to come to, in parts of a block.
+const SHARED_PARTS: u64 = 5;
+const PARTS: u64 = 2;
+
+/// Levels that trees count as at least.
+const LEAST_LEVELS: u64 = 3;
+
+/// Blocks of the root tree that are copied for each root that is stored.
+const BLOCKS_OF_A_ROOT: u64 = 4;
+
+/// Blocks of the root tree, and new roots, of the trees that a commit itself changes.
+const COMMIT_BLOCKS: u64 = 4 * (BLOCKS_OF_A_ROOT + 1) + 4;
+
+/// What the references of a copied block add to the trees of a commit, in bytes.
+const COPY_BYTES: u64 = 3 * 128;
+
+/// The most that is kept for a commit: what the kernel keeps at most.
 const MOST_COMMIT_BYTES: u64 = 512 << 20;
 
-/// How often an operation has a commit made before it is told that there is no space. More than
-/// once, because others may take what a commit frees.
-const COMMITS: u32 = 3;
-
-/// The same for what makes room itself. It is refused nothing because others were faster, so this is far more often
-/// than there are others who hold a claim at the moment.
-const COMMITS_TO_REMOVE: u32 = 64;
+/// The most that is kept because trees may become less full, in bytes.
+const MOST_DRIFT_BYTES: u64 = 32 << 20;
 
 /// What an operation is for, which decides how far it may go into what is kept back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// Work that may be refused.
     Work,
-    /// Work that makes room.
+    /// Work that makes room, or finishes what was accepted.
     MakesRoom,
+}
+
+impl From<Claim> for Kind {
+    fn from(claim: Claim) -> Self {
+        match claim {
+            Claim::Work => Self::Work,
+            Claim::MakesRoom => Self::MakesRoom,
+        }
+    }
 }
 
 impl Space {
@@ -84,20 +125,93 @@ impl Space {
     }
 
     fn cost_with(&self, tallest: u8) -> u64 {
-        let levels = u64::from(tallest) + 1;
-        (3 * levels + 3) * self.node_size * 3 / 2
+        let levels = (u64::from(tallest) + 1).max(LEAST_LEVELS);
+        3 * (levels + 1) * self.block_cost()
     }
 
-    /// What is kept beside the cost of a commit.
-    pub(super) fn kept_bytes(&self, claim: Claim) -> u64 {
-        match claim {
-            Claim::Work => 2 * (MAKING_ROOM_ITEMS + self.member_count()) * self.item_cost(),
-            Claim::MakesRoom => 0,
+    /// The worst case of taking a block, with what its references come to, in bytes of metadata.
+    pub(crate) fn block_cost(&self) -> u64 {
+        let shared = if self.may_share() { self.node_size * SHARED_PARTS / PARTS } else { 0 };
+        self.node_size + REFERENCES_OF_A_BLOCK + shared
+    }
+
+    /// The worst case of an operation on so many items, in bytes of metadata.
+    pub(crate) fn cost(&self, items: u64) -> u64 {
+        items.saturating_mul(self.item_cost()).saturating_add(BLOCKS_OF_A_ROOT * self.node_size)
+    }
+
+    /// What a commit of the running transaction may take, in bytes of metadata.
+    pub(super) fn commit_cost(&self) -> u64 {
+        let whole = self.pending.tree_bytes.load(Relaxed).min(MOST_COMMIT_BYTES);
+        let copies = whole / self.node_size * COPY_BYTES;
+        // Blocks are at least a third full. What they grow by is there, and is copied by the next commit.
+        let growth = 3 * self.pending.reference_bytes.load(Relaxed);
+        let roots = self.pending.roots.load(Relaxed);
+        let fixed = (COMMIT_BLOCKS + BLOCKS_OF_A_ROOT * roots) * self.node_size;
+        whole + copies + growth + growth + growth / 4 + fixed
+    }
+
+    /// By how much what a removal finds may become less when trees become less full.
+    fn drift(&self) -> u64 {
+        let whole = self.pending.tree_bytes.load(Relaxed);
+        (2 * whole).min(MOST_DRIFT_BYTES) + 8 * self.node_size
+    }
+
+    /// What is kept for removals and for chunk allocation.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.cost(REMOVAL_ITEMS.max(self.chunk_items())) + self.drift()
+    }
+
+    /// Items that a chunk of all members changes.
+    pub(super) fn chunk_items(&self) -> u64 {
+        CHUNK_ITEMS + 2 * self.member_count()
+    }
+
+    /// What must be left of this kind of space.
+    pub(super) fn floor(&self, purpose: Purpose) -> Floor {
+        if self.counts_as_metadata(purpose) {
+            Floor { commit: self.commit_cost(), kept: self.kept_bytes() }
+        } else {
+            Floor::default()
         }
     }
 
+    /// Grants what `demand` wants, if it fits and nobody waits who goes before it.
+    pub(super) fn try_grant(&self, purpose: Purpose, demand: Demand) -> bool {
+        let ledger = self.ledger(purpose);
+        let line = ledger.line();
+        !line.is_before(demand.kind) && ledger.grant(&line, demand, &|| self.floor(purpose))
+    }
+
+    /// Grants what `demand` wants, if it fits, to who makes room for those who wait.
+    pub(super) fn try_grant_aside(&self, purpose: Purpose, demand: Demand) -> bool {
+        let ledger = self.ledger(purpose);
+        ledger.grant(&ledger.line(), demand, &|| self.floor(purpose))
+    }
+
+    /// Grants what fits to those who wait, because something may have become free.
+    pub(super) fn serve(&self, purpose: Purpose) {
+        self.ledger(purpose).serve(&|| self.floor(purpose));
+    }
+
+    /// Whether somebody waits for space of any kind.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.ledgers.iter().any(super::ledger::Ledger::is_awaited)
+    }
+
+    /// Serves all kinds.
+    pub(crate) fn serve_all(&self) {
+        self.serve(Purpose::Data);
+        self.serve(Purpose::Metadata);
+    }
+
+    /// Whether so much is promised that some of it should be redeemed before somebody waits.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.ledger(Purpose::Metadata).is_tight(self.floor(Purpose::Metadata))
+    }
+
     /// Whether less than three quarters of the block groups for `purpose` are in use.
-    fn is_mostly_free(&self, purpose: Purpose) -> bool {
+    pub(super) fn is_mostly_free(&self, purpose: Purpose) -> bool {
         let (total, free) = self.totals(purpose);
         free > total / 4
     }
@@ -120,7 +234,7 @@ impl Engine {
     /// # Errors
     /// As [`join`](Self::join).
     pub(crate) fn join_to_remove(&self) -> Result<Handle<'_>> {
-        self.join_for(OPERATION_ITEMS, Claim::MakesRoom)
+        self.join_for(REMOVAL_ITEMS, Claim::MakesRoom)
     }
 
     /// Joins the running transaction, with space to change this many items.
@@ -131,20 +245,18 @@ impl Engine {
         let live = self.live()?;
         self.limit_delayed()?;
         self.limit_dirty_blocks()?;
-        let attempt = || self.try_join(live, items, claim);
-        match Self::unless_tight(live, attempt)? {
-            Some(handle) => Ok(handle),
-            None => self.make_room(Purpose::Metadata, claim, attempt),
-        }
+        let bytes = live.space.cost(items);
+        let reservation = self.reserve(live, Purpose::Metadata, claim.into(), bytes)?;
+        Ok(self.enter()?.with_reservation(reservation))
     }
 
     /// Commits when there are more dirty tree blocks than may be, and has that done before.
     /// The caller must hold no handle.
     pub(crate) fn limit_dirty_blocks(&self) -> Result<()> {
         let live = self.live()?;
-        let dirty_bytes = self.enter()?.dirty_bytes();
+        let dirty_bytes = self.dirty_tree_bytes()?;
         if dirty_bytes > live.dirty_bytes {
-            return self.commit_over(live.dirty_bytes);
+            return self.commit_over(live.dirty_bytes, Cause::DirtyBlocks);
         }
         if dirty_bytes > live.dirty_bytes / 2 {
             live.pressure.press();
@@ -158,134 +270,92 @@ impl Engine {
     /// As [`join`](Self::join).
     pub(crate) fn reserve_data(&self, bytes: u64) -> Result<Reservation<'_>> {
         let live = self.live()?;
-        let sector = u64::from(self.superblock().sector_size);
-        let bytes = bytes.next_multiple_of(sector);
-        let attempt = || self.try_reserve_data(live, bytes);
-        match Self::unless_tight(live, attempt)? {
-            Some(reservation) => Ok(reservation),
-            None => self.make_room(Purpose::Data, Claim::Work, attempt),
-        }
+        let bytes = bytes.next_multiple_of(u64::from(self.superblock().sector_size));
+        self.reserve(live, Purpose::Data, Kind::Work, bytes)
     }
 
-    /// Makes an attempt, unless somebody makes room: what that gives is for who waits already, also when the
-    /// attempt began before and waited for a commit.
-    fn unless_tight<T>(live: &Live, attempt: impl Fn() -> Result<Option<T>>) -> Result<Option<T>> {
-        let is_tight = || live.space.turn.is_locked();
-        if is_tight() { Ok(None) } else { Ok(attempt()?.filter(|_| !is_tight())) }
+    /// Promises the metadata that changing this many items takes, later. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn promise(&self, items: u64) -> Result<Promise<'_>> {
+        self.promise_bytes(self.live()?.space.cost(items))
     }
 
-    /// Makes room until `attempt` has something.
-    fn make_room<T>(
-        &self,
-        purpose: Purpose,
-        claim: Claim,
-        attempt: impl Fn() -> Result<Option<T>>,
-    ) -> Result<T> {
+    /// Promises so many bytes of metadata.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<Promise<'_>> {
         let live = self.live()?;
-        let _turn = live.space.turn.lock();
-        let most = if claim == Claim::Work { COMMITS } else { COMMITS_TO_REMOVE };
-        let mut commits = 0;
-        loop {
-            if let Some(success) = attempt()? {
-                return Ok(success);
-            }
-            // A good part, so that the next to flush finds much again.
-            if self.flush_delayed(live.space.ledger(Purpose::Metadata).reserved() / 4)? > 0
-                && let Some(success) = attempt()?
-            {
-                return Ok(success);
-            }
-            if write_back::make_room(self)?
-                && let Some(success) = attempt()?
-            {
-                return Ok(success);
-            }
-            if (commits > 0 || !live.space.is_mostly_free(purpose)) && self.grow(purpose)? {
-                continue;
-            }
-            if commits == most {
-                return Err(Error::posix(Errno::NOSPC, format!("room for {purpose}")));
-            }
-            self.commit()?;
-            // Who has a claim and is on the way lets go of it.
-            thread::yield_now();
-            commits += 1;
+        self.get(live, Purpose::Metadata, Demand { kind: Kind::Promise, bytes })?;
+        if live.space.is_tight() {
+            live.pressure.press();
         }
+        Ok(Promise::granted(&live.space, bytes))
     }
 
-    /// What must be left beside an operation: the commit, and what is kept for others. A commit makes the next
-    /// one dearer, by what it adds to the trees; ordinary work leaves a quarter more for that, so that
-    /// removals find room after it too.
-    fn kept_for(&self, handle: &Handle<'_>, claim: Claim) -> Result<u64> {
-        let commit = self.commit_cost(handle)?;
-        let spare = if claim == Claim::Work { commit / 4 } else { 0 };
-        Ok(commit.saturating_add(spare).saturating_add(handle.space().kept_bytes(claim)))
+    /// Makes a reservation of a promise, which may take the allocation of a chunk. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join). The promise is gone then.
+    pub(crate) fn redeem<'v>(&'v self, promise: Promise<'v>) -> Result<Reservation<'v>> {
+        let demand = Demand { kind: Kind::Redeem, bytes: promise.bytes() };
+        self.get(self.live()?, Purpose::Metadata, demand)?;
+        Ok(promise.redeemed())
     }
 
-    /// Joins when space for `items` is there.
+    /// The same if it takes no waiting; gives back the promise otherwise. For who makes room, whoever waits.
+    pub(crate) fn try_redeem<'v>(
+        &'v self,
+        promise: Promise<'v>,
+    ) -> Result<Result<Reservation<'v>, Promise<'v>>> {
+        let demand = Demand { kind: Kind::Redeem, bytes: promise.bytes() };
+        let is_granted = self.live()?.space.try_grant_aside(Purpose::Metadata, demand);
+        Ok(if is_granted { Ok(promise.redeemed()) } else { Err(promise) })
+    }
+
+    /// Joins when space for `items` is there, and nobody waits for it. Who makes room takes what is kept for that, whoever
+    /// waits.
     pub(crate) fn try_join<'v>(
         &'v self,
         live: &'v Live,
         items: u64,
         claim: Claim,
     ) -> Result<Option<Handle<'v>>> {
-        let handle = self.enter()?;
-        let keep = self.kept_for(&handle, claim)?;
-        let bytes = items * live.space.item_cost();
-        let found = self.find_free(Purpose::Metadata, bytes, keep)?;
-        Ok(found.map(|reservation| handle.with_reservation(reservation)))
+        let (space, bytes) = (&live.space, live.space.cost(items));
+        let demand = Demand { kind: claim.into(), bytes };
+        let is_granted = match claim {
+            Claim::Work => space.try_grant(Purpose::Metadata, demand),
+            Claim::MakesRoom => space.try_grant_aside(Purpose::Metadata, demand),
+        };
+        if !is_granted {
+            return Ok(None);
+        }
+        let reservation = Reservation::granted(space, Purpose::Metadata, bytes);
+        Ok(Some(self.enter()?.with_reservation(reservation)))
     }
 
-    fn try_reserve_data<'v>(
+    fn reserve<'v>(
         &'v self,
         live: &'v Live,
-        bytes: u64,
-    ) -> Result<Option<Reservation<'v>>> {
-        // What is free is read from the trees, which a commit must not change meanwhile.
-        let handle = self.enter()?;
-        let keep = if live.space.is_mixed() { self.kept_for(&handle, Claim::Work)? } else { 0 };
-        self.find_free(Purpose::Data, bytes, keep)
-    }
-
-    /// Reserves `bytes`, looking into block groups until it knows of as much.
-    fn find_free(
-        &self,
         purpose: Purpose,
+        kind: Kind,
         bytes: u64,
-        keep: u64,
-    ) -> Result<Option<Reservation<'_>>> {
-        let space = &self.live()?.space;
-        loop {
-            if let Some(reservation) = Reservation::of(space, purpose, bytes, keep) {
-                return Ok(Some(reservation));
-            }
-            if !space.load_one(self, purpose)? {
-                return Ok(None);
-            }
-        }
+    ) -> Result<Reservation<'v>> {
+        self.get(live, purpose, Demand { kind, bytes })?;
+        Ok(Reservation::granted(&live.space, purpose, bytes))
     }
 
-    /// What a commit of the running transaction may take, in bytes of metadata.
-    pub(super) fn commit_cost(&self, handle: &Handle<'_>) -> Result<u64> {
-        let superblock = self.superblock();
-        let has = |feature| superblock.compat_ro.has(feature);
-        let trees = [
-            Some(TreeId::EXTENT),
-            has(CompatRo::FREE_SPACE_TREE).then_some(TreeId::FREE_SPACE),
-            has(CompatRo::BLOCK_GROUP_TREE).then_some(TreeId::BLOCK_GROUP),
-            self.csum_tree().map(|root| root.id),
-        ];
-        let mut whole = 0u64;
-        for id in trees.into_iter().flatten() {
-            whole = whole.saturating_add(handle.tree_bytes(id)?);
+    /// Gets what `demand` wants: at once, or in line.
+    fn get(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
+        if live.space.try_grant(purpose, demand) {
+            live.stats.granted_at_once();
+            return Ok(());
         }
-        let node_size = u64::from(superblock.node_size);
-        let (references, roots) = handle.pending();
-        // Copied blocks are references too, two for each.
-        let references = references + 2 * whole.min(MOST_COMMIT_BYTES) / node_size;
-        // Blocks are at least a third full.
-        let growth = 3 * references * REFERENCE_BYTES;
-        let fixed = (COMMIT_BLOCKS + 4 * roots) * node_size;
-        Ok(whole.min(MOST_COMMIT_BYTES) + growth + fixed)
+        let since = Instant::now();
+        let result = self.wait_in_line(live, purpose, demand);
+        live.space.stats.waited(since.elapsed(), &result);
+        result
     }
 }

@@ -9,13 +9,13 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::Purpose;
-use super::reserve::Claim;
+use super::Claim;
+use super::{Purpose, Reservation};
 use crate::Volume;
 use crate::test_volumes::{check, open, xattr};
 
 fn item(number: u32, len: usize) -> (Key, Vec<u8>) {
-    let digit = |place: u32| b'A' + u8::try_from(number / 32u32.pow(place) % 32).unwrap();
+    let digit = |place: u32| b'0' + u8::try_from(number / 64u32.pow(place) % 64).unwrap();
     let name = [b"user.n-", &[digit(3), digit(2), digit(1), digit(0)][..]].concat();
     xattr(&name, &vec![digit(0); len])
 }
@@ -185,12 +185,16 @@ fn data_is_reserved_until_it_is_full() {
     let mut all = Vec::new();
     let error = loop {
         match volume.reserve_data(5 << 20) {
-            Ok(reservation) => all.push(reservation),
+            // A reservation is kept as a number by who does not use it at once.
+            Ok(reservation) => all.push(reservation.keep()),
             Err(error) => break error,
         }
     };
     assert!(is_full(&error), "{error}");
     assert!(all.len() > 10, "{} reservations", all.len());
+    let space = &volume.live().unwrap().space;
+    let mut all: Vec<_> =
+        all.into_iter().map(|bytes| Reservation::resume(space, Purpose::Data, bytes)).collect();
     let one = all.pop().unwrap();
     let (logical, len) = one.take(&volume, 1 << 20).unwrap();
     assert!(len > 0 && len <= 1 << 20);
@@ -204,33 +208,58 @@ fn data_is_reserved_until_it_is_full() {
     kernel_writes(&disks, 0);
 }
 
-/// Many threads at once run out of space, and nothing breaks.
-#[test]
-fn threads_run_out_of_space() {
+/// Many threads at once run out of space, and nothing breaks: everything can be removed, by all together when the volume is full
+/// for all, or by each as soon as it is refused something.
+fn threads_run_out(mib: u64, mkfs: &[&str], threads: u32, len: usize, together: bool) {
     let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 160);
-    disks.mkfs(&["-m", "single"]);
+    let disks = Disks::create(&judges, 1, mib);
+    disks.mkfs(mkfs);
     let volume = open(&disks);
+    let full = std::sync::Barrier::new(if together { threads as usize } else { 1 });
     std::thread::scope(|scope| {
-        for thread in 0..4u32 {
-            let volume = &volume;
+        for thread in 0..threads {
+            let (volume, full) = (&volume, &full);
             scope.spawn(move || {
-                let mut number = thread;
-                while insert(volume, number, 3000)
-                    .inspect_err(|e| assert!(is_full(e), "{e}"))
-                    .is_ok()
-                {
-                    number += 4;
-                }
-                for number in (thread..number).step_by(4) {
+                let numbers = || (thread..).step_by(threads as usize);
+                let refused = numbers().find(|&number| {
+                    let inserted = insert(volume, number, len);
+                    inserted.inspect_err(|e| assert!(is_full(e), "{e}")).is_err()
+                });
+                full.wait();
+                for number in numbers().take_while(|&number| Some(number) != refused) {
                     remove(volume, number);
                 }
             });
         }
     });
+    let stats = volume.space_stats();
+    eprintln!("{mkfs:?}: {stats:#?}");
+    assert_eq!(stats.tickets_refused, threads.into(), "each thread was refused one thing");
+    let promised = stats.kinds.iter().map(|kind| kind.reserved_bytes + kind.promised_bytes);
+    assert_eq!(promised.sum::<u64>(), 0);
     volume.commit().unwrap();
     drop(volume);
     check(&disks);
     drop(disks.mount("rw,noatime"));
     check(&disks);
+}
+
+#[test]
+fn threads_run_out_of_space() {
+    threads_run_out(160, &["-m", "single"], 4, 3000, false);
+}
+
+#[test]
+fn many_threads_run_out_of_space() {
+    threads_run_out(128, &["-m", "single"], 64, 3000, true);
+}
+
+#[test]
+fn threads_run_out_of_space_of_small_nodes() {
+    threads_run_out(128, &["-m", "single", "-n", "4k"], 16, 1500, true);
+}
+
+#[test]
+fn threads_run_out_of_mixed_space() {
+    threads_run_out(64, &["--mixed"], 16, 1500, false);
 }

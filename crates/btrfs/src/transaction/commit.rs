@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Handle, Live, Transaction};
+use super::{Cause, Handle, Live, Transaction, is_named_by_superblock};
 use crate::inode::write_back;
 use crate::subvolume::{malformed, root_item_key};
 use crate::tree::{Edit, TreeRoot};
@@ -22,8 +22,13 @@ impl Engine {
     /// # Errors
     /// When a device fails: the devices then hold the last commit, and nothing more is written.
     pub(crate) fn sync(&self) -> Result<()> {
+        self.sync_because(Cause::Asked)
+    }
+
+    /// The same for another cause.
+    pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
         // The first error is the cause: after it the commit is only refused.
-        write_back::sync_all(self).and(self.commit())
+        write_back::sync_all(self).and(self.commit_over(0, cause))
     }
 
     /// Makes everything durable that was changed before the call, but for data that is buffered.
@@ -31,20 +36,21 @@ impl Engine {
     /// # Errors
     /// As [`sync`](Self::sync).
     pub(crate) fn commit(&self) -> Result<()> {
-        self.commit_over(0)
+        self.commit_over(0, Cause::Asked)
     }
 
     /// Commits if more than this is to be written, in bytes of tree blocks.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
-    pub(crate) fn commit_over(&self, dirty_bytes: u64) -> Result<()> {
+    pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: Cause) -> Result<()> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
         super::lock_order::require_no_handle();
         let _commit = live.commit.lock();
         // Who waited for another commit may find that it was enough.
-        if self.enter()?.dirty_bytes() <= dirty_bytes {
+        live.require_whole()?;
+        if self.dirty_tree_bytes()? <= dirty_bytes {
             return Ok(());
         }
         // What is queued until the gate is shut is little.
@@ -67,6 +73,12 @@ impl Engine {
         self.write_out(&transaction, &superblock).inspect_err(|e| live.break_off(e))?;
         live.superblock.lock().clone_from(&superblock);
         live.complete(self, &transaction)?;
+        live.stats.committed_for(cause);
+        if live.space.is_awaited() {
+            // What became free is for those who wait; who makes room for them removes block groups where that helps.
+            live.space.serve_all();
+            return Ok(());
+        }
         self.remove_empty_groups()
     }
 }
@@ -78,7 +90,8 @@ impl Live {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
         }
         let mut phases = self.phases.write();
-        phases.running = Arc::new(Transaction::new(Generation(finished.id.0 + 1)));
+        let next = Generation(finished.id.0 + 1);
+        phases.running = Arc::new(Transaction::new(next, self.space.pending.clone()));
         phases.committing = Some(finished);
     }
 
@@ -133,12 +146,13 @@ impl Handle<'_> {
     fn store_roots(&self) -> Result<usize> {
         let mut moved: Vec<TreeRoot> = Vec::new();
         self.transaction.moved_roots.lock().retain(|id, root| {
-            let is_named = matches!(*id, TreeId::ROOT | TreeId::CHUNK);
+            let is_named = is_named_by_superblock(*id);
             if !is_named {
                 moved.push(*root);
             }
             is_named
         });
+        self.live.space.pending.roots.fetch_sub(moved.len() as u64, Ordering::Relaxed);
         for root in &moved {
             let key = root_item_key(self.volume, root.id)?;
             let used = self.tree_bytes(root.id)?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::Live;
+use super::{Cause, Live};
 use crate::inode::write_back;
 use crate::volume::{Engine, Report};
 
@@ -90,7 +90,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
         let Some(volume) = volume.upgrade() else { return };
         let is_due = due.is_some_and(|due| Instant::now() >= due);
         let result = if is_due {
-            volume.sync()
+            volume.sync_because(Cause::Time)
         } else if is_pressed {
             ease(&volume)
         } else {
@@ -115,7 +115,9 @@ fn ease(volume: &Engine) -> Result<()> {
     let is_much = volume.buffers.bytes() > half;
     let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };
     // The first error is the cause.
-    written.and(volume.commit_over(half))
+    written.and(volume.commit_over(half, Cause::DirtyBlocks))?;
+    let space = &volume.live()?.space;
+    write_back::make_room(volume, || space.is_tight())
 }
 
 #[cfg(test)]
@@ -180,7 +182,7 @@ mod tests {
         let options =
             OpenOptions { commit_interval: None, dirty_bytes: 1 << 20, ..OpenOptions::default() };
         let fs = with_a_bad_file(&options);
-        let dirty_bytes = || fs.volume().enter().unwrap().dirty_bytes();
+        let dirty_bytes = || fs.volume().dirty_tree_bytes().unwrap();
         let mut number = 0;
         while dirty_bytes() <= options.dirty_bytes / 2 {
             create(&fs, &format!("{number}"));

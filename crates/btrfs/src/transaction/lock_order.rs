@@ -123,7 +123,7 @@ impl Drop for Joined {
 
 /// # Panics
 /// When the thread has a transaction handle.
-pub(super) fn require_no_handle() {
+pub(crate) fn require_no_handle() {
     let has = HAS_HANDLE.with(Cell::get);
     assert!(!has, "a thread that holds a transaction handle joins again, or commits");
 }

@@ -4,9 +4,13 @@
 //! tree; several changes to one extent become one change of its item.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use offshoot_btrfs_format::{Logical, TreeId};
 use parking_lot::Mutex;
+
+use crate::space;
 
 /// What an extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,22 +46,53 @@ pub(crate) struct Pending {
     pub(crate) full_backref: bool,
     /// By how much the count of each owner changes; never 0.
     pub(crate) changes: BTreeMap<Owner, i64>,
+    /// What this may add to the trees of a commit, in bytes of items.
+    growth: u64,
 }
 
+/// What an extent item adds to the extent tree, and the end of a free range to the free-space tree, in bytes.
+const NEW_BYTES: u64 = 53 + 25 + 25;
+
+/// What a reference that goes adds to the free-space tree, and to the checksum tree, in bytes.
+const GONE_BYTES: u64 = 25 + 25;
+
+/// What one more owner adds to the item of an extent, or beside it, in bytes: a block, and data.
+const OWNER_BYTES: [u64; 2] = [9, 28 + 25];
+
 /// The delayed references of a transaction, by the address of the extent.
-#[derive(Default)]
 pub(crate) struct DelayedRefs {
     pending: Mutex<BTreeMap<u64, Pending>>,
+    /// Where what they may add to trees is counted.
+    counted: Arc<space::Pending>,
 }
 
 impl DelayedRefs {
+    pub(crate) fn new(counted: Arc<space::Pending>) -> Self {
+        Self { pending: Mutex::default(), counted }
+    }
+
+    /// Changes what is pending for an extent, and counts what that may add to trees.
+    fn with(&self, at: Logical, len: u64, kind: ExtentKind, change: impl FnOnce(&mut Pending)) {
+        let mut pending = self.pending.lock();
+        let entry = pending.entry(at.0).or_insert_with(|| Pending::new(len, kind));
+        let before = entry.growth;
+        change(entry);
+        self.counted.reference_bytes.fetch_add(entry.growth - before, Relaxed);
+    }
+
+    /// Counts no more what was pending.
+    fn uncount(&self, pending: &Pending) {
+        self.counted.reference_bytes.fetch_sub(pending.growth, Relaxed);
+    }
+
     /// An extent was allocated, for its first owner.
     pub(crate) fn add_new(&self, logical: Logical, len: u64, kind: ExtentKind, owner: Owner) {
-        let mut pending = self.pending.lock();
-        let entry = pending.entry(logical.0).or_insert_with(|| Pending::new(len, kind));
-        debug_assert!(!entry.is_new && entry.changes.is_empty(), "an extent is allocated once");
-        entry.is_new = true;
-        entry.change(owner, 1);
+        self.with(logical, len, kind, |entry| {
+            debug_assert!(!entry.is_new && entry.changes.is_empty(), "an extent is allocated once");
+            entry.is_new = true;
+            entry.growth += NEW_BYTES;
+            entry.change(owner, 1);
+        });
     }
 
     /// The count of `owner` changes by `delta`.
@@ -69,23 +104,21 @@ impl DelayedRefs {
         owner: Owner,
         delta: i64,
     ) {
-        let mut pending = self.pending.lock();
-        pending.entry(logical.0).or_insert_with(|| Pending::new(len, kind)).change(owner, delta);
+        self.with(logical, len, kind, |entry| entry.change(owner, delta));
     }
 
     /// The block refers to what is below it by its own address from now on.
     pub(crate) fn set_full_backref(&self, logical: Logical, len: u64, level: u8) {
         let kind = ExtentKind::Block { level };
-        let mut pending = self.pending.lock();
-        pending.entry(logical.0).or_insert_with(|| Pending::new(len, kind)).full_backref = true;
+        self.with(logical, len, kind, |entry| entry.full_backref = true);
     }
 
     /// Forgets an extent that has no item yet; whether it was one.
     pub(crate) fn cancel_new(&self, logical: Logical) -> bool {
         let mut pending = self.pending.lock();
         let is_new = pending.get(&logical.0).is_some_and(|entry| entry.is_new);
-        if is_new {
-            pending.remove(&logical.0);
+        if is_new && let Some(entry) = pending.remove(&logical.0) {
+            self.uncount(&entry);
         }
         is_new
     }
@@ -97,12 +130,9 @@ impl DelayedRefs {
 
     /// Takes out what is pending for the extent with the lowest address.
     pub(crate) fn pop(&self) -> Option<(Logical, Pending)> {
-        self.pending.lock().pop_first().map(|(at, pending)| (Logical(at), pending))
-    }
-
-    /// How many extents have something pending.
-    pub(crate) fn len(&self) -> usize {
-        self.pending.lock().len()
+        let (at, pending) = self.pending.lock().pop_first()?;
+        self.uncount(&pending);
+        Some((Logical(at), pending))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -112,10 +142,15 @@ impl DelayedRefs {
 
 impl Pending {
     fn new(len: u64, kind: ExtentKind) -> Self {
-        Self { len, kind, is_new: false, full_backref: false, changes: BTreeMap::new() }
+        Self { len, kind, is_new: false, full_backref: false, changes: BTreeMap::new(), growth: 0 }
     }
 
     fn change(&mut self, owner: Owner, delta: i64) {
+        self.growth += match self.kind {
+            _ if delta < 0 => GONE_BYTES,
+            ExtentKind::Block { .. } => OWNER_BYTES[0],
+            ExtentKind::Data => OWNER_BYTES[1],
+        };
         let count = self.changes.entry(owner).or_default();
         *count += delta;
         if *count == 0 {

@@ -101,7 +101,7 @@ macro_rules! counters {
                 }
             })*
 
-            fn read(&self) -> Stats {
+            pub(crate) fn read(&self) -> Stats {
                 let mut all = Stats::default();
                 for shard in &self.shards {
                     $(all.$field += shard.$field.load(Ordering::Relaxed);)*
@@ -151,12 +151,47 @@ counters! {
         flushes_by_commits, flushed_by_commit();
         /// Commits completed.
         commits, committed();
+        /// Commits of these that somebody asked for.
+        commits_asked, committed_asked();
+        /// Commits of these by time.
+        commits_by_time, committed_by_time();
+        /// Commits of these because much was changed.
+        commits_of_dirty_blocks, committed_dirty_blocks();
+        /// Commits of these to make room.
+        commits_for_space, committed_for_space();
+        /// Reservations of space that were granted without waiting.
+        reservations_at_once, granted_at_once();
     }
     peaks {
         /// The most memory that delayed items took at a time, in bytes.
         delayed_peak_bytes, note_backlog();
         /// The most metadata that was reserved at a time, in bytes.
         metadata_reserved_peak, note_metadata_reserved();
+    }
+}
+
+/// Why a commit is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Somebody asked for it.
+    Asked,
+    /// It was time.
+    Time,
+    /// There were many dirty tree blocks.
+    DirtyBlocks,
+    /// Somebody needs room.
+    Space,
+}
+
+impl Counters {
+    /// Counts a commit for its cause.
+    pub(crate) fn committed_for(&self, cause: Cause) {
+        match cause {
+            Cause::Asked => self.committed_asked(),
+            Cause::Time => self.committed_by_time(),
+            Cause::DirtyBlocks => self.committed_dirty_blocks(),
+            Cause::Space => self.committed_for_space(),
+        }
     }
 }
 

@@ -46,6 +46,9 @@ pub struct OpenOptions {
     /// Whether every delayed item keeps all the space that was reserved for it; else new items of a directory share that of a
     /// leaf. To be measured, not to be changed otherwise.
     pub reserve_by_item: bool,
+    /// How many commits one cycle of making room may have before an operation is told that there is no space: one, or two; to
+    /// be measured, not to be changed otherwise.
+    pub commits_per_cycle: u32,
     /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
     pub latching: Latching,
 }
@@ -82,6 +85,7 @@ impl Default for OpenOptions {
             commit_interval: Some(Duration::from_secs(30)),
             delayed_items: true,
             reserve_by_item: false,
+            commits_per_cycle: 1,
             latching: Latching::default(),
         }
     }

@@ -43,6 +43,7 @@ impl Engine {
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
         volume.live = Some(Live::new(space, superblock, options));
+        volume.live()?.open_trees_of_commits(&volume)?;
         Ok(volume)
     }
 

@@ -11,7 +11,8 @@ use offshoot_vfs::{FileId, Result};
 use super::super::changes::Changes;
 use super::super::{inode_item, tree_of};
 use super::{
-    CLAIMED_BYTES, CLAIMED_REPLACED, OTHER_ITEMS, Patience, change_inode, join, release_data,
+    CLAIMED_BYTES, CLAIMED_REPLACED, OTHER_ITEMS, Patience, change_inode, join, leaves_of,
+    release_data,
 };
 use crate::data::{
     FileBuffer, Sectors, Target, checksum_items, extent_len, insert_hole, store, store_inline,
@@ -46,17 +47,17 @@ impl<'v, 'b> Step<'v, 'b> {
         data: Sectors<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
-        let others = OTHER_ITEMS + hole_items(volume, file, data.start)?;
+        let others = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, data.start)?);
         let (replaced, len) = until_replaced(volume, file, &data.range(), MOST_REPLACED)?;
         let data = data.first(len);
-        let items = others + replaced + checksum_items(volume, data.len);
+        let items = others + leaves_of(volume, replaced) + checksum_items(volume, data.len);
         if let Some(handle) = join(volume, buffer, items, Patience::Tries)? {
             return Ok(Some(Self { handle, file, buffer, data }));
         }
         // Less of it may do with the claim.
         let data = data.first(CLAIMED_BYTES);
         let data = data.first(until_replaced(volume, file, &data.range(), CLAIMED_REPLACED)?.1);
-        let items = others + CLAIMED_REPLACED + checksum_items(volume, data.len);
+        let items = others + checksum_items(volume, data.len);
         let handle = join(volume, buffer, items, patience)?;
         Ok(handle.map(|handle| Self { handle, file, buffer, data }))
     }

@@ -1,0 +1,152 @@
+//! Reclaim: making room for those who wait in line.
+//!
+//! One of them does it for all, the *leader* of the line. It goes through the flush states from cheap to dear, and after
+//! each grants what fits from the front of the line:
+//!
+//! | state | what it does | what becomes free |
+//! |---|---|---|
+//! | look around | finds out what the next chunk would hold, and what is free in block groups that were not looked at | what was not known |
+//! | delayed items | flushes them to the trees, those of the fullest nodes first | what was held for them |
+//! | dirty data | writes back files whose inodes nobody has locked | what was promised and reserved for them |
+//! | allocate chunk | makes a chunk; where no device has room, removes empty block groups first | the chunk |
+//! | commit | commits | what the transaction has given up |
+//!
+//! Before each it waits for all who have something reserved: most took less than that, and others may be served. They
+//! need nothing of those who wait.
+//!
+//! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
+//! both passes. When metadata is mostly free and only worst cases fill it, a chunk is allocated in the second pass only. A
+//! ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
+//! helped nobody the oldest ticket is refused, and younger ones are served if they fit.
+//!
+//! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Running delayed references
+//! early is no state: it gives nothing back that a commit does not, and takes shutting the gate as a commit does.
+//!
+//! An error ends the leader's own ticket with that error. The next in line leads then and meets the same error, or finds that the
+//! volume can no longer be written.
+//!
+//! [`OpenOptions::commits_per_cycle`]: crate::OpenOptions::commits_per_cycle
+
+use std::sync::Arc;
+
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::Purpose;
+use super::stats::FlushState;
+use super::tickets::{Demand, Outcome, Waiter};
+use crate::inode::write_back;
+use crate::transaction::{Cause, Live};
+use crate::volume::Engine;
+
+/// The states in their order.
+const STATES: [FlushState; 5] = [
+    FlushState::LookAround,
+    FlushState::DelayedItems,
+    FlushState::DirtyData,
+    FlushState::AllocateChunk,
+    FlushState::Commit,
+];
+
+/// Passes over the states in one cycle.
+const PASSES: u32 = 2;
+
+impl Engine {
+    /// Waits until `demand` is granted. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// `ENOSPC` when no room can be made; what failed while it was made.
+    pub(super) fn wait_in_line(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
+        #[cfg(debug_assertions)]
+        crate::transaction::require_no_handle();
+        let ledger = live.space.ledger(purpose);
+        let mut queue = ledger.line();
+        let waiter = queue.join(demand);
+        ledger.note_waiting(&queue);
+        let result = loop {
+            match waiter.outcome() {
+                Some(Outcome::Granted) => break Ok(()),
+                Some(Outcome::Refused) => {
+                    let what = format!("room for {purpose}");
+                    break Err(Error::posix(Errno::NOSPC, what));
+                }
+                None if queue.is_led => waiter.wait(&mut queue),
+                None => {
+                    queue.is_led = true;
+                    drop(queue);
+                    let led = self.lead(live, purpose, &waiter);
+                    queue = ledger.line();
+                    queue.is_led = false;
+                    // Who was granted space in spite of an error goes on, and meets it where it matters.
+                    if let Err(error) = led
+                        && queue.leave(&waiter)
+                    {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        ledger.note_waiting(&queue);
+        queue.wake_leader();
+        result
+    }
+
+    /// Makes room until the ticket of `own` has come to its end.
+    fn lead(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>) -> Result<()> {
+        while own.outcome().is_none() {
+            if !self.cycle(live, purpose, own)? {
+                let ledger = live.space.ledger(purpose);
+                ledger.line().refuse_oldest();
+                live.space.serve(purpose);
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes through the states, until somebody was granted space, or `own` has come to its end; whether that was so.
+    fn cycle(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>) -> Result<bool> {
+        let space = &live.space;
+        let granted = || space.ledger(purpose).line().granted();
+        let before = granted();
+        for pass in 0..PASSES {
+            for state in STATES {
+                let is_due = match state {
+                    FlushState::Commit => pass < live.commits_per_cycle,
+                    FlushState::AllocateChunk => pass > 0 || !space.is_mostly_free(purpose),
+                    _ => true,
+                };
+                if !is_due {
+                    continue;
+                }
+                live.require_whole()?;
+                // Cheapest of all: most have reserved far more than they take.
+                space.ledger(purpose).wait_for_those_under_way();
+                if own.outcome().is_some() || granted() != before {
+                    return Ok(true);
+                }
+                let room = space.room(purpose);
+                let flushed = self.flush(live, purpose, state);
+                space.stats.flushed(state, space.room(purpose).saturating_sub(room));
+                flushed?;
+                space.serve(purpose);
+                if own.outcome().is_some() || granted() != before {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn flush(&self, live: &Live, purpose: Purpose, state: FlushState) -> Result<()> {
+        let is_awaited = || live.space.ledger(purpose).is_awaited();
+        match state {
+            FlushState::LookAround => self.look_around(purpose, is_awaited),
+            // A good part, so that the next flush finds much again.
+            FlushState::DelayedItems => {
+                self.flush_delayed(live.space.ledger(purpose).reserved() / 4).map(drop)
+            }
+            FlushState::DirtyData => write_back::make_room(self, is_awaited),
+            FlushState::AllocateChunk => self.grow(purpose),
+            FlushState::Commit => self.commit_over(0, Cause::Space),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Tickets: who waits for space, and in which order they get it.
+//!
+//! What does not fit, or comes while others wait, becomes a *ticket* in the line of its kind of space. The line has two
+//! classes, each first in, first out:
+//!
+//! | class | who |
+//! |---|---|
+//! | priority | what makes room or was promised it: removals, truncation, write-back |
+//! | normal | all other work |
+//!
+//! 1. Nobody gets space while a ticket of its class or of a higher one waits, however little it wants.
+//! 2. Served is from the front, and only as far as everything fits.
+//! 3. When making room helped nobody, the oldest ticket of the highest class is refused, and those behind it are served if
+//!    they fit.
+//! 4. One of those who wait *leads*: it makes room for all (`reclaim`). Who leaves a line without a leader wakes the one at
+//!    the front, which leads then, or has been served and does the same.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Condvar, MutexGuard};
+
+/// What a demand is for, which decides how far it may go into what is kept back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Work that may be refused.
+    Work,
+    /// Work that makes room.
+    MakesRoom,
+    /// What will be needed later.
+    Promise,
+    /// What was promised.
+    Redeem,
+}
+
+impl Kind {
+    fn class(self) -> usize {
+        match self {
+            Self::MakesRoom | Self::Redeem => 0,
+            Self::Work | Self::Promise => 1,
+        }
+    }
+}
+
+/// So many bytes, for this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Demand {
+    pub(super) kind: Kind,
+    pub(super) bytes: u64,
+}
+
+/// How a ticket ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The space is reserved.
+    Granted,
+    /// There is no space.
+    Refused,
+}
+
+/// Who waits.
+#[derive(Debug, Default)]
+pub(super) struct Waiter {
+    outcome: OnceLock<Outcome>,
+    wake: Condvar,
+}
+
+impl Waiter {
+    /// How it ended, once it has.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.outcome.get().copied()
+    }
+
+    /// Waits to be woken; the line is free meanwhile.
+    pub(super) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
+        self.wake.wait(line);
+    }
+}
+
+#[derive(Debug)]
+struct Ticket {
+    demand: Demand,
+    waiter: Arc<Waiter>,
+}
+
+impl Ticket {
+    fn end(self, outcome: Outcome) {
+        let _ = self.waiter.outcome.set(outcome);
+        self.waiter.wake.notify_one();
+    }
+}
+
+/// Who waits for one kind of space.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    classes: [VecDeque<Ticket>; 2],
+    /// Somebody makes room for all who wait.
+    pub(super) is_led: bool,
+    granted: u64,
+}
+
+impl Line {
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.classes.iter().map(VecDeque::len).sum()
+    }
+
+    /// Whether somebody waits who goes before this kind, or came before it.
+    pub(super) fn is_before(&self, kind: Kind) -> bool {
+        self.classes[..=kind.class()].iter().any(|class| !class.is_empty())
+    }
+
+    /// How many tickets have been granted so far.
+    pub(super) fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Joins the line at the end of a class.
+    pub(super) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
+        let waiter = Arc::<Waiter>::default();
+        self.classes[demand.kind.class()].push_back(Ticket { demand, waiter: waiter.clone() });
+        waiter
+    }
+
+    /// Grants tickets from the front as long as `grant` can.
+    pub(super) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
+        while let Some(class) = self.classes.iter().position(|class| !class.is_empty()) {
+            let demand = self.classes[class][0].demand;
+            if !grant(self, demand) {
+                return;
+            }
+            if let Some(ticket) = self.classes[class].pop_front() {
+                self.granted += 1;
+                ticket.end(Outcome::Granted);
+            }
+        }
+    }
+
+    /// Refuses the ticket at the front.
+    pub(super) fn refuse_oldest(&mut self) {
+        if let Some(ticket) = self.classes.iter_mut().find_map(VecDeque::pop_front) {
+            ticket.end(Outcome::Refused);
+        }
+    }
+
+    /// Takes out a ticket whose owner waits no longer; whether it was still there.
+    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
+        let before = self.len();
+        for class in &mut self.classes {
+            class.retain(|ticket| !Arc::ptr_eq(&ticket.waiter, waiter));
+        }
+        self.len() < before
+    }
+
+    /// Wakes the one at the front, when nobody leads.
+    pub(super) fn wake_leader(&self) {
+        if !self.is_led
+            && let Some(ticket) = self.classes.iter().find_map(VecDeque::front)
+        {
+            ticket.waiter.wake.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(bytes: u64) -> Demand {
+        Demand { kind: Kind::Work, bytes }
+    }
+
+    fn removal(bytes: u64) -> Demand {
+        Demand { kind: Kind::MakesRoom, bytes }
+    }
+
+    /// Serves from so many bytes, and says what is left.
+    fn serve(line: &mut Line, mut room: u64) -> u64 {
+        line.serve(|_, demand| {
+            let fits = demand.bytes <= room;
+            room -= if fits { demand.bytes } else { 0 };
+            fits
+        });
+        room
+    }
+
+    fn outcomes(waiters: &[Arc<Waiter>]) -> Vec<Option<Outcome>> {
+        waiters.iter().map(|waiter| waiter.outcome()).collect()
+    }
+
+    const GRANTED: Option<Outcome> = Some(Outcome::Granted);
+    const REFUSED: Option<Outcome> = Some(Outcome::Refused);
+
+    #[test]
+    fn a_class_is_served_in_order_and_nobody_overtakes() {
+        let mut line = Line::default();
+        let waiters = [5, 9, 1].map(|bytes| line.join(work(bytes)));
+        assert_eq!(serve(&mut line, 4), 4, "the last would fit, and is not the first");
+        assert_eq!(outcomes(&waiters), [None; 3]);
+        assert_eq!(serve(&mut line, 10), 5);
+        assert_eq!(outcomes(&waiters), [GRANTED, None, None]);
+        assert!(line.is_before(Kind::Work) && !line.is_before(Kind::MakesRoom));
+        assert_eq!(serve(&mut line, 10), 0);
+        assert_eq!(outcomes(&waiters), [GRANTED; 3]);
+        assert_eq!((line.len(), line.granted()), (0, 3));
+        assert!(!line.is_before(Kind::Work));
+    }
+
+    #[test]
+    fn priority_goes_first_whenever_it_came() {
+        let mut line = Line::default();
+        let normal = line.join(work(1));
+        let removals = [removal(4), Demand { kind: Kind::Redeem, bytes: 4 }].map(|d| line.join(d));
+        assert!(line.is_before(Kind::Redeem));
+        assert_eq!(serve(&mut line, 5), 1);
+        assert_eq!(outcomes(&removals), [GRANTED, None]);
+        assert_eq!(normal.outcome(), None, "what is left is for the removal that waits");
+        serve(&mut line, 5);
+        assert_eq!((removals[1].outcome(), normal.outcome()), (GRANTED, GRANTED));
+    }
+
+    #[test]
+    fn the_oldest_is_refused_and_younger_ones_are_served() {
+        let mut line = Line::default();
+        let waiters = [50, 60, 2].map(|bytes| line.join(work(bytes)));
+        let priority = line.join(removal(70));
+        line.refuse_oldest();
+        assert_eq!(priority.outcome(), REFUSED);
+        line.refuse_oldest();
+        line.refuse_oldest();
+        assert_eq!(outcomes(&waiters), [REFUSED, REFUSED, None]);
+        assert_eq!(serve(&mut line, 2), 0);
+        assert_eq!(waiters[2].outcome(), GRANTED);
+        line.refuse_oldest();
+        assert_eq!(line.len(), 0);
+    }
+
+    #[test]
+    fn who_leaves_is_not_served() {
+        let mut line = Line::default();
+        let waiters = [5, 1].map(|bytes| line.join(work(bytes)));
+        assert!(line.leave(&waiters[0]));
+        assert!(!line.leave(&waiters[0]), "it is gone");
+        serve(&mut line, 1);
+        assert_eq!(outcomes(&waiters), [None, GRANTED]);
+    }
+
+    /// Random tickets of both classes beside a list that is searched by hand.
+    #[test]
+    fn the_line_is_two_lists() {
+        let mut random = offshoot_testkit::random::Random::new(11);
+        let mut line = Line::default();
+        let mut lists: [Vec<(Demand, Arc<Waiter>)>; 2] = Default::default();
+        for step in 0..20_000 {
+            match random.below(4) {
+                0 | 1 => {
+                    let class = usize::from(random.below(3) > 0);
+                    let kind = [Kind::MakesRoom, Kind::Work][class];
+                    let demand = Demand { kind, bytes: 1 + random.below(9) };
+                    lists[class].push((demand, line.join(demand)));
+                }
+                2 => {
+                    let mut room = random.below(20);
+                    let left = serve(&mut line, room);
+                    while let Some(list) = lists.iter_mut().find(|list| !list.is_empty()) {
+                        if list[0].0.bytes > room {
+                            break;
+                        }
+                        let (demand, waiter) = list.remove(0);
+                        room -= demand.bytes;
+                        assert_eq!(waiter.outcome(), GRANTED, "step {step}");
+                    }
+                    assert_eq!(left, room, "step {step}");
+                }
+                _ if random.below(4) == 0 => {
+                    line.refuse_oldest();
+                    if let Some(list) = lists.iter_mut().find(|list| !list.is_empty()) {
+                        assert_eq!(list.remove(0).1.outcome(), REFUSED, "step {step}");
+                    }
+                }
+                _ => {}
+            }
+            assert!(lists.iter().flatten().all(|(_, waiter)| waiter.outcome().is_none()));
+            assert_eq!(line.len(), lists.iter().map(Vec::len).sum::<usize>());
+        }
+    }
+}
