@@ -90,7 +90,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use foldhash::fast::FixedState;
-use offshoot_btrfs_format::edit::leaf_capacity;
+use offshoot_btrfs_format::dir::DirEntryItem;
+use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -116,6 +117,9 @@ pub(crate) fn is_delayed(item_type: ItemType) -> bool {
         ItemType::DIR_ITEM | ItemType::DIR_INDEX | ItemType::INODE_ITEM | ItemType::INODE_REF
     )
 }
+
+/// What an entry takes of a leaf beside its name, in bytes.
+const ENTRY_BYTES: u64 = (size_of::<DirEntryItem>() + ITEM_SIZE) as u64;
 
 /// What the items of a node are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -230,6 +234,8 @@ pub(crate) struct Queue<'a, 'v> {
     handle: &'a Handle<'v>,
     delayed: &'v Delayed,
     tree: &'a Arc<Tree>,
+    /// How many leaves all hashes of the directory that gets entries fill, about.
+    spread: Option<u64>,
     /// By how much there is more now.
     more: Load,
     queued: usize,
@@ -254,8 +260,16 @@ impl<'a, 'v> Queue<'a, 'v> {
             let what = format!("{has} bytes are reserved for {items} delayed items");
             return Err(Error::posix(Errno::NOSPC, what));
         }
-        let more = Load::default();
-        Ok(Self { handle, delayed, tree, more, queued: 0, annihilated: 0 })
+        let (spread, more) = (None, Load::default());
+        Ok(Self { handle, delayed, tree, spread, more, queued: 0, annihilated: 0 })
+    }
+
+    /// The directory that gets entries has no more than this many with names of this many bytes. It tells how many leaves
+    /// their hashes may be in.
+    pub(crate) fn note_entries(&mut self, entries: u64, name_bytes: u64) {
+        let bytes = entries.saturating_mul(ENTRY_BYTES).saturating_add(name_bytes);
+        // Leaves that grow where it happens are two thirds full.
+        self.spread = Some(bytes / u64::from(self.delayed.leaf) * 3 / 2 + 1);
     }
 
     /// The item becomes this; `existed` says whether there was one.
@@ -266,7 +280,13 @@ impl<'a, 'v> Queue<'a, 'v> {
         existed: bool,
     ) {
         let leaf = self.delayed.leaf;
-        self.change(key, |items| items.put(key, data, existed, leaf));
+        let spread = self.spread.filter(|_| key.item_type == ItemType::DIR_ITEM);
+        self.change(key, |items| {
+            items.put(key, data, existed, leaf);
+            if let Some(leaves) = spread {
+                items.set_spread(leaves);
+            }
+        });
         self.queued += 1;
     }
 

@@ -30,6 +30,7 @@ pub(crate) struct Hold {
 struct Account {
     /// While an operation or a flush is counting, it may be off, below zero even.
     units: i64,
+    blocks: i64,
     growth: i64,
     /// What is reserved, in bytes of metadata.
     held: u64,
@@ -74,6 +75,7 @@ impl Delayed {
     ) -> u64 {
         let mut account = tree.hold.account.lock();
         account.units += more.units;
+        account.blocks += more.blocks;
         account.growth += more.growth;
         let (cost, node_size) = (space.item_cost(), space.node_size());
         let positive = |number: i64| u64::try_from(number).unwrap_or(0);
@@ -96,7 +98,8 @@ impl Delayed {
             0
         } else {
             // What is queued is not on the devices, even if it should take no further block.
-            (units.saturating_mul(node_size).min(uncopied) + growth * 3 / 2).max(1)
+            let copies = positive(account.blocks).saturating_mul(node_size).min(uncopied);
+            (copies + growth * 3 / 2).max(1)
         };
         let dirties = dirties.cast_signed();
         self.dirties.fetch_add(dirties - account.dirties, Ordering::AcqRel);

@@ -42,6 +42,8 @@ impl Pending {
 pub(super) struct Load {
     /// Units of reserved metadata.
     pub(super) units: i64,
+    /// Blocks of a tree that they go to, about.
+    pub(super) blocks: i64,
     /// By how much they make a tree larger at most, in bytes of leaves.
     pub(super) growth: i64,
     /// What they take in memory, in bytes.
@@ -51,6 +53,7 @@ pub(super) struct Load {
 impl AddAssign for Load {
     fn add_assign(&mut self, more: Self) {
         self.units += more.units;
+        self.blocks += more.blocks;
         self.growth += more.growth;
         self.bytes += more.bytes;
     }
@@ -62,6 +65,7 @@ impl Sub for Load {
     fn sub(self, less: Self) -> Self {
         Self {
             units: self.units - less.units,
+            blocks: self.blocks - less.blocks,
             growth: self.growth - less.growth,
             bytes: self.bytes - less.bytes,
         }
@@ -84,6 +88,8 @@ enum Unit {
 pub(super) struct Items {
     /// DIR_ITEMs, by the hash: they are only looked up one by one.
     hashed: HashMap<u64, Pending, FixedState>,
+    /// How many leaves all hashes of the directory fill, about.
+    spread: Option<u64>,
     sorted: BTreeMap<Key, Pending>,
     bytes: usize,
     growth: usize,
@@ -118,17 +124,21 @@ impl Items {
 
     /// What all of them amount to.
     pub(super) fn load(&self, by_item: bool) -> Load {
-        let units = if by_item {
-            self.len() as u64
-        } else {
-            let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
-            self.hashed.len() as u64 + self.own + shared
-        };
+        let hashed = self.hashed.len() as u64;
+        let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
+        let units = if by_item { self.len() as u64 } else { hashed + self.own + shared };
+        let blocks = hashed.min(self.spread.unwrap_or(u64::MAX)) + self.own + shared;
         Load {
             units: units.cast_signed(),
+            blocks: blocks.cast_signed(),
             growth: (self.growth as u64).cast_signed(),
             bytes: (self.bytes as u64).cast_signed(),
         }
+    }
+
+    /// All hashes of the directory fill about as many leaves.
+    pub(super) fn set_spread(&mut self, leaves: u64) {
+        self.spread = Some(leaves);
     }
 
     /// The item becomes this.
@@ -373,7 +383,7 @@ impl<'i> Releases<'i> {
         self.leaves -= leaves;
         let units = if self.by_item { batch.len() as u64 } else { own as u64 + u64::from(leaves) };
         let (units, growth) = (units.cast_signed(), (growth as u64).cast_signed());
-        let less = Load { units, growth, bytes: 0 };
+        let less = Load { units, growth, ..Load::default() };
         self.left = self.left - less;
         less
     }

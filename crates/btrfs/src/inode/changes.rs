@@ -82,6 +82,10 @@ impl Item {
         }
     }
 
+    fn is_new_index(&self) -> bool {
+        self.key.item_type == ItemType::DIR_INDEX && self.new.is_some()
+    }
+
     fn set(&mut self, new: Option<Vec<u8>>) {
         self.is_changed |= self.new != new;
         self.new = new;
@@ -260,6 +264,11 @@ impl<'h, 'v> Changes<'h, 'v> {
         }
         let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
         let mut queue = handle.queue(&tree, items.len() + inodes.len())?;
+        if let Some(new) = items.iter().find(|item| item.is_new_index())
+            && let Some(dir) = inodes.iter().find(|inode| inode.ino == new.key.objectid)
+        {
+            queue.note_entries(new.key.offset, dir.item.size.get() / 2);
+        }
         for inode in &inodes {
             queue.put(inode_key(inode.ino), inode.item.as_bytes(), inode.existed);
         }
