@@ -32,7 +32,7 @@
 //!    just disappears; any other becomes a *tombstone*.
 //! 4. A table's shard lock is held to look at nodes or change them, never while a tree is searched. It is a leaf in the order of
 //!    locks, but for the account of the tree (`hold`) and the ledger.
-//! 5. What is queued takes no more than [`most_bytes`](Delayed::most_bytes) of memory and one operation for each thread: who
+//! 5. What is queued takes no more than [`most_bytes`](Delayed::most_bytes) of memory, one operation for each thread, and 4 KiB for each tree: who
 //!    finds more than that queued flushes before it joins a transaction, or waits for those who do. At half of it the
 //!    thread of the volume begins to flush.
 //!
@@ -58,7 +58,8 @@
 //!
 //! When a queued insertion is removed, it is taken off the current leaf if there is just that one; with several
 //! nobody knows which one it was counted to, and they are kept until none is left. After each batch that a flush has put
-//! into the tree, one unit is released if more insertions wait, and else all; units of single items go with them.
+//! into the tree, a unit for each leaf that it filled is released if more insertions wait, and else all; units of single items
+//! go with them.
 //!
 //! All units of one tree together are never more than what it takes to copy every block of it once and to add
 //! what is queued (`hold`): however many scattered entries there are, no block is copied twice.
@@ -169,6 +170,8 @@ pub(crate) struct Delayed {
     most_bytes: u64,
     /// What is queued, in bytes of memory. While an operation or a flush is counting it may be off, below zero even.
     bytes: AtomicI64,
+    /// The most that it was.
+    peak_bytes: AtomicI64,
     /// The tree blocks that flushing everything makes dirty, about, in bytes.
     dirties: AtomicI64,
     /// How many flushes of nodes have ended.
@@ -187,6 +190,7 @@ impl Delayed {
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
             most_bytes: options.dirty_bytes / 2,
             bytes: AtomicI64::new(0),
+            peak_bytes: AtomicI64::new(0),
             dirties: AtomicI64::new(0),
             ended: Mutex::new(0),
             has_ended: Condvar::new(),
@@ -201,6 +205,18 @@ impl Delayed {
     /// What is queued, in bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
         u64::try_from(self.bytes.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    /// The most that was queued at a time, in bytes of memory.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        u64::try_from(self.peak_bytes.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    fn note_bytes(&self, more: i64) {
+        let now = self.bytes.fetch_add(more, Ordering::AcqRel) + more;
+        if now > self.peak_bytes.load(Ordering::Relaxed) {
+            self.peak_bytes.fetch_max(now, Ordering::Relaxed);
+        }
     }
 
     /// The tree blocks that flushing everything makes dirty, about, in bytes; 0 only when nothing is queued.
@@ -223,6 +239,8 @@ impl Delayed {
     /// be locked in `look`.
     fn look<T>(&self, tree: TreeId, key: Key, look: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
         let id = NodeId::of(tree, key).filter(|_| self.is_on)?;
+        #[cfg(debug_assertions)]
+        let _looking = crate::transaction::Looking::begin();
         let shard = self.shard(id).read();
         shard.get(&id)?.get(key).map(|pending| look(pending.data()))
     }
@@ -310,13 +328,13 @@ impl<'a, 'v> Queue<'a, 'v> {
     pub(crate) fn settle(&mut self) {
         let more = std::mem::take(&mut self.more);
         let _ = self.delayed.settle(self.tree, self.handle.space(), more, Some(self.handle));
-        let bytes = self.delayed.bytes.fetch_add(more.bytes, Ordering::AcqRel) + more.bytes;
-        self.handle.stats().note_backlog(u64::try_from(bytes).unwrap_or(0));
     }
 
     fn change(&mut self, key: Key, change: impl FnOnce(&mut Items)) {
         let delayed = self.delayed;
         let id = NodeId::of(self.tree.id, key).expect("only items that are delayed are queued");
+        #[cfg(debug_assertions)]
+        let _looking = crate::transaction::Looking::begin();
         let mut shard = delayed.shard(id).write();
         let node = shard.entry(id).or_default();
         let before = node.active.load(delayed.by_item);

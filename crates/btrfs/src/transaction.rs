@@ -60,7 +60,7 @@ use crate::volume::{Engine, Latching, OpenOptions};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 #[cfg(debug_assertions)]
-pub(crate) use lock_order::require_no_handle;
+pub(crate) use lock_order::{Looking, require_no_handle};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 pub(crate) use stats::Cause;

@@ -137,7 +137,8 @@ impl Engine {
         crate::subvolume::tree_root(self, id)
     }
 
-    /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks.
+    /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a volume that is written, what
+    /// waits to be put into the tree is not among them.
     pub fn for_each_item(
         &self,
         root: TreeRoot,

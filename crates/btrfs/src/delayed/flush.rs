@@ -28,6 +28,10 @@ use crate::volume::Engine;
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;
 
+/// What goes to a tree at a time, in leaves of new items. Those that are sorted meet few leaves twice, and a commit that
+/// waits for the handle does not wait long.
+const BATCH_LEAVES: usize = 16;
+
 /// How many nodes a thread takes at a time. They are neighbours, so threads meet in few leaves.
 const RUN: usize = 16;
 
@@ -211,19 +215,19 @@ impl Flush<'_, '_> {
         if outcome.is_ok() {
             delayed.forget(self.id);
         }
-        delayed.end_flush(outcome.as_ref().map_or(0, |flushed| flushed.bytes));
+        delayed.end_flush();
         outcome
     }
 
     fn put(&self, items: &Items) -> Result<Flushed> {
         let delayed = &self.live.delayed;
         let sorted = items.in_order(self.id.first);
-        let mut left = Releases::new(items, delayed.by_item);
+        let mut left = Releases::new(items, delayed.by_item, delayed.leaf);
         let mut released = 0;
         let mut rest = &sorted[..];
         while !rest.is_empty() {
             let batch;
-            (batch, rest) = rest.split_at(leaf_full(rest, delayed.leaf as usize));
+            (batch, rest) = rest.split_at(fill(rest, BATCH_LEAVES * delayed.leaf as usize));
             self.apply(batch)?;
             released += self.give_back(left.after(batch));
         }
@@ -245,9 +249,9 @@ impl Flush<'_, '_> {
     }
 }
 
-/// How many of `items`, which are not none, fill a leaf of this many bytes; at least one.
-fn leaf_full(items: &Sorted<'_>, leaf: usize) -> usize {
-    let mut room = leaf;
+/// How many of `items`, which are not none, fill leaves of this many bytes; at least one.
+fn fill(items: &Sorted<'_>, bytes: usize) -> usize {
+    let mut room = bytes;
     let fit = items.iter().take_while(|(_, pending)| {
         let size = pending.data().map_or(0, <[u8]>::len) + ITEM_SIZE;
         let fits = size <= room;
@@ -323,9 +327,8 @@ impl Delayed {
         }
     }
 
-    /// A flush has ended, and this much memory is free. Tells those who wait for it.
-    fn end_flush(&self, bytes: u64) {
-        self.bytes.fetch_sub(bytes.cast_signed(), Ordering::AcqRel);
+    /// A flush has ended: tells those who wait for it.
+    fn end_flush(&self) {
         *self.ended.lock() += 1;
         self.has_ended.notify_all();
     }

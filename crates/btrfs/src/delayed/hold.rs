@@ -18,6 +18,13 @@ use crate::tree::Tree;
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;
 
+/// What a tree counts for itself before it adds to the sums of the volume, in bytes of memory: operations in
+/// different directories need not have the same line of the processors' caches each time.
+const COUNTED_BYTES: i64 = 4096;
+
+/// The same for blocks that become dirty, in bytes.
+const COUNTED_DIRTIES: i64 = 64 << 10;
+
 /// What is reserved for the queued items of a tree.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
@@ -36,6 +43,8 @@ struct Account {
     held: u64,
     /// What of this is counted in [`Delayed::dirties`].
     dirties: i64,
+    /// Memory that is not counted in [`Delayed::bytes`] yet, in bytes.
+    uncounted: i64,
 }
 
 impl Hold {
@@ -101,9 +110,22 @@ impl Delayed {
             let copies = positive(account.blocks).saturating_mul(node_size).min(uncopied);
             (copies + growth * 3 / 2).max(1)
         };
-        let dirties = dirties.cast_signed();
-        self.dirties.fetch_add(dirties - account.dirties, Ordering::AcqRel);
-        account.dirties = dirties;
+        self.count(&mut account, dirties.cast_signed(), more.bytes);
         before.saturating_sub(account.held)
+    }
+
+    /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it.
+    fn count(&self, account: &mut Account, dirties: i64, bytes: i64) {
+        let is_first_or_last = (dirties == 0) != (account.dirties == 0);
+        let change = dirties - account.dirties;
+        if is_first_or_last || bytes < 0 || change.abs() >= COUNTED_DIRTIES {
+            self.dirties.fetch_add(change, Ordering::AcqRel);
+            account.dirties = dirties;
+        }
+        account.uncounted += bytes;
+        if bytes < 0 || account.uncounted >= COUNTED_BYTES {
+            let more = std::mem::take(&mut account.uncounted);
+            self.note_bytes(more);
+        }
     }
 }

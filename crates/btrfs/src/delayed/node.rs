@@ -357,12 +357,14 @@ pub(super) struct Releases<'i> {
     left: Load,
     leaves: u32,
     insertions: usize,
+    /// What a leaf has room for, in bytes.
+    leaf: u32,
 }
 
 impl<'i> Releases<'i> {
-    pub(super) fn new(items: &'i Items, by_item: bool) -> Self {
+    pub(super) fn new(items: &'i Items, by_item: bool, leaf: u32) -> Self {
         let (left, leaves) = (items.load(by_item), items.index_item_leaves);
-        Self { items, by_item, left, leaves, insertions: items.insertions }
+        Self { items, by_item, left, leaves, insertions: items.insertions, leaf }
     }
 
     /// What is released when `batch` is in the tree. What items take in memory they take until all are.
@@ -371,14 +373,18 @@ impl<'i> Releases<'i> {
         let by = |(key, pending): &(Key, &Pending)| {
             if key.item_type == ItemType::DIR_ITEM { Unit::Own } else { unit(*key, pending) }
         };
-        let inserted = batch.iter().filter(|one| by(one) == Unit::Leaf).count();
+        let new = || batch.iter().filter(|one| by(one) == Unit::Leaf);
+        let (inserted, bytes) = (new().count(), new().map(|(_, new)| new.size()).sum::<usize>());
         let own = batch.iter().filter(|one| by(one) == Unit::Own).count();
         self.insertions -= inserted;
         let leaves = match (inserted, self.insertions) {
             (0, _) => 0,
             (_, 0) => self.leaves,
             // With other items between them they may be more batches than leaves; the last keeps one.
-            _ => self.leaves.saturating_sub(1).min(1),
+            _ => {
+                let filled = u32::try_from(bytes).unwrap_or(u32::MAX).div_ceil(self.leaf);
+                self.leaves.saturating_sub(1).min(filled)
+            }
         };
         self.leaves -= leaves;
         let units = if self.by_item { batch.len() as u64 } else { own as u64 + u64::from(leaves) };

@@ -175,6 +175,8 @@ impl Delayed {
         let Some(id) = NodeId::of(tree, *range.start()).filter(|_| self.is_on) else {
             return T::default();
         };
+        #[cfg(debug_assertions)]
+        let _looking = crate::transaction::Looking::begin();
         let shard = self.shard(id).read();
         let Some(node) = shard.get(&id) else { return T::default() };
         match &node.flushing {

@@ -11,6 +11,8 @@
 //!
 //! A thread has one transaction handle at a time, and none when it commits: a commit waits for all
 //! handles, and lets nobody join while it waits.
+//!
+//! No latch is taken under the lock of a shard of delayed items.
 
 use std::cell::{Cell, RefCell};
 
@@ -23,6 +25,7 @@ use crate::block::TreeBlock;
 thread_local! {
     static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };
     static HAS_HANDLE: Cell<bool> = const { Cell::new(false) };
+    static LOOKS: Cell<bool> = const { Cell::new(false) };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +66,7 @@ impl Noted {
     /// # Panics
     /// When that is out of order.
     pub(super) fn in_order(block: &TreeBlock) -> Self {
+        assert!(!LOOKS.with(Cell::get), "a latch is taken under a lock of delayed items");
         let new = Note::of(block);
         HELD.with(|held| {
             let held = held.borrow();
@@ -96,6 +100,24 @@ impl Drop for Noted {
                 held.swap_remove(at);
             }
         });
+    }
+}
+
+/// That the thread has a shard of delayed items locked.
+#[derive(Debug)]
+pub(crate) struct Looking(());
+
+impl Looking {
+    /// The thread locks a shard.
+    pub(crate) fn begin() -> Self {
+        LOOKS.with(|looks| looks.set(true));
+        Self(())
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        LOOKS.with(|looks| looks.set(false));
     }
 }
 

@@ -200,6 +200,7 @@ impl Engine {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let Some(live) = self.live_part() else { return Stats::default() };
+        live.stats.note_backlog(live.delayed.peak_bytes());
         live.stats.note_metadata_reserved(live.space.metadata_reserved_peak());
         live.stats.read()
     }
