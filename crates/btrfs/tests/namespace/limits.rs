@@ -1,5 +1,6 @@
 //! As far as the kernel goes, and no further.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
@@ -45,6 +46,63 @@ fn colliding_names_fill_an_item() {
         drop(fs);
         judge(&disks, 1);
     }
+}
+
+/// A directory that was made since the volume was opened answers from memory that a name is not there: never for one
+/// that is, whichever way it came, and for one that was only when it may come again.
+#[test]
+fn a_new_directory_knows_its_names() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let fs = open_top(&disks);
+    let dir = fs.mkdir(place(fs.root(), "new"), &NEW).expect("a directory");
+    let is_there = |name: &[u8]| {
+        let again = fs.create(place(dir, name), &NEW);
+        assert_eq!(again.expect_err("it is there").errno(), Errno::EXIST);
+    };
+    let names = names::colliding(b"same-", 20, 12);
+    for name in &names {
+        fs.create(place(dir, name), &NEW).expect("a new name");
+        is_there(name);
+    }
+    fs.unlink(place(dir, &names[3]), AT).expect("it is there");
+    fs.create(place(dir, &names[3]), &NEW).expect("it is not there any more");
+    is_there(&names[3]);
+    fs.rename(place(dir, &names[5]), place(dir, "moved"), AT).expect("a new name");
+    let file = fs.create(place(dir, &names[5]), &NEW).expect("it is not there any more");
+    fs.link(file, place(dir, "linked"), AT).expect("a new name");
+    fs.mkdir(place(dir, "below"), &NEW).expect("a directory");
+    fs.symlink(place(dir, "link"), b"target", &NEW).expect("a link");
+    for name in [&names[5][..], b"moved", b"linked", b"below", b"link"] {
+        is_there(name);
+    }
+    fs.sync().expect("a commit");
+    drop(fs);
+    let fs = open_top(&disks);
+    assert_eq!(fs.create(place(dir, "moved"), &NEW).expect_err("there").errno(), Errno::EXIST);
+    drop(fs);
+    check(&disks);
+}
+
+/// Files that are made in two directories in turns: each directory has groups of numbers to itself.
+#[test]
+fn files_of_a_directory_have_adjacent_numbers() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let fs = open_top(&disks);
+    let dirs = ["one", "other"].map(|name| fs.mkdir(place(fs.root(), name), &NEW).expect("one"));
+    let mut groups = [BTreeSet::new(), BTreeSet::new()];
+    for number in 0..640 {
+        for (dir, groups) in dirs.iter().zip(&mut groups) {
+            let file = fs.create(place(*dir, &number.to_string()), &NEW).expect("a file");
+            groups.insert(file.ino / 64);
+        }
+    }
+    let [one, other] = groups;
+    assert!(one.is_disjoint(&other), "{one:?} and {other:?}");
+    assert!(one.len() <= 11 && other.len() <= 11, "{one:?} and {other:?}");
 }
 
 #[test]
