@@ -17,7 +17,8 @@ use crate::workload::{Enospc, Round, dir_name, timed_sync};
 use crate::{Options, Result};
 
 /// Which mechanism is switched off, and how.
-const SWITCHES: [(&str, &[&str]); 0] = [];
+const SWITCHES: [(&str, &[&str]); 2] =
+    [("no delayed items", &["--no-delayed-items"]), ("reserved by item", &["--reserve-by-item"])];
 
 const KERNEL: &str = "kernel";
 

@@ -21,7 +21,11 @@ use crate::workload::{FsMark, Names, dir_name};
 use crate::{Options, Result};
 
 /// Which mechanism is switched off, and how.
-const SWITCHES: [(&str, &[&str]); 1] = [("exclusive latches", &["--latching", "before-search"])];
+const SWITCHES: [(&str, &[&str]); 3] = [
+    ("no delayed items", &["--no-delayed-items"]),
+    ("reserved by item", &["--reserve-by-item"]),
+    ("exclusive latches", &["--latching", "before-search"]),
+];
 
 const KERNEL: &str = "kernel";
 

@@ -134,6 +134,23 @@ fn fs_mark_makes_what_it_says() {
     }
 }
 
+/// What is switched off to be measured is switched off, and nothing else changes.
+#[test]
+fn every_mechanism_can_be_switched_off() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let queued = |options: &str| {
+        let line = format!("fs-mark disk.img -f --threads 2 --files 2000 --rounds 2 {options}");
+        let said = measures(dir.path(), &line);
+        assert_holds(&dir.path().join("disk.img"), 2, &made_by_fs_mark(&said, 0), &[]);
+        number(&said["statistics"]["delayed_queued"])
+    };
+    assert!(queued("") > 8000);
+    assert!(queued("--reserve-by-item") > 8000);
+    assert_eq!(queued("--no-delayed-items"), 0);
+    assert!(queued("--latching before-search") > 8000);
+}
+
 /// Commits in the middle of a run, and background writing, change nothing of it.
 #[test]
 fn fs_mark_with_little_memory_makes_what_it_says() {
@@ -249,6 +266,7 @@ fn refusals_say_why() {
         ("--size 1X", "1X"),
         ("--files 4000000000 --rounds 4000000000 --threads 4096", "1 PiB"),
         ("--latching none", "none"),
+        ("--no-delayed-items --reserve-by-item", "cannot be used"),
         ("--image-size 10M", "MiB"),
     ] {
         let code = if option == "--image-size 10M" { 1 } else { 2 };

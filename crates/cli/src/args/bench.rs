@@ -47,6 +47,19 @@ pub(crate) struct BenchVolume {
     /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) mechanisms: Mechanisms,
+}
+
+/// What is switched off, or done in another way, to be measured.
+#[derive(Args)]
+pub(crate) struct Mechanisms {
+    /// Put every item into its tree at once
+    #[arg(long, help_heading = "To be measured")]
+    pub(crate) no_delayed_items: bool,
+    /// Let every delayed item keep the space that was reserved for it, and not every leaf of them
+    #[arg(long, conflicts_with = "no_delayed_items", help_heading = "To be measured")]
+    pub(crate) reserve_by_item: bool,
     /// How writers latch what is above a leaf: shared, or exclusive until before-search,
     /// after-search or after-change
     #[arg(long, value_name = "HOW", help_heading = "To be measured")]
@@ -66,7 +79,7 @@ pub(crate) enum LatchingName {
     AfterChange,
 }
 
-impl BenchVolume {
+impl Mechanisms {
     /// How the volume is opened.
     pub(crate) fn options(&self, dirty_bytes: u64) -> OpenOptions {
         let exclusive = |unlock| Latching { exclusive: true, unlock };
@@ -76,7 +89,13 @@ impl BenchVolume {
             LatchingName::AfterSearch => exclusive(Unlock::AfterSearch),
             LatchingName::AfterChange => exclusive(Unlock::AfterChange),
         });
-        OpenOptions { dirty_bytes, latching, ..OpenOptions::default() }
+        OpenOptions {
+            dirty_bytes,
+            delayed_items: !self.no_delayed_items,
+            reserve_by_item: self.reserve_by_item,
+            latching,
+            ..OpenOptions::default()
+        }
     }
 }
 

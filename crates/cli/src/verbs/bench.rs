@@ -122,7 +122,7 @@ impl Engine {
         let console = console.clone();
         let options = OpenOptions {
             reporter: Some(Arc::new(move |report| console.warning(report))),
-            ..arguments.options(dirty_bytes)
+            ..arguments.mechanisms.options(dirty_bytes)
         };
         let volume = Volume::open_writable(vec![device], &options)?;
         Ok(Self(volume.filesystem(SubvolumeId::FS)?))
