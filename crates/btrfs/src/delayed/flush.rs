@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::Result;
+use offshoot_vfs::{Errno, Result};
 
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
@@ -158,6 +158,8 @@ impl Engine {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
             let own = work();
             others.into_iter().fold(own, |all, other| match other.join() {
+                // Who comes later is only told that nothing is written any more: the cause is what another met.
+                Ok(Err(cause)) if is_refused(&all) => Err(cause),
                 Ok(result) => all.and(result),
                 Err(panic) => std::panic::resume_unwind(panic),
             })
@@ -247,6 +249,11 @@ impl Flush<'_, '_> {
         let less = Load::default() - load;
         self.live.delayed.settle(self.tree, self.handle.space(), less, None)
     }
+}
+
+/// Whether nothing is written any more because of something that happened before.
+fn is_refused(result: &Result<()>) -> bool {
+    matches!(result, Err(error) if error.errno() == Errno::ROFS)
 }
 
 /// How many of `items`, which are not none, fill leaves of this many bytes; at least one.

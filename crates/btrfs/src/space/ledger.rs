@@ -151,6 +151,21 @@ impl Ledger {
         true
     }
 
+    /// Takes back what was granted.
+    pub(super) fn take_back(&self, demand: Demand) {
+        let Demand { kind, bytes } = demand;
+        match kind {
+            Kind::Promise => drop(self.promised.fetch_sub(bytes, SeqCst)),
+            Kind::Redeem => drop(self.promised.fetch_add(bytes, SeqCst)),
+            Kind::Work | Kind::MakesRoom => {}
+        }
+        if kind != Kind::Promise {
+            self.reserved.fetch_sub(bytes, SeqCst);
+            self.under_way.fetch_sub(1, SeqCst);
+            self.ended.notify_one();
+        }
+    }
+
     /// Whether the invariants hold with `bytes` more.
     fn fits(&self, kind: Kind, bytes: u64, floor: &impl Fn() -> Floor) -> bool {
         let (reserved, promised) = (self.reserved(), self.promised());

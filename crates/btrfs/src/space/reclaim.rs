@@ -76,10 +76,13 @@ impl Engine {
                     let led = self.lead(live, purpose, &waiter);
                     queue = ledger.line();
                     queue.is_led = false;
-                    // Who was granted space in spite of an error goes on, and meets it where it matters.
-                    if let Err(error) = led
-                        && queue.leave(&waiter)
-                    {
+                    let Err(error) = led else { continue };
+                    if queue.leave(&waiter) {
+                        break Err(error);
+                    }
+                    // Who was granted space all the same goes on, but where nothing can be written any more.
+                    if waiter.outcome() == Some(Outcome::Granted) && live.require_whole().is_err() {
+                        ledger.take_back(demand);
                         break Err(error);
                     }
                 }
