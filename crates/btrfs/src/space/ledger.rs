@@ -28,7 +28,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::tickets::{Demand, Kind, Line};
+use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Space};
 use crate::volume::Engine;
 
@@ -91,12 +91,13 @@ impl Ledger {
         self.line.lock()
     }
 
-    /// Waits until every reservation has ended, or a ticket is granted. Nobody waits in a line who has a reservation, so this
-    /// ends.
-    pub(super) fn wait_for_those_under_way(&self) {
+    /// Waits until every reservation has ended, or a ticket is granted, which may be that of `own`. Nobody else waits in a line who
+    /// has a reservation, so this ends.
+    pub(super) fn wait_for_those_under_way(&self, own: &Waiter) {
         let mut line = self.line();
         let granted = line.granted();
-        while self.under_way.load(SeqCst) > 0 && line.granted() == granted {
+        let is_over = |line: &Line| own.outcome().is_some() || line.granted() != granted;
+        while self.under_way.load(SeqCst) > 0 && !is_over(&line) {
             self.ended.wait(&mut line);
         }
     }

@@ -15,8 +15,9 @@
 //! need nothing of those who wait.
 //!
 //! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
-//! both passes. When metadata is mostly free and only worst cases fill it, a chunk is allocated in the second pass only. A
-//! ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
+//! both passes. Where most of the devices belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
+//! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
+//! the second pass only. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
 //! helped nobody the oldest ticket is refused, and younger ones are served if they fit.
 //!
 //! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Running delayed references
@@ -44,6 +45,15 @@ const STATES: [FlushState; 5] = [
     FlushState::DelayedItems,
     FlushState::DirtyData,
     FlushState::AllocateChunk,
+    FlushState::Commit,
+];
+
+/// Their order where most of the devices belongs to no chunk.
+const STATES_WITH_MUCH_ROOM: [FlushState; 5] = [
+    FlushState::LookAround,
+    FlushState::AllocateChunk,
+    FlushState::DelayedItems,
+    FlushState::DirtyData,
     FlushState::Commit,
 ];
 
@@ -110,11 +120,15 @@ impl Engine {
         let space = &live.space;
         let granted = || space.ledger(purpose).line().granted();
         let before = granted();
+        let has_much_room = self.is_mostly_unallocated(live);
+        let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { STATES };
         for pass in 0..PASSES {
-            for state in STATES {
+            for state in states {
                 let is_due = match state {
                     FlushState::Commit => pass < live.commits_per_cycle,
-                    FlushState::AllocateChunk => pass > 0 || !space.is_mostly_free(purpose),
+                    FlushState::AllocateChunk => {
+                        has_much_room || pass > 0 || !space.is_mostly_free(purpose)
+                    }
                     _ => true,
                 };
                 if !is_due {
@@ -122,7 +136,7 @@ impl Engine {
                 }
                 live.require_whole()?;
                 // Cheapest of all: most have reserved far more than they take.
-                space.ledger(purpose).wait_for_those_under_way();
+                space.ledger(purpose).wait_for_those_under_way(own);
                 if own.outcome().is_some() || granted() != before {
                     return Ok(true);
                 }
@@ -137,6 +151,13 @@ impl Engine {
             }
         }
         Ok(false)
+    }
+
+    /// Whether less than a quarter of the members belongs to chunks.
+    fn is_mostly_unallocated(&self, live: &Live) -> bool {
+        let total: u128 = self.members().iter().map(|m| u128::from(m.usable_bytes())).sum();
+        let allocated: u128 = live.space.allocated().into_iter().map(u128::from).sum();
+        allocated < total / 4
     }
 
     fn flush(&self, live: &Live, purpose: Purpose, state: FlushState) -> Result<()> {
