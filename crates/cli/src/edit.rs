@@ -129,7 +129,7 @@ impl<'a> Volumes<'a> {
             if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
                 self.console.note(&format_args!("what the engine did to {volume}"));
-                let statistics = Statistics(opened.fs.volume().stats()).to_string();
+                let statistics = Statistics::of(opened.fs.volume()).to_string();
                 statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }

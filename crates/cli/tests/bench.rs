@@ -46,7 +46,8 @@ fn measures(dir: &Path, line: &str) -> Value {
         assert!(said[figure].as_f64().is_some_and(|value| value > 0.0), "{figure} in {text}");
     }
     let counters = said["statistics"].as_object().expect("an object");
-    assert!(counters.len() > 5 && counters.values().all(Value::is_u64), "{text}");
+    assert!(counters.values().filter(|value| value.is_u64()).count() > 5, "{text}");
+    assert_statistics(counters);
     for round in said["rounds"].as_array().expect("an array") {
         let speed = round["files_per_second"].as_f64().expect("a number");
         let product = speed * round["seconds"].as_f64().expect("a number");
@@ -54,6 +55,29 @@ fn measures(dir: &Path, line: &str) -> Value {
         assert!((product - files).abs() <= files / 1000.0, "{round}");
     }
     said
+}
+
+#[track_caller]
+fn assert_statistics(counters: &serde_json::Map<String, Value>) {
+    let reservations = &counters["reservations"];
+    let buckets = reservations["latency"].as_array().expect("an array");
+    let counts = buckets.iter().map(|bucket| number(&bucket["count"])).sum::<u64>();
+    let outcomes = ["granted_at_once", "tickets_granted", "tickets_refused", "tickets_failed"];
+    let sum = outcomes.map(|outcome| number(&reservations[outcome])).iter().sum::<u64>();
+    assert_eq!(counts, sum, "{reservations}");
+    assert!(buckets.iter().all(|bucket| number(&bucket["below_us"]).is_power_of_two()));
+    let kinds = counters["space"].as_array().expect("an array");
+    let names: Vec<_> = kinds.iter().filter_map(|kind| kind["kind"].as_str()).collect();
+    assert_eq!(names, ["data", "metadata", "system"]);
+    for kind in kinds {
+        let known = ["used_bytes", "pinned_bytes", "free_bytes", "unknown_bytes"];
+        let sum = known.map(|figure| number(&kind[figure])).iter().sum::<u64>();
+        // Where superblocks are nothing is free.
+        let rest = number(&kind["total_bytes"]).checked_sub(sum).expect("parts of the whole");
+        assert!(rest <= 4 << 16, "{kind}");
+    }
+    let states = counters["flush_states"].as_array().expect("an array");
+    assert!(states.iter().all(|state| state["entered"].is_u64() && state["state"].is_string()));
 }
 
 fn number(value: &Value) -> u64 {

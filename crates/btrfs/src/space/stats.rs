@@ -1,5 +1,6 @@
 //! What is counted about space.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -22,6 +23,18 @@ pub enum FlushState {
     AllocateChunk,
     /// Committing.
     Commit,
+}
+
+impl fmt::Display for FlushState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LookAround => "look around",
+            Self::DelayedItems => "delayed items",
+            Self::DirtyData => "dirty data",
+            Self::AllocateChunk => "allocate chunk",
+            Self::Commit => "commit",
+        })
+    }
 }
 
 /// How often a flush state was entered, and what that gave.
@@ -112,6 +125,17 @@ pub enum SpaceKind {
     Mixed,
     /// For the chunk tree.
     System,
+}
+
+impl fmt::Display for SpaceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Data => "data",
+            Self::Metadata => "metadata",
+            Self::Mixed => "mixed",
+            Self::System => "system",
+        })
+    }
 }
 
 /// What happened to reservations since the volume was opened, and what there is now.

@@ -1,24 +1,125 @@
-//! The counters of the engine, as text and in JSON.
+//! What the engine counted, as text and in JSON.
 
 use std::fmt;
 
-use offshoot_btrfs::{Counter, Stats};
+use offshoot_btrfs::{Counter, Engine, SpaceStats, Stats};
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-/// What the engine did: in JSON an object with every counter by its name, and as text a line for each that is not 0.
-pub(crate) struct Statistics(pub(crate) Stats);
+/// What the engine did since a volume was opened.
+///
+/// In JSON an object with every counter by its name, and beside them `reservations`, `flush_states` and `space`. As text a line for
+/// everything that is not 0.
+pub(crate) struct Statistics {
+    counters: Stats,
+    space: SpaceStats,
+}
+
+impl Statistics {
+    /// What it did until now.
+    pub(crate) fn of(volume: &Engine) -> Self {
+        Self { counters: volume.stats(), space: volume.space_stats() }
+    }
+}
+
+/// The share of reservations by whose time they are judged.
+const SHARE: f64 = 0.999;
 
 impl Serialize for Statistics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.counters().map(|counter| (counter.name, counter.value)))
+        let mut map = serializer.serialize_map(None)?;
+        for counter in self.counters.counters() {
+            map.serialize_entry(counter.name, &counter.value)?;
+        }
+        map.serialize_entry("reservations", &reservations(&self.space))?;
+        map.serialize_entry("flush_states", &flush_states(&self.space))?;
+        map.serialize_entry("space", &kinds(&self.space))?;
+        map.end()
     }
+}
+
+fn reservations(space: &SpaceStats) -> Value {
+    let buckets = (0..).zip(space.latency.buckets).filter(|(_, count)| *count > 0);
+    let buckets = buckets.map(|(i, count)| json!({ "below_us": 1u64 << i, "count": count }));
+    json!({
+        "granted_at_once": space.granted_at_once,
+        "tickets_granted": space.tickets_granted,
+        "tickets_refused": space.tickets_refused,
+        "tickets_failed": space.tickets_failed,
+        "latency": buckets.collect::<Vec<_>>(),
+        "p999_below_us": space.latency.quantile_us(SHARE),
+    })
+}
+
+fn flush_states(space: &SpaceStats) -> Value {
+    let states = space.flushes.iter().map(|flush| {
+        json!({
+            "state": flush.state.to_string(),
+            "entered": flush.entered,
+            "reclaimed_bytes": flush.reclaimed_bytes,
+        })
+    });
+    states.collect()
+}
+
+fn kinds(space: &SpaceStats) -> Value {
+    let kinds = space.kinds.iter().map(|kind| {
+        json!({
+            "kind": kind.kind.to_string(),
+            "total_bytes": kind.total_bytes,
+            "used_bytes": kind.used_bytes,
+            "pinned_bytes": kind.pinned_bytes,
+            "free_bytes": kind.free_bytes,
+            "unknown_bytes": kind.unknown_bytes,
+            "reserved_bytes": kind.reserved_bytes,
+            "promised_bytes": kind.promised_bytes,
+            "next_chunk_bytes": kind.next_chunk_bytes,
+            "commit_bytes": kind.commit_bytes,
+            "kept_bytes": kind.kept_bytes,
+            "reserved_peak_bytes": kind.reserved_peak_bytes,
+        })
+    });
+    kinds.collect()
 }
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Counter { name, about, value } in self.0.counters().filter(|counter| counter.value > 0)
-        {
-            writeln!(f, "  {value:>14}  {name:<28}  {about}")?;
+        let mut line = |value: u64, name: &str, about: &str| match value {
+            0 => Ok(()),
+            _ => writeln!(f, "  {value:>14}  {name:<28}  {about}"),
+        };
+        for Counter { name, about, value } in self.counters.counters() {
+            line(value, name, about)?;
+        }
+        let space = &self.space;
+        line(
+            space.tickets_granted,
+            "tickets_granted",
+            "Reservations that waited and were granted.",
+        )?;
+        line(
+            space.tickets_refused,
+            "tickets_refused",
+            "Reservations for which there was no room.",
+        )?;
+        line(
+            space.tickets_failed,
+            "tickets_failed",
+            "Reservations that failed with what makes room.",
+        )?;
+        for flush in &space.flushes {
+            let about =
+                format!("Times that room was made by this, {} bytes.", flush.reclaimed_bytes);
+            line(flush.entered, &format!("flush state: {}", flush.state), &about)?;
+        }
+        for kind in &space.kinds {
+            let about = "The most that was spoken for at a time, in bytes.";
+            line(kind.reserved_peak_bytes, &format!("reserved peak: {}", kind.kind), about)?;
+        }
+        if space.latency.count() > 0 {
+            let below = space.latency.quantile_us(SHARE);
+            line(below, "reservation_us", "What 99.9 % of reservations took at most.")?;
         }
         Ok(())
     }

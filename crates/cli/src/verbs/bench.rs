@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::args::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
-use crate::output::{Console, human_size};
+use crate::output::{Console, Statistics, human_size};
 use crate::verbs::mkfs::{NewImages, usage};
 use crate::workload::{Enospc, FsMark, Site, timed_sync};
 use report::{Phase, Report, Stopwatch};
@@ -62,7 +62,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         "began_seconds": began_secs,
         "dirty_bytes": arguments.dirty_bytes,
     });
-    let report = Report { title, settings, phases, sync, stopwatch, stats: site.stats() };
+    let report = Report { title, settings, phases, sync, stopwatch, statistics: site.statistics() };
     report.write(arguments.volume.json, out)
 }
 
@@ -96,7 +96,7 @@ fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Consol
         "files_of_workers": files,
         "dirty_bytes": arguments.dirty_bytes,
     });
-    let report = Report { title, settings, phases, sync, stopwatch, stats: site.stats() };
+    let report = Report { title, settings, phases, sync, stopwatch, statistics: site.statistics() };
     report.write(arguments.volume.json, out)
 }
 
@@ -128,8 +128,8 @@ impl Engine {
         Ok(Self(volume.filesystem(SubvolumeId::FS)?))
     }
 
-    fn stats(&self) -> offshoot_btrfs::Stats {
-        self.0.volume().stats()
+    fn statistics(&self) -> Statistics {
+        Statistics::of(self.0.volume())
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn run(
         available: sizes.available_bytes,
         unallocated: unallocated.fold(0, u64::saturating_add),
         space: allocations(volume, console).into_iter().map(kind).collect(),
-        statistics: Statistics(volume.stats()),
+        statistics: Statistics::of(volume),
     };
     if arguments.json {
         return Ok(write_line(out, &report)?);

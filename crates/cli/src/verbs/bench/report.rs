@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::Stats;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
@@ -68,7 +67,7 @@ pub(super) struct Report {
     /// What the sync at the end took.
     pub(super) sync: Duration,
     pub(super) stopwatch: Stopwatch,
-    pub(super) stats: Stats,
+    pub(super) statistics: Statistics,
 }
 
 impl Report {
@@ -85,7 +84,7 @@ impl Report {
         value["files_per_second"] = per_second(self.files(), total).into();
         value["cpu_seconds"] = cpu.as_secs_f64().into();
         value["peak_memory_bytes"] = peak_memory_bytes().into();
-        value["statistics"] = serde_json::to_value(Statistics(self.stats))?;
+        value["statistics"] = serde_json::to_value(&self.statistics)?;
         Ok(write_line(out, &value)?)
     }
 
@@ -108,7 +107,7 @@ impl Report {
         if let Some(bytes) = peak_memory_bytes() {
             writeln!(out, "peak of memory {}", human_size(bytes))?;
         }
-        write!(out, "what the engine did\n{}", Statistics(self.stats))?;
+        write!(out, "what the engine did\n{}", &self.statistics)?;
         Ok(())
     }
 }
