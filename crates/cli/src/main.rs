@@ -48,6 +48,11 @@ use args::Arguments;
 use exit::{ExitStatus, Failure, Result};
 use output::Console;
 
+/// Making a file queues items that live until they are flushed, by another thread perhaps, and this one
+/// takes a third less time for that than the allocator of the C library.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let console = Arc::new(Console::default());
     let status = match run(&console) {
