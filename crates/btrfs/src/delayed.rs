@@ -188,7 +188,7 @@ impl Delayed {
             is_on: options.delayed_items,
             by_item: options.reserve_by_item,
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
-            most_bytes: options.dirty_bytes / 2,
+            most_bytes: options.dirty_bytes / 8,
             bytes: AtomicI64::new(0),
             peak_bytes: AtomicI64::new(0),
             dirties: AtomicI64::new(0),
@@ -271,9 +271,8 @@ impl<'a, 'v> Queue<'a, 'v> {
         tree: &'a Arc<Tree>,
         items: usize,
     ) -> Result<Self> {
-        let (needs, has) =
-            (items as u64 * handle.space().least_item_cost(), handle.reserved_bytes());
-        if has < needs {
+        let (needs, has) = (items as u64 * handle.item_cost(), handle.reserved_bytes());
+        if has < needs || (items > 0 && has == 0) {
             debug_assert!(false, "{items} items need {needs} bytes, but {has} are reserved");
             let what = format!("{has} bytes are reserved for {items} delayed items");
             return Err(Error::posix(Errno::NOSPC, what));

@@ -139,6 +139,8 @@ pub(crate) struct Handle<'v> {
     _gate: Option<Share<'v>>,
     /// The space that the operation may need.
     reservation: Option<Reservation<'v>>,
+    /// What of this is for one item, in bytes.
+    item_cost: u64,
 }
 
 /// The gate, held by a thread that has no other handle: a commit that waits between two of one thread would
@@ -261,7 +263,14 @@ impl Engine {
         };
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        Ok(Handle { volume: self, live, transaction, _gate: Some(share), reservation: None })
+        Ok(Handle {
+            volume: self,
+            live,
+            transaction,
+            _gate: Some(share),
+            reservation: None,
+            item_cost: 0,
+        })
     }
 }
 
@@ -275,9 +284,10 @@ impl Engine {
 }
 
 impl<'v> Handle<'v> {
-    /// The handle, with space that is kept for it until it is dropped.
-    pub(crate) fn with_reservation(self, reservation: Reservation<'v>) -> Self {
-        Self { reservation: Some(reservation), ..self }
+    /// The handle, with space for so many items that is kept for it until it is dropped.
+    pub(crate) fn with_reservation(self, reservation: Reservation<'v>, items: u64) -> Self {
+        let item_cost = self.space().share_of_an_item(reservation.bytes(), items);
+        Self { reservation: Some(reservation), item_cost, ..self }
     }
 
     /// The tree `id`.
@@ -296,6 +306,11 @@ impl<'v> Handle<'v> {
     /// When less is reserved than these may need: nothing was changed yet.
     pub(crate) fn queue<'a>(&'a self, tree: &'a Arc<Tree>, items: usize) -> Result<Queue<'a, 'v>> {
         Queue::begin(self, &self.live.delayed, tree, items)
+    }
+
+    /// What of that which is reserved for the handle is for one item, in bytes.
+    pub(crate) fn item_cost(&self) -> u64 {
+        self.item_cost
     }
 
     /// What is reserved for the handle, in bytes.

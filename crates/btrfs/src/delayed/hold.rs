@@ -97,8 +97,11 @@ impl Delayed {
         let before = account.held;
         if wanted > account.held {
             // An operation pays for what it queues; that the tree became larger is not its business.
-            let share = positive(more.units).saturating_mul(cost).min(wanted - account.held);
-            account.held += handle.map_or(0, |handle| handle.hand_over(share));
+            let pay = |handle: &Handle<'_>| {
+                let share = positive(more.units).saturating_mul(handle.item_cost());
+                handle.hand_over(share.min(wanted - account.held))
+            };
+            account.held += handle.map_or(0, pay);
         } else {
             drop(Reservation::resume(space, Purpose::Metadata, account.held - wanted));
             account.held = wanted;

@@ -281,7 +281,7 @@ fn join<'v>(
                 }
             },
         };
-        return Ok(Some(volume.enter()?.with_reservation(reservation)));
+        return Ok(Some(volume.enter()?.with_reservation(reservation, claimed_items(volume))));
     }
     match volume.try_join(live, items, Claim::Work)? {
         Some(handle) => Ok(Some(handle)),

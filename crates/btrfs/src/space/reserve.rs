@@ -116,16 +116,7 @@ impl From<Claim> for Kind {
 impl Space {
     /// The worst case of changing one item, in bytes of metadata.
     pub(crate) fn item_cost(&self) -> u64 {
-        self.cost_with(self.tallest())
-    }
-
-    /// What an item cost before the last tree became higher than all others, in bytes of metadata.
-    pub(crate) fn least_item_cost(&self) -> u64 {
-        self.cost_with(self.tallest().saturating_sub(1))
-    }
-
-    fn cost_with(&self, tallest: u8) -> u64 {
-        let levels = (u64::from(tallest) + 1).max(LEAST_LEVELS);
+        let levels = (u64::from(self.tallest()) + 1).max(LEAST_LEVELS);
         3 * (levels + 1) * self.block_cost()
     }
 
@@ -138,6 +129,12 @@ impl Space {
     /// The worst case of an operation on so many items, in bytes of metadata.
     pub(crate) fn cost(&self, items: u64) -> u64 {
         items.saturating_mul(self.item_cost()).saturating_add(BLOCKS_OF_A_ROOT * self.node_size)
+    }
+
+    /// What one of `items` may take of `bytes` that were reserved for all of them. Since then trees may have been met that are higher
+    /// or may share blocks, but not the one that these items go to.
+    pub(crate) fn share_of_an_item(&self, bytes: u64, items: u64) -> u64 {
+        bytes.saturating_sub(BLOCKS_OF_A_ROOT * self.node_size) / items.max(1)
     }
 
     /// What a commit of the running transaction may take, in bytes of metadata.
@@ -247,7 +244,7 @@ impl Engine {
         self.limit_dirty_blocks()?;
         let bytes = live.space.cost(items);
         let reservation = self.reserve(live, Purpose::Metadata, claim.into(), bytes)?;
-        Ok(self.enter()?.with_reservation(reservation))
+        Ok(self.enter()?.with_reservation(reservation, items))
     }
 
     /// Commits when there are more dirty tree blocks than may be, and has that done before.
@@ -333,7 +330,7 @@ impl Engine {
             return Ok(None);
         }
         let reservation = Reservation::granted(space, Purpose::Metadata, bytes);
-        Ok(Some(self.enter()?.with_reservation(reservation)))
+        Ok(Some(self.enter()?.with_reservation(reservation, items)))
     }
 
     fn reserve<'v>(

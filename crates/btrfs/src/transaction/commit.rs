@@ -60,7 +60,7 @@ impl Engine {
         let transaction = live.phases.read().running.clone();
         let alone = || {
             let transaction = transaction.clone();
-            Handle { volume: self, live, transaction, _gate: None, reservation: None }
+            Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
         };
         self.flush_all_delayed(|| Ok(alone())).inspect_err(|e| live.break_off(e))?;
         debug_assert!(live.delayed.is_empty(), "nobody queues anything, and nobody flushes");
