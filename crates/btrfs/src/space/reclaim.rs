@@ -106,20 +106,20 @@ impl Engine {
     /// Makes room until the ticket of `own` has come to its end.
     fn lead(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>) -> Result<()> {
         while own.outcome().is_none() {
-            if !self.cycle(live, purpose, own)? {
-                let ledger = live.space.ledger(purpose);
-                ledger.line().refuse_oldest();
+            let ledger = live.space.ledger(purpose);
+            let before = ledger.line().begin_cycle();
+            if !self.cycle(live, purpose, own, before)? {
+                ledger.line().refuse_oldest(before);
                 live.space.serve(purpose);
             }
         }
         Ok(())
     }
 
-    /// Goes through the states, until somebody was granted space, or `own` has come to its end; whether that was so.
-    fn cycle(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>) -> Result<bool> {
+    /// Goes through the states, until more than `before` tickets were granted, or `own` has come to its end; whether that was so.
+    fn cycle(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>, before: u64) -> Result<bool> {
         let space = &live.space;
         let granted = || space.ledger(purpose).line().granted();
-        let before = granted();
         let has_much_room = self.is_mostly_unallocated(live);
         let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { STATES };
         for pass in 0..PASSES {

@@ -11,7 +11,7 @@
 //! 1. Nobody gets space while a ticket of its class or of a higher one waits, however little it wants.
 //! 2. Served is from the front, and only as far as everything fits.
 //! 3. When making room helped nobody, the oldest ticket of the highest class is refused, and those behind it are served if
-//!    they fit.
+//!    they fit. A ticket that came meanwhile is not: something may be found for it.
 //! 4. One of those who wait *leads*: it makes room for all (`reclaim`). Who leaves a line without a leader wakes the one at
 //!    the front, which leads then, or has been served and does the same.
 
@@ -80,6 +80,8 @@ impl Waiter {
 #[derive(Debug)]
 struct Ticket {
     demand: Demand,
+    /// How many cycles had begun when it came.
+    after: u64,
     waiter: Arc<Waiter>,
 }
 
@@ -97,9 +99,17 @@ pub(super) struct Line {
     /// Somebody makes room for all who wait.
     pub(super) is_led: bool,
     granted: u64,
+    /// How many cycles of making room have begun.
+    cycles: u64,
 }
 
 impl Line {
+    /// A cycle of making room begins. Says how many tickets have been granted so far.
+    pub(super) fn begin_cycle(&mut self) -> u64 {
+        self.cycles += 1;
+        self.granted
+    }
+
     /// How many wait.
     pub(super) fn len(&self) -> usize {
         self.classes.iter().map(VecDeque::len).sum()
@@ -118,7 +128,11 @@ impl Line {
     /// Joins the line at the end of a class.
     pub(super) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
         let waiter = Arc::<Waiter>::default();
-        self.classes[demand.kind.class()].push_back(Ticket { demand, waiter: waiter.clone() });
+        self.classes[demand.kind.class()].push_back(Ticket {
+            demand,
+            after: self.cycles,
+            waiter: waiter.clone(),
+        });
         waiter
     }
 
@@ -136,9 +150,16 @@ impl Line {
         }
     }
 
-    /// Refuses the ticket at the front.
-    pub(super) fn refuse_oldest(&mut self) {
-        if let Some(ticket) = self.classes.iter_mut().find_map(VecDeque::pop_front) {
+    /// Refuses the ticket at the front, if it was there when the cycle began that helped nobody: so many tickets had been granted
+    /// then.
+    pub(super) fn refuse_oldest(&mut self, granted: u64) {
+        let cycles = self.cycles;
+        let had_a_cycle = |class: &VecDeque<Ticket>| class[0].after < cycles;
+        if self.granted == granted
+            && let Some(class) = self.classes.iter_mut().find(|class| !class.is_empty())
+            && had_a_cycle(class)
+            && let Some(ticket) = class.pop_front()
+        {
             ticket.end(Outcome::Refused);
         }
     }
@@ -188,6 +209,30 @@ mod tests {
         waiters.iter().map(|waiter| waiter.outcome()).collect()
     }
 
+    /// Refuses the oldest after a cycle that helped nobody.
+    fn refuse_oldest(line: &mut Line) {
+        let granted = line.begin_cycle();
+        line.refuse_oldest(granted);
+    }
+
+    /// A removal came while a cycle of others was at its end, and was refused with it.
+    #[test]
+    fn who_came_during_a_cycle_is_not_refused_for_it() {
+        let mut line = Line::default();
+        let first = line.join(work(50));
+        let granted = line.begin_cycle();
+        let late = line.join(removal(70));
+        line.refuse_oldest(granted);
+        assert_eq!((first.outcome(), late.outcome()), (None, None), "it stands before the first");
+        refuse_oldest(&mut line);
+        assert_eq!((first.outcome(), late.outcome()), (None, REFUSED));
+        let granted = line.begin_cycle();
+        let small = line.join(removal(1));
+        assert_eq!(serve(&mut line, 1), 0);
+        line.refuse_oldest(granted);
+        assert_eq!((small.outcome(), first.outcome()), (GRANTED, None), "somebody was helped");
+    }
+
     const GRANTED: Option<Outcome> = Some(Outcome::Granted);
     const REFUSED: Option<Outcome> = Some(Outcome::Refused);
 
@@ -224,14 +269,14 @@ mod tests {
         let mut line = Line::default();
         let waiters = [50, 60, 2].map(|bytes| line.join(work(bytes)));
         let priority = line.join(removal(70));
-        line.refuse_oldest();
+        refuse_oldest(&mut line);
         assert_eq!(priority.outcome(), REFUSED);
-        line.refuse_oldest();
-        line.refuse_oldest();
+        refuse_oldest(&mut line);
+        refuse_oldest(&mut line);
         assert_eq!(outcomes(&waiters), [REFUSED, REFUSED, None]);
         assert_eq!(serve(&mut line, 2), 0);
         assert_eq!(waiters[2].outcome(), GRANTED);
-        line.refuse_oldest();
+        refuse_oldest(&mut line);
         assert_eq!(line.len(), 0);
     }
 
@@ -273,7 +318,7 @@ mod tests {
                     assert_eq!(left, room, "step {step}");
                 }
                 _ if random.below(4) == 0 => {
-                    line.refuse_oldest();
+                    refuse_oldest(&mut line);
                     if let Some(list) = lists.iter_mut().find(|list| !list.is_empty()) {
                         assert_eq!(list.remove(0).1.outcome(), REFUSED, "step {step}");
                     }
