@@ -91,13 +91,17 @@ impl Ledger {
         self.line.lock()
     }
 
-    /// Waits until every reservation has ended, or a ticket is granted, which may be that of `own`. Nobody else waits in a line who
-    /// has a reservation, so this ends.
-    pub(super) fn wait_for_those_under_way(&self, own: &Waiter) {
+    /// Waits until every reservation has ended, or until more than `granted` tickets were granted or that of `own` has come to its
+    /// end; whether that was so. Nobody else waits in a line who has a reservation, so this ends.
+    pub(super) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
         let mut line = self.line();
-        let granted = line.granted();
-        let is_over = |line: &Line| own.outcome().is_some() || line.granted() != granted;
-        while self.under_way.load(SeqCst) > 0 && !is_over(&line) {
+        loop {
+            if own.outcome().is_some() || line.granted() != granted {
+                return true;
+            }
+            if self.under_way.load(SeqCst) == 0 {
+                return false;
+            }
             self.ended.wait(&mut line);
         }
     }

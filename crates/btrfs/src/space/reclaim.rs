@@ -39,16 +39,7 @@ use crate::inode::write_back;
 use crate::transaction::{Cause, Live};
 use crate::volume::Engine;
 
-/// The states in their order.
-const STATES: [FlushState; 5] = [
-    FlushState::LookAround,
-    FlushState::DelayedItems,
-    FlushState::DirtyData,
-    FlushState::AllocateChunk,
-    FlushState::Commit,
-];
-
-/// Their order where most of the devices belongs to no chunk.
+/// The order of the states where most of the devices belongs to no chunk.
 const STATES_WITH_MUCH_ROOM: [FlushState; 5] = [
     FlushState::LookAround,
     FlushState::AllocateChunk,
@@ -118,10 +109,9 @@ impl Engine {
 
     /// Goes through the states, until more than `before` tickets were granted, or `own` has come to its end; whether that was so.
     fn cycle(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>, before: u64) -> Result<bool> {
-        let space = &live.space;
-        let granted = || space.ledger(purpose).line().granted();
+        let (space, ledger) = (&live.space, live.space.ledger(purpose));
         let has_much_room = self.is_mostly_unallocated(live);
-        let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { STATES };
+        let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { FlushState::ALL };
         for pass in 0..PASSES {
             for state in states {
                 let is_due = match state {
@@ -134,23 +124,19 @@ impl Engine {
                 if !is_due {
                     continue;
                 }
-                live.require_whole()?;
                 // Cheapest of all: most have reserved far more than they take.
-                space.ledger(purpose).wait_for_those_under_way(own);
-                if own.outcome().is_some() || granted() != before {
+                if ledger.wait_for_those_under_way(own, before) {
                     return Ok(true);
                 }
+                live.require_whole()?;
                 let room = space.room(purpose);
                 let flushed = self.flush(live, purpose, state);
                 space.stats.flushed(state, space.room(purpose).saturating_sub(room));
                 flushed?;
                 space.serve(purpose);
-                if own.outcome().is_some() || granted() != before {
-                    return Ok(true);
-                }
             }
         }
-        Ok(false)
+        Ok(own.outcome().is_some() || ledger.line().granted() != before)
     }
 
     /// Whether less than a quarter of the members belongs to chunks.

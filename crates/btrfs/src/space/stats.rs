@@ -25,6 +25,12 @@ pub enum FlushState {
     Commit,
 }
 
+impl FlushState {
+    /// All states, from cheap to dear.
+    pub(super) const ALL: [Self; 5] =
+        [Self::LookAround, Self::DelayedItems, Self::DirtyData, Self::AllocateChunk, Self::Commit];
+}
+
 impl fmt::Display for FlushState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -165,17 +171,9 @@ pub(super) struct Counters {
     granted: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
-    entered: [AtomicU64; STATES.len()],
-    reclaimed: [AtomicU64; STATES.len()],
+    entered: [AtomicU64; FlushState::ALL.len()],
+    reclaimed: [AtomicU64; FlushState::ALL.len()],
 }
-
-const STATES: [FlushState; 5] = [
-    FlushState::LookAround,
-    FlushState::DelayedItems,
-    FlushState::DirtyData,
-    FlushState::AllocateChunk,
-    FlushState::Commit,
-];
 
 impl Counters {
     /// A reservation that was not granted at once took so long.
@@ -252,7 +250,7 @@ impl Engine {
         let mut latency =
             Histogram { buckets: counters.latency.each_ref().map(|count| count.load(Relaxed)) };
         latency.buckets[0] += granted_at_once;
-        let flushes = STATES.map(|state| FlushCount {
+        let flushes = FlushState::ALL.map(|state| FlushCount {
             state,
             entered: counters.entered[state as usize].load(Relaxed),
             reclaimed_bytes: counters.reclaimed[state as usize].load(Relaxed),
