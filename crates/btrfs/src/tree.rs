@@ -24,7 +24,7 @@ use crate::block::TreeBlock;
 use crate::sync::RwLock;
 use crate::transaction::{Live, ReadLatch};
 use crate::volume::Engine;
-pub(crate) use write::{Edit, ItemEdit, Tree, TreeWriter};
+pub(crate) use write::{ItemEdit, Tree, TreeWriter};
 
 /// Where a tree begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

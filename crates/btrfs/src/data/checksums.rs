@@ -9,7 +9,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use crate::transaction::Handle;
-use crate::tree::{Cursor, Edit};
+use crate::tree::Cursor;
 use crate::volume::Engine;
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
@@ -134,9 +134,7 @@ pub(crate) fn insert_checksums<'d>(
         let joined = rest.len().min(most.saturating_sub(len));
         let (part, behind) = rest.split_at(joined);
         handle.change(TreeId::CSUM, |tree| {
-            tree.modify(before, joined, |old| {
-                Ok(Edit::Put([old.unwrap_or_default(), part].concat()))
-            })
+            tree.modify(before, joined, |old| Ok([old.unwrap_or_default(), part].concat()))
         })?;
         at += (joined / sum_len * sector) as u64;
         rest = behind;

@@ -21,7 +21,7 @@ use zerocopy::FromBytes;
 
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::tree::{Cursor, Edit};
+use crate::tree::Cursor;
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
 const TAIL: usize = size_of::<FileExtentHead>();
@@ -145,7 +145,7 @@ fn cut_item(
         (end > range.end).then(|| part(data, range.end - start, end - range.end)).transpose()?;
     handle.change(TreeId(file.dev), |tree| {
         match front {
-            Some(front) => tree.modify(*key, 0, |_| Ok(Edit::Put(front)))?,
+            Some(front) => tree.modify(*key, 0, |_| Ok(front))?,
             None => drop(tree.remove(*key)?),
         }
         match behind {

@@ -36,7 +36,7 @@ use super::reserve::Claim;
 use super::{BlockGroup, Purpose};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
-use crate::tree::{Cursor, Edit, with_item};
+use crate::tree::{Cursor, with_item};
 use crate::volume::Engine;
 
 /// Before a block group is removed, this many times what is kept back must stay free, so that it is
@@ -374,7 +374,7 @@ impl Handle<'_> {
                 tree.modify(key, 0, |data| {
                     let mut item = *DevItem::view(data.unwrap_or_default()).map_err(malformed)?;
                     item.bytes_used = allocated.into();
-                    Ok(Edit::Put(item.as_bytes().to_vec()))
+                    Ok(item.as_bytes().to_vec())
                 })
             })?;
         }

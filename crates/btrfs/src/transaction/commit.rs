@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use super::{Cause, Handle, Live, Transaction, is_named_by_superblock};
 use crate::inode::write_back;
 use crate::subvolume::{malformed, root_item_key};
-use crate::tree::{Edit, TreeRoot};
+use crate::tree::TreeRoot;
 use crate::volume::Engine;
 
 impl Engine {
@@ -135,7 +135,7 @@ impl Handle<'_> {
                     let mut item =
                         *BlockGroupItem::view(data.unwrap_or_default()).map_err(malformed)?;
                     item.used = group.used_to_store().into();
-                    Ok(Edit::Put(item.as_bytes().to_vec()))
+                    Ok(item.as_bytes().to_vec())
                 })
             })?;
         }
@@ -170,7 +170,7 @@ impl Handle<'_> {
                     if root.id.is_subvolume() {
                         item.ctransid = item.generation;
                     }
-                    Ok(Edit::Put(item.as_bytes()[..old.len()].to_vec()))
+                    Ok(item.as_bytes()[..old.len()].to_vec())
                 })
             })?;
         }

@@ -26,7 +26,7 @@ use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
-use crate::tree::{Cursor, Edit, ItemEdit, Tree};
+use crate::tree::{Cursor, ItemEdit, Tree};
 use crate::volume::Engine;
 
 /// An item of the extent tree, taken apart.
@@ -378,7 +378,7 @@ impl Handle<'_> {
                 }
                 let mut data = Vec::new();
                 owner.encode(count, false, &mut data);
-                tree.modify(key, 0, |_| Ok(Edit::Put(data)))
+                tree.modify(key, 0, |_| Ok(data))
             });
         }
         let count = changed(0)?;

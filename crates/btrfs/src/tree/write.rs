@@ -75,15 +75,6 @@ pub(crate) struct Tree {
     pub(crate) hold: Hold,
 }
 
-/// What becomes of an item.
-pub(crate) enum Edit {
-    /// It stays as it is, or stays away.
-    #[cfg_attr(not(test), expect(dead_code, reason = "what decides so is queued, or read before"))]
-    Keep,
-    /// It becomes this.
-    Put(Vec<u8>),
-}
-
 /// Changes to one tree, on behalf of a transaction handle.
 pub(crate) struct TreeWriter<'a> {
     handle: &'a Handle<'a>,
@@ -135,18 +126,18 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Lets `edit` see the item with this key, and say what becomes of it. What it makes of it has
-    /// at most `room` bytes more than before.
+    /// Lets `edit` see the data of the item with this key, if there is one, and say what it becomes: at most `room`
+    /// bytes more than before.
     pub(crate) fn modify(
         &self,
         key: Key,
         room: usize,
-        edit: impl FnOnce(Option<&[u8]>) -> Result<Edit>,
+        edit: impl FnOnce(Option<&[u8]>) -> Result<Vec<u8>>,
     ) -> Result<()> {
         let found = self.locate(key, room + ITEM_SIZE)?;
         let old = found.exists.then(|| found.leaf.data(found.slot));
         let before = old.map_or(0, |data| data.len() + ITEM_SIZE);
-        let Edit::Put(data) = edit(old)? else { return Ok(()) };
+        let data = edit(old)?;
         let growth = (data.len() + ITEM_SIZE).saturating_sub(before);
         debug_assert!(growth <= room + ITEM_SIZE, "an item grew by more than was said");
         self.put(found, key, &data)

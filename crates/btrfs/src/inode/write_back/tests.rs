@@ -9,7 +9,6 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, T
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::{in_memory, in_memory_of};
-use crate::tree::Edit;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
@@ -31,7 +30,7 @@ fn create(fs: &Filesystem, name: &str) -> FileId {
 /// Changes an item of the top level, by hand.
 fn change(volume: &Volume, key: Key, room: usize, change: impl Fn(&[u8]) -> Vec<u8>) {
     let handle = volume.join().expect("room");
-    let edit = |data: Option<&[u8]>| Ok(Edit::Put(change(data.expect("the item"))));
+    let edit = |data: Option<&[u8]>| Ok(change(data.expect("the item")));
     handle.change(TreeId::FS, |tree| tree.modify(key, room, edit)).expect("a change");
 }
 

@@ -22,7 +22,7 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use crate::block::TreeBlock;
 use crate::test_volumes::in_memory;
-use crate::tree::{Cursor, Edit};
+use crate::tree::Cursor;
 use crate::{Latching, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
@@ -140,7 +140,7 @@ fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mu
                 let room = data.len().saturating_sub(old.as_ref().map_or(0, Vec::len));
                 tree.modify(key(number), room, |found| {
                     assert_eq!(found, old.as_deref(), "item {number}");
-                    Ok(Edit::Put(data))
+                    Ok(data)
                 })
             }
             _ => {

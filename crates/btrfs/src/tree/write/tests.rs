@@ -13,7 +13,7 @@ use offshoot_testkit::random::Random;
 use offshoot_vfs::Result;
 
 use crate::test_volumes::in_memory;
-use crate::tree::{Cursor, Edit, TreeWriter};
+use crate::tree::{Cursor, TreeWriter};
 use crate::{OpenOptions, Volume};
 
 /// The inode number that the items pretend to be about: no file of the new volume has it.
@@ -69,16 +69,16 @@ fn step(volume: &Volume, random: &mut Random, thread: u64, model: &mut Model, mo
                     let at = model.range(first..).next().map_or(first, |(number, _)| *number);
                     let old = model.get(&at).cloned();
                     let len = usize::try_from(random.below(most)).expect("small");
-                    let new = random.bytes(len);
-                    let keep = random.below(8) == 0;
-                    let room = len.saturating_sub(old.as_ref().map_or(0, Vec::len));
+                    let mut new = random.bytes(len);
+                    if random.below(8) == 0 {
+                        new = old.clone().unwrap_or(new);
+                    }
+                    let room = new.len().saturating_sub(old.as_ref().map_or(0, Vec::len));
                     tree.modify(key(at), room, |found| {
                         assert_eq!(found, old.as_deref(), "item {at}");
-                        Ok(if keep { Edit::Keep } else { Edit::Put(new.clone()) })
+                        Ok(new.clone())
                     })?;
-                    if !keep {
-                        model.insert(at, new);
-                    }
+                    model.insert(at, new);
                 }
                 6 => {
                     let at = model.range(first..).next().map_or(first, |(number, _)| *number);
