@@ -23,6 +23,7 @@
 //! 2. After a flush failed every later one fails too: the host reports lost pages
 //!    once and then takes them for clean, so a second success would be a lie.
 
+mod direct;
 mod in_use;
 
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -36,8 +37,9 @@ use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, falloc
 use rustix::io::{Errno, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
+use direct::Direct;
 
-/// An image file or a block device, accessed through the page cache of the host.
+/// An image file or a block device. It is accessed through the page cache of the host, but for large writes.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -45,6 +47,7 @@ pub struct FileDevice {
     size_bytes: u64,
     writable: bool,
     is_block_device: bool,
+    direct: Option<Direct>,
     /// The next flush has to make the length of the file durable as well.
     resized: AtomicBool,
     flush_failed: AtomicBool,
@@ -142,12 +145,14 @@ impl FileDevice {
         // The engine says itself what it will read next; the host's guess from
         // interleaved readers would only fetch what nobody asked for.
         fadvise(&file, 0, None, Advice::Random)?;
+        let direct = if writable { Direct::open(&file) } else { None };
         Ok(Self {
             file,
             name: path.display().to_string(),
             size_bytes,
             writable,
             is_block_device,
+            direct,
             resized: AtomicBool::new(false),
             flush_failed: AtomicBool::new(false),
         })
@@ -182,30 +187,17 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.check_change(offset, buf.len() as u64)?;
-        self.file.write_all_at(buf, offset)
+        self.write_vectored_at(offset, &[IoSlice::new(buf)])
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_change(offset, total_bytes(bufs))?;
-        let mut at = offset;
-        let mut slices = bufs.to_vec();
-        let mut rest = &mut slices[..];
-        // Takes buffers without bytes off the front, for which the kernel returns 0.
-        IoSlice::advance_slices(&mut rest, 0);
-        while !rest.is_empty() {
-            // It takes as many of the buffers as the kernel does at once.
-            match pwritev(&self.file, rest, at) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => {
-                    at += written as u64;
-                    IoSlice::advance_slices(&mut rest, written);
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        if let Some(direct) = &self.direct
+            && direct.write(offset, bufs)?
+        {
+            return Ok(());
         }
-        Ok(())
+        Ok(write_all(&self.file, offset, bufs)?)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -247,6 +239,28 @@ impl Drop for FileDevice {
         // has not closed its copy yet. Without a lock this does nothing.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
+}
+
+/// Writes all of `bufs` one behind the other at `offset`.
+fn write_all(file: &File, mut offset: u64, bufs: &[IoSlice<'_>]) -> Result<(), Errno> {
+    let mut slices = bufs.to_vec();
+    let mut rest = &mut slices[..];
+    // Takes buffers without bytes off the front, for which the kernel returns 0.
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        // It takes as many of the buffers as the kernel does at once.
+        match pwritev(file, rest, offset) {
+            // No device has become full: it is the host that does not go on.
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => {
+                offset += written as u64;
+                IoSlice::advance_slices(&mut rest, written);
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Whether it is a block device and not a regular file. Anything else is refused, and that

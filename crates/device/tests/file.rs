@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::disks::{Attached, Disks};
 use offshoot_testkit::judges;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use tempfile::TempDir;
 
 fn scratch() -> (TempDir, PathBuf) {
@@ -172,4 +172,36 @@ fn what_the_kernel_uses_is_read_but_not_written() {
     refused(&device, &format!(": mounted at {}", mount.path().display()));
     drop(mount);
     FileDevice::open_writable(image).expect("the kernel is done with it");
+}
+
+/// Large writes go past the page cache of the host and small ones through it. Whoever reads sees both, in their order.
+#[test]
+fn large_and_small_writes_are_seen_alike() {
+    const SIZE: u64 = 4 << 20;
+    let seed = seed_of_run();
+    println!("seed {seed}");
+    let mut random = Random::new(seed);
+    let (_dir, path) = scratch();
+    let device = FileDevice::create(&path, SIZE).expect("a new image");
+    let mut expected = vec![0; usize::try_from(SIZE).expect("it fits")];
+    for _ in 0..400 {
+        let most = [600, 200_000, 1 << 20][usize::try_from(random.below(3)).expect("of three")];
+        let (mut len, mut at) = (1 + random.below(most), 0);
+        if random.below(2) == 0 {
+            len = len.next_multiple_of(4096);
+        }
+        at += random.below(SIZE - len);
+        if random.below(3) > 0 {
+            at -= at % 4096;
+        }
+        let bytes = random.bytes(usize::try_from(len).expect("it fits"));
+        device.write_at(at, &bytes).expect("a write");
+        let range = usize::try_from(at).expect("it fits")..;
+        expected[range.clone()][..bytes.len()].copy_from_slice(&bytes);
+        let mut read = vec![0; bytes.len().min(5000)];
+        device.read_at(at, &mut read).expect("a read");
+        assert!(read == expected[range][..read.len()], "at {at}, {len} bytes");
+    }
+    device.flush().expect("a flush");
+    assert!(fs::read(&path).expect("the image") == expected);
 }
