@@ -33,7 +33,7 @@
 //! 4. A table's shard lock is held to look at nodes or change them, never while a tree is searched. It is a leaf in the order of
 //!    locks, but for the account of the tree (`hold`) and the ledger.
 //! 5. What is queued takes no more than [`most_bytes`](Delayed::most_bytes) of memory, one operation for each thread, and 4 KiB for each tree: who
-//!    finds more than that queued flushes before it joins a transaction, or waits for those who do. At half of it the
+//!    finds more than that queued flushes before it joins a transaction, or waits for those who do. At a quarter of it the
 //!    thread of the volume begins to flush.
 //!
 //! A failure inside a flush may have left the tree half changed and ends all writing, like one in any change of a tree. It is

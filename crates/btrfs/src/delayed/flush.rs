@@ -2,7 +2,7 @@
 //!
 //! | who | when | how much |
 //! |---|---|---|
-//! | the thread of the volume | more than half of [`most_bytes`](Delayed::most_bytes) is queued | until a quarter is |
+//! | the thread of the volume | more than a quarter of [`most_bytes`](Delayed::most_bytes) is queued | until an eighth is |
 //! | a writer, before it joins | more than all of it is | its share, and until no more than all is |
 //! | who makes room | reserved metadata is wanted | until as much was given back |
 //! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
@@ -77,7 +77,7 @@ impl Engine {
     pub(crate) fn limit_delayed(&self) -> Result<()> {
         let live = self.live()?;
         let (delayed, most) = (&live.delayed, live.delayed.most_bytes());
-        if delayed.bytes() > most / 2 {
+        if delayed.bytes() > most / 4 {
             live.pressure.press();
         }
         while delayed.bytes() > most {
@@ -95,17 +95,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Flushes until a quarter of what may be queued is, when more than half of that is.
+    /// Flushes until an eighth of what may be queued is, when more than a quarter of that is.
     ///
     /// # Errors
     /// As [`flush_delayed`](Self::flush_delayed).
     pub(crate) fn ease_delayed(&self) -> Result<()> {
         let delayed = &self.live()?.delayed;
         let most = delayed.most_bytes();
-        if delayed.bytes() <= most / 2 {
+        if delayed.bytes() <= most / 4 {
             return Ok(());
         }
-        while let Some(more) = delayed.bytes().checked_sub(most / 4).filter(|&more| more > 0) {
+        while let Some(more) = delayed.bytes().checked_sub(most / 8).filter(|&more| more > 0) {
             if self.flush_bytes(more, FlushedBy::Background)? == 0 {
                 break;
             }
