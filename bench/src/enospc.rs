@@ -105,7 +105,7 @@ impl Job {
             .collect();
         args.extend(options.iter().map(|&option| option.to_owned()));
         drop_caches()?;
-        self.ours.run("enospc", &args)
+        self.ours.run(&[], "enospc", &args)
     }
 
     fn prove_what_a_full_volume_holds(&self) -> Result {

@@ -4,7 +4,8 @@
 //! over a loop device, on the same disk. The sync at the end is in the figures of both. Every volume is made anew, and
 //! every one of ours is proved to hold what was acknowledged.
 //!
-//! Then ours runs once more with each mechanism switched off.
+//! Then ours runs once more with each mechanism switched off, and once on a single core: with more, one thread that makes files
+//! has the others flush and write what it made, so two threads are compared with what one does on its own.
 
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -26,6 +27,8 @@ const SWITCHES: [(&str, &[&str]); 3] = [
     ("reserved by item", &["--reserve-by-item"]),
     ("exclusive latches", &["--latching", "before-search"]),
 ];
+
+const ONE_CORE: &str = "on one core";
 
 const KERNEL: &str = "kernel";
 
@@ -91,16 +94,21 @@ impl Job {
         for &threads in &self.threads {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for _ in 0..self.turns {
-                ours.push(self.ours(threads, "ours", &[])?);
+                ours.push(self.ours(threads, "ours", &[], &[])?);
                 kernel.push(self.kernel(threads)?);
             }
             let baseline = speed(&kernel);
             print_row(threads, &ours, baseline);
             print_row(threads, &kernel, baseline);
-            for (name, options) in SWITCHES {
-                let run = self.ours(threads, name, options)?;
+            let mut once = |name, under: &[&str], options: &[&str]| -> Result {
+                let run = self.ours(threads, name, under, options)?;
                 print_row(threads, std::slice::from_ref(&run), baseline);
                 all.push(run);
+                Ok(())
+            };
+            once(ONE_CORE, &["taskset", "--cpu-list", "0"], &[])?;
+            for (name, options) in SWITCHES {
+                once(name, &[], options)?;
             }
             all.extend(ours.into_iter().chain(kernel));
         }
@@ -127,8 +135,8 @@ impl Job {
             .ok_or_else(|| "these files need more than 1 PiB".to_owned())
     }
 
-    /// One run of the program.
-    fn ours(&self, threads: u64, name: &str, options: &[&str]) -> Result<Value> {
+    /// One run of the program, which the command `under` starts if it is not empty.
+    fn ours(&self, threads: u64, name: &str, under: &[&str], options: &[&str]) -> Result<Value> {
         let size = self.image_bytes(threads)?;
         let mut args: Vec<String> = [
             ("--threads", threads),
@@ -144,7 +152,7 @@ impl Job {
         eprintln!("{threads} threads: {name}");
         drop_caches()?;
         let before = machine_cpu()?;
-        let mut run = self.ours.run("fs-mark", &args)?;
+        let mut run = self.ours.run(under, "fs-mark", &args)?;
         run["machine_cpu_seconds"] = machine_cpu()?.saturating_sub(before).as_secs_f64().into();
         run["side"] = name.into();
         if self.is_proved {
@@ -261,8 +269,12 @@ fn print_ratios(all: &[Value]) {
     };
     let last_of_best = of_rounds(&of("ours", None), |speeds| last(speeds) / best(speeds));
     println!("ours: the last round has {:.0} % of the speed of the best", last_of_best * 100.0);
-    let (one, two) = (of("ours", Some(1)), of("ours", Some(2)));
-    if !one.is_empty() && !two.is_empty() {
-        println!("ours: two threads are {:.2} times as fast as one", speed(&two) / speed(&one));
+    let two = of("ours", Some(2));
+    for (side, place) in [("ours", "that has all cores as well"), (ONE_CORE, "on one core")] {
+        let one = of(side, Some(1));
+        if !one.is_empty() && !two.is_empty() {
+            let ratio = speed(&two) / speed(&one);
+            println!("ours: two threads are {ratio:.2} times as fast as one {place}");
+        }
     }
 }

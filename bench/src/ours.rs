@@ -1,5 +1,6 @@
 //! The program `offshoot` running one of its own benchmarks.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -17,11 +18,13 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Runs `offshoot bench WORKLOAD` with these options on an image that is made anew, and gives what it says.
-    pub(crate) fn run(&self, workload: &str, options: &[String]) -> Result<Value> {
+    /// Runs `offshoot bench WORKLOAD` with these options on an image that is made anew, and gives what it says. The command
+    /// `under` starts it, if that is not empty.
+    pub(crate) fn run(&self, under: &[&str], workload: &str, options: &[String]) -> Result<Value> {
         remove_image(&self.image)?;
-        let mut command = Command::new(&self.offshoot);
-        command.args(["bench", workload, "--json"]).arg(&self.image).args(options);
+        let mut words = under.iter().map(OsStr::new).chain([self.offshoot.as_os_str()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).args(["bench", workload, "--json"]).arg(&self.image).args(options);
         let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
