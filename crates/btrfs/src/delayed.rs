@@ -36,9 +36,10 @@
 //!    finds more than that queued flushes before it joins a transaction, or waits for those who do. At a quarter of it the
 //!    thread of the volume begins to flush.
 //!
-//! A failure inside a flush may have left the tree half changed and ends all writing, like one in any change of a tree. It is
-//! returned to who flushed: the operation that found too much queued, the sync, or the thread of the volume, which
-//! reports it. What was flushing stays where it is, so readers go on seeing all of it, and no commit completes.
+//! A failure or a panic inside a flush may have left the tree half changed and ends all writing, like one in any change of a tree.
+//! A failure is returned to who flushed: the operation that found too much queued, the sync, or the thread of the volume, which
+//! reports it. What was flushing stays where it is, so readers go on seeing all of it, and no commit completes: one that finds
+//! anything queued behind its last flush fails.
 //!
 //! # What is reserved
 //!

@@ -20,6 +20,8 @@ pub(crate) mod create;
 mod directories;
 mod entries;
 mod evict;
+#[cfg(test)]
+mod faults;
 mod in_use;
 mod names;
 pub(crate) mod rename;

@@ -21,8 +21,8 @@
 //!    complete (`space`, pinned ranges).
 //! 3. A superblock is written after a barrier behind everything that it points to, and followed by a
 //!    barrier of its own, behind which its copies are written.
-//! 4. After anything failed that may have left a tree half changed, or a commit, nothing is
-//!    written any more until the volume is opened again. The devices hold the last commit.
+//! 4. After anything failed, or panicked, that may have left a tree half changed, an operation half applied, or a commit,
+//!    nothing is written any more until the volume is opened again. The devices hold the last commit ([`Live::whole`]).
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
@@ -236,6 +236,14 @@ impl Live {
         self.broken.get_or_init(|| cause.to_string());
     }
 
+    /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
+    pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut begun = Begun { live: self, is_done: false };
+        let outcome = work();
+        begun.is_done = true;
+        outcome.inspect_err(|e| self.break_off(e))
+    }
+
     /// `EROFS` after something failed that cannot be undone.
     pub(crate) fn require_whole(&self) -> Result<()> {
         match self.broken.get() {
@@ -243,6 +251,20 @@ impl Live {
             Some(cause) => {
                 Err(Error::posix(Errno::ROFS, format!("the volume, after this: {cause}")))
             }
+        }
+    }
+}
+
+/// Something that has to be done whole. When it panics, this is dropped before it is done.
+struct Begun<'l> {
+    live: &'l Live,
+    is_done: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.live.broken.get_or_init(|| "a panic in the middle of a change".into());
         }
     }
 }
@@ -361,7 +383,12 @@ impl<'v> Handle<'v> {
         change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
     ) -> Result<T> {
         let tree = self.live.tree(self.volume, id)?;
-        change(TreeWriter::new(self, &tree)).inspect_err(|e| self.live.break_off(e))
+        self.whole(|| change(TreeWriter::new(self, &tree)))
+    }
+
+    /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
+    pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.live.whole(work)
     }
 
     fn own_block(&self, logical: Logical) -> Result<Arc<Latch>> {
@@ -475,11 +502,6 @@ impl<'v> Handle<'v> {
     /// Queues the first reference to an extent that was just allocated.
     pub(crate) fn refer_new(&self, at: Logical, len: u64, kind: ExtentKind, owner: Owner) {
         self.transaction.refs.add_new(at, len, kind, owner);
-    }
-
-    /// Ends all writing: something failed that cannot be undone.
-    pub(crate) fn break_off(&self, cause: &Error) {
-        self.live.break_off(cause);
     }
 
     /// Notes that the root of a tree moved.

@@ -44,18 +44,19 @@ pub(super) struct Overlap {
 pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<u64> {
     let mut dropped = 0;
     let mut from = range.start;
-    let mut drop_all = || loop {
-        let overlaps = overlaps(handle, file, from..range.end, BATCH)?;
-        let Some(last) = overlaps.last() else { return Ok(dropped) };
-        from = last.end;
-        for overlap in &overlaps {
-            dropped += drop_one(handle, file, overlap, &range)?;
+    handle.whole(|| {
+        loop {
+            let overlaps = overlaps(handle, file, from..range.end, BATCH)?;
+            let Some(last) = overlaps.last() else { return Ok(dropped) };
+            from = last.end;
+            for overlap in &overlaps {
+                dropped += drop_one(handle, file, overlap, &range)?;
+            }
+            if overlaps.len() < BATCH {
+                return Ok(dropped);
+            }
         }
-        if overlaps.len() < BATCH {
-            return Ok(dropped);
-        }
-    };
-    drop_all().inspect_err(|e| handle.break_off(e))
+    })
 }
 
 /// The first extent items that overlap `range`, `most` at the most.

@@ -101,15 +101,14 @@ pub(crate) fn store_inline(
 
 /// Writes every copy of `data`. What cannot be written ends all writing.
 pub(crate) fn write_data(handle: &Handle<'_>, logical: Logical, data: Sectors<'_>) -> Result<()> {
-    let write = || {
+    handle.whole(|| {
         let volume = handle.volume();
         for (member, physical, part) in volume.write_places(logical, data.len)? {
             let slices: Vec<_> = data.slices(part).map(IoSlice::new).collect();
             volume.write_member(member, physical.0, &slices)?;
         }
         Ok(())
-    };
-    write().inspect_err(|e| handle.break_off(e))
+    })
 }
 
 /// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by saying nothing.

@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{Errno, Result};
+use offshoot_vfs::{Errno, Error, Result};
 
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
-use crate::transaction::{Handle, Live};
+use crate::transaction::Handle;
 use crate::tree::Tree;
 use crate::volume::Engine;
 
@@ -169,10 +169,12 @@ impl Engine {
     /// Flushes one node, unless somebody else does.
     fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
         let live = self.live()?;
-        let Some(items) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
+        let Some(frozen) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
         live.stats.flushed_by(by);
-        let tree = handle.tree(id.tree)?;
-        Flush { live, handle, tree: &tree, id }.run(&items)
+        handle.whole(|| {
+            let tree = handle.tree(id.tree)?;
+            Flush { handle, tree: &tree, frozen: &frozen }.run()
+        })
     }
 }
 
@@ -186,9 +188,11 @@ impl Handle<'_> {
         let live = self.volume().live()?;
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
-        let Some((items, more)) = live.delayed.freeze_inode(id, ino) else { return Ok(()) };
-        let _ = live.delayed.settle(tree, self.space(), more, Some(self));
-        Flush { live, handle: self, tree, id }.run(&items).map(drop)
+        let Some((frozen, more)) = live.delayed.freeze_inode(id, ino) else { return Ok(()) };
+        self.whole(|| {
+            let _ = live.delayed.settle(tree, self.space(), more, Some(self));
+            Flush { handle: self, tree, frozen: &frozen }.run().map(drop)
+        })
     }
 }
 
@@ -201,29 +205,37 @@ struct Flushed {
     released: u64,
 }
 
+/// What a flush has taken out of a node. When this is dropped the flush has ended, well or not, and who waits for it is told.
+struct Frozen<'v> {
+    delayed: &'v Delayed,
+    id: NodeId,
+    items: Arc<Items>,
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.delayed.end_flush();
+    }
+}
+
 /// One flush of a node.
 struct Flush<'a, 'v> {
-    live: &'a Live,
     handle: &'a Handle<'v>,
     tree: &'a Tree,
-    id: NodeId,
+    frozen: &'a Frozen<'v>,
 }
 
 impl Flush<'_, '_> {
-    /// Flushes what was frozen, and thaws the node.
-    fn run(&self, items: &Arc<Items>) -> Result<Flushed> {
-        let delayed = &self.live.delayed;
-        let outcome = self.put(items);
-        if outcome.is_ok() {
-            delayed.forget(self.id);
-        }
-        delayed.end_flush();
-        outcome
+    /// Flushes what was frozen, and thaws the node. When that fails the items stay where they are.
+    fn run(&self) -> Result<Flushed> {
+        let flushed = self.put(&self.frozen.items)?;
+        self.frozen.delayed.forget(self.frozen.id);
+        Ok(flushed)
     }
 
     fn put(&self, items: &Items) -> Result<Flushed> {
-        let delayed = &self.live.delayed;
-        let sorted = items.in_order(self.id.first);
+        let delayed = self.frozen.delayed;
+        let sorted = items.in_order(self.frozen.id.first);
         let mut left = Releases::new(items, delayed.by_item, delayed.leaf);
         let mut released = 0;
         let mut rest = &sorted[..];
@@ -247,7 +259,7 @@ impl Flush<'_, '_> {
     /// The items are in the tree: gives back what was reserved for them, and says how much that was.
     fn give_back(&self, load: Load) -> u64 {
         let less = Load::default() - load;
-        self.live.delayed.settle(self.tree, self.handle.space(), less, None)
+        self.frozen.delayed.settle(self.tree, self.handle.space(), less, None)
     }
 }
 
@@ -300,8 +312,8 @@ impl Delayed {
     }
 
     /// Takes what waits in a node to be flushed, unless that is done already, or there is nothing. The caller has a
-    /// handle, until it has called [`end_flush`](Self::end_flush).
-    fn freeze(&self, id: NodeId) -> Option<Arc<Items>> {
+    /// handle for as long as it has that.
+    fn freeze(&self, id: NodeId) -> Option<Frozen<'_>> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id)?;
         if node.flushing.is_some() || node.active.is_empty() {
@@ -309,11 +321,11 @@ impl Delayed {
         }
         let items = Arc::new(std::mem::take(&mut node.active));
         node.flushing = Some(items.clone());
-        Some(items)
+        Some(Frozen { delayed: self, id, items })
     }
 
     /// Takes what waits of a new inode to be flushed, and says by how much there is more for that to be reserved.
-    fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Arc<Items>, Load)> {
+    fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Frozen<'_>, Load)> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id).filter(|node| node.flushing.is_none())?;
         let mut more = Load::default() - node.active.load(self.by_item);
@@ -321,7 +333,7 @@ impl Delayed {
         more += node.active.load(self.by_item);
         more += items.load(self.by_item);
         node.flushing = Some(items.clone());
-        Some((items, more))
+        Some((Frozen { delayed: self, id, items }, more))
     }
 
     /// What was flushing is in the tree.
@@ -340,8 +352,14 @@ impl Delayed {
         self.has_ended.notify_all();
     }
 
-    /// Whether nothing is queued.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| shard.read().is_empty())
+    /// Refuses to go on while anything is queued. The caller is alone: a commit without all items would tear operations
+    /// apart.
+    pub(crate) fn require_empty(&self) -> Result<()> {
+        let left: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
+        if left > 0 {
+            let problem = format!("{left} sets of items are queued behind the last flush");
+            return Err(Error::corrupt("delayed items", problem));
+        }
+        Ok(())
     }
 }

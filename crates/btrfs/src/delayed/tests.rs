@@ -15,7 +15,7 @@ use super::node::Items;
 use super::*;
 use crate::test_volumes::in_memory;
 use crate::transaction::Live;
-use crate::{Filesystem, Stats, Volume};
+use crate::{Filesystem, Report, Stats, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
@@ -395,25 +395,12 @@ fn a_flush_that_fails_ends_all_writing() {
         let device = Arc::new(FaultDevice::new(memory.clone()));
         let options = OpenOptions { cache_bytes: 0, dirty_bytes: 8 << 20, ..quiet() };
         let fs = open(device.clone(), &options);
-        let volume = fs.volume();
-        let root = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
-        assert!(root.header().level > 0, "it has leaves to fail");
         // Entries by hash go everywhere between those that are there.
         for number in 0..500 {
             create(&fs, fs.root(), &format!("new-{number}"));
         }
-        let first = Key::new(256, ItemType::DIR_ITEM, 0x7000_0000);
-        let mut block = root;
-        while block.header().level > 0 {
-            let slot = block.floor(first).unwrap();
-            let logical = block.pointers()[slot].logical();
-            if block.header().level == 1 {
-                for (_, physical, _) in volume.write_places(logical, 4096).unwrap() {
-                    device.add(physical.0..physical.0 + 4096, Fault::Error);
-                }
-                break;
-            }
-            block = volume.block(&block.child_expected(slot, TreeId::FS)).unwrap();
+        for physical in places_of_hashes(fs.volume()) {
+            device.add(physical..physical + 4096, Fault::Error);
         }
         let error = flush(&fs).expect_err("a leaf does not read");
         assert!(matches!(error, Error::Io { .. } | Error::Corrupt(_)), "{error}");
@@ -448,4 +435,64 @@ fn a_commit_that_fails_leaves_the_last_one() {
     assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
     drop(fs);
     assert_holds(memory, FILES);
+}
+
+/// The copies of the first leaf below the root of the top level that has entries by hash, on the device.
+fn places_of_hashes(volume: &Volume) -> Vec<u64> {
+    let mut block = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
+    while block.header().level > 0 {
+        let slot = block.floor(Key::new(256, ItemType::DIR_ITEM, 0x7000_0000)).unwrap();
+        if block.header().level == 1 {
+            let logical = block.pointers()[slot].logical();
+            let places = volume.write_places(logical, 4096).unwrap();
+            return places.iter().map(|(_, physical, _)| physical.0).collect();
+        }
+        block = volume.block(&block.child_expected(slot, TreeId::FS)).unwrap();
+    }
+    panic!("the tree has no leaves below its root");
+}
+
+/// A panic inside a flush left the items in their node for good, where no later flush took them: the next commit went
+/// on without them.
+#[test]
+fn a_flush_that_panics_ends_all_writing() {
+    const FILES: u64 = 3000;
+    let memory = with_files(FILES);
+    let device = Arc::new(FaultDevice::new(memory.clone()));
+    let reporter = Arc::new(|report: &Report| panic!("whoever is told panics: {report}"));
+    let options = OpenOptions { cache_bytes: 0, reporter: Some(reporter), ..quiet() };
+    let fs = open(device.clone(), &options);
+    for number in 0..500 {
+        create(&fs, fs.root(), &format!("new-{number}"));
+    }
+    let first = places_of_hashes(fs.volume())[0];
+    device.add(first..first + 4096, Fault::Error);
+    let flush = || fs.volume().flush_delayed(u64::MAX);
+    std::thread::scope(|scope| scope.spawn(flush).join()).expect_err("a panic");
+    assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
+    let refused = fs.create(place(fs.root(), "late"), &NEW).expect_err("nothing is written");
+    assert_eq!(refused.errno(), Errno::ROFS);
+    drop(fs);
+    assert_holds(memory, FILES);
+}
+
+/// That everything is flushed when a commit finishes was only looked at in debug builds.
+#[test]
+fn no_commit_goes_on_without_what_is_queued() {
+    let memory = with_files(10);
+    let fs = open(memory.clone(), &quiet());
+    create(&fs, fs.root(), "new");
+    let delayed = &fs.volume().live().expect("it is writable").delayed;
+    let id = NodeId { tree: TreeId::FS, first: 256, kind: Kind::Indexes };
+    {
+        // As if the thread that flushes them were gone.
+        let mut shard = delayed.shard(id).write();
+        let node = shard.get_mut(&id).expect("the directory has a new entry");
+        node.flushing = Some(Arc::new(std::mem::take(&mut node.active)));
+    }
+    let error = fs.sync().expect_err("an item is not in the tree");
+    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
+    drop(fs);
+    assert_holds(memory, 10);
 }

@@ -247,21 +247,30 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// # Errors
     /// When less is reserved than it takes, and nothing has happened; else writing has ended, because half of
     /// it may be done.
-    pub(super) fn apply(self) -> Result<()> {
-        let Self { handle, tree, mut items, mut inodes, removed } = self;
-        items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
-        inodes.retain(|inode| {
-            inode.is_changed && removed.as_ref().is_none_or(|gone| gone.ino() != inode.ino)
-        });
-        items.sort_by_key(Item::phase);
-        if !handle.delays_items() {
+    pub(super) fn apply(mut self) -> Result<()> {
+        self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
+        let gone = self.removed.as_ref().map(Batch::ino);
+        self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
+        self.items.sort_by_key(Item::phase);
+        if self.handle.delays_items() { self.queue_all() } else { self.put_all() }
+    }
+
+    /// Puts everything into the tree.
+    fn put_all(self) -> Result<()> {
+        let Self { handle, tree, items, inodes, removed } = self;
+        handle.whole(|| {
             let inodes: Vec<_> = inodes.iter().map(Inode::edit).collect();
             put(handle, &tree, inodes.into_iter().chain(edits(&items, Phase::Others)))?;
             for phase in [Phase::Entries, Phase::RemovedEntries, Phase::RemovedOthers] {
                 put(handle, &tree, edits(&items, phase))?;
             }
-            return removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree));
-        }
+            removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
+        })
+    }
+
+    /// Queues what is delayed, and puts the rest into the tree.
+    fn queue_all(self) -> Result<()> {
+        let Self { handle, tree, mut items, inodes, removed } = self;
         let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
         let mut queue = handle.queue(&tree, items.len() + inodes.len())?;
         if let Some(new) = items.iter().find(|item| item.is_new_index())
@@ -269,29 +278,31 @@ impl<'h, 'v> Changes<'h, 'v> {
         {
             queue.note_entries(new.key.offset, dir.item.size.get() / 2);
         }
-        for inode in &inodes {
-            queue.put(inode_key(inode.ino), inode.item.as_bytes(), inode.existed);
-        }
-        for Item { key, existed, new, .. } in
-            items.extract_if(.., |item| item.phase() == Phase::Others)
-        {
-            queue.put(key, new.unwrap_or_default(), existed);
-        }
-        for item in direct.iter().filter(|item| item.phase() == Phase::Others) {
-            queue.settle();
-            handle.flush_inode(&tree, item.key.objectid)?;
-            queue.stands_apart(item.key.objectid);
-        }
-        put(handle, &tree, edits(&direct, Phase::Others))?;
-        for Item { key, existed, new, .. } in items {
-            match new {
-                Some(data) => queue.put(key, data, existed),
-                None => queue.remove(key),
+        handle.whole(|| {
+            for inode in &inodes {
+                queue.put(inode_key(inode.ino), inode.item.as_bytes(), inode.existed);
             }
-        }
-        drop(queue);
-        put(handle, &tree, edits(&direct, Phase::RemovedOthers))?;
-        removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
+            for Item { key, existed, new, .. } in
+                items.extract_if(.., |item| item.phase() == Phase::Others)
+            {
+                queue.put(key, new.unwrap_or_default(), existed);
+            }
+            for item in direct.iter().filter(|item| item.phase() == Phase::Others) {
+                queue.settle();
+                handle.flush_inode(&tree, item.key.objectid)?;
+                queue.stands_apart(item.key.objectid);
+            }
+            put(handle, &tree, edits(&direct, Phase::Others))?;
+            for Item { key, existed, new, .. } in items {
+                match new {
+                    Some(data) => queue.put(key, data, existed),
+                    None => queue.remove(key),
+                }
+            }
+            drop(queue);
+            put(handle, &tree, edits(&direct, Phase::RemovedOthers))?;
+            removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
+        })
     }
 }
 

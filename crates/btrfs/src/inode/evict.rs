@@ -131,7 +131,7 @@ impl Batch {
     pub(super) fn remove_all(&self, handle: &Handle<'_>, tree: &Arc<Tree>) -> Result<()> {
         debug_assert!(self.is_whole(), "an inode with many items goes in steps");
         let inode = Key::new(self.file.ino, ItemType::INODE_ITEM, 0);
-        let remove = || {
+        handle.whole(|| {
             self.remove(handle)?;
             if !handle.delays_items() {
                 return handle.change(tree.id, |tree| tree.remove(inode).map(drop));
@@ -142,8 +142,7 @@ impl Batch {
             }
             queue.remove(inode);
             Ok(())
-        };
-        remove().inspect_err(|e| handle.break_off(e))?;
+        })?;
         write_back::discard(handle.volume(), self.file);
         Ok(())
     }
@@ -161,16 +160,15 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
             let orphan = orphan_key(file.ino);
             return handle.change(tree.id, |tree| tree.remove(orphan).map(drop));
         }
-        batch.remove(&handle)?;
         // Between two batches the inode counts what it still has.
-        let adjust = || {
-            let mut changes = Changes::new(&handle, file)?;
-            changes.adjust_inode(file, |item| {
-                item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
-            })?;
+        let mut changes = Changes::new(&handle, file)?;
+        changes.adjust_inode(file, |item| {
+            item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
+        })?;
+        handle.whole(|| {
+            batch.remove(&handle)?;
             changes.apply()
-        };
-        adjust().inspect_err(|e| handle.break_off(e))?;
+        })?;
     }
 }
 

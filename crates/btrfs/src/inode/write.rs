@@ -290,15 +290,18 @@ fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
         let from = if is_done { end } else { last.last().map_or(end, |&at| at.max(end)) };
         let handle = volume.join_to_remove()?;
         let mut changes = Changes::new(&handle, file)?;
-        let dropped = {
-            let _changing = volume.buffers.changing(file);
-            drop_range(&handle, file, from..u64::MAX)?
-        };
-        changes.change_inode(file, at, |item| {
-            item.size = if is_done { size } else { item.size.get().min(from) }.into();
-            item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
+        changes.inode(file)?;
+        handle.whole(|| {
+            let dropped = {
+                let _changing = volume.buffers.changing(file);
+                drop_range(&handle, file, from..u64::MAX)?
+            };
+            changes.change_inode(file, at, |item| {
+                item.size = if is_done { size } else { item.size.get().min(from) }.into();
+                item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
+            })?;
+            changes.apply()
         })?;
-        changes.apply()?;
         if is_done {
             return Ok(());
         }

@@ -217,10 +217,13 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     let hole = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
     let items = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, hole.end)?);
     let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
-    insert_hole(&handle, file, hole)?;
     let mut changes = Changes::new(&handle, file)?;
-    change_inode(&mut changes, file, buffer, size, 0)?;
-    changes.apply()?;
+    changes.inode(file)?;
+    handle.whole(|| {
+        insert_hole(&handle, file, hole)?;
+        change_inode(&mut changes, file, buffer, size, 0)?;
+        changes.apply()
+    })?;
     Ok(true)
 }
 

@@ -62,17 +62,20 @@ impl Engine {
             let transaction = transaction.clone();
             Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
         };
-        self.flush_all_delayed(|| Ok(alone())).inspect_err(|e| live.break_off(e))?;
-        debug_assert!(live.delayed.is_empty(), "nobody queues anything, and nobody flushes");
-        let handle = alone();
-        // Checksums of data that files gave up go now, and what came and went is free again.
-        live.epoch.fetch_add(1, Ordering::AcqRel);
-        let superblock = handle.finish().inspect_err(|e| live.break_off(e))?;
+        let superblock = live.whole(|| {
+            self.flush_all_delayed(|| Ok(alone()))?;
+            live.delayed.require_empty()?;
+            // Checksums of data that files gave up go now, and what came and went is free again.
+            live.epoch.fetch_add(1, Ordering::AcqRel);
+            alone().finish()
+        })?;
         live.begin_next(transaction.clone());
         drop(gate);
-        self.write_out(&transaction, &superblock).inspect_err(|e| live.break_off(e))?;
-        live.superblock.lock().clone_from(&superblock);
-        live.complete(self, &transaction)?;
+        live.whole(|| {
+            self.write_out(&transaction, &superblock)?;
+            live.superblock.lock().clone_from(&superblock);
+            live.complete(self, &transaction)
+        })?;
         live.stats.committed_for(cause);
         if live.space.is_awaited() {
             // What became free is for those who wait; who makes room for them removes block groups where that helps.

@@ -71,9 +71,11 @@ impl<'v, 'b> Step<'v, 'b> {
         changes.before_data(file)?;
         let size = buffer.read().size;
         if is_for_inline(volume, file, &item, buffer, data)? {
-            let change = store_inline(&handle, file, data, size)?;
-            change_inode(&mut changes, file, buffer, size, change)?;
-            changes.apply()?;
+            handle.whole(|| {
+                let change = store_inline(&handle, file, data, size)?;
+                change_inode(&mut changes, file, buffer, size, change)?;
+                changes.apply()
+            })?;
             release_data(volume, volume.buffers.remove(buffer, &data.range()));
             return Ok(());
         }
@@ -87,7 +89,7 @@ impl<'v, 'b> Step<'v, 'b> {
                 (data.first(len), logical, true)
             }
         };
-        let put = || {
+        handle.whole(|| {
             let change = if is_new {
                 store(&handle, file, &item, data, logical)?
             } else {
@@ -102,9 +104,7 @@ impl<'v, 'b> Step<'v, 'b> {
             let stored = stored.max(data.range().end.min(size));
             change_inode(&mut changes, file, buffer, stored, change)?;
             changes.apply()
-        };
-        // Half of it cannot be undone.
-        put().inspect_err(|e| handle.break_off(e))?;
+        })?;
         release_data(volume, volume.buffers.remove(buffer, &data.range()));
         Ok(())
     }

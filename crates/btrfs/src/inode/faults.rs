@@ -1,0 +1,122 @@
+//! Reads that fail in the middle of an operation: it is done, or nothing of it, or nothing is written any more.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp};
+
+use crate::test_volumes::in_memory;
+use crate::transaction::Live;
+use crate::{Filesystem, OpenOptions, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+const FILE: Place<'_> = Place { dir: FileId { dev: 5, ino: 256 }, name: b"file" };
+
+/// How often a block is read that reads in no way: each of two copies is tried again.
+const TRIES: u64 = 4;
+
+/// Opens the volume to be written without a thread of its own, and with nothing in memory that need not be.
+fn open(device: Arc<dyn BlockDevice>) -> Filesystem {
+    let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![device], &options).expect("it opens");
+    volume.filesystem(TreeId::FS).expect("every volume has one")
+}
+
+/// The length of the file, what is allocated for it, and its data; `None` when it is gone.
+type State = Option<(u64, u64, Vec<u8>)>;
+
+fn state(fs: &Filesystem) -> State {
+    let file = fs.lookup(FILE.dir, FILE.name).ok()?;
+    let attr = fs.attr(file).expect("it has attributes");
+    let mut data = vec![0; usize::try_from(attr.size).expect("it is small")];
+    let mut at = 0;
+    while at < data.len() {
+        at += fs.read(file, at as u64, &mut data[at..]).expect("it reads");
+    }
+    Some((attr.size, attr.allocated_bytes, data))
+}
+
+/// Does the operation once for each read of it, which fails in every way. `prepare` makes the file.
+fn try_every_read(
+    prepare: impl Fn(&Filesystem, FileId),
+    operation: impl Fn(&Filesystem, FileId) -> Result<()>,
+) {
+    let memory = in_memory(4096);
+    let fs = open(memory.clone());
+    let file = fs.create(FILE, &NEW).expect("there is room");
+    prepare(&fs, file);
+    fs.sync().expect("a commit");
+    let before = state(&fs);
+    drop(fs);
+    let run = |read: Option<u64>| {
+        let below: Arc<MemoryDevice> = Arc::new(MemoryDevice::over(memory.clone()));
+        let device = Arc::new(FaultDevice::new(below.clone()));
+        let fs = open(device.clone());
+        // What the first change of a subvolume looks up.
+        fs.create(Place { name: b"other", ..FILE }, &NEW).expect("there is room");
+        let first = device.count(Requests::Reads);
+        for read in read.into_iter().flat_map(|read| read..read + TRIES) {
+            device.strike(Requests::Reads, first + read, Fault::Error);
+        }
+        let outcome = operation(&fs, file);
+        let reads = device.count(Requests::Reads) - first;
+        let is_whole = fs.volume().live().and_then(Live::require_whole).is_ok();
+        let is_written = fs.sync().is_ok();
+        assert!(is_whole || !is_written, "a commit of what is half done");
+        drop(fs);
+        (reads, outcome, is_whole, is_written, state(&open(below)))
+    };
+    let (reads, outcome, .., after) = run(None);
+    outcome.expect("nothing fails");
+    assert_ne!(before, after);
+    let mut broken = 0;
+    for read in 0..reads {
+        let (_, outcome, is_whole, is_written, now) = run(Some(read));
+        assert!(is_whole || outcome.is_err(), "read {read}: who did it is told");
+        let is_done = is_written && now == after;
+        assert!(is_done || now == before, "read {read}: half of it was done, {outcome:?}");
+        assert!(is_done || outcome.is_err() || !is_written, "read {read}: it was not done");
+        broken += u64::from(!is_whole);
+    }
+    assert!(0 < broken && broken < reads, "{broken} of {reads} broke the volume off");
+}
+
+/// 400 extents of a sector, with a hole behind each.
+fn scattered(fs: &Filesystem, file: FileId) {
+    for extent in 0..400 {
+        fs.write(file, extent * 8192, &[7; 4096], AT).expect("there is room");
+    }
+}
+
+/// The extents were gone and the inode did not know it, when the inode could not be read after them.
+#[test]
+fn a_cut_is_done_or_not() {
+    try_every_read(scattered, |fs, file| {
+        fs.set_attr(file, &SetAttr { size: Some(370 * 8192), ..SetAttr::default() }, AT)
+    });
+}
+
+/// The same with data in the extent item.
+#[test]
+fn inline_data_is_replaced_or_not() {
+    let prepare = |fs: &Filesystem, file| {
+        fs.write(file, 0, &[7; 1000], AT).expect("there is room");
+        for name in 0..100 {
+            let name = format!("beside-{name}");
+            let place = Place { name: name.as_bytes(), ..FILE };
+            fs.create(place, &NEW).expect("there is room");
+        }
+    };
+    try_every_read(prepare, |fs, file| {
+        fs.write(file, 0, &[8; 1500], AT)?;
+        super::write_back::sync_file(fs.volume(), file)
+    });
+}
+
+/// A name goes, or stays with the file. What is left of the file when it goes in steps, nobody sees.
+#[test]
+fn a_file_is_gone_or_not() {
+    try_every_read(scattered, |fs, _| fs.unlink(FILE, AT));
+}
