@@ -65,6 +65,11 @@
 //! All units of one tree together are never more than what it takes to copy every block of it once and to add
 //! what is queued (`hold`): however many scattered entries there are, no block is copied twice.
 //!
+//! All trees together hold no more than a quarter of what is left of metadata beside what is kept back and one more operation, and what
+//! operations that end just now have queued: one that finds more held when it ends flushes the nodes that it changed itself, but
+//! where a chunk is a cheap way to more room (`space/reclaim`). So the fuller a volume is, the less waits, and at last nobody
+//! has to wait in line for what others could flush.
+//!
 //! | operation | items it queues |
 //! |---|---|
 //! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM, an INODE_REF, the directory's inode; the target goes to the tree at once |
@@ -89,7 +94,7 @@ mod tests;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use foldhash::fast::FixedState;
 use offshoot_btrfs_format::dir::DirEntryItem;
@@ -175,6 +180,8 @@ pub(crate) struct Delayed {
     peak_bytes: AtomicI64,
     /// The tree blocks that flushing everything makes dirty, about, in bytes.
     dirties: AtomicI64,
+    /// What all nodes keep of reserved metadata, in bytes.
+    held: AtomicU64,
     /// How many flushes of nodes have ended.
     ended: Mutex<u64>,
     has_ended: Condvar,
@@ -193,6 +200,7 @@ impl Delayed {
             bytes: AtomicI64::new(0),
             peak_bytes: AtomicI64::new(0),
             dirties: AtomicI64::new(0),
+            held: AtomicU64::new(0),
             ended: Mutex::new(0),
             has_ended: Condvar::new(),
         }
@@ -257,6 +265,8 @@ pub(crate) struct Queue<'a, 'v> {
     spread: Option<u64>,
     /// By how much there is more now.
     more: Load,
+    /// The nodes that got something.
+    nodes: Vec<NodeId>,
     queued: usize,
     annihilated: usize,
 }
@@ -278,8 +288,8 @@ impl<'a, 'v> Queue<'a, 'v> {
             let what = format!("{has} bytes are reserved for {items} delayed items");
             return Err(Error::posix(Errno::NOSPC, what));
         }
-        let (spread, more) = (None, Load::default());
-        Ok(Self { handle, delayed, tree, spread, more, queued: 0, annihilated: 0 })
+        let (spread, more, nodes) = (None, Load::default(), Vec::with_capacity(items));
+        Ok(Self { handle, delayed, tree, spread, more, nodes, queued: 0, annihilated: 0 })
     }
 
     /// The directory that gets entries has no more than this many with names of this many bytes. It tells how many leaves
@@ -324,6 +334,25 @@ impl<'a, 'v> Queue<'a, 'v> {
         }
     }
 
+    /// Ends queueing. Where little space is left for what waits, and no more can be had cheaply, what was queued goes to the tree at
+    /// once, with all that waits beside it.
+    ///
+    /// # Errors
+    /// When the tree cannot be changed: nothing more is written then.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.settle();
+        let space = self.handle.space();
+        if !self.delayed.holds_much(space) {
+            return Ok(());
+        }
+        if space.is_roomy() {
+            self.handle.ask_for_room();
+            return Ok(());
+        }
+        let nodes = std::mem::take(&mut self.nodes);
+        self.handle.flush_nodes(&nodes)
+    }
+
     /// Counts what was queued, and leaves what is reserved for it to the nodes.
     pub(crate) fn settle(&mut self) {
         let more = std::mem::take(&mut self.more);
@@ -340,6 +369,9 @@ impl<'a, 'v> Queue<'a, 'v> {
         let before = node.active.load(delayed.by_item);
         change(&mut node.active);
         self.more += node.active.load(delayed.by_item) - before;
+        if !self.nodes.contains(&id) {
+            self.nodes.push(id);
+        }
         if node.is_empty() {
             shard.remove(&id);
         }

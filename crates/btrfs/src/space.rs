@@ -20,6 +20,7 @@
 //! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
 //!    happens inside changes of trees, where no tree can be read.
 
+mod allocated;
 mod block_group;
 mod chunk_plan;
 mod chunks;
@@ -45,6 +46,7 @@ use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 
+use allocated::Allocated;
 pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use ledger::Ledger;
@@ -74,8 +76,7 @@ pub(crate) struct Space {
     may_share: AtomicBool,
     /// What the commit of the running transaction has to do.
     pub(crate) pending: Arc<Pending>,
-    /// What of every member belongs to chunks, in bytes.
-    allocated: Mutex<Vec<u64>>,
+    allocated: Allocated,
     /// Held by the one thread that makes or removes chunks. Taken after the gate.
     chunk_lock: Mutex<()>,
     stats: stats::Counters,
@@ -140,7 +141,7 @@ impl Space {
             tallest: AtomicU8::new(0),
             may_share: AtomicBool::new(false),
             pending: Arc::default(),
-            allocated: Mutex::new(volume.members().iter().map(|m| m.allocated_bytes).collect()),
+            allocated: Allocated::new(volume),
             chunk_lock: Mutex::new(()),
             stats: stats::Counters::default(),
         }
@@ -347,19 +348,12 @@ impl Space {
 
     /// What of every member belongs to chunks, in bytes.
     pub(crate) fn allocated(&self) -> Vec<u64> {
-        self.allocated.lock().clone()
+        self.allocated.of_members()
     }
 
-    /// Counts `bytes` of a member that a chunk takes or leaves, and says what is allocated now.
-    fn change_allocated(&self, member: usize, bytes: u64, is_new: bool) -> u64 {
-        let mut allocated = self.allocated.lock();
-        let count = &mut allocated[member];
-        *count = if is_new { *count + bytes } else { count.saturating_sub(bytes) };
-        *count
-    }
-
-    fn member_count(&self) -> u64 {
-        self.allocated.lock().len() as u64
+    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to no chunk.
+    pub(crate) fn is_roomy(&self) -> bool {
+        self.ledger(Purpose::Metadata).next_chunk() > 0 && self.allocated.is_less_than_half()
     }
 
     fn is_mixed(&self) -> bool {

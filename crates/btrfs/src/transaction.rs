@@ -345,6 +345,13 @@ impl<'v> Handle<'v> {
         self.reservation.as_ref().map_or(0, |reservation| reservation.keep_part(wanted))
     }
 
+    /// Has the thread of the volume make room, if some is needed before somebody waits.
+    pub(crate) fn ask_for_room(&self) {
+        if self.live.space.needs_chunk() {
+            self.live.pressure.press();
+        }
+    }
+
     /// What the blocks of a tree take, in bytes.
     pub(crate) fn tree_bytes(&self, id: TreeId) -> Result<u64> {
         Ok(self.live.tree(self.volume, id)?.used.load(Ordering::Relaxed))

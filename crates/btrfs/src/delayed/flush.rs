@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | the thread of the volume | more than a quarter of [`most_bytes`](Delayed::most_bytes) is queued | until an eighth is |
 //! | a writer, before it joins | more than all of it is | its share, and until no more than all is |
+//! | a writer, when its operation ends | the nodes hold much of what is left of metadata | the nodes that it changed |
 //! | who makes room | reserved metadata is wanted | until as much was given back |
 //! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
 //!
@@ -179,6 +180,12 @@ impl Engine {
 }
 
 impl Handle<'_> {
+    /// Flushes these nodes now, but for those that somebody else is flushing.
+    pub(super) fn flush_nodes(&self, nodes: &[NodeId]) -> Result<()> {
+        let flush = |&id| self.volume().flush_node(self, id, FlushedBy::Writer).map(drop);
+        nodes.iter().try_for_each(flush)
+    }
+
     /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside it have gone there, and
     /// leaves that are full of those would be split for it later. When its node is being flushed, it stays queued.
     ///

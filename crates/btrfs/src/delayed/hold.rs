@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::Delayed;
 use super::node::Load;
-use crate::space::{Purpose, Reservation, Space};
+use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
 use crate::transaction::Handle;
 use crate::tree::Tree;
 
@@ -24,6 +24,9 @@ const COUNTED_BYTES: i64 = 4096;
 
 /// The same for blocks that become dirty, in bytes.
 const COUNTED_DIRTIES: i64 = 64 << 10;
+
+/// The part of what is left of metadata, beside what is kept back and the next operation, that queued items may hold.
+const HELD_PARTS: u64 = 4;
 
 /// What is reserved for the queued items of a tree.
 #[derive(Debug, Default)]
@@ -102,9 +105,11 @@ impl Delayed {
                 handle.hand_over(share.min(wanted - account.held))
             };
             account.held += handle.map_or(0, pay);
+            self.held.fetch_add(account.held - before, Ordering::Relaxed);
         } else {
             drop(Reservation::resume(space, Purpose::Metadata, account.held - wanted));
             account.held = wanted;
+            self.held.fetch_sub(before - wanted, Ordering::Relaxed);
         }
         let dirties = if units == 0 {
             0
@@ -115,6 +120,12 @@ impl Delayed {
         };
         self.count(&mut account, dirties.cast_signed(), more.bytes);
         before.saturating_sub(account.held)
+    }
+
+    /// Whether all trees together hold more than their part of what is left of metadata.
+    pub(super) fn holds_much(&self, space: &Space) -> bool {
+        let held = self.held.load(Ordering::Relaxed).saturating_mul(HELD_PARTS);
+        held > space.left_of_metadata().saturating_sub(space.cost(OPERATION_ITEMS))
     }
 
     /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it.

@@ -299,7 +299,7 @@ impl<'h, 'v> Changes<'h, 'v> {
                     None => queue.remove(key),
                 }
             }
-            drop(queue);
+            queue.finish()?;
             put(handle, &tree, edits(&direct, Phase::RemovedOthers))?;
             removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
         })

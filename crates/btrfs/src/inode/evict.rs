@@ -141,7 +141,7 @@ impl Batch {
                 queue.remove(key);
             }
             queue.remove(inode);
-            Ok(())
+            queue.finish()
         })?;
         write_back::discard(handle.volume(), self.file);
         Ok(())

@@ -39,10 +39,6 @@ use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
 use crate::volume::Engine;
 
-/// Before a block group is removed, this many times what is kept back must stay free, so that it is
-/// not allocated again at once.
-const SPARE: u64 = 4;
-
 /// The highest address that a chunk may end at.
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
@@ -57,7 +53,8 @@ impl Engine {
         Ok(())
     }
 
-    fn try_grow(&self, purpose: Purpose) -> Result<bool> {
+    /// Allocates a chunk if a device has room for one that is not promised; whether there was.
+    pub(super) fn try_grow(&self, purpose: Purpose) -> Result<bool> {
         let live = self.live()?;
         let items = live.space.chunk_items();
         // Who needs data may be the first to change anything: nothing is known of metadata then.
@@ -98,7 +95,8 @@ impl Engine {
                 return Ok(());
             };
             let _chunks = live.space.chunk_lock.lock();
-            let keep = SPARE * (live.space.commit_cost() + live.space.kept_bytes());
+            let chunk = self.chunk_at(group.start)?;
+            let keep = live.space.spare_bytes(chunk.stripe_bytes() * chunk.stripes.len() as u64);
             if has_cache_file(self, &group)? || !handle.has_system_space()? {
                 continue;
             }
@@ -163,7 +161,7 @@ impl Handle<'_> {
         let (volume, space) = (self.volume(), self.space());
         let levels = u64::from(volume.tree(TreeId::CHUNK)?.level) + 1;
         let node_size = u64::from(volume.superblock().node_size);
-        let once = (1 + space.member_count()) * (3 * levels + 3) * node_size;
+        let once = (1 + space.allocated.member_count()) * (3 * levels + 3) * node_size;
         while space.ledger(Purpose::System).free() < 2 * once {
             if !space.load_one(volume, Purpose::System)? {
                 break;
@@ -368,7 +366,7 @@ impl Handle<'_> {
             let index = index.ok_or_else(|| {
                 Error::corrupt_at("chunk", chunk.start.0, format!("no member is device {device}"))
             })?;
-            let allocated = self.space().change_allocated(index, bytes, is_new);
+            let allocated = self.space().allocated.change(index, bytes, is_new);
             let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, device.0);
             self.change(TreeId::CHUNK, |tree| {
                 tree.modify(key, 0, |data| {

@@ -15,10 +15,15 @@
 //! need nothing of those who wait.
 //!
 //! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
-//! both passes. Where most of the devices belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
+//! both passes. Where most of the members belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
 //! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
 //! the second pass only. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
 //! helped nobody the oldest ticket is refused, and younger ones are served if they fit.
+//!
+//! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is spoken for: it allocates a chunk where
+//! most of the members belongs to none, so that on a volume with much room nobody waits. An empty chunk stays when what was spoken for
+//! at the peak needs it. Elsewhere delayed items are flushed by who queued them (`delayed`). And it writes files back when more is
+//! promised than is left for others.
 //!
 //! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Running delayed references
 //! early is no state: it gives nothing back that a commit does not, and takes shutting the gate as a commit does.
@@ -33,13 +38,13 @@ use std::sync::Arc;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::Purpose;
-use super::stats::FlushState;
+use super::stats::{FlushState, When};
 use super::tickets::{Demand, Outcome, Waiter};
 use crate::inode::write_back;
 use crate::transaction::{Cause, Live};
 use crate::volume::Engine;
 
-/// The order of the states where most of the devices belongs to no chunk.
+/// The order of the states where most of the members belongs to no chunk.
 const STATES_WITH_MUCH_ROOM: [FlushState; 5] = [
     FlushState::LookAround,
     FlushState::AllocateChunk,
@@ -110,7 +115,7 @@ impl Engine {
     /// Goes through the states, until more than `before` tickets were granted, or `own` has come to its end; whether that was so.
     fn cycle(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>, before: u64) -> Result<bool> {
         let (space, ledger) = (&live.space, live.space.ledger(purpose));
-        let has_much_room = self.is_mostly_unallocated(live);
+        let has_much_room = space.allocated.is_less_than_half();
         let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { FlushState::ALL };
         for pass in 0..PASSES {
             for state in states {
@@ -129,21 +134,30 @@ impl Engine {
                     return Ok(true);
                 }
                 live.require_whole()?;
-                let room = space.room(purpose);
-                let flushed = self.flush(live, purpose, state);
-                space.stats.flushed(state, space.room(purpose).saturating_sub(room));
-                flushed?;
+                let make = || self.flush(live, purpose, state);
+                space.flush(purpose, state, When::Awaited, make)?;
                 space.serve(purpose);
             }
         }
         Ok(own.outcome().is_some() || ledger.line().granted() != before)
     }
 
-    /// Whether less than a quarter of the members belongs to chunks.
-    fn is_mostly_unallocated(&self, live: &Live) -> bool {
-        let total: u128 = self.members().iter().map(|m| u128::from(m.usable_bytes())).sum();
-        let allocated: u128 = live.space.allocated().into_iter().map(u128::from).sum();
-        allocated < total / 4
+    /// Makes room for metadata before anybody waits: the work of the thread of the volume.
+    ///
+    /// # Errors
+    /// When a tree does not read or cannot be changed.
+    pub(crate) fn make_room_ahead(&self) -> Result<()> {
+        let space = &self.live()?.space;
+        let make = |state| match state {
+            FlushState::AllocateChunk => self.try_grow(Purpose::Metadata),
+            _ => write_back::make_room(self, || space.is_tight()).map(|()| false),
+        };
+        let ahead = |state| space.flush(Purpose::Metadata, state, When::Ahead, || make(state));
+        while space.needs_chunk() && ahead(FlushState::AllocateChunk)? {}
+        if space.is_tight() {
+            ahead(FlushState::DirtyData)?;
+        }
+        Ok(())
     }
 
     fn flush(&self, live: &Live, purpose: Purpose, state: FlushState) -> Result<()> {

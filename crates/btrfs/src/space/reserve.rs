@@ -95,6 +95,12 @@ const MOST_COMMIT_BYTES: u64 = 512 << 20;
 /// The most that is kept because trees may become less full, in bytes.
 const MOST_DRIFT_BYTES: u64 = 32 << 20;
 
+/// The part of what is left of metadata beside what is kept back that may be spoken for before a chunk is allocated ahead.
+const CHUNK_PARTS: u64 = 2;
+
+/// How many times what is kept back stays free when a block group is removed.
+const SPARE: u64 = 4;
+
 /// What an operation is for, which decides how far it may go into what is kept back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
@@ -161,7 +167,7 @@ impl Space {
 
     /// Items that a chunk of all members changes.
     pub(super) fn chunk_items(&self) -> u64 {
-        CHUNK_ITEMS + 2 * self.member_count()
+        CHUNK_ITEMS + 2 * self.allocated.member_count()
     }
 
     /// What must be left of this kind of space.
@@ -171,6 +177,12 @@ impl Space {
         } else {
             Floor::default()
         }
+    }
+
+    /// What is free of metadata beside what is kept back, reserved or not, in bytes.
+    pub(crate) fn left_of_metadata(&self) -> u64 {
+        let Floor { commit, kept } = self.floor(Purpose::Metadata);
+        self.ledger(Purpose::Metadata).free().saturating_sub(commit + kept)
     }
 
     /// Grants what `demand` wants, if it fits and nobody waits who goes before it.
@@ -205,6 +217,21 @@ impl Space {
     /// Whether so much is promised that some of it should be redeemed before somebody waits.
     pub(crate) fn is_tight(&self) -> bool {
         self.ledger(Purpose::Metadata).is_tight(self.floor(Purpose::Metadata))
+    }
+
+    /// Whether so much is spoken for that a chunk should be allocated before somebody waits, where that is cheap.
+    pub(crate) fn needs_chunk(&self) -> bool {
+        let ledger = self.ledger(Purpose::Metadata);
+        let spoken = ledger.reserved().saturating_add(ledger.promised());
+        self.is_roomy() && spoken > self.left_of_metadata() / CHUNK_PARTS
+    }
+
+    /// What must stay free of metadata when a block group is removed that takes so much of the members, so that it is not allocated
+    /// again at once: where that would be cheap, enough for what was spoken for at the peak.
+    pub(super) fn spare_bytes(&self, taken: u64) -> u64 {
+        let is_cheap = self.allocated.is_less_than_half_without(taken);
+        let peak = if is_cheap { self.metadata_reserved_peak() } else { 0 };
+        SPARE * (self.commit_cost() + self.kept_bytes()) + CHUNK_PARTS * peak
     }
 
     /// Whether less than three quarters of the block groups for `purpose` are in use.
@@ -286,7 +313,7 @@ impl Engine {
     pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<Promise<'_>> {
         let live = self.live()?;
         self.get(live, Purpose::Metadata, Demand { kind: Kind::Promise, bytes })?;
-        if live.space.is_tight() {
+        if live.space.is_tight() || live.space.needs_chunk() {
             live.pressure.press();
         }
         Ok(Promise::granted(&live.space, bytes))

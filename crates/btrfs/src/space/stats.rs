@@ -43,6 +43,15 @@ impl fmt::Display for FlushState {
     }
 }
 
+/// When room is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// Before anybody waits, by the thread of the volume.
+    Ahead,
+    /// When somebody waits.
+    Awaited,
+}
+
 /// How often a flush state was entered, and what that gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -51,6 +60,8 @@ pub struct FlushCount {
     pub state: FlushState,
     /// How often it was entered.
     pub entered: u64,
+    /// How often of these by the thread of the volume, before anybody waited.
+    pub entered_ahead: u64,
     /// By how much there was more room after it, in bytes.
     pub reclaimed_bytes: u64,
 }
@@ -172,6 +183,7 @@ pub(super) struct Counters {
     refused: AtomicU64,
     failed: AtomicU64,
     entered: [AtomicU64; FlushState::ALL.len()],
+    entered_ahead: [AtomicU64; FlushState::ALL.len()],
     reclaimed: [AtomicU64; FlushState::ALL.len()],
 }
 
@@ -189,16 +201,31 @@ impl Counters {
         outcome.fetch_add(1, Relaxed);
     }
 
-    /// A flush state was entered, and gave so much.
-    pub(super) fn flushed(&self, state: FlushState, bytes: u64) {
+    /// A flush state was entered, whether or not somebody waited, and gave so much.
+    fn flushed(&self, state: FlushState, when: When, bytes: u64) {
         self.entered[state as usize].fetch_add(1, Relaxed);
+        self.entered_ahead[state as usize].fetch_add(u64::from(when == When::Ahead), Relaxed);
         self.reclaimed[state as usize].fetch_add(bytes, Relaxed);
     }
 }
 
 impl Space {
+    /// Makes room in this way, and counts what that gave.
+    pub(super) fn flush<T>(
+        &self,
+        purpose: Purpose,
+        state: FlushState,
+        when: When,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let room = self.room(purpose);
+        let result = work();
+        self.stats.flushed(state, when, self.room(purpose).saturating_sub(room));
+        result
+    }
+
     /// What is left of a kind beside what is spoken for and kept, or missing (then it is 0).
-    pub(super) fn room(&self, purpose: Purpose) -> u64 {
+    fn room(&self, purpose: Purpose) -> u64 {
         let (ledger, floor) = (self.ledger(purpose), self.floor(purpose));
         let spoken = ledger.reserved() + ledger.promised();
         (ledger.free() + ledger.next_chunk()).saturating_sub(spoken + floor.commit + floor.kept)
@@ -253,6 +280,7 @@ impl Engine {
         let flushes = FlushState::ALL.map(|state| FlushCount {
             state,
             entered: counters.entered[state as usize].load(Relaxed),
+            entered_ahead: counters.entered_ahead[state as usize].load(Relaxed),
             reclaimed_bytes: counters.reclaimed[state as usize].load(Relaxed),
         });
         let purposes = [Purpose::Data, Purpose::Metadata, Purpose::System];

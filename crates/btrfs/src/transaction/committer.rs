@@ -108,16 +108,17 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     }
 }
 
-/// Brings to the devices what there is much of. A file that cannot be written back keeps nothing else from them.
+/// Brings to the devices what there is much of, and makes room before anybody waits for it. What cannot be done keeps nothing else
+/// from being done.
 fn ease(volume: &Engine) -> Result<()> {
-    volume.ease_delayed()?;
+    // A chunk comes first: it is had at once, and others may be about to wait for it.
+    let (made, eased) = (volume.make_room_ahead(), volume.ease_delayed());
     let half = volume.live()?.dirty_bytes / 2;
     let is_much = volume.buffers.bytes() > half;
     let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };
+    let committed = volume.commit_over(half, Cause::DirtyBlocks);
     // The first error is the cause.
-    written.and(volume.commit_over(half, Cause::DirtyBlocks))?;
-    let space = &volume.live()?.space;
-    write_back::make_room(volume, || space.is_tight())
+    [made, eased, written, committed].into_iter().fold(Ok(()), Result::and)
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ fn flush_states(space: &SpaceStats) -> Value {
         json!({
             "state": flush.state.to_string(),
             "entered": flush.entered,
+            "entered_ahead": flush.entered_ahead,
             "reclaimed_bytes": flush.reclaimed_bytes,
         })
     });
@@ -109,8 +110,10 @@ impl fmt::Display for Statistics {
             "Reservations that failed with what makes room.",
         )?;
         for flush in &space.flushes {
-            let about =
-                format!("Times that room was made by this, {} bytes.", flush.reclaimed_bytes);
+            let about = format!(
+                "Times that room was made by this, {} bytes; {} times before anybody waited.",
+                flush.reclaimed_bytes, flush.entered_ahead
+            );
             line(flush.entered, &format!("flush state: {}", flush.state), &about)?;
         }
         for kind in &space.kinds {

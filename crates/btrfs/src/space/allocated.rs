@@ -1,0 +1,63 @@
+//! How much of the members belongs to chunks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::volume::{Engine, Member};
+
+/// What of every member belongs to chunks, and what of all of them.
+#[derive(Debug)]
+pub(super) struct Allocated {
+    members: Mutex<Vec<u64>>,
+    count: u64,
+    /// The sum of `members`, to be looked at without the lock.
+    bytes: AtomicU64,
+    /// What all members have.
+    usable_bytes: u64,
+}
+
+impl Allocated {
+    /// As the members of `volume` say.
+    pub(super) fn new(volume: &Engine) -> Self {
+        let members = volume.members();
+        let sum = |all: u64, bytes| all.saturating_add(bytes);
+        Self {
+            members: Mutex::new(members.iter().map(|member| member.allocated_bytes).collect()),
+            count: members.len() as u64,
+            bytes: AtomicU64::new(members.iter().map(|m| m.allocated_bytes).fold(0, sum)),
+            usable_bytes: members.iter().map(Member::usable_bytes).fold(0, sum),
+        }
+    }
+
+    /// How many members there are.
+    pub(super) fn member_count(&self) -> u64 {
+        self.count
+    }
+
+    /// What of each member belongs to chunks, in bytes.
+    pub(super) fn of_members(&self) -> Vec<u64> {
+        self.members.lock().clone()
+    }
+
+    /// Whether most of the members belongs to no chunk.
+    pub(super) fn is_less_than_half(&self) -> bool {
+        self.is_less_than_half_without(0)
+    }
+
+    /// Whether that is so when a chunk goes that takes so much.
+    pub(super) fn is_less_than_half_without(&self, taken: u64) -> bool {
+        self.bytes.load(Ordering::Relaxed).saturating_sub(taken) < self.usable_bytes / 2
+    }
+
+    /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated now.
+    pub(super) fn change(&self, member: usize, bytes: u64, is_new: bool) -> u64 {
+        let mut members = self.members.lock();
+        let count = &mut members[member];
+        *count = if is_new { *count + bytes } else { count.saturating_sub(bytes) };
+        let now = *count;
+        let sum = members.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+        self.bytes.store(sum, Ordering::Relaxed);
+        now
+    }
+}
