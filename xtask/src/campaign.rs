@@ -3,11 +3,20 @@
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 2] = [
+const CAMPAIGNS: [Campaign; 3] = [
     Campaign {
         what: "crash",
         test: ["crash", "campaign::campaign"],
         options: &[("--workloads", "OFFSHOOT_WORKLOADS"), ("--seed", "OFFSHOOT_SEED")],
+    },
+    Campaign {
+        what: "enospc",
+        test: ["enospc", "campaign"],
+        options: &[
+            ("--seconds", "OFFSHOOT_SECONDS"),
+            ("--threads", "OFFSHOOT_THREADS"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
     },
     Campaign {
         what: "files",

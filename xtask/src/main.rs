@@ -36,6 +36,8 @@ Tasks:
            Make small files until there is no space, by us and by the kernel (as root)
   campaign crash [--workloads one|two|long|faults|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
+  campaign enospc [--seconds N] [--threads N] [--seed N]
+           Let 64 threads work on full volumes of several kinds, for a minute on each
   campaign files [--files N] [--seed N]
            Make a million files with 1, 2 and 12 threads, and remove half of them
 ";

@@ -16,6 +16,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -88,6 +89,24 @@ impl Disks {
         args.extend(options.iter().map(std::ffi::OsStr::new));
         args.extend(self.images.iter().map(|image| image.as_os_str()));
         run("mkfs.btrfs", &args);
+    }
+
+    /// Copies to the images, which are empty, what these devices hold.
+    ///
+    /// # Errors
+    /// Those of the devices and of the images.
+    pub fn fill(&self, devices: &[&dyn BlockDevice]) -> std::io::Result<()> {
+        let mut bytes = vec![0; 256 << 10];
+        for (device, image) in devices.iter().zip(&self.images) {
+            let file = File::options().write(true).open(image)?;
+            for offset in (0..device.size_bytes()).step_by(bytes.len()) {
+                device.read_at(offset, &mut bytes)?;
+                if bytes.iter().any(|&byte| byte != 0) {
+                    file.write_all_at(&bytes, offset)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Mounts all members with `options`, as `mount -o` has them.

@@ -80,6 +80,8 @@ impl Waiter {
 #[derive(Debug)]
 struct Ticket {
     demand: Demand,
+    /// How many tickets came before it.
+    number: u64,
     /// How many cycles had begun when it came.
     after: u64,
     waiter: Arc<Waiter>,
@@ -98,6 +100,8 @@ pub(super) struct Line {
     classes: [VecDeque<Ticket>; 2],
     /// Somebody makes room for all who wait.
     pub(super) is_led: bool,
+    /// How many tickets there have been.
+    joined: u64,
     granted: u64,
     /// How many cycles of making room have begun.
     cycles: u64,
@@ -130,9 +134,11 @@ impl Line {
         let waiter = Arc::<Waiter>::default();
         self.classes[demand.kind.class()].push_back(Ticket {
             demand,
+            number: self.joined,
             after: self.cycles,
             waiter: waiter.clone(),
         });
+        self.joined += 1;
         waiter
     }
 
@@ -145,6 +151,8 @@ impl Line {
             }
             if let Some(ticket) = self.classes[class].pop_front() {
                 self.granted += 1;
+                let is_older = |left: &Ticket| ticket.number < left.number;
+                debug_assert!(self.classes[class].iter().all(is_older), "{ticket:?}: {self:?}");
                 ticket.end(Outcome::Granted);
             }
         }

@@ -1,7 +1,5 @@
 //! States judged from outside: `btrfs check`, and the kernel, which mounts them and changes them.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,9 +30,8 @@ impl Outside {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = with_superblocks(devices)?;
         let disks = Disks::create(&self.judges, devices.len(), MEMBER_BYTES >> 20);
-        for (device, image) in devices.iter().zip(disks.images()) {
-            copy(device, image).map_err(|e| format!("a copy of the state: {e}"))?;
-        }
+        let devices: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
+        disks.fill(&devices).map_err(|e| format!("a copy of the state: {e}"))?;
         check(&disks)?;
         // Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice.
         let mount = || Mount::try_new(disks.images(), "rw,noatime");
@@ -67,19 +64,6 @@ fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevic
         touched.map_err(|e| format!("mending it: {e}"))?;
     }
     Ok(devices)
-}
-
-/// Copies what is not zeros.
-fn copy(device: &MemoryDevice, image: &std::path::Path) -> std::io::Result<()> {
-    let file = OpenOptions::new().write(true).open(image)?;
-    let mut bytes = vec![0; 256 << 10];
-    for offset in (0..device.size_bytes()).step_by(bytes.len()) {
-        device.read_at(offset, &mut bytes)?;
-        if bytes.iter().any(|&byte| byte != 0) {
-            file.write_all_at(&bytes, offset)?;
-        }
-    }
-    Ok(())
 }
 
 fn check(disks: &Disks) -> Result<(), String> {

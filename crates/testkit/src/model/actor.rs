@@ -42,6 +42,7 @@ pub struct Actor<'a> {
     opened: Vec<Pair>,
     holes: bool,
     may_be_full: bool,
+    tell: &'a (dyn Fn(&'static str) + Sync),
 }
 
 fn prefix(number: u64) -> Vec<u8> {
@@ -82,6 +83,7 @@ impl<'a> Actor<'a> {
             opened: Vec::new(),
             holes: true,
             may_be_full: false,
+            tell: &|_| {},
         }
     }
 
@@ -107,6 +109,12 @@ impl<'a> Actor<'a> {
         Self { may_be_full: true, ..self }
     }
 
+    /// The actor tells what it calls before it does.
+    #[must_use]
+    pub fn telling(self, tell: &'a (dyn Fn(&'static str) + Sync)) -> Self {
+        Self { tell, ..self }
+    }
+
     /// Does `count` random things, and lets go of what it opened.
     ///
     /// # Panics
@@ -123,9 +131,10 @@ impl<'a> Actor<'a> {
     /// Does the same to both, and compares what comes back.
     fn both<T>(
         &self,
-        what: &str,
+        what: &'static str,
         call: impl Fn(&dyn FileSystemMut, &dyn Fn(Pair) -> FileId) -> Result<T>,
     ) -> Option<(T, T)> {
+        (self.tell)(what);
         let ours = call(self.ours, &|pair: Pair| pair.ours);
         if self.may_be_full
             && !MUST_WORK.contains(&what)

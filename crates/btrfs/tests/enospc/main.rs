@@ -1,0 +1,296 @@
+//! Many threads on a volume that is full.
+//!
+//! Each has a directory of its own, and all have one together; what the volume acknowledged is in a model. Round by round they work, while the volume is
+//! full, and then everything is looked at in quiet:
+//!
+//! | | |
+//! |---|---|
+//! | nobody hangs | `watch` |
+//! | nothing is refused without need | `quiet` |
+//! | what was acknowledged is there | the model: now, when the volume was opened again, and in the end as the kernel sees it |
+//! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
+//! | removals are refused nothing | `worker`; at last everything is removed by all, and the volume is as empty as before |
+//!
+//! `cargo xtask campaign enospc` does it for as long as one likes, on volumes of several kinds.
+
+mod quiet;
+mod watch;
+mod worker;
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_device::MemoryDevice;
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::model::Model;
+use offshoot_testkit::model::actor::names_of;
+use offshoot_testkit::random::seed_of_run;
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+
+use watch::{Post, watched};
+use worker::{ALL, Both, NEW, Tally, Worker, actors_dir, own_dir, prefix};
+
+/// The size of the volume.
+const MIB: u64 = 128;
+
+/// The directory where it is found out what is refused.
+const PROBES: &str = "probes";
+
+/// What is done.
+struct Job<'a> {
+    mkfs: &'a [&'a str],
+    threads: usize,
+    rounds: u64,
+    /// What a thread does in a round.
+    enough: Enough,
+    seed: u64,
+}
+
+/// When a thread has done enough: in steps on a volume that is full.
+#[derive(Clone, Copy)]
+enum Enough {
+    Steps(u64),
+    Time(Duration),
+}
+
+impl Enough {
+    fn half(self) -> Self {
+        match self {
+            Self::Steps(steps) => Self::Steps(steps / 2),
+            Self::Time(time) => Self::Time(time / 2),
+        }
+    }
+
+    /// Whether it is that, with so many steps done since `began`.
+    fn is(self, began: Instant, steps: u64) -> bool {
+        match self {
+            Self::Steps(enough) => steps >= enough,
+            Self::Time(enough) => began.elapsed() >= enough,
+        }
+    }
+}
+
+/// A volume at work.
+struct Round<'a> {
+    job: &'a Job<'a>,
+    judges: &'a Judges,
+    device: Arc<MemoryDevice>,
+    fs: Filesystem,
+    number: u64,
+}
+
+/// The options of a round: by turns as they are, and with so little memory that commits and flushes happen all the time.
+fn options(round: u64) -> OpenOptions {
+    let options = OpenOptions::default();
+    let dirty_bytes = if round.is_multiple_of(2) { options.dirty_bytes } else { 2 << 20 };
+    OpenOptions { dirty_bytes, commit_interval: Some(Duration::from_secs(1)), ..options }
+}
+
+fn open(device: &Arc<MemoryDevice>, options: &OpenOptions) -> Filesystem {
+    let volume = Volume::open_writable(vec![device.clone()], options).expect("it opens");
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+/// What both show is the same, byte by byte.
+fn assert_same(one: &dyn FileSystem, other: &dyn FileSystem) {
+    let compare = Compare::default().without(Aspect::Ids).without(Aspect::Order);
+    compare.without(Aspect::Allocation).run_filesystems(one, other).assert_same(64);
+}
+
+/// Images with what the device holds.
+fn disks_of(judges: &Judges, device: &MemoryDevice) -> Disks {
+    let disks = Disks::create(judges, 1, MIB);
+    disks.fill(&[device]).expect("a copy of the volume");
+    disks
+}
+
+impl Round<'_> {
+    fn seed(&self, number: usize) -> u64 {
+        self.job.seed ^ self.number << 48 ^ (number as u64) << 40
+    }
+
+    /// All threads work, most of the time on a full volume.
+    fn work(&self, model: &Model) {
+        let (both, tally) = (Both { fs: &self.fs, model }, Tally::default());
+        let posts: Vec<Post> = (0..self.job.threads).map(|_| Post::default()).collect();
+        let began = Instant::now();
+        watched(&self.fs, &posts, |number| {
+            let post = &posts[number];
+            let mut worker = Worker::new(&both, number as u64, self.seed(number), post, &tally);
+            worker.work(|steps| self.job.enough.is(began, steps));
+        });
+        println!("round {}: {tally:?}", self.number);
+        let refused = tally.refused.load(Ordering::Relaxed);
+        assert!(refused > self.job.threads as u64, "the volume was hardly full");
+    }
+
+    /// Everything is as the model says, when it is stored, and nothing is refused without need.
+    fn look(&self, model: &Model) {
+        self.fs.sync().expect("what was acknowledged can be stored");
+        quiet::assert_at_rest(&self.fs);
+        assert_same(&self.fs, model);
+        let probes = self.fs.lookup(self.fs.root(), PROBES.as_bytes()).expect("it was made");
+        quiet::assert_refused_rightly(&self.fs, probes);
+    }
+
+    /// The power is cut while all threads add to what was synced, and leave that alone.
+    fn cut(&self, model: &Model) {
+        self.fs.sync().expect("what was acknowledged can be stored");
+        let synced = Model::copy(model).expect("the model reads");
+        let (both, tally) = (Both { fs: &self.fs, model }, Tally::default());
+        let posts: Vec<Post> = (0..self.job.threads).map(|_| Post::default()).collect();
+        let (began, cut) = (Instant::now(), Mutex::new(None));
+        watched(&self.fs, &posts, |number| {
+            let post = &posts[number];
+            let seed = !self.seed(number);
+            let mut worker = Worker::new(&both, number as u64, seed, post, &tally);
+            worker.add(|steps| {
+                if number == 0 && self.job.enough.half().is(began, steps) {
+                    let mut cut = cut.lock().expect("nobody panics here");
+                    cut.get_or_insert_with(|| self.device.snapshot());
+                }
+                self.job.enough.is(began, steps)
+            });
+        });
+        let cut = cut.into_inner().expect("nobody panics here").expect("the power was cut");
+        disks_of(self.judges, &cut).assert_checks();
+        let left = open(&Arc::new(cut), &OpenOptions::default());
+        let dirs = (0..self.job.threads as u64).map(own_dir);
+        dirs.chain([ALL.to_owned()]).for_each(|dir| assert_holds(&left, &synced, &dir));
+    }
+}
+
+/// Every file of a directory of `synced` is in that of `left`, and holds the same.
+fn assert_holds(left: &Filesystem, synced: &Model, dir: &str) {
+    let in_dir = |fs: &dyn FileSystem| fs.lookup(fs.root(), dir.as_bytes()).expect("it was synced");
+    let bytes = |fs: &dyn FileSystem, file: FileId| {
+        let size = fs.attr(file).expect("it has attributes").size;
+        let mut bytes = vec![0; usize::try_from(size).expect("small")];
+        let count = fs.read(file, 0, &mut bytes).expect("it reads");
+        assert_eq!(count, bytes.len());
+        bytes
+    };
+    let mut names = Vec::new();
+    synced
+        .read_dir(in_dir(synced), 0, &mut |entry| {
+            names.push((entry.name.to_vec(), entry.file));
+            ControlFlow::Continue(())
+        })
+        .expect("the model reads");
+    for (name, file) in names {
+        let found = left.lookup(in_dir(left), &name);
+        let found = found.unwrap_or_else(|e| panic!("{dir}/{}: {e}", name.escape_ascii()));
+        assert!(bytes(left, found) == bytes(synced, file), "{dir}/{}", name.escape_ascii());
+    }
+}
+
+/// All threads remove what is theirs, and nothing of that is refused.
+fn empty(fs: &Filesystem, model: &Model, threads: usize) {
+    let both = Both { fs, model };
+    let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
+    watched(fs, &posts, |number| {
+        let (post, number) = (&posts[number], number as u64);
+        let (prefix, actors) = (prefix(number), names_of(number));
+        both.remove_all(both.dir(&own_dir(number)), post, &|_| true);
+        both.remove_all(both.dir(ALL), post, &|name| name.starts_with(prefix.as_bytes()));
+        let is_actors = |name: &[u8]| actors.iter().any(|own| own == name);
+        both.remove_all(both.dir(&actors_dir(number)), post, &is_actors);
+    });
+}
+
+/// What the kernel sees is what the model has.
+fn assert_kernel_sees(disks: &Disks, model: &Model) {
+    let mount = disks.mount("ro,noatime");
+    let path: &Path = mount.path();
+    assert_same(&HostFilesystem::new(path).expect("the mounted directory opens"), model);
+}
+
+/// A volume with the directories of all threads, and the model of it.
+fn prepare(job: &Job<'_>, disks: &Disks) -> (Arc<MemoryDevice>, Model) {
+    disks.mkfs(job.mkfs);
+    let device = Arc::new(MemoryDevice::over(disks.devices().remove(0)));
+    let fs = open(&device, &options(0));
+    let model = Model::new(&fs.attr(fs.root()).expect("the root has attributes"));
+    let dirs = (0..job.threads as u64).flat_map(|number| [own_dir(number), actors_dir(number)]);
+    for name in dirs.chain([ALL.into(), PROBES.into()]).collect::<BTreeSet<_>>() {
+        Both { fs: &fs, model: &model }.must("mkdir", [fs.root(), model.root()], |fs, dir| {
+            fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW)
+        });
+    }
+    fs.sync().expect("a commit");
+    (device, model)
+}
+
+fn used(fs: &Filesystem) -> u64 {
+    fs.statfs().expect("sizes").used_bytes
+}
+
+fn run(job: &Job<'_>) {
+    let Some(judges) = judges::require() else { return };
+    println!("{:?}, {} threads, OFFSHOOT_SEED={}", job.mkfs, job.threads, job.seed);
+    let disks = Disks::create(&judges, 1, MIB);
+    let (device, mut model) = prepare(job, &disks);
+    let before = used(&open(&device, &options(0)));
+    for number in 0..job.rounds {
+        let fs = open(&device, &options(number));
+        let round = Round { job, judges: &judges, device: device.clone(), fs, number };
+        round.work(&model);
+        round.look(&model);
+        round.cut(&model);
+        // Dropped without a sync, which is the end of what the model knows.
+        drop(round);
+        model = Model::copy(&open(&device, &options(number))).expect("it reads");
+    }
+    let left = disks_of(&judges, &device);
+    left.assert_checks();
+    assert_kernel_sees(&left, &model);
+    let fs = open(&device, &options(0));
+    empty(&fs, &model, job.threads);
+    fs.sync().expect("a commit");
+    quiet::assert_at_rest(&fs);
+    assert_same(&fs, &model);
+    let after = used(&fs);
+    assert!(after < before + (1 << 20), "{after} bytes are used, {before} were");
+    drop(fs);
+    disks_of(&judges, &device).assert_checks();
+}
+
+#[test]
+fn threads_meet_the_end_of_space() {
+    let (seed, enough) = (seed_of_run(), Enough::Steps(100));
+    run(&Job { mkfs: &[], threads: 64, rounds: 2, enough, seed });
+}
+
+#[test]
+fn threads_meet_the_end_of_space_in_mixed_groups_of_small_nodes() {
+    let (seed, enough) = (seed_of_run(), Enough::Steps(100));
+    run(&Job { mkfs: &["--mixed"], threads: 64, rounds: 1, enough, seed });
+}
+
+/// The number in a variable, or else `usual`.
+fn number(variable: &str, usual: u64) -> u64 {
+    std::env::var(variable).map_or(usual, |text| text.parse().expect("a number"))
+}
+
+/// On volumes of every kind, so many seconds of work on each.
+#[test]
+#[ignore = "takes as long as one likes; cargo xtask campaign enospc runs it"]
+fn campaign() {
+    const ROUNDS: u32 = 4;
+    let seed = seed_of_run();
+    let threads = usize::try_from(number("OFFSHOOT_THREADS", 64)).expect("a number of threads");
+    let time = Duration::from_secs(number("OFFSHOOT_SECONDS", 60));
+    let kinds: [&[&str]; 4] = [&[], &["-m", "single"], &["-m", "single", "-n", "4k"], &["--mixed"]];
+    for mkfs in kinds {
+        let enough = Enough::Time(time / ROUNDS / 2);
+        run(&Job { mkfs, threads, rounds: ROUNDS.into(), enough, seed });
+    }
+}

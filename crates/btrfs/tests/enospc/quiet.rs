@@ -1,0 +1,129 @@
+//! When nobody else is at work: what is refused, and what is free then.
+//!
+//! Nothing is reserved or promised any more, all of the space has been looked at, and everything is committed. An operation is refused then only
+//! where less is free than its worst case, beside what is kept for commits and removals; data only where there is no chunk to be had either. And
+//! what is kept is no more than `ARCHITECTURE.md` says.
+
+use std::ops::ControlFlow;
+
+use offshoot_btrfs::{Filesystem, KindStats, SpaceKind};
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, FileId, FileSystemMut, Place, Result};
+
+use crate::worker::{AT, NEW};
+
+/// More than the worst case of an operation on nine items, in bytes, with nodes of 16 KiB and trees of three levels.
+const OPERATION_BYTES: u64 = 2 << 20;
+
+/// The most that is kept where the trees of a commit are small, and what each byte of these adds.
+const KEPT_BYTES: u64 = 5 << 20;
+const KEPT_FACTOR: u64 = 3;
+
+/// The trees that a commit copies.
+const COMMIT_TREES: [TreeId; 4] =
+    [TreeId::EXTENT, TreeId::CSUM, TreeId::FREE_SPACE, TreeId::BLOCK_GROUP];
+
+/// The target of a link that makes its leaf fuller by much.
+const TARGET: [u8; 3000] = [b'x'; 3000];
+
+/// What is written at once, which takes as much data.
+const PIECE: usize = 64 << 10;
+
+/// What of a kind nobody has spoken for, and is not kept.
+fn room(kind: &KindStats) -> u64 {
+    let spoken = kind.reserved_bytes + kind.promised_bytes;
+    let kept = kind.commit_bytes + kind.kept_bytes;
+    (kind.free_bytes + kind.next_chunk_bytes).saturating_sub(spoken + kept)
+}
+
+fn kind(fs: &Filesystem, is_wanted: impl Fn(SpaceKind) -> bool) -> KindStats {
+    let kinds = fs.volume().space_stats().kinds;
+    kinds.into_iter().find(|one| is_wanted(one.kind)).expect("every volume has it")
+}
+
+fn metadata(fs: &Filesystem) -> KindStats {
+    kind(fs, |kind| matches!(kind, SpaceKind::Metadata | SpaceKind::Mixed))
+}
+
+fn data(fs: &Filesystem) -> KindStats {
+    kind(fs, |kind| matches!(kind, SpaceKind::Data | SpaceKind::Mixed))
+}
+
+/// What the trees take that a commit copies, in bytes.
+fn commit_trees(fs: &Filesystem) -> u64 {
+    let (volume, mut bytes) = (fs.volume(), 0);
+    volume
+        .for_each_item(volume.root_tree(), Key::MIN, |key, data| {
+            let is_root = key.item_type == ItemType::ROOT_ITEM;
+            if is_root && COMMIT_TREES.contains(&TreeId(key.objectid)) {
+                bytes += RootItem::parse(data).expect("it was verified").bytes_used.get();
+            }
+            ControlFlow::Continue(())
+        })
+        .expect("the root tree reads");
+    bytes
+}
+
+/// No operation is refused with so much, and no more than should be is kept. Everything is committed.
+fn assert_hardly_any(left: &KindStats, trees: u64) {
+    assert!(room(left) < OPERATION_BYTES && left.unknown_bytes == 0, "refused with {left:#?}");
+    let kept = left.commit_bytes + left.kept_bytes;
+    let most = KEPT_BYTES + KEPT_FACTOR * trees;
+    assert!(kept <= most, "{kept} bytes are kept, and not {most}");
+}
+
+/// How often `work` was done until it was refused for want of space.
+fn until_refused(what: &str, work: impl Fn(u64) -> Result<()>) -> u64 {
+    let refused = |number: &u64| match work(*number) {
+        Ok(()) => false,
+        Err(error) if error.errno() == Errno::NOSPC => true,
+        Err(error) => panic!("{what}: {error}"),
+    };
+    (0..1 << 20).find(refused).expect("the volume has an end")
+}
+
+/// Nobody has anything reserved or promised.
+pub(crate) fn assert_at_rest(fs: &Filesystem) {
+    for kind in fs.volume().space_stats().kinds {
+        assert_eq!((kind.reserved_bytes, kind.promised_bytes), (0, 0), "{kind:?}");
+    }
+}
+
+/// Operations and writes in the directory `dir` are refused only where there is no room, and what they made can be taken away.
+pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
+    let name = |what: &str, number| format!("{what}-{number}");
+    let links = until_refused("a link", |number| {
+        let name = name("link", number);
+        fs.symlink(Place { dir, name: name.as_bytes() }, &TARGET, &NEW).map(drop)
+    });
+    fs.sync().expect("a commit");
+    assert_hardly_any(&metadata(fs), commit_trees(fs));
+
+    // A removal makes room for what a file takes beside its data.
+    for number in 0..links {
+        let name = name("link", number);
+        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+    }
+    fs.sync().expect("a commit");
+    let file = match fs.create(Place { dir, name: b"file" }, &NEW) {
+        Ok(file) => file,
+        Err(error) if error.errno() == Errno::NOSPC => return,
+        Err(error) => panic!("a file: {error}"),
+    };
+    let piece = vec![7; PIECE];
+    until_refused("a write", |number| {
+        fs.write(file, number * PIECE as u64, &piece, AT)?;
+        fs.fsync(file)
+    });
+    fs.sync().expect("a commit");
+    let (data, metadata) = (data(fs), metadata(fs));
+    let has_data = data.free_bytes >= data.reserved_bytes + PIECE as u64;
+    let has_chunk = metadata.next_chunk_bytes > 0;
+    assert!(
+        room(&metadata) < OPERATION_BYTES || !has_data && !has_chunk && data.unknown_bytes == 0,
+        "refused with {data:#?} and {metadata:#?}"
+    );
+    fs.unlink(Place { dir, name: b"file" }, AT).expect("it is there");
+    fs.sync().expect("a commit");
+}

@@ -1,0 +1,309 @@
+//! One of many threads on a full volume.
+//!
+//! What it does it does to the volume and to the model, unless the volume has no room for it. In a directory of its own and in that of all
+//! it makes files of every size until it is refused something, and then takes some away; in one that it has with some others it is an actor among
+//! others.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use offshoot_btrfs::Filesystem;
+use offshoot_testkit::model::Model;
+use offshoot_testkit::model::actor::Actor;
+use offshoot_testkit::random::Random;
+use offshoot_vfs::{
+    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, Timestamp,
+};
+
+use crate::watch::Post;
+
+/// The moment of all changes, so that those of a directory do not depend on who came last.
+pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+
+/// A file of root.
+pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+
+/// The directory of all.
+pub(crate) const ALL: &str = "all";
+
+/// How many actors meet in a directory. Half of their names have one hash, and what has one hash has to fit into a leaf.
+const ACTORS: u64 = 4;
+
+/// The directory of the worker with this number.
+pub(crate) fn own_dir(number: u64) -> String {
+    format!("of-{number}")
+}
+
+/// The directory where it is an actor.
+pub(crate) fn actors_dir(number: u64) -> String {
+    format!("actors-{}", number / ACTORS)
+}
+
+/// The names of this worker begin so.
+pub(crate) fn prefix(number: u64) -> String {
+    format!("{number}-")
+}
+
+/// What is written at once: a write of this size at a multiple of it is done or not.
+const PIECE: usize = 32 << 10;
+
+/// What names end with, up to some length.
+const LONG_NAME: &str = "a name that is as long as names of files often are";
+
+/// The volume, and the model that has what the volume acknowledged.
+pub(crate) struct Both<'a> {
+    pub(crate) fs: &'a Filesystem,
+    pub(crate) model: &'a Model,
+}
+
+/// What all workers count together.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Calls that changed something.
+    pub(crate) done: AtomicU64,
+    /// Calls that were refused for want of space.
+    pub(crate) refused: AtomicU64,
+}
+
+impl Tally {
+    fn count(&self, is_done: bool) {
+        let count = if is_done { &self.done } else { &self.refused };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Both<'_> {
+    /// The directory at the root with this name, in the volume and in the model.
+    pub(crate) fn dir(&self, name: &str) -> [FileId; 2] {
+        self.sides().map(|fs| fs.lookup(fs.root(), name.as_bytes()).expect("it was made"))
+    }
+
+    fn sides(&self) -> [&dyn FileSystemMut; 2] {
+        [self.fs, self.model]
+    }
+
+    /// Does the same to both, which must work.
+    pub(crate) fn must<T>(
+        &self,
+        what: &str,
+        dir: [FileId; 2],
+        call: impl Fn(&dyn FileSystemMut, FileId) -> Result<T>,
+    ) -> [T; 2] {
+        let [fs, model] = self.sides();
+        [(fs, dir[0]), (model, dir[1])]
+            .map(|(fs, dir)| call(fs, dir).unwrap_or_else(|e| panic!("{what}: {e}")))
+    }
+
+    /// The names in a directory of the model, with what they are.
+    fn names(&self, dir: FileId) -> Vec<(Vec<u8>, FileType)> {
+        let mut names = Vec::new();
+        let visited = self.model.read_dir(dir, 0, &mut |entry| {
+            names.push((entry.name.to_vec(), entry.file_type));
+            std::ops::ControlFlow::Continue(())
+        });
+        visited.expect("the model reads");
+        names
+    }
+
+    /// Removes what is in a directory and chosen, with all that is below: nothing of that is ever refused.
+    pub(crate) fn remove_all(&self, dir: [FileId; 2], post: &Post, chosen: &dyn Fn(&[u8]) -> bool) {
+        for (name, file_type) in self.names(dir[1]) {
+            if !chosen(&name) {
+                continue;
+            }
+            let place = |dir| Place { dir, name: &name };
+            if file_type == FileType::Directory {
+                let below = self.must("lookup", dir, |fs, dir| fs.lookup(dir, &name));
+                self.remove_all(below, post, &|_| true);
+                post.begin("rmdir at the end");
+                self.must("rmdir", dir, |fs, dir| fs.rmdir(place(dir), AT));
+            } else {
+                post.begin("unlink at the end");
+                self.must("unlink", dir, |fs, dir| fs.unlink(place(dir), AT));
+            }
+        }
+    }
+}
+
+/// Which of the directories of a worker, and what is in it.
+type Name = (usize, Vec<u8>);
+
+/// The volume or the model, with the directories of a worker.
+struct Side<'a> {
+    fs: &'a dyn FileSystemMut,
+    dirs: [FileId; 2],
+}
+
+impl Side<'_> {
+    fn place<'n>(&self, (dir, name): &'n Name) -> Place<'n> {
+        Place { dir: self.dirs[*dir], name }
+    }
+
+    fn find(&self, (dir, name): &Name) -> Result<FileId> {
+        self.fs.lookup(self.dirs[*dir], name)
+    }
+}
+
+/// One of the threads.
+pub(crate) struct Worker<'a> {
+    both: &'a Both<'a>,
+    number: u64,
+    post: &'a Post,
+    tally: &'a Tally,
+    seed: u64,
+    random: Random,
+    /// Its own, and that of all.
+    dirs: [[FileId; 2]; 2],
+    /// The names in them, as [`Name`] says, those that it found there first.
+    names: Vec<Name>,
+    /// How many of them it leaves alone, which were there before.
+    kept: usize,
+    made: u64,
+}
+
+impl<'a> Worker<'a> {
+    pub(crate) fn new(
+        both: &'a Both<'a>,
+        number: u64,
+        seed: u64,
+        post: &'a Post,
+        tally: &'a Tally,
+    ) -> Self {
+        let dirs = [own_dir(number), ALL.to_owned()].map(|dir| both.dir(&dir));
+        let names =
+            |dir: usize| both.names(dirs[dir][1]).into_iter().map(move |(name, _)| (dir, name));
+        let is_own = |(_, name): &Name| name.starts_with(prefix(number).as_bytes());
+        let names = names(0).chain(names(1)).filter(is_own).collect();
+        let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Self { both, number, post, tally, seed, random, dirs, names, kept: 0, made: 0 }
+    }
+
+    /// Works until it `is_over`, by the steps since something was refused.
+    pub(crate) fn work(&mut self, is_over: impl Fn(u64) -> bool) {
+        let (both, post, seed) = (self.both, self.post, self.random.number());
+        let tell = |call| post.begin(call);
+        let mut actor = Actor::new(both.fs, both.model, self.number, seed, AT)
+            .within(actors_dir(self.number).as_bytes())
+            .where_space_is_short()
+            .telling(&tell);
+        let mut steps = 0;
+        while !is_over(steps) {
+            steps += u64::from(self.tally.refused.load(Ordering::Relaxed) > 0);
+            if self.random.below(8) == 0 {
+                actor.act(4);
+            } else {
+                self.step();
+            }
+        }
+    }
+
+    /// Works until it `is_over`, on what it makes from now on, and leaves what is there as it is.
+    pub(crate) fn add(&mut self, is_over: impl Fn(u64) -> bool) {
+        self.kept = self.names.len();
+        for _ in (0..).take_while(|&step| !is_over(step)) {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        let is_done = match self.random.below(12) {
+            0 => self.rename(),
+            1 => self.link(),
+            2 => self.overwrite(),
+            3 => {
+                self.remove(1);
+                Some(())
+            }
+            _ => self.make(),
+        };
+        if is_done.is_none() {
+            // Some more than one of the files makes room for some of the others.
+            let count = self.random.below(6);
+            self.remove(count);
+        }
+    }
+
+    /// Does the same to both, unless the volume has no room.
+    fn change(&self, what: &'static str, call: impl Fn(&Side<'_>) -> Result<()>) -> Option<()> {
+        let [ours, model] = [0, 1]
+            .map(|side| Side { fs: self.both.sides()[side], dirs: self.dirs.map(|dir| dir[side]) });
+        self.post.begin(what);
+        let result = call(&ours);
+        self.tally.count(result.is_ok());
+        match result {
+            Ok(()) => {}
+            Err(error) if error.errno() == Errno::NOSPC => return None,
+            Err(error) => panic!("{what} by {}: {error}", self.number),
+        }
+        call(&model).unwrap_or_else(|e| panic!("{what} in the model: {e}"));
+        Some(())
+    }
+
+    /// A name that was never there.
+    fn new_name(&mut self) -> Name {
+        self.made += 1;
+        let dir = usize::from(self.random.below(3) == 0);
+        let len = usize::try_from(self.random.below(40)).expect("small");
+        let unique = self.seed.wrapping_add(self.made);
+        let name = format!("{}{unique:x}-{:.len$}", prefix(self.number), LONG_NAME);
+        (dir, name.into_bytes())
+    }
+
+    /// One of the names that it need not leave alone.
+    fn some_index(&mut self) -> Option<usize> {
+        let count = self.names.len().checked_sub(self.kept).filter(|&count| count > 0)?;
+        let index = self.random.below(count as u64);
+        Some(self.kept + usize::try_from(index).expect("an index"))
+    }
+
+    /// Makes a file: empty, small enough for a leaf, of some sectors, or of many.
+    fn make(&mut self) -> Option<()> {
+        let name = self.new_name();
+        self.change("create", |side| side.fs.create(side.place(&name), &NEW).map(drop))?;
+        self.names.push(name.clone());
+        let bound = [1, 2000, 20_000, 300_000][usize::try_from(self.random.below(4)).expect("few")];
+        let len = usize::try_from(self.random.below(bound)).expect("small");
+        self.write(&name, len)
+    }
+
+    fn overwrite(&mut self) -> Option<()> {
+        let Some(index) = self.some_index() else { return Some(()) };
+        let name = self.names[index].clone();
+        let len = usize::try_from(self.random.below(50_000)).expect("small");
+        self.write(&name, len)
+    }
+
+    /// Writes so many bytes from the beginning.
+    fn write(&mut self, name: &Name, len: usize) -> Option<()> {
+        let bytes = self.random.bytes(len);
+        for (offset, piece) in (0..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
+            self.change("write", |side| side.fs.write(side.find(name)?, offset, piece, AT))?;
+        }
+        Some(())
+    }
+
+    fn rename(&mut self) -> Option<()> {
+        let Some(index) = self.some_index() else { return Some(()) };
+        let (old, new) = (&self.names[index].clone(), self.new_name());
+        self.change("rename", |side| side.fs.rename(side.place(old), side.place(&new), AT))?;
+        self.names[index] = new;
+        Some(())
+    }
+
+    fn link(&mut self) -> Option<()> {
+        let Some(index) = self.some_index() else { return Some(()) };
+        let (old, new) = (&self.names[index].clone(), self.new_name());
+        self.change("link", |side| side.fs.link(side.find(old)?, side.place(&new), AT))?;
+        self.names.push(new);
+        Some(())
+    }
+
+    /// Removes so many names, which is never refused.
+    fn remove(&mut self, count: u64) {
+        for _ in 0..count {
+            let Some(index) = self.some_index() else { return };
+            let name = self.names.swap_remove(index);
+            self.change("unlink", |side| side.fs.unlink(side.place(&name), AT))
+                .unwrap_or_else(|| panic!("a removal by {} was refused", self.number));
+        }
+    }
+}
