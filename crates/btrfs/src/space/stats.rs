@@ -62,6 +62,8 @@ pub struct FlushCount {
     pub entered: u64,
     /// How often of these by the thread of the volume, before anybody waited.
     pub entered_ahead: u64,
+    /// How many of these have not come to their end.
+    pub under_way: u64,
     /// By how much there was more room after it, in bytes.
     pub reclaimed_bytes: u64,
 }
@@ -184,6 +186,7 @@ pub(super) struct Counters {
     failed: AtomicU64,
     entered: [AtomicU64; FlushState::ALL.len()],
     entered_ahead: [AtomicU64; FlushState::ALL.len()],
+    left: [AtomicU64; FlushState::ALL.len()],
     reclaimed: [AtomicU64; FlushState::ALL.len()],
 }
 
@@ -201,10 +204,29 @@ impl Counters {
         outcome.fetch_add(1, Relaxed);
     }
 
-    /// A flush state was entered, whether or not somebody waited, and gave so much.
-    fn flushed(&self, state: FlushState, when: When, bytes: u64) {
+    /// A flush state is entered, whether or not somebody waits.
+    fn entered(&self, state: FlushState, when: When) {
         self.entered[state as usize].fetch_add(1, Relaxed);
         self.entered_ahead[state as usize].fetch_add(u64::from(when == When::Ahead), Relaxed);
+    }
+
+    fn flushes(&self, state: FlushState) -> FlushCount {
+        let count = |counts: &[AtomicU64]| counts[state as usize].load(Relaxed);
+        // Nothing has come to its end that was not entered.
+        let left = count(&self.left);
+        let entered = count(&self.entered);
+        FlushCount {
+            state,
+            entered,
+            entered_ahead: count(&self.entered_ahead),
+            under_way: entered.saturating_sub(left),
+            reclaimed_bytes: count(&self.reclaimed),
+        }
+    }
+
+    /// It came to its end, and gave so much.
+    fn left(&self, state: FlushState, bytes: u64) {
+        self.left[state as usize].fetch_add(1, Relaxed);
         self.reclaimed[state as usize].fetch_add(bytes, Relaxed);
     }
 }
@@ -219,8 +241,9 @@ impl Space {
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let room = self.room(purpose);
+        self.stats.entered(state, when);
         let result = work();
-        self.stats.flushed(state, when, self.room(purpose).saturating_sub(room));
+        self.stats.left(state, self.room(purpose).saturating_sub(room));
         result
     }
 
@@ -277,12 +300,7 @@ impl Engine {
         let mut latency =
             Histogram { buckets: counters.latency.each_ref().map(|count| count.load(Relaxed)) };
         latency.buckets[0] += granted_at_once;
-        let flushes = FlushState::ALL.map(|state| FlushCount {
-            state,
-            entered: counters.entered[state as usize].load(Relaxed),
-            entered_ahead: counters.entered_ahead[state as usize].load(Relaxed),
-            reclaimed_bytes: counters.reclaimed[state as usize].load(Relaxed),
-        });
+        let flushes = FlushState::ALL.map(|state| counters.flushes(state));
         let purposes = [Purpose::Data, Purpose::Metadata, Purpose::System];
         let purposes = if space.is_mixed() { &purposes[1..] } else { &purposes };
         SpaceStats {

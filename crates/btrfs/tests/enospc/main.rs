@@ -11,8 +11,11 @@
 //! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
 //! | removals are refused nothing | `worker`; at last everything is removed by all, and the volume is as empty as before |
 //!
+//! `faults` has devices fail while room is made.
+//!
 //! `cargo xtask campaign enospc` does it for as long as one likes, on volumes of several kinds.
 
+mod faults;
 mod quiet;
 mod watch;
 mod worker;
@@ -25,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
-use offshoot_device::MemoryDevice;
+use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
@@ -94,7 +97,7 @@ fn options(round: u64) -> OpenOptions {
     OpenOptions { dirty_bytes, commit_interval: Some(Duration::from_secs(1)), ..options }
 }
 
-fn open(device: &Arc<MemoryDevice>, options: &OpenOptions) -> Filesystem {
+fn open(device: &Arc<impl BlockDevice + 'static>, options: &OpenOptions) -> Filesystem {
     let volume = Volume::open_writable(vec![device.clone()], options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }

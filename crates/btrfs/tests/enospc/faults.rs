@@ -1,0 +1,166 @@
+//! Devices that fail while room is made.
+//!
+//! Many threads work on a volume that has little room. From the moment on at which a flush state is under way, as the counters say, requests of one kind fail
+//! as long as it is. Then nobody hangs; the error reaches an operation, or ends all writing; and what the devices hold is what was synced,
+//! with the first so many operations of every thread, none of them by half.
+
+mod hand;
+mod trap;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use offshoot_btrfs::FlushState::{AllocateChunk, Commit, DelayedItems, DirtyData, LookAround};
+use offshoot_btrfs::{Filesystem, FlushState, OpenOptions};
+use offshoot_device::Requests::{Flushes, Reads, Writes};
+use offshoot_device::{MemoryDevice, Requests};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::random::seed_of_run;
+use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, Place};
+
+use crate::watch::{Post, watched};
+use crate::worker::NEW;
+use crate::{MIB, disks_of, open};
+use Outcome::{Done, Ended, NoRoom};
+use hand::Hand;
+use trap::Trap;
+
+const HANDS: usize = 12;
+
+/// The most operations of a thread, which bring a volume through all states many times.
+const MOST_OPERATIONS: u64 = 600;
+
+/// Nobody commits by the clock.
+fn quiet() -> OpenOptions {
+    OpenOptions { commit_interval: None, ..OpenOptions::default() }
+}
+
+/// What became of an operation.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    NoRoom,
+    Failed,
+    /// Nothing is written any more.
+    Ended,
+}
+
+impl Outcome {
+    fn of<T>(result: &Result<T, Error>) -> Self {
+        match result {
+            Ok(_) => Self::Done,
+            Err(Error::Io { .. } | Error::Corrupt(_)) => Self::Failed,
+            Err(error) if error.errno() == Errno::NOSPC => Self::NoRoom,
+            Err(error) if error.errno() == Errno::ROFS => Self::Ended,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Lets all hands work until the trap has struck and somebody who waited was told, or long enough; how many operations failed, and how many found all writing
+/// ended.
+fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
+    let posts: Vec<Post> = hands.iter().map(|_| Post::default()).collect();
+    let told = [AtomicU64::new(0), AtomicU64::new(0)];
+    let hands: Vec<_> = hands.iter_mut().map(Mutex::new).collect();
+    watched(fs, &posts, |number| {
+        let mut hand = hands[number].lock().expect("it is of this thread");
+        for _ in 0..MOST_OPERATIONS {
+            posts[number].begin("an operation");
+            match hand.act(fs) {
+                Outcome::Done | Outcome::NoRoom => {}
+                Outcome::Failed => drop(told[0].fetch_add(1, Ordering::Relaxed)),
+                Outcome::Ended => drop(told[1].fetch_add(1, Ordering::Relaxed)),
+            }
+            if trap.struck() > 0 && fs.volume().space_stats().tickets_failed > 0 {
+                break;
+            }
+        }
+    });
+    told.map(AtomicU64::into_inner)
+}
+
+/// A volume with a directory for each hand, and what they made.
+struct Prepared {
+    judges: Judges,
+    memory: Arc<MemoryDevice>,
+    hands: Vec<Hand>,
+}
+
+impl Prepared {
+    /// Filled until the volume is full, or a little. None where there is no judge.
+    fn new(seed: u64, is_full: bool) -> Option<Self> {
+        let judges = judges::require()?;
+        let disks = Disks::create(&judges, 1, MIB);
+        disks.mkfs(&["-m", "single"]);
+        let memory = Arc::new(MemoryDevice::over(disks.devices().remove(0)));
+        let fs = open(&memory, &quiet());
+        let hands = (0..HANDS as u64).map(|number| {
+            let name = number.to_string();
+            let place = Place { dir: fs.root(), name: name.as_bytes() };
+            Hand::new(fs.mkdir(place, &NEW).expect("a directory"), seed ^ number << 32)
+        });
+        let mut hands: Vec<_> = hands.collect();
+        let most = if is_full { u64::MAX } else { 20 };
+        for hand in &mut hands {
+            (0..most).find(|_| hand.act(&fs) == NoRoom);
+        }
+        fs.sync().expect("there is room for what was acknowledged");
+        hands.iter_mut().for_each(Hand::synced);
+        drop(fs);
+        Some(Self { judges, memory, hands })
+    }
+
+    /// Lets all hands work, with faults while the state is under way, and looks at what is left.
+    fn strike(&self, state: FlushState, requests: Requests) {
+        let (memory, mut hands) = (Arc::new(self.memory.snapshot()), self.hands.clone());
+        let trap = Arc::new(Trap::new(memory.clone(), state, requests));
+        let fs = open(&trap, &OpenOptions { cache_bytes: 0, ..quiet() });
+        trap.arm(fs.volume());
+        let [failed, ended] = work(&fs, &mut hands, &trap);
+        let (struck, space) = (trap.struck(), fs.volume().space_stats());
+        println!("{state}, {requests:?}: {struck} faults, {failed} failed, {ended} ended");
+        assert!(struck > 0, "{state} was never under way: {space:#?}");
+        // A file that could not be written back stays buffered where nothing was changed of it.
+        let stays_buffered = state == DirtyData && ended == 0;
+        assert!(space.tickets_failed > 0 || stays_buffered, "{state}, nobody told: {space:#?}");
+        // What was acknowledged is stored, unless all writing ended.
+        trap.disarm();
+        let synced = Outcome::of(&fs.sync());
+        assert_eq!(synced, if ended > 0 { Ended } else { Done }, "{state}, {requests:?}");
+        drop(fs);
+        self.assert_left(&memory, &hands, synced == Done);
+    }
+
+    /// The volume is in order, holds what it may hold, and can be emptied.
+    fn assert_left(&self, memory: &Arc<MemoryDevice>, hands: &[Hand], all: bool) {
+        disks_of(&self.judges, memory).assert_checks();
+        let left = open(memory, &quiet());
+        for hand in hands {
+            hand.assert_left(&left, all);
+            hand.remove_all(&left);
+        }
+        left.sync().expect("a commit");
+        drop(left);
+        disks_of(&self.judges, memory).assert_checks();
+    }
+}
+
+#[test]
+fn a_fault_while_room_is_made_is_told_and_does_nothing_by_half() {
+    let Some(full) = Prepared::new(seed_of_run(), true) else { return };
+    full.strike(LookAround, Reads);
+    full.strike(DelayedItems, Reads);
+    full.strike(DirtyData, Reads);
+    full.strike(DirtyData, Writes);
+    full.strike(Commit, Reads);
+    full.strike(Commit, Writes);
+    full.strike(Commit, Flushes);
+}
+
+#[test]
+fn a_fault_while_a_chunk_is_allocated_is_told_and_does_nothing_by_half() {
+    let Some(roomy) = Prepared::new(seed_of_run(), false) else { return };
+    roomy.strike(AllocateChunk, Reads);
+}

@@ -1,0 +1,98 @@
+//! A device that fails while a flush state is under way.
+
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use offshoot_btrfs::{FlushState, Volume};
+use offshoot_device::{BlockDevice, MemoryDevice, Requests};
+
+pub(super) struct Trap {
+    below: Arc<MemoryDevice>,
+    state: FlushState,
+    /// What fails.
+    requests: Requests,
+    /// Whose counters say whether it is under way.
+    volume: OnceLock<Weak<Volume>>,
+    is_disarmed: AtomicBool,
+    struck: AtomicU64,
+}
+
+impl std::fmt::Debug for Trap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "trap of {}", self.state)
+    }
+}
+
+impl Trap {
+    pub(super) fn new(below: Arc<MemoryDevice>, state: FlushState, requests: Requests) -> Self {
+        let (volume, is_disarmed, struck) = Default::default();
+        Self { below, state, requests, volume, is_disarmed, struck }
+    }
+
+    /// From now on it strikes.
+    pub(super) fn arm(&self, volume: &Arc<Volume>) {
+        self.volume.set(Arc::downgrade(volume)).expect("it is armed once");
+    }
+
+    /// From now on nothing fails.
+    pub(super) fn disarm(&self) {
+        self.is_disarmed.store(true, Ordering::Relaxed);
+    }
+
+    /// How many requests failed.
+    pub(super) fn struck(&self) -> u64 {
+        self.struck.load(Ordering::Relaxed)
+    }
+
+    fn is_under_way(&self) -> bool {
+        let Some(volume) = self.volume.get().and_then(Weak::upgrade) else { return false };
+        let flushes = volume.space_stats().flushes;
+        flushes.iter().any(|flush| flush.state == self.state && flush.under_way > 0)
+    }
+
+    fn arrive(&self, requests: Requests) -> io::Result<()> {
+        if requests != self.requests
+            || self.is_disarmed.load(Ordering::Relaxed)
+            || !self.is_under_way()
+        {
+            return Ok(());
+        }
+        self.struck.fetch_add(1, Ordering::Relaxed);
+        Err(io::Error::other("a fault in a flush state"))
+    }
+}
+
+impl BlockDevice for Trap {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.arrive(Requests::Reads)?;
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.arrive(Requests::Writes)?;
+        self.below.write_at(offset, buf)
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.arrive(Requests::Writes)?;
+        self.below.write_vectored_at(offset, bufs)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.arrive(Requests::Flushes)?;
+        self.below.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
