@@ -1,0 +1,165 @@
+//! Simple shapes of full volumes, by one thread: what was free once is free again.
+
+use std::sync::Arc;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_device::MemoryDevice;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Result};
+
+use crate::worker::{AT, NEW};
+use crate::{MIB, open, options};
+
+/// How much is written at once.
+const PIECE: usize = 128 << 10;
+
+/// What a volume is filled with.
+#[derive(Clone, Copy, Debug)]
+enum Filling {
+    /// Files of so many bytes.
+    Files(usize),
+    /// Links with targets that take much of a leaf.
+    Links,
+}
+
+/// The device of a volume that `mkfs.btrfs` made.
+fn device(mkfs: &[&str]) -> Option<Arc<MemoryDevice>> {
+    let judges = judges::require()?;
+    let disks = Disks::create(&judges, 1, MIB);
+    disks.mkfs(mkfs);
+    let device = disks.devices().remove(0);
+    Some(Arc::new(MemoryDevice::over(device)))
+}
+
+fn name(number: u64) -> String {
+    format!("file-{number}")
+}
+
+/// Writes `len` bytes from the beginning of a file; how many were accepted before it was refused.
+fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
+    let bytes = vec![7; PIECE];
+    let mut done = 0;
+    while done < len {
+        let piece = &bytes[..PIECE.min(len - done)];
+        if !accepted(fs.write(file, done as u64, piece, AT)) {
+            break;
+        }
+        done += piece.len();
+    }
+    done
+}
+
+/// Whether it was done; only a lack of space is a reason why not.
+fn accepted<T>(result: Result<T>) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(error) if error.errno() == Errno::NOSPC => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Where something was refused no member had room for a chunk: two stripes of a MiB, beside what lies before the first.
+fn assert_no_chunk_is_left(fs: &Filesystem) {
+    let allocated = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
+    let left = (MIB << 20) - fs.volume().chunks().map(allocated).sum::<u64>();
+    assert!(left < 3 << 20, "{left} bytes belong to no chunk");
+}
+
+/// Fills the volume; how many files there are, and how many bytes were accepted.
+fn fill(fs: &Filesystem, filling: Filling) -> (u64, usize) {
+    let mut bytes = 0;
+    for number in 0.. {
+        let name = name(number);
+        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let (is_made, wanted, written) = match filling {
+            Filling::Links => (accepted(fs.symlink(place, &[b'x'; 3000], &NEW)), 3000, 3000),
+            Filling::Files(len) if accepted(fs.create(place, &NEW)) => {
+                let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");
+                (true, len, write(fs, file, len))
+            }
+            Filling::Files(_) => (false, 0, 0),
+        };
+        if !is_made {
+            return (number, bytes);
+        }
+        bytes += written;
+        if written < wanted {
+            return (number + 1, bytes);
+        }
+    }
+    unreachable!("numbers have no end")
+}
+
+fn remove(fs: &Filesystem, number: u64) {
+    let name = name(number);
+    fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+}
+
+/// A volume is filled and emptied again and again, with one kind of things after the other, and holds as much of each as it did at first.
+fn refill(mkfs: &[&str], fillings: &[Filling]) {
+    let Some(device) = device(mkfs) else { return };
+    let mut first = vec![None; fillings.len()];
+    for round in 0..4 {
+        for (filling, first) in fillings.iter().zip(&mut first) {
+            // By turns it is opened again when it is full, and when it is empty.
+            let mut fs = open(&device, &options(0));
+            let (files, bytes) = fill(&fs, *filling);
+            assert_no_chunk_is_left(&fs);
+            println!("{mkfs:?}, {filling:?}: {bytes} bytes in {files} files");
+            let first = *first.get_or_insert(bytes);
+            assert!(bytes >= first / 100 * 95, "{bytes} bytes fit, {first} did at first");
+            if round % 2 == 1 {
+                fs.sync().expect("there is room for what was accepted");
+                drop(fs);
+                fs = open(&device, &options(0));
+            }
+            (0..files).for_each(|number| remove(&fs, number));
+            fs.sync().expect("a commit");
+        }
+    }
+}
+
+#[test]
+fn what_held_files_holds_as_many_again() {
+    refill(&[], &[Filling::Files(1 << 20)]);
+}
+
+/// Chunks of what is not there any more are given back.
+#[test]
+fn what_held_files_holds_links_and_files_again() {
+    refill(&["-m", "single"], &[Filling::Files(1 << 20), Filling::Links]);
+}
+
+#[test]
+fn what_held_small_files_holds_as_many_again() {
+    refill(&["-m", "single"], &[Filling::Files(5000)]);
+}
+
+#[test]
+fn what_held_links_holds_as_many_again() {
+    refill(&[], &[Filling::Links]);
+}
+
+#[test]
+fn what_held_files_in_mixed_groups_holds_as_many_again() {
+    refill(&["--mixed"], &[Filling::Files(30_000)]);
+}
+
+/// Where data fills the volume, a file goes and one as large takes its place, without a sync in between.
+#[test]
+fn a_file_takes_the_place_of_one_as_large() {
+    const LEN: usize = 2 << 20;
+    let Some(device) = device(&[]) else { return };
+    let fs = open(&device, &options(0));
+    let (files, _) = fill(&fs, Filling::Files(LEN));
+    for number in 0..files - 1 {
+        remove(&fs, number);
+        let name = name(number);
+        let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+        let file = file.expect("there is room for a file");
+        assert_eq!(write(&fs, file, LEN), LEN, "file {number} of {files}");
+    }
+    fs.sync().expect("there is room for what was accepted");
+}
