@@ -11,11 +11,12 @@ use std::sync::Arc;
 use offshoot_btrfs_format::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
 use offshoot_btrfs_format::check::{self, Expected};
 use offshoot_btrfs_format::key::DiskKey;
-use offshoot_btrfs_format::{Key, Logical, TreeId};
+use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::Result;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::transaction::Live;
 use crate::volume::Engine;
 
 /// A tree block that was verified, or that the running transaction has made.
@@ -216,21 +217,112 @@ impl Engine {
         slot: usize,
         owner: TreeId,
     ) -> Result<Arc<TreeBlock>> {
+        let expected = node.child_expected(slot, owner);
+        let live = self.live_part();
+        if let Some(latch) = live.and_then(|l| l.dirty_block(expected.generation, expected.logical))
+        {
+            return Ok(latch.read().clone());
+        }
+        if node.header().level == 1 {
+            self.read_ahead(node, slot);
+        }
+        self.committed_block(&expected)
+    }
+
+    /// Hints that the leaves behind `slot` of `node` will be read, when the one there has to be.
+    fn read_ahead(&self, node: &TreeBlock, slot: usize) {
         let is_known = |slot: usize| self.cache.contains(node.pointers()[slot].logical());
         // Who walks has read the block before, and what is ahead was hinted at a few blocks ago.
         let is_due = || slot.is_multiple_of(READ_AHEAD_BLOCKS / 2) || !is_known(slot - 1);
-        if node.header().level == 1 && !is_known(slot) && is_due() {
-            let node_size = u64::from(self.superblock().node_size);
-            let ahead = &node.pointers()[slot + 1..];
-            let ahead = &ahead[..ahead.len().min(READ_AHEAD_BLOCKS)];
-            self.prefetch(
-                ahead
-                    .iter()
-                    .map(KeyPtr::logical)
-                    .filter(|&logical| !self.cache.contains(logical))
-                    .map(|logical| (logical, node_size)),
-            );
+        if is_known(slot) || !is_due() {
+            return;
         }
-        self.block(&node.child_expected(slot, owner))
+        let node_size = u64::from(self.superblock().node_size);
+        // Blocks of transactions that are not complete are not there yet.
+        let end = self.live_part().map_or(Generation(u64::MAX), Live::first_incomplete);
+        let ahead = &node.pointers()[slot + 1..];
+        let ahead = ahead[..ahead.len().min(READ_AHEAD_BLOCKS)]
+            .iter()
+            .filter(|pointer| pointer.generation.get() < end.0)
+            .map(KeyPtr::logical)
+            .filter(|&logical| !self.cache.contains(logical));
+        self.prefetch(ahead.map(|logical| (logical, node_size)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use offshoot_device::{BlockDevice, MemoryDevice};
+    use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
+
+    use super::*;
+    use crate::test_volumes::in_memory;
+    use crate::{OpenOptions, SubvolumeId, Volume};
+
+    /// A device that counts what it is told will be read.
+    #[derive(Debug)]
+    struct Told {
+        device: Arc<MemoryDevice>,
+        hints: AtomicU64,
+    }
+
+    impl BlockDevice for Told {
+        fn name(&self) -> &str {
+            self.device.name()
+        }
+
+        fn size_bytes(&self) -> u64 {
+            self.device.size_bytes()
+        }
+
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.device.read_at(offset, buf)
+        }
+
+        fn prefetch(&self, _offset: u64, _len: u64) {
+            self.hints.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+            self.device.write_at(offset, buf)
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            self.device.flush()
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+            self.device.discard(offset, len)
+        }
+    }
+
+    /// Making files read everything ahead that the transaction had not written yet: what there was before at those places.
+    #[test]
+    fn what_was_not_written_yet_is_not_read_ahead() {
+        let told = Arc::new(Told { device: in_memory(4096), hints: AtomicU64::new(0) });
+        let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
+        let volume = Volume::open_writable(vec![told.clone() as Arc<_>], &options).unwrap();
+        let fs = volume.filesystem(SubvolumeId::FS).unwrap();
+        let new = NewFile { permissions: 0o644, uid: 0, gid: 0, at: Timestamp::default() };
+        let read_first_leaf = || {
+            let mut block = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
+            while block.header().level > 1 {
+                block = volume.child(&block, 0, TreeId::FS).unwrap();
+            }
+            let before = told.hints.load(Ordering::Relaxed);
+            assert!(volume.child(&block, 0, TreeId::FS).unwrap().is_leaf());
+            told.hints.load(Ordering::Relaxed) - before
+        };
+        for number in 0..2000 {
+            let name = format!("file-{number}");
+            fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &new).unwrap();
+        }
+        volume.flush_delayed(u64::MAX).unwrap();
+        assert_eq!(read_first_leaf(), 0);
+        fs.sync().unwrap();
+        assert!(read_first_leaf() > 0, "now they are there");
     }
 }

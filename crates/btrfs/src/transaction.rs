@@ -195,6 +195,12 @@ impl Live {
         committing.dirty.get(logical)
     }
 
+    /// The first transaction whose blocks are not all on the devices.
+    pub(crate) fn first_incomplete(&self) -> Generation {
+        let phases = self.phases.read();
+        phases.committing.as_ref().map_or(phases.running.id, |committing| committing.id)
+    }
+
     /// The tree `id`, whose root is looked up when it is used for the first time.
     pub(crate) fn tree(&self, volume: &Engine, id: TreeId) -> Result<Arc<Tree>> {
         if let Some(tree) = self.trees.read().get(&id) {
