@@ -84,6 +84,7 @@
 //! Two options take the mechanisms away to measure them: [`OpenOptions::delayed_items`] and
 //! [`OpenOptions::reserve_by_item`].
 
+mod backlog;
 mod flush;
 mod hold;
 mod node;
@@ -101,11 +102,12 @@ use offshoot_btrfs_format::dir::DirEntryItem;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::transaction::Handle;
 use crate::tree::Tree;
 use crate::volume::OpenOptions;
+use backlog::Backlog;
 pub(crate) use flush::FlushedBy;
 pub(crate) use hold::Hold;
 use node::{Items, Load, Node};
@@ -172,19 +174,11 @@ pub(crate) struct Delayed {
     by_item: bool,
     /// What a leaf has room for, in bytes.
     leaf: u32,
-    /// What may be queued, in bytes of memory.
-    most_bytes: u64,
-    /// What is queued, in bytes of memory. While an operation or a flush is counting it may be off, below zero even.
-    bytes: AtomicI64,
-    /// The most that it was.
-    peak_bytes: AtomicI64,
+    backlog: Backlog,
     /// The tree blocks that flushing everything makes dirty, about, in bytes.
     dirties: AtomicI64,
     /// What all nodes keep of reserved metadata, in bytes.
     held: AtomicU64,
-    /// How many flushes of nodes have ended.
-    ended: Mutex<u64>,
-    has_ended: Condvar,
 }
 
 impl Delayed {
@@ -196,13 +190,9 @@ impl Delayed {
             is_on: options.delayed_items,
             by_item: options.reserve_by_item,
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
-            most_bytes: options.dirty_bytes / 8,
-            bytes: AtomicI64::new(0),
-            peak_bytes: AtomicI64::new(0),
+            backlog: Backlog::new(options.dirty_bytes / 8),
             dirties: AtomicI64::new(0),
             held: AtomicU64::new(0),
-            ended: Mutex::new(0),
-            has_ended: Condvar::new(),
         }
     }
 
@@ -213,19 +203,12 @@ impl Delayed {
 
     /// What is queued, in bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
-        u64::try_from(self.bytes.load(Ordering::Acquire)).unwrap_or(0)
+        self.backlog.bytes()
     }
 
     /// The most that was queued at a time, in bytes of memory.
     pub(crate) fn peak_bytes(&self) -> u64 {
-        u64::try_from(self.peak_bytes.load(Ordering::Relaxed)).unwrap_or(0)
-    }
-
-    fn note_bytes(&self, more: i64) {
-        let now = self.bytes.fetch_add(more, Ordering::AcqRel) + more;
-        if now > self.peak_bytes.load(Ordering::Relaxed) {
-            self.peak_bytes.fetch_max(now, Ordering::Relaxed);
-        }
+        self.backlog.peak()
     }
 
     /// The tree blocks that flushing everything makes dirty, about, in bytes; 0 only when nothing is queued.
@@ -235,7 +218,7 @@ impl Delayed {
 
     /// What may be queued before writers flush themselves, in bytes of memory.
     pub(crate) fn most_bytes(&self) -> u64 {
-        self.most_bytes
+        self.backlog.most()
     }
 
     fn shard(&self, id: NodeId) -> &Shard {

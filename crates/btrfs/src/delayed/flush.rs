@@ -2,7 +2,7 @@
 //!
 //! | who | when | how much |
 //! |---|---|---|
-//! | the thread of the volume | more than a quarter of [`most_bytes`](Delayed::most_bytes) is queued | until an eighth is |
+//! | the thread of the volume | more than a quarter of [`most_bytes`](Delayed::most_bytes) is queued | what was more than an eighth when it began |
 //! | a writer, before it joins | more than all of it is | its share, and until no more than all is |
 //! | a writer, when its operation ends | the nodes hold much of what is left of metadata | the nodes that it changed |
 //! | who makes room | reserved metadata is wanted | until as much was given back |
@@ -81,35 +81,31 @@ impl Engine {
         if delayed.bytes() > most / 4 {
             live.pressure.press();
         }
-        while delayed.bytes() > most {
-            let ended = *delayed.ended.lock();
+        if delayed.bytes() <= most {
+            return Ok(());
+        }
+        let mut watch = delayed.backlog.watch();
+        while watch.sees_too_much() {
             let flushed = self.flush_bytes(most / SHARES, FlushedBy::Writer)?;
             live.require_whole()?;
             if flushed == 0 {
-                // Others are flushing all that there is: one of them ends after the number was read.
-                let mut now = delayed.ended.lock();
-                while *now == ended && delayed.bytes() > most {
-                    delayed.has_ended.wait(&mut now);
-                }
+                // Others are flushing all that there is, or are about to count that it is gone.
+                watch.wait();
             }
         }
         Ok(())
     }
 
-    /// Flushes until an eighth of what may be queued is, when more than a quarter of that is.
+    /// Flushes what is more than an eighth of what may be queued, when more than a quarter of that is. What others queue meanwhile is left
+    /// for the next time: however much they change, this ends.
     ///
     /// # Errors
     /// As [`flush_delayed`](Self::flush_delayed).
     pub(crate) fn ease_delayed(&self) -> Result<()> {
         let delayed = &self.live()?.delayed;
-        let most = delayed.most_bytes();
-        if delayed.bytes() <= most / 4 {
-            return Ok(());
-        }
-        while let Some(more) = delayed.bytes().checked_sub(most / 8).filter(|&more| more > 0) {
-            if self.flush_bytes(more, FlushedBy::Background)? == 0 {
-                break;
-            }
+        let (bytes, most) = (delayed.bytes(), delayed.most_bytes());
+        if bytes > most / 4 {
+            self.flush_bytes(bytes - most / 8, FlushedBy::Background)?;
         }
         Ok(())
     }
@@ -213,7 +209,7 @@ struct Flushed {
 }
 
 /// What a flush has taken out of a node. When this is dropped the flush has ended, well or not, and who waits for it is told.
-struct Frozen<'v> {
+pub(super) struct Frozen<'v> {
     delayed: &'v Delayed,
     id: NodeId,
     items: Arc<Items>,
@@ -221,7 +217,7 @@ struct Frozen<'v> {
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
-        self.delayed.end_flush();
+        self.delayed.backlog.tell();
     }
 }
 
@@ -320,7 +316,7 @@ impl Delayed {
 
     /// Takes what waits in a node to be flushed, unless that is done already, or there is nothing. The caller has a
     /// handle for as long as it has that.
-    fn freeze(&self, id: NodeId) -> Option<Frozen<'_>> {
+    pub(super) fn freeze(&self, id: NodeId) -> Option<Frozen<'_>> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id)?;
         if node.flushing.is_some() || node.active.is_empty() {
@@ -351,12 +347,6 @@ impl Delayed {
         if node.is_empty() {
             shard.remove(&id);
         }
-    }
-
-    /// A flush has ended: tells those who wait for it.
-    fn end_flush(&self) {
-        *self.ended.lock() += 1;
-        self.has_ended.notify_all();
     }
 
     /// Refuses to go on while anything is queued. The caller is alone: a commit without all items would tear operations

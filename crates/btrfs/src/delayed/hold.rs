@@ -36,7 +36,7 @@ pub(crate) struct Hold {
     pub(crate) uncopied: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Account {
     /// While an operation or a flush is counting, it may be off, below zero even.
     units: i64,
@@ -63,8 +63,12 @@ impl Hold {
         let _ = self.uncopied.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// A transaction begins, to which no block of the tree belongs.
+    /// A transaction begins, to which no block of the tree belongs. Nothing is queued.
     pub(crate) fn begin(&self, used: u64) {
+        if cfg!(debug_assertions) {
+            let account = self.account.lock();
+            assert_eq!(*account, Account::default(), "something is kept for nothing");
+        }
         self.uncopied.store(used, Ordering::Relaxed);
     }
 
@@ -128,7 +132,8 @@ impl Delayed {
         held > space.left_of_metadata().saturating_sub(space.cost(OPERATION_ITEMS))
     }
 
-    /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it.
+    /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it, and so is
+    /// what an operation counts when a flush has taken it away already.
     fn count(&self, account: &mut Account, dirties: i64, bytes: i64) {
         let is_first_or_last = (dirties == 0) != (account.dirties == 0);
         let change = dirties - account.dirties;
@@ -137,9 +142,9 @@ impl Delayed {
             account.dirties = dirties;
         }
         account.uncounted += bytes;
-        if bytes < 0 || account.uncounted >= COUNTED_BYTES {
+        if bytes < 0 || dirties == 0 || account.uncounted >= COUNTED_BYTES {
             let more = std::mem::take(&mut account.uncounted);
-            self.note_bytes(more);
+            self.backlog.note(more);
         }
     }
 }

@@ -128,12 +128,14 @@ impl Items {
         let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
         let units = if by_item { self.len() as u64 } else { hashed + self.own + shared };
         let blocks = hashed.min(self.spread.unwrap_or(u64::MAX)) + self.own + shared;
-        Load {
+        let load = Load {
             units: units.cast_signed(),
             blocks: blocks.cast_signed(),
             growth: (self.growth as u64).cast_signed(),
             bytes: (self.bytes as u64).cast_signed(),
-        }
+        };
+        debug_assert!(!self.is_empty() || load == Load::default(), "kept for nothing: {load:?}");
+        load
     }
 
     /// All hashes of the directory fill about as many leaves.
@@ -217,17 +219,21 @@ impl Items {
 
     /// The inode of `key` keeps a unit of its own, if anything of it waits.
     pub(super) fn keep_unit(&mut self, key: Key) {
-        let is_inode = matches!(key.item_type, ItemType::INODE_ITEM | ItemType::INODE_REF);
-        if is_inode && !self.is_empty() {
-            self.inodes |= 1 << (key.objectid % GROUP);
+        if self.has_inode(key) {
+            self.inodes |= bit_of(key);
         }
+    }
+
+    /// Whether `key` is that of an inode of which anything waits.
+    fn has_inode(&self, key: Key) -> bool {
+        let is_inode = matches!(key.item_type, ItemType::INODE_ITEM | ItemType::INODE_REF);
+        is_inode && self.range(all_of_inode(key.objectid)).next().is_some()
     }
 
     /// Takes the items of the inode `ino` out, if it is new.
     pub(super) fn take_inode(&mut self, ino: u64, leaf: u32) -> Option<Self> {
-        let first = Key::new(ino, ItemType::INODE_ITEM, 0);
-        self.sorted.get(&first).filter(|item| !item.in_tree)?;
-        let all = first..=Key::new(ino, ItemType::INODE_REF, u64::MAX);
+        let all = all_of_inode(ino);
+        self.sorted.get(all.start()).filter(|item| !item.in_tree)?;
         let keys: Vec<_> = self.range(all).map(|(key, _)| key).collect();
         let mut taken = Self::default();
         for key in keys {
@@ -247,8 +253,8 @@ impl Items {
             Unit::Leaf => self.remove_from_leaf(old.size()),
             unit => self.remove_own(unit),
         }
-        if key.item_type == ItemType::INODE_ITEM {
-            self.inodes &= !(1 << (key.objectid % GROUP));
+        if self.inodes & bit_of(key) != 0 && !self.has_inode(key) {
+            self.inodes &= !bit_of(key);
         }
         Some(old)
     }
@@ -287,7 +293,7 @@ impl Items {
                 self.insertions += 1;
                 self.add_to_leaf(size, leaf);
             }
-            Unit::Inode => self.inodes |= 1 << (key.objectid % GROUP),
+            Unit::Inode => self.inodes |= bit_of(key),
             Unit::Own => self.own += 1,
         }
     }
@@ -337,6 +343,16 @@ impl Items {
         all.extend(self.sorted.iter().map(|(key, pending)| (*key, pending)));
         all
     }
+}
+
+/// The bit of an inode in its group.
+fn bit_of(key: Key) -> u64 {
+    1 << (key.objectid % GROUP)
+}
+
+/// The keys of what waits of the inode `ino`.
+fn all_of_inode(ino: u64) -> RangeInclusive<Key> {
+    Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::INODE_REF, u64::MAX)
 }
 
 /// Who pays for an item of the sorted ones.

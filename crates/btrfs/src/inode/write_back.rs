@@ -271,6 +271,7 @@ fn join<'v>(
     patience: Patience,
 ) -> Result<Option<Handle<'v>>> {
     let live = volume.live()?;
+    volume.limit_delayed()?;
     if buffer.read().claim > 0 && items <= claimed_items(volume) {
         let claim = std::mem::take(&mut buffer.write().claim);
         let promise = Promise::resume(&live.space, claim);

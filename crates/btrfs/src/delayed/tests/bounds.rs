@@ -1,0 +1,163 @@
+//! How much may be queued, and who waits until that is less.
+
+use std::time::Duration;
+
+use offshoot_vfs::XattrMode;
+
+use super::units::index;
+use super::*;
+use crate::space::Claim;
+
+/// What an operation of these tests queues at most, with all that is counted beside the data.
+const OPERATION_BYTES: u64 = 3072;
+
+/// What may be queued with so many threads.
+fn backlog_bound(options: &OpenOptions, threads: u64) -> u64 {
+    options.dirty_bytes / 8 + threads * OPERATION_BYTES + 4096
+}
+
+/// One operation of any kind on the files of a directory.
+fn change_something(fs: &Filesystem, dir: FileId, random: &mut Random) -> Result<()> {
+    let name = |number| format!("file-{number}");
+    let (name, other) = (name(random.below(30)), name(random.below(30)));
+    let (here, there) = (place(dir, &name), place(dir, &other));
+    let file = fs.lookup(dir, name.as_bytes());
+    match (random.below(9), file) {
+        (0, _) | (_, Err(_)) => fs.create(here, &NEW).map(drop),
+        (1, _) => fs.unlink(here, AT),
+        (2 | 3, _) => fs.rename(here, there, AT),
+        (4, Ok(file)) => fs.link(file, there, AT),
+        (5, Ok(file)) => fs.write(file, random.below(8) << 12, &[7; 512], AT),
+        (6, Ok(file)) => {
+            let size = Some(random.below(1 << 15));
+            fs.set_attr(file, &SetAttr { size, ..SetAttr::default() }, AT)
+        }
+        (7, Ok(file)) => fs.set_xattr(file, b"user.x", &[7; 20], XattrMode::Set, AT),
+        (_, Ok(file)) => {
+            let mtime = Some(Timestamp { secs: 7, nanos: 0 });
+            fs.set_attr(file, &SetAttr { mtime, ..SetAttr::default() }, AT)
+        }
+    }
+}
+
+/// However many threads there are, and whatever they do, what is queued stays within the bound and an operation for each of
+/// them.
+#[test]
+fn the_backlog_is_bounded() {
+    const THREADS: u64 = 64;
+    let options = OpenOptions { dirty_bytes: 1 << 20, ..quiet() };
+    let fs = open(in_memory(16384), &options);
+    let seed = seed_of_run();
+    let work = |thread: u64| {
+        let mut random = Random::new(seed + thread);
+        let dir = fs.mkdir(place(fs.root(), &format!("{thread}")), &NEW).expect("a directory");
+        for _ in 0..400 {
+            match change_something(&fs, dir, &mut random) {
+                Ok(()) | Err(Error::Posix { errno: Errno::EXIST | Errno::NOENT, .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..THREADS).for_each(|thread| drop(scope.spawn(move || work(thread))));
+    });
+    let stats = fs.volume().stats();
+    assert!(stats.delayed_peak_bytes <= backlog_bound(&options, THREADS), "{stats:?}");
+    assert!(stats.flushes_by_writers > 0, "{stats:?}");
+    fs.sync().expect("a commit");
+    assert_eq!(held(&fs), 0);
+}
+
+/// Write-back queued the inode of every file that was buffered, whatever was queued already.
+#[test]
+fn write_back_has_the_same_bound() {
+    const FILES: u64 = 240;
+    let options = OpenOptions { dirty_bytes: 1 << 20, ..quiet() };
+    let fs = open(in_memory(16384), &options);
+    let files: Vec<_> = (0..FILES).map(|n| create(&fs, fs.root(), &format!("{n}"))).collect();
+    fs.sync().expect("a commit");
+    for &file in &files {
+        fs.write(file, 0, &[7; 3000], AT).expect("there is room");
+    }
+    let delayed = &fs.volume().live().expect("it is writable").delayed;
+    for number in 0.. {
+        if delayed.bytes() + OPERATION_BYTES > delayed.most_bytes() {
+            break;
+        }
+        create(&fs, fs.root(), &format!("new-{number}"));
+    }
+    fs.sync().expect("a commit");
+    let peak = fs.volume().stats().delayed_peak_bytes;
+    assert!(peak <= backlog_bound(&options, 1), "{peak} bytes");
+}
+
+/// Gives a thread that is about to wait the time to begin that.
+pub(super) fn fall_asleep() {
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+/// Who found too much queued waited for a flush to end, when all of it had been taken back and was about to be counted.
+#[test]
+fn who_waits_is_told_that_items_are_gone() {
+    let options = OpenOptions { dirty_bytes: 1 << 16, ..quiet() };
+    let fs = open(in_memory(16384), &options);
+    let volume = fs.volume();
+    let delayed = &volume.live().expect("it is writable").delayed;
+    std::thread::scope(|scope| {
+        let handle = volume.join_for(100, Claim::Work).expect("there is room");
+        let tree = handle.tree(TreeId::FS).expect("it is there");
+        let mut queue = handle.queue(&tree, 100).expect("enough is reserved");
+        (0..100).for_each(|at| queue.put(index(at), [0; 75], false));
+        queue.settle();
+        assert!(delayed.bytes() > delayed.most_bytes());
+        (0..100).for_each(|at| queue.remove(index(at)));
+        let waiter = scope.spawn(|| volume.limit_delayed());
+        while delayed.backlog.waiting() == 0 {
+            std::thread::yield_now();
+        }
+        fall_asleep();
+        drop(queue);
+        drop(handle);
+        waiter.join().expect("no panic").expect("nothing is left to be flushed");
+    });
+    assert_eq!((delayed.bytes(), delayed.dirties()), (0, 0));
+}
+
+/// Beside threads that queue more all the time the thread of the volume flushed on and on, and no commit was made when it
+/// was time.
+#[test]
+fn easing_leaves_what_comes_later() {
+    const WRITERS: u64 = 4;
+    let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
+    let fs = open(in_memory(16384), &options);
+    let done = AtomicBool::new(false);
+    let most_bytes = fs.volume().live().expect("it is writable").delayed.most_bytes();
+    std::thread::scope(|scope| {
+        let (fs, done) = (&fs, &done);
+        for thread in 0..WRITERS {
+            let dir = fs.mkdir(place(fs.root(), &format!("{thread}")), &NEW).expect("a directory");
+            scope.spawn(move || {
+                for number in 0.. {
+                    create(fs, dir, &format!("{number}"));
+                    if done.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+            });
+        }
+        let delayed = &fs.volume().live().expect("it is writable").delayed;
+        for _ in 0..20 {
+            while delayed.bytes() <= most_bytes / 2 {
+                std::thread::yield_now();
+            }
+            let before = fs.volume().stats().flushes_in_background;
+            let nodes: usize = delayed.shards.iter().map(|shard| shard.read().len()).sum();
+            fs.volume().ease_delayed().expect("a flush");
+            let flushed = fs.volume().stats().flushes_in_background - before;
+            // Nodes that came between the count and the flush.
+            let most = nodes as u64 + 2 * WRITERS;
+            assert!(flushed <= most, "{flushed} nodes were flushed, and there were {nodes}");
+        }
+        done.store(true, Ordering::Release);
+    });
+}

@@ -1,0 +1,75 @@
+//! Delayed items where there is little room.
+
+use super::*;
+use crate::test_volumes::in_memory_of;
+
+/// Makes files in a few directories of a small volume until there is no space, and removes them: how many there were, and how
+/// many commits made room for them.
+fn fill_and_empty(options: &OpenOptions) -> (u64, u64) {
+    let fs = open(in_memory_of(16384, 128 << 20), options);
+    let name = |number: u64| format!("directory-{number}");
+    let make_dir = |number| fs.mkdir(place(fs.root(), &name(number)), &NEW).expect("a directory");
+    let dirs: Vec<_> = (0..4).map(make_dir).collect();
+    let mut files = 0;
+    for (number, &dir) in (0..).zip(dirs.iter().cycle()) {
+        match fs.create(place(dir, &format!("file-{number}")), &NEW) {
+            Ok(_) => files += 1,
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC);
+                break;
+            }
+        }
+    }
+    for (number, &dir) in (0..files).zip(dirs.iter().cycle()) {
+        fs.unlink(place(dir, &format!("file-{number}")), AT).expect("removing always works");
+    }
+    fs.sync().expect("a commit");
+    let held = &fs.volume().live().expect("it is writable").delayed.held;
+    assert_eq!(held.load(Ordering::Relaxed), 0, "all came to the tree");
+    (files, fs.volume().stats().commits_for_space)
+}
+
+/// What a few dozen queued files held was all that was left of a full volume: each further file waited for a flush and a commit,
+/// of which there were five times as many as without delayed items.
+#[test]
+fn a_full_volume_takes_few_more_commits_than_without_delayed_items() {
+    let (files, commits) = fill_and_empty(&quiet());
+    let without = OpenOptions { delayed_items: false, ..quiet() };
+    let (files_without, commits_without) = fill_and_empty(&without);
+    assert!(files >= files_without / 10 * 9, "{files} files, and {files_without}");
+    assert!(commits <= 2 * commits_without, "{commits} commits, and {commits_without}");
+}
+
+/// Makes files until so much is held for them that a chunk should be allocated.
+fn make_until_chunk_is_needed(fs: &Filesystem) {
+    let space = &fs.volume().live().expect("it is writable").space;
+    let first = fs.volume().stats().delayed_queued;
+    let names = (first..).map(|number| format!("file-{number}"));
+    for name in names.take_while(|_| !space.needs_chunk()) {
+        create(fs, fs.root(), &name);
+    }
+}
+
+/// Where most of the devices belongs to no chunk, one is allocated before anybody waits, nothing is flushed for want of room, and the commit
+/// lets the chunk be. It was allocated by who waited, removed by the next commit and allocated again.
+#[test]
+fn a_chunk_comes_before_anybody_waits_and_stays() {
+    let by_item = OpenOptions { reserve_by_item: true, ..quiet() };
+    let fs = open(in_memory(16384), &by_item);
+    let chunks = || fs.volume().chunks().count();
+    create(&fs, fs.root(), "first");
+    let waited = || fs.volume().space_stats().tickets_granted;
+    let (before, waited_before) = (chunks(), waited());
+    for round in 1..=2 {
+        make_until_chunk_is_needed(&fs);
+        fs.volume().make_room_ahead().expect("a chunk");
+        assert_eq!(chunks(), before + round, "one more");
+        let states = fs.volume().space_stats().flushes;
+        let ahead: Vec<_> = states.iter().map(|flush| flush.entered_ahead).collect();
+        assert_eq!(ahead, [0, 0, 0, round as u64, 0]);
+    }
+    fs.sync().expect("a commit");
+    assert_eq!(chunks(), before + 2, "they are needed again");
+    assert_eq!(waited(), waited_before);
+    assert_eq!(fs.volume().stats().flushes_by_writers, 0);
+}

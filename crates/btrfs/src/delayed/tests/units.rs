@@ -1,0 +1,151 @@
+//! What is reserved for items: by the leaf, and nothing when nothing is queued.
+
+use super::super::node::{Items, Load, Releases};
+use super::*;
+use crate::space::OPERATION_ITEMS;
+
+pub(super) fn index(offset: u64) -> Key {
+    Key::new(257, ItemType::DIR_INDEX, offset)
+}
+
+#[test]
+fn new_indexes_are_paid_by_the_leaf() {
+    // Ten items of a hundred bytes, headers included, fill a leaf.
+    let mut items = Items::default();
+    let units = |items: &Items| items.load(false).units;
+    for number in 0..30 {
+        items.put(index(number), [0; 75], false, 1000);
+        assert_eq!(units(&items), i64::try_from(number).unwrap() / 10 + 1, "{number}");
+        assert_eq!(items.load(true).units, i64::try_from(number).unwrap() + 1);
+    }
+    // Which leaf they were counted to is not known any more.
+    for number in 0..29 {
+        assert!(items.remove(index(number)), "it never came to the tree");
+        assert_eq!(units(&items), 3);
+    }
+    assert!(items.remove(index(29)));
+    assert_eq!(items.load(false), Load::default());
+    // With one leaf, what goes leaves room.
+    for number in 0..100 {
+        items.put(index(number), [0; 75], false, 1000);
+        assert!(items.remove(index(number)));
+        items.put(index(1000 + number % 5), [0; 75], false, 1000);
+        assert_eq!(units(&items), 1, "{number}");
+    }
+}
+
+#[test]
+fn what_the_tree_has_is_paid_one_by_one() {
+    let mut items = Items::default();
+    for number in 0..10 {
+        assert!(!items.remove(index(number)), "the tree has it");
+    }
+    assert_eq!(items.load(false).units, 10);
+    let inode = Key::new(257, ItemType::INODE_ITEM, 0);
+    for _ in 0..100 {
+        items.put(inode, [0; 160], true, 1000);
+    }
+    assert_eq!(items.load(false).units, 11, "one inode, however often it changes");
+    let new = Key::new(258, ItemType::INODE_ITEM, 0);
+    items.put(new, [0; 160], false, 1000);
+    assert_eq!(items.load(false).units, 12, "a leaf");
+    items.put(new, [1; 160], false, 1000);
+    assert_eq!(items.load(false).units, 13, "other items may be beside it");
+    assert!(items.remove(new));
+    assert_eq!(items.load(false).units, 11);
+}
+
+/// A flush had taken an inode away between the look at it and the unit for it, and the unit stayed with what others
+/// had queued: when that was taken back nothing was queued, and an idle volume was committed every time as if something were.
+#[test]
+fn units_go_with_their_items() {
+    let inode = |ino| Key::new(ino, ItemType::INODE_ITEM, 0);
+    let (here, gone) = (inode(258), inode(259));
+    let mut items = Items::default();
+    items.put(here, [0; 160], false, 1000);
+    items.keep_unit(gone);
+    assert_eq!(items.load(false).units, 1, "nothing waits of the other one");
+    items.keep_unit(here);
+    assert_eq!(items.load(false).units, 2);
+    assert!(items.remove(here), "it never came to the tree");
+    assert_eq!(items.load(false), Load::default());
+}
+
+/// Items that are changed at random keep nothing when none is left, and give back what they kept when they are flushed.
+#[test]
+fn what_items_keep_is_given_back() {
+    let mut random = Random::new(seed_of_run());
+    for by_item in [false, true] {
+        for _ in 0..2000 {
+            let mut items = Items::default();
+            let few = 1 + random.below(4);
+            for _ in 0..random.below(40) {
+                let ino = 256 + random.below(few);
+                let (item_type, offset) = match random.below(3) {
+                    0 => (ItemType::INODE_ITEM, 0),
+                    _ => (ItemType::INODE_REF, random.below(few)),
+                };
+                let key = Key::new(ino, item_type, offset);
+                let size = usize::try_from(random.below(300)).expect("it is small");
+                match random.below(10) {
+                    0..5 => items.put(key, vec![0; size], random.below(2) == 0, 1000),
+                    5..8 => drop(items.remove(key)),
+                    8 => items.keep_unit(key),
+                    _ => drop(items.take_inode(ino, 1000)),
+                }
+                assert!(!items.is_empty() || items.load(by_item) == Load::default());
+            }
+            let all = items.load(by_item);
+            let sorted = items.in_order(256);
+            let mut left = Releases::new(&items, by_item, 1000);
+            let mut given = Load::default();
+            for batch in sorted.chunks(3) {
+                given += left.after(batch);
+            }
+            given += left.rest();
+            assert_eq!(given, all);
+        }
+    }
+}
+
+/// The most metadata that is held for files in one new directory, and what one item costs: in bytes, from the counters.
+fn held_for(files: u64, options: &OpenOptions) -> (u64, u64) {
+    let fs = open(in_memory(16384), options);
+    let dir = fs.mkdir(place(fs.root(), "dir"), &NEW).expect("a directory");
+    for number in 0..files {
+        create(&fs, dir, &format!("file-{number:06}"));
+    }
+    let stats = fs.volume().stats();
+    assert_eq!((stats.commits, stats.flushes_by_writers), (0, 0), "all of them waited");
+    assert!(held(&fs) <= stats.metadata_reserved_peak);
+    let unit = fs.volume().live().expect("it is writable").space.item_cost();
+    fs.sync().expect("a commit");
+    assert_eq!(held(&fs), 0);
+    assert_eq!(names(&fs, dir).len() as u64, files);
+    (stats.metadata_reserved_peak, unit)
+}
+
+/// The peak of metadata held for creates in one directory grows by the leaf, not by the item.
+#[test]
+fn metadata_is_held_by_the_leaf() {
+    const FEW: u64 = 1000;
+    const MANY: u64 = 10_000;
+    // About 300 bytes of items a file, of which a leaf of 16 KiB has 50.
+    let leaves = |files| files * 300 / 16384 + 1;
+    let (few, unit) = held_for(FEW, &quiet());
+    let (many, _) = held_for(MANY, &quiet());
+    for (files, held) in [(FEW, few), (MANY, many)] {
+        // Beside the leaves there is what the operation under way reserved, and what changes once: the directory, roots.
+        let most = leaves(files) + OPERATION_ITEMS + 16;
+        assert!(held < most * unit, "{held} bytes for {files} files, {unit} for an item");
+    }
+    assert!(many > few, "it grows");
+    assert!(many - few <= leaves(MANY - FEW) * unit, "from {few} to {many}, {unit} for an item");
+    // An entry by hash, one by index, an inode and its name.
+    let (by_item, unit) = held_for(FEW, &OpenOptions { reserve_by_item: true, ..quiet() });
+    assert!(
+        by_item >= 4 * FEW * unit,
+        "{by_item} bytes where each item has its own unit of {unit}"
+    );
+    assert!(by_item > 10 * many, "{by_item} bytes by item, and {many} for ten times as many files");
+}
