@@ -70,13 +70,20 @@
 //! where a chunk is a cheap way to more room (`space/reclaim`). So the fuller a volume is, the less waits, and at last nobody
 //! has to wait in line for what others could flush.
 //!
-//! | operation | items it queues |
-//! |---|---|
-//! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM, an INODE_REF, the directory's inode; the target goes to the tree at once |
-//! | link | a DIR_ITEM, a DIR_INDEX, an INODE_REF, two inodes |
-//! | unlink, rmdir | the same, removed; the inode changes, or goes with its last name |
-//! | rename | two DIR_ITEMs, a new and a removed DIR_INDEX, two INODE_REFs, three inodes |
-//! | the same, replacing | besides a removed DIR_INDEX, INODE_REF and inode |
+//! What operations reserve, in units (`space::reserve`, `inode::rename`):
+//!
+//! | operation | items it queues | places it changes at once | reserves |
+//! |---|---|---|---|
+//! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM, an INODE_REF, the directory's inode: 5 | the target or a property, and the new inode, which is flushed before: 2 | 9 |
+//! | link | a DIR_ITEM, a DIR_INDEX, an INODE_REF, two inodes: 5 | | 9 |
+//! | unlink, rmdir | the same, removed; the inode changes, or goes with its last name: 5 | two leaves of the inode's items, or an orphan item: 2 | 7 |
+//! | rename | two DIR_ITEMs, a new and a removed DIR_INDEX, two INODE_REFs, three inodes: 9 | | 9 |
+//! | the same, replacing | besides a removed DIR_INDEX, INODE_REF and inode: 12 | two leaves of the replaced inode's items, or an orphan item: 2 | 14 |
+//! | an attribute | the inode: 1 | its item, and the inode when it is new: 2 | 9, or 7 to remove it |
+//! | a part of a file that goes in steps | the inode, two names: 3 | two leaves of its items: 2 | 7 |
+//!
+//! A name for which there is no room beside the others goes to the tree at once, as INODE_EXTREF, and counts as the INODE_REF that it
+//! would be.
 //!
 //! Replaying a log, when there is one, joins without a reservation: then nodes keep none either, because what a log
 //! holds was reserved for before the crash.

@@ -26,6 +26,8 @@ mod in_use;
 mod names;
 pub(crate) mod rename;
 pub(crate) mod subvolume;
+#[cfg(test)]
+mod tests;
 pub(crate) mod unlink;
 pub(crate) mod write;
 pub(crate) mod write_back;
@@ -224,11 +226,30 @@ fn entry_type(value: u8) -> Result<FileType> {
     })
 }
 
-/// Where the directory `dir`, which is not the root of a subvolume, stands.
+/// Where the directory `dir`, which is not the root of a subvolume, stands. The caller must hold no lock of an inode.
 ///
 /// # Errors
-/// When it has no name or several: both are damage, in a directory.
+/// `ENOENT` when it was removed. When it has no name or several: both are damage, in a directory.
 pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
+    let mut found = parents(volume, dir)?;
+    if found.len() != 1 {
+        // While it moves, who looks without a lock may see it in both places, or in none.
+        let _lock = volume.inodes.lock(&[dir]);
+        found = parents(volume, dir)?;
+        if found.is_empty() && inode_item(volume, tree_of(volume, dir)?, dir)?.nlink.get() == 0 {
+            return Err(no_such_file(dir));
+        }
+    }
+    let count = found.len();
+    match found.pop() {
+        Some(parent) if count == 1 => Ok(parent),
+        Some(_) => Err(Error::corrupt("inode ref", "a directory with several names")),
+        None => Err(Error::corrupt("inode ref", "a directory without a name")),
+    }
+}
+
+/// Where the directory `dir` stands, as its names say: the first two.
+fn parents(volume: &Engine, dir: FileId) -> Result<Vec<Parent>> {
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
     let mut parents = Vec::with_capacity(1);
@@ -251,12 +272,7 @@ pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
         let is_enough = parents.len() > 1;
         Ok(if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
-    let count = parents.len();
-    match parents.pop() {
-        Some(parent) if count == 1 => Ok(parent),
-        Some(_) => Err(Error::corrupt("inode ref", "a directory with several names")),
-        None => Err(Error::corrupt("inode ref", "a directory without a name")),
-    }
+    Ok(parents)
 }
 
 /// Calls `visit` with name and value of every extended attribute of `file` until it breaks.

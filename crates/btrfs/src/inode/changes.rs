@@ -168,13 +168,16 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.handle.flush_inode(&self.tree, file.ino)
     }
 
-    /// The inode goes with all its items, which are these.
-    pub(super) fn remove_inode(&mut self, mut all: Batch) {
+    /// The inode goes with all its items, if these are all that the operation does not remove itself, and few; whether
+    /// that is so.
+    pub(super) fn remove_inode(&mut self, mut all: Batch) -> bool {
         let is_removed =
             |key: Key| self.items.iter().any(|item| item.key == key && item.new.is_none());
         all.leave_out(is_removed);
+        let is_whole = all.is_whole();
         debug_assert!(self.removed.is_none(), "an operation removes one inode");
-        self.removed = Some(all);
+        self.removed = Some(all).filter(|_| is_whole);
+        is_whole
     }
 
     /// Makes the inode `ino`, whose number was never used.

@@ -25,6 +25,10 @@ use crate::volume::Engine;
 /// they take no more than a leaf, so that a batch changes few blocks: what an operation reserves is enough.
 const BATCH: usize = 64;
 
+/// Names that are queued of an inode that is removed: it has none, but for a damaged one that counts fewer than it has. They
+/// go this many at a time.
+const QUEUED: usize = 2;
+
 /// The key of the orphan item of the inode `ino`.
 pub(super) fn orphan_key(ino: u64) -> Key {
     Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, ino)
@@ -35,7 +39,7 @@ pub(super) struct Batch {
     file: FileId,
     /// In the tree.
     keys: Vec<Key>,
-    /// Queued, and not to be removed yet.
+    /// Names that are queued.
     queued: Vec<Key>,
     extents: Vec<(Key, Held)>,
     /// What the inode counts as its data.
@@ -87,12 +91,12 @@ impl Batch {
         self.file.ino
     }
 
-    /// Whether these are all items.
+    /// Whether these are all items, and all of them can go at once.
     pub(super) fn is_whole(&self) -> bool {
-        !self.has_more
+        !self.has_more && self.queued.is_empty()
     }
 
-    /// Leaves out items of which something else was made.
+    /// Leaves out items that go in another way.
     pub(super) fn leave_out(&mut self, is_out: impl Fn(Key) -> bool) {
         self.keys.retain(|&key| !is_out(key));
         self.queued.retain(|&key| !is_out(key));
@@ -136,10 +140,7 @@ impl Batch {
             if !handle.delays_items() {
                 return handle.change(tree.id, |tree| tree.remove(inode).map(drop));
             }
-            let mut queue = handle.queue(tree, self.queued.len() + 1)?;
-            for &key in &self.queued {
-                queue.remove(key);
-            }
+            let mut queue = handle.queue(tree, 1)?;
             queue.remove(inode);
             queue.finish()
         })?;
@@ -165,6 +166,9 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
         changes.adjust_inode(file, |item| {
             item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
         })?;
+        for &key in batch.queued.iter().take(QUEUED) {
+            changes.remove(key)?;
+        }
         handle.whole(|| {
             batch.remove(&handle)?;
             changes.apply()

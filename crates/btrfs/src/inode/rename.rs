@@ -14,8 +14,8 @@ use crate::space::{Claim, OPERATION_ITEMS};
 use crate::volume::Engine;
 
 /// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
-/// reference, its inode and its orphan item.
-const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 4;
+/// reference, its inode, and two leaves of its items or its orphan item.
+const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 5;
 
 /// The files that the two names of a move lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -147,8 +147,7 @@ impl Changes<'_, '_> {
         self.volume().inodes.forget_directory(file);
         if opens == 0 {
             let all = evict::Batch::read(self.volume(), file)?;
-            if all.is_whole() {
-                self.remove_inode(all);
+            if self.remove_inode(all) {
                 return Ok(Rest::Nothing);
             }
         }

@@ -1,0 +1,86 @@
+//! What once went wrong with names, on volumes in memory.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use zerocopy::IntoBytes;
+
+use crate::test_volumes::in_memory;
+use crate::{Filesystem, OpenOptions, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+
+fn open() -> Filesystem {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![in_memory(16384)], &options).expect("it opens");
+    volume.filesystem(TreeId::FS).expect("every volume has one")
+}
+
+fn place(dir: FileId, name: &str) -> Place<'_> {
+    Place { dir, name: name.as_bytes() }
+}
+
+/// A directory that was moved at that moment was seen in both places or in none, and called corrupt.
+#[test]
+fn a_directory_that_moves_stands_somewhere() {
+    let fs = open();
+    let mkdir = |dir, name| fs.mkdir(place(dir, name), &NEW).expect("a directory");
+    let ends = [mkdir(fs.root(), "first"), mkdir(fs.root(), "second")];
+    let moved = mkdir(ends[0], "moved");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (fs, done) = (&fs, &done);
+        scope.spawn(move || {
+            for round in 0..4000 {
+                let (from, to) = (ends[round % 2], ends[(round + 1) % 2]);
+                fs.rename(place(from, "moved"), place(to, "moved"), AT).expect("nothing is there");
+                if round % 100 == 0 {
+                    fs.sync().expect("a commit");
+                }
+            }
+            done.store(true, Ordering::Release);
+        });
+        while !done.load(Ordering::Acquire) {
+            let parent = fs.parent(moved).expect("it stands somewhere").expect("no root");
+            assert!(ends.contains(&parent.dir) && parent.name == b"moved");
+        }
+    });
+    let at = fs.parent(moved).expect("it stands somewhere").expect("no root").dir;
+    fs.open(moved).expect("it is there");
+    fs.rmdir(place(at, "moved"), AT).expect("it is empty");
+    assert_eq!(fs.parent(moved).expect_err("it was removed").errno(), Errno::NOENT);
+}
+
+/// An inode that counts one name and has many went with the first that was removed, and less was reserved than those that
+/// were queued take.
+#[test]
+fn a_file_that_counts_too_few_names_is_removed() {
+    const NAMES: usize = 20;
+    let fs = open();
+    let mkdir = |name: String| fs.mkdir(place(fs.root(), &name), &NEW).expect("a directory");
+    let dirs: Vec<_> = (0..2 * NAMES).map(|number| mkdir(format!("{number}"))).collect();
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("there is room");
+    for &dir in &dirs[..NAMES] {
+        fs.link(file, place(dir, "file"), AT).expect("there is room");
+    }
+    fs.sync().expect("a commit");
+    let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
+    let count_one = |data: Option<&[u8]>| {
+        let mut item = *InodeItem::view(data.expect("it is there")).expect("an inode item");
+        item.nlink = 1.into();
+        Ok(item.as_bytes().to_vec())
+    };
+    let handle = fs.volume().join().expect("there is room");
+    handle.change(TreeId::FS, |tree| tree.modify(key, 0, count_one)).expect("it is there");
+    drop(handle);
+    for (&from, &to) in dirs.iter().zip(&dirs[NAMES..]) {
+        fs.rename(place(from, "file"), place(to, "file"), AT).expect("nothing is there");
+    }
+    fs.unlink(place(fs.root(), "file"), AT).expect("it is there");
+    assert_eq!(fs.attr(file).expect_err("it is gone").errno(), Errno::NOENT);
+    fs.sync().expect("a commit");
+    fs.create(place(fs.root(), "later"), &NEW).expect("there is room");
+}
