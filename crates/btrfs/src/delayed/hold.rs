@@ -77,6 +77,12 @@ impl Hold {
     pub(crate) fn held(&self) -> u64 {
         self.account.lock().held
     }
+
+    /// How many units the items have kept.
+    #[cfg(test)]
+    pub(crate) fn units(&self) -> i64 {
+        self.account.lock().units
+    }
 }
 
 impl Delayed {

@@ -94,6 +94,34 @@ fn a_file_made_and_removed_leaves_nothing_to_write() {
     assert_eq!(held(&fs), 0);
 }
 
+/// What is adjacent goes into a leaf together and out of it together: a way down for each leaf, none for each item.
+#[test]
+fn adjacent_items_go_by_the_leaf() {
+    const FILES: u64 = 5000;
+    let fs = open(in_memory(16384), &quiet());
+    let flush = || fs.volume().flush_delayed(u64::MAX).map(drop).expect("a flush");
+    let name = |number| format!("file-{number:06}");
+    let made = counted(&fs, || {
+        for number in 0..FILES {
+            create(&fs, fs.root(), &name(number));
+        }
+        flush();
+    });
+    // About 300 bytes of items a file, in leaves that may be half full.
+    let leaves = FILES * 300 / 16384 * 2;
+    assert_eq!((made.items_inserted_in_batches, made.items_inserted_singly), (4 * FILES, 0));
+    assert!(made.batches <= leaves, "{} batches", made.batches);
+    fs.sync().expect("a commit");
+    let removed = counted(&fs, || {
+        let remove = |number| fs.unlink(place(fs.root(), &name(number)), AT).expect("it is there");
+        (0..FILES).for_each(remove);
+        flush();
+    });
+    assert_eq!(removed.items_removed_in_batches, 4 * FILES);
+    // A leaf that loses much may become one with its neighbour, and be met again there.
+    assert!(removed.batches <= 2 * leaves, "{} batches", removed.batches);
+}
+
 #[test]
 fn an_inode_that_changes_often_is_written_once() {
     let fs = open(in_memory(16384), &quiet());

@@ -108,6 +108,40 @@ fn what_items_keep_is_given_back() {
     }
 }
 
+/// What each operation keeps, and what it gives back of what others kept.
+#[test]
+fn operations_keep_what_their_items_need() {
+    let fs = open(in_memory(16384), &quiet());
+    let mkdir = |name| fs.mkdir(place(fs.root(), name), &NEW).expect("a directory");
+    let (one, two) = (mkdir("one"), mkdir("two"));
+    let old = create(&fs, one, "old");
+    fs.sync().expect("a commit");
+    let live = fs.volume().live().expect("it is writable");
+    let tree = live.tree(fs.volume(), TreeId::FS).expect("it is there");
+    let keeps = |units, what| assert_eq!(tree.hold.units(), units, "{what}");
+    let moves = |from, to| fs.rename(from, to, AT).expect("it is there");
+    let unlink = |name| fs.unlink(place(one, name), AT).expect("it is there");
+    keeps(0, "nothing is queued");
+    create(&fs, one, "first");
+    keeps(4, "a hash, the directory, a leaf of indexes, a leaf of inodes and names");
+    create(&fs, one, "second");
+    keeps(5, "one more hash");
+    fs.link(old, place(one, "linked"), AT).expect("there is room");
+    keeps(7, "a hash, and an inode that the tree has");
+    moves(place(one, "first"), place(one, "moved"));
+    keeps(8, "a hash for a hash, and a new inode that has changed");
+    moves(place(one, "second"), place(two, "moved"));
+    keeps(11, "the same, and a directory with a leaf of indexes");
+    unlink("moved");
+    keeps(9, "without a hash and a new inode");
+    unlink("old");
+    keeps(11, "a hash and an index that the tree has");
+    unlink("linked");
+    keeps(10, "without a hash and the leaf of indexes, but with a name that the tree has");
+    fs.volume().flush_delayed(u64::MAX).expect("a flush");
+    keeps(0, "nothing is queued");
+}
+
 /// The most metadata that is held for files in one new directory, and what one item costs: in bytes, from the counters.
 fn held_for(files: u64, options: &OpenOptions) -> (u64, u64) {
     let fs = open(in_memory(16384), options);
