@@ -67,9 +67,10 @@ impl Engine {
             live.delayed.require_empty()?;
             // Checksums of data that files gave up go now, and what came and went is free again.
             live.epoch.fetch_add(1, Ordering::AcqRel);
-            alone().finish()
+            let superblock = alone().finish()?;
+            live.begin_next(transaction.clone());
+            Ok(superblock)
         })?;
-        live.begin_next(transaction.clone());
         drop(gate);
         live.whole(|| {
             self.write_out(&transaction, &superblock)?;
