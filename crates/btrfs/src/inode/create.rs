@@ -13,7 +13,12 @@ use super::changes::{Changes, timespec};
 use super::entries::{Target, require_name};
 use super::subvolume::writable;
 use super::xattr;
+use crate::space::Claim;
 use crate::volume::Engine;
+
+/// Items that making a file changes at most: a directory item, an index and the inode of the directory; the inode, its name, and the target
+/// of a link or how data is compressed.
+const NEW_ITEMS: u64 = 6;
 
 /// The extended attribute that says how a file is compressed. New files have that of their directory.
 const COMPRESSION: &[u8] = b"btrfs.compression";
@@ -102,7 +107,7 @@ pub(crate) fn make(
     kind.require_valid(volume)?;
     let subvolume = writable(volume, place.dir)?;
     let _locks = volume.inodes.lock(&[place.dir]);
-    let handle = volume.join()?;
+    let handle = volume.join_for(NEW_ITEMS, Claim::Work)?;
     let mut changes = Changes::new(&handle, place.dir)?;
     let dir = changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
