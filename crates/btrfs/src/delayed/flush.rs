@@ -242,15 +242,18 @@ impl Flush<'_, '_> {
         let mut left = Releases::new(items, delayed.by_item, delayed.leaf);
         let mut released = 0;
         let mut rest = &sorted[..];
-        while !rest.is_empty() {
+        loop {
             let batch;
             (batch, rest) = rest.split_at(fill(rest, BATCH_LEAVES * delayed.leaf as usize));
             self.apply(batch)?;
-            released += self.give_back(left.after(batch));
+            let mut load = left.after(batch);
+            if rest.is_empty() {
+                load += left.rest();
+                released += self.give_back(load);
+                return Ok(Flushed { bytes: u64::try_from(load.bytes).unwrap_or(0), released });
+            }
+            released += self.give_back(load);
         }
-        let load = left.rest();
-        released += self.give_back(load);
-        Ok(Flushed { bytes: u64::try_from(load.bytes).unwrap_or(0), released })
     }
 
     /// Puts a batch into the tree.

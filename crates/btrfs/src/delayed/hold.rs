@@ -95,7 +95,23 @@ impl Delayed {
         more: Load,
         handle: Option<&Handle<'_>>,
     ) -> u64 {
-        let mut account = tree.hold.account.lock();
+        let less = self.recount(&mut tree.hold.account.lock(), tree, space, more, handle);
+        // Who waits for it is served without the account being locked.
+        if less > 0 {
+            Reservation::give_up(space, Purpose::Metadata, less);
+        }
+        less
+    }
+
+    /// Counts that there is more, and says how many bytes of reserved metadata that gives back.
+    fn recount(
+        &self,
+        account: &mut Account,
+        tree: &Tree,
+        space: &Space,
+        more: Load,
+        handle: Option<&Handle<'_>>,
+    ) -> u64 {
         account.units += more.units;
         account.blocks += more.blocks;
         account.growth += more.growth;
@@ -116,8 +132,7 @@ impl Delayed {
             };
             account.held += handle.map_or(0, pay);
             self.held.fetch_add(account.held - before, Ordering::Relaxed);
-        } else {
-            drop(Reservation::resume(space, Purpose::Metadata, account.held - wanted));
+        } else if wanted < before {
             account.held = wanted;
             self.held.fetch_sub(before - wanted, Ordering::Relaxed);
         }
@@ -128,7 +143,7 @@ impl Delayed {
             let copies = positive(account.blocks).saturating_mul(node_size).min(uncopied);
             (copies + growth * 3 / 2).max(1)
         };
-        self.count(&mut account, dirties.cast_signed(), more.bytes);
+        self.count(account, dirties.cast_signed(), more.bytes);
         before.saturating_sub(account.held)
     }
 

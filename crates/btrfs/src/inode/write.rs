@@ -72,6 +72,8 @@ pub(crate) fn write(
         from = to;
         if write_back::is_over_limit(volume)? {
             write_back::write_back(volume, file, Patience::Waits)?;
+        } else {
+            write_back::keep_room(volume, file)?;
         }
     }
     Ok(())
@@ -137,25 +139,36 @@ struct Room<'v> {
 
 impl<'v> Room<'v> {
     fn reserve(volume: &'v Engine, file: FileId, range: &Range<u64>) -> Result<Self> {
-        loop {
-            let buffer = volume.buffers.get(file);
-            let gaps = buffer.as_ref().map_or(vec![range.clone()], |b| b.read().gaps(range));
+        with_room(volume, file, |buffer| {
+            let gaps = buffer.map_or(vec![range.clone()], |b| b.read().gaps(range));
             let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
             if bytes == 0 {
                 return Ok(Self { gaps, data: None, claim: None });
             }
-            let claim = write_back::claim(volume, buffer.as_ref(), gaps.len())?;
-            match volume.reserve_data(bytes) {
-                Ok(data) => return Ok(Self { gaps, data: Some(data), claim: Some(claim) }),
-                // What the buffered data replaces becomes free when that is written back.
-                Err(Error::Posix { errno: Errno::NOSPC, .. })
-                    if buffer.is_some_and(|buffer| !buffer.read().is_empty()) =>
-                {
-                    drop(claim);
-                    write_back::write_back(volume, file, Patience::Waits)?;
-                }
-                Err(e) => return Err(e),
+            let claim = write_back::claim(volume, buffer, gaps.len())?;
+            let data = volume.reserve_data(bytes)?;
+            Ok(Self { gaps, data: Some(data), claim: Some(claim) })
+        })
+    }
+}
+
+/// Reserves something for `file`, whose lock is held and of which this is buffered. When there is no room, what is buffered is written
+/// back and it is tried once more: what was promised for that, and what it replaces, may be enough.
+fn with_room<T>(
+    volume: &Engine,
+    file: FileId,
+    reserve: impl Fn(Option<&FileBuffer>) -> Result<T>,
+) -> Result<T> {
+    loop {
+        let buffer = volume.buffers.get(file);
+        match reserve(buffer.as_ref()) {
+            Err(error)
+                if error.errno() == Errno::NOSPC
+                    && buffer.is_some_and(|buffer| !buffer.read().is_empty()) =>
+            {
+                write_back::write_back(volume, file, Patience::Waits)?;
             }
+            outcome => return outcome,
         }
     }
 }
@@ -224,7 +237,7 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
 fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
-    let claim = write_back::claim(volume, volume.buffers.get(file).as_ref(), 0)?;
+    let claim = with_room(volume, file, |buffer| write_back::claim(volume, buffer, 0))?;
     let buffer = volume.buffers.get_or_add(file, old, at);
     claim.keep(&buffer);
     buffer.write().written(size, at);

@@ -3,7 +3,7 @@
 //! Whoever writes back a file holds its lock, so nobody writes it meanwhile. It is done when the volume is synced, which
 //! it does by itself every so often; when half of [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are
 //! buffered, by the thread of the volume, and at all of it by whoever writes; when a file takes the place of another;
-//! and when somebody needs room.
+//! when more is promised than is left for others; and when somebody needs room.
 //!
 //! Each step puts one run of sectors in its place under one handle: a crash finds it there with its
 //! checksums and the length that goes with it, or not at all.
@@ -101,7 +101,7 @@ fn claimed_items(volume: &Engine) -> u64 {
 /// Gives up what was reserved for data that is not buffered any more.
 pub(super) fn release_data(volume: &Engine, bytes: u64) {
     if let Some(live) = volume.live_part() {
-        drop(Reservation::resume(&live.space, Purpose::Data, bytes));
+        Reservation::give_up(&live.space, Purpose::Data, bytes);
     }
 }
 
@@ -132,6 +132,19 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
         live.pressure.press();
     }
     if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
+}
+
+/// Where more is promised than is left for others, and no chunk comes, writes back `file`, whose lock is held: what was promised for it comes back,
+/// and nobody waits for that. The thread of the volume does it for files that are not written any more.
+pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
+    let live = volume.live()?;
+    if live.space.is_tight() && !live.space.is_roomy() {
+        write_back(volume, file, Patience::Tries)?;
+    }
+    if live.space.is_tight() {
+        live.pressure.press();
+    }
+    Ok(())
 }
 
 /// Writes back until half of what may be buffered is. What cannot be written back stays: its own sync tells why.

@@ -42,14 +42,23 @@ pub(super) struct Ledger {
     next_chunk: AtomicU64,
     /// The most that was ever spoken for.
     peak: AtomicU64,
+    /// The most of that which was reserved.
+    reserved_peak: AtomicU64,
     line: Mutex<Line>,
     /// How many are in the line, to be looked at without its lock.
     waiting: AtomicUsize,
-    /// How many [`Reservation`]s there are.
-    under_way: AtomicUsize,
-    /// Told when a reservation ends while somebody waits.
-    ended: Condvar,
+    /// How many [`Reservation`]s have begun.
+    begun: AtomicU64,
+    /// How many of them have ended.
+    ended: AtomicU64,
+    /// How many are to have ended when who makes room waits no longer for those that are left.
+    patience: AtomicU64,
+    /// Told when who makes room can go on.
+    wake: Condvar,
 }
+
+/// Who makes room waits for all who have something reserved. When so many more have ended than there were, others come again and again.
+const MORE_ENDS: u64 = 64;
 
 /// What must be left beside everything that is spoken for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,24 +95,37 @@ impl Ledger {
         self.peak.load(SeqCst)
     }
 
+    /// The most that was reserved at a time.
+    pub(super) fn reserved_peak(&self) -> u64 {
+        self.reserved_peak.load(SeqCst)
+    }
+
     /// The line of who waits, locked.
     pub(super) fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock()
     }
 
-    /// Waits until every reservation has ended, or until more than `granted` tickets were granted or that of `own` has come to its
-    /// end; whether that was so. Nobody else waits in a line who has a reservation, so this ends.
+    /// Waits until all reservations have ended, and no longer than until as many have as there were and [`MORE_ENDS`] more, or until more
+    /// than `granted` tickets were granted or that of `own` has come to its end; whether that was so. Nobody waits in a line who has a
+    /// reservation, so this ends.
     pub(super) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
         let mut line = self.line();
+        self.patience.store(self.begun.load(SeqCst) + MORE_ENDS, SeqCst);
         loop {
             if own.outcome().is_some() || line.granted() != granted {
                 return true;
             }
-            if self.under_way.load(SeqCst) == 0 {
+            if self.have_ended() {
                 return false;
             }
-            self.ended.wait(&mut line);
+            self.wake.wait(&mut line);
         }
+    }
+
+    /// Whether all reservations have ended, or as many as who makes room waits for.
+    fn have_ended(&self) -> bool {
+        let ended = self.ended.load(SeqCst);
+        ended >= self.patience.load(SeqCst) || ended >= self.begun.load(SeqCst)
     }
 
     /// Notes how many wait in the line, whose lock is held.
@@ -111,13 +133,16 @@ impl Ledger {
         self.waiting.store(line.len(), SeqCst);
     }
 
-    /// Grants what fits to those who wait, and tells who waits for others to end.
+    /// Grants what fits to those who wait, and wakes who makes room when somebody was served, or when those have ended who were under way.
     pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
+            let granted = line.granted();
             line.serve(|line, demand| self.grant(line, demand, floor));
             self.note_waiting(&line);
-            self.ended.notify_one();
+            if line.granted() != granted || self.have_ended() {
+                self.wake.notify_one();
+            }
         }
     }
 
@@ -144,14 +169,17 @@ impl Ledger {
             self.promised.fetch_add(bytes, SeqCst);
         } else {
             self.reserved.fetch_add(bytes, SeqCst);
-            self.under_way.fetch_add(1, SeqCst);
+            self.begun.fetch_add(1, SeqCst);
         }
         if kind == Kind::Redeem {
             self.promised.fetch_sub(bytes, SeqCst);
         }
-        let all = self.reserved().saturating_add(self.promised());
-        if all > self.peak() {
-            self.peak.fetch_max(all, SeqCst);
+        let reserved = self.reserved();
+        let all = reserved.saturating_add(self.promised());
+        for (now, peak) in [(all, &self.peak), (reserved, &self.reserved_peak)] {
+            if now > peak.load(SeqCst) {
+                peak.fetch_max(now, SeqCst);
+            }
         }
         true
     }
@@ -166,8 +194,7 @@ impl Ledger {
         }
         if kind != Kind::Promise {
             self.reserved.fetch_sub(bytes, SeqCst);
-            self.under_way.fetch_sub(1, SeqCst);
-            self.ended.notify_one();
+            self.ended.fetch_add(1, SeqCst);
         }
     }
 
@@ -257,8 +284,14 @@ impl<'v> Reservation<'v> {
 
     /// The claim that was kept as a number of bytes.
     pub(crate) fn resume(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
-        space.ledger(purpose).under_way.fetch_add(1, SeqCst);
+        space.ledger(purpose).begun.fetch_add(1, SeqCst);
         Self { space, purpose, bytes: Cell::new(bytes) }
+    }
+
+    /// Gives up a part of a claim that was kept as a number of bytes.
+    pub(crate) fn give_up(space: &Space, purpose: Purpose, bytes: u64) {
+        space.ledger(purpose).reserved.fetch_sub(bytes, SeqCst);
+        space.serve(purpose);
     }
 
     /// What is reserved, in bytes.
@@ -303,7 +336,7 @@ impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let ledger = self.space.ledger(self.purpose);
         ledger.reserved.fetch_sub(self.bytes.get(), SeqCst);
-        ledger.under_way.fetch_sub(1, SeqCst);
+        ledger.ended.fetch_add(1, SeqCst);
         self.space.serve(self.purpose);
     }
 }

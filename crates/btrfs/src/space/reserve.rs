@@ -95,7 +95,7 @@ const MOST_COMMIT_BYTES: u64 = 512 << 20;
 /// The most that is kept because trees may become less full, in bytes.
 const MOST_DRIFT_BYTES: u64 = 32 << 20;
 
-/// The part of what is left of metadata beside what is kept back that may be spoken for before a chunk is allocated ahead.
+/// The part of what is left of metadata beside what is kept back that may be reserved before a chunk is allocated ahead.
 const CHUNK_PARTS: u64 = 2;
 
 /// How many times what is kept back stays free when a block group is removed.
@@ -219,18 +219,17 @@ impl Space {
         self.ledger(Purpose::Metadata).is_tight(self.floor(Purpose::Metadata))
     }
 
-    /// Whether so much is spoken for that a chunk should be allocated before somebody waits, where that is cheap.
+    /// Whether so much is reserved that a chunk should be allocated before somebody waits, where that is cheap.
     pub(crate) fn needs_chunk(&self) -> bool {
-        let ledger = self.ledger(Purpose::Metadata);
-        let spoken = ledger.reserved().saturating_add(ledger.promised());
-        self.is_roomy() && spoken > self.left_of_metadata() / CHUNK_PARTS
+        let reserved = self.ledger(Purpose::Metadata).reserved();
+        self.is_roomy() && reserved > self.left_of_metadata() / CHUNK_PARTS
     }
 
     /// What must stay free of metadata when a block group is removed that takes so much of the members, so that it is not allocated
-    /// again at once: where that would be cheap, enough for what was spoken for at the peak.
+    /// again at once: where that would be cheap, enough for what was reserved at the peak.
     pub(super) fn spare_bytes(&self, taken: u64) -> u64 {
         let is_cheap = self.allocated.is_less_than_half_without(taken);
-        let peak = if is_cheap { self.metadata_reserved_peak() } else { 0 };
+        let peak = if is_cheap { self.ledger(Purpose::Metadata).reserved_peak() } else { 0 };
         SPARE * (self.commit_cost() + self.kept_bytes()) + CHUNK_PARTS * peak
     }
 
@@ -313,9 +312,6 @@ impl Engine {
     pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<Promise<'_>> {
         let live = self.live()?;
         self.get(live, Purpose::Metadata, Demand { kind: Kind::Promise, bytes })?;
-        if live.space.is_tight() || live.space.needs_chunk() {
-            live.pressure.press();
-        }
         Ok(Promise::granted(&live.space, bytes))
     }
 
