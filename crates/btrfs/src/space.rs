@@ -27,7 +27,10 @@ mod chunks;
 mod free_space;
 mod free_space_tree;
 mod ledger;
+#[cfg(test)]
+mod line_tests;
 mod load;
+mod place;
 mod reclaim;
 mod reserve;
 mod stats;

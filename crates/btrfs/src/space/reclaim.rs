@@ -11,33 +11,33 @@
 //! | allocate chunk | makes a chunk; where no device has room, removes empty block groups first | the chunk |
 //! | commit | commits | what the transaction has given up |
 //!
-//! Before each it waits for all who have something reserved: most took less than that, and others may be served. They
-//! need nothing of those who wait.
+//! Before each it waits until as many reservations have ended as there were: most took less than that, and others may be served.
+//! Those who have one need nothing of those who wait.
 //!
 //! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
 //! both passes. Where most of the members belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
 //! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
 //! the second pass only. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
-//! helped nobody the oldest ticket is refused, and younger ones are served if they fit.
+//! helped nobody the oldest ticket is refused, and younger ones are served if they fit. But when something was changed after the commit of the
+//! cycle, what that gave up is not free yet, and there is one more cycle before.
 //!
-//! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is spoken for: it allocates a chunk where
-//! most of the members belongs to none, so that on a volume with much room nobody waits. An empty chunk stays when what was spoken for
+//! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is reserved: it allocates a chunk where
+//! most of the members belongs to none, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
 //! at the peak needs it. Elsewhere delayed items are flushed by who queued them (`delayed`). And it writes files back when more is
 //! promised than is left for others.
 //!
 //! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Running delayed references
 //! early is no state: it gives nothing back that a commit does not, and takes shutting the gate as a commit does.
 //!
-//! An error ends the leader's own ticket with that error. The next in line leads then and meets the same error, or finds that the
-//! volume can no longer be written.
+//! An error ends the leader's own ticket with that error, and so does a panic. The next in line leads then and meets the same error, or finds
+//! that the volume can no longer be written.
 //!
 //! [`OpenOptions::commits_per_cycle`]: crate::OpenOptions::commits_per_cycle
-
-use std::sync::Arc;
 
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::Purpose;
+use super::place::{PlaceInLine, Turn};
 use super::stats::{FlushState, When};
 use super::tickets::{Demand, Outcome, Waiter};
 use crate::inode::write_back;
@@ -64,56 +64,49 @@ impl Engine {
     pub(super) fn wait_in_line(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
         #[cfg(debug_assertions)]
         crate::transaction::require_no_handle();
-        let ledger = live.space.ledger(purpose);
-        let mut queue = ledger.line();
-        let waiter = queue.join(demand);
-        ledger.note_waiting(&queue);
-        let result = loop {
-            match waiter.outcome() {
-                Some(Outcome::Granted) => break Ok(()),
-                Some(Outcome::Refused) => {
-                    let what = format!("room for {purpose}");
-                    break Err(Error::posix(Errno::NOSPC, what));
+        let mut place = PlaceInLine::join(live.space.ledger(purpose), demand);
+        loop {
+            match place.wait() {
+                Turn::Ended(Outcome::Granted) => return Ok(()),
+                Turn::Ended(Outcome::Refused) => {
+                    return Err(Error::posix(Errno::NOSPC, format!("room for {purpose}")));
                 }
-                None if queue.is_led => waiter.wait(&mut queue),
-                None => {
-                    queue.is_led = true;
-                    drop(queue);
-                    let led = self.lead(live, purpose, &waiter);
-                    queue = ledger.line();
-                    queue.is_led = false;
-                    let Err(error) = led else { continue };
-                    if queue.leave(&waiter) {
-                        break Err(error);
-                    }
+                Turn::Leads(leading) => {
+                    let led = self.lead(live, purpose, &leading.waiter);
+                    drop(leading);
                     // Who was granted space all the same goes on, but where nothing can be written any more.
-                    if waiter.outcome() == Some(Outcome::Granted) && live.require_whole().is_err() {
-                        ledger.take_back(demand);
-                        break Err(error);
+                    if let Err(error) = led
+                        && (!place.is_granted() || live.require_whole().is_err())
+                    {
+                        return Err(error);
                     }
                 }
             }
-        };
-        ledger.note_waiting(&queue);
-        queue.wake_leader();
-        result
+        }
     }
 
     /// Makes room until the ticket of `own` has come to its end.
-    fn lead(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>) -> Result<()> {
+    fn lead(&self, live: &Live, purpose: Purpose, own: &Waiter) -> Result<()> {
+        // A cycle that helped nobody is not the last while what was given up after its commit is not free yet.
+        let mut is_last = false;
         while own.outcome().is_none() {
             let ledger = live.space.ledger(purpose);
             let before = ledger.line().begin_cycle();
-            if !self.cycle(live, purpose, own, before)? {
+            if self.cycle(live, purpose, own, before)? {
+                is_last = false;
+            } else if is_last || self.dirty_tree_bytes()? == 0 {
                 ledger.line().refuse_oldest(before);
                 live.space.serve(purpose);
+                is_last = false;
+            } else {
+                is_last = true;
             }
         }
         Ok(())
     }
 
     /// Goes through the states, until more than `before` tickets were granted, or `own` has come to its end; whether that was so.
-    fn cycle(&self, live: &Live, purpose: Purpose, own: &Arc<Waiter>, before: u64) -> Result<bool> {
+    fn cycle(&self, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
         let (space, ledger) = (&live.space, live.space.ledger(purpose));
         let has_much_room = space.allocated.is_less_than_half();
         let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { FlushState::ALL };

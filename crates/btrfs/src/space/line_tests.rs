@@ -1,0 +1,207 @@
+//! Who waits in line, while something happens in the middle of making room.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use parking_lot::Mutex;
+
+use super::tickets::{Demand, Kind};
+use super::{Purpose, Reservation, Space};
+use crate::test_volumes::in_memory_of;
+use crate::{Filesystem, OpenOptions, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+
+/// Longer than anything here takes that comes to an end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// A device on which something happens when it is flushed for the first time after that was asked for.
+struct Hooked {
+    below: Arc<MemoryDevice>,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl std::fmt::Debug for Hooked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.below.fmt(f)
+    }
+}
+
+impl BlockDevice for Hooked {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.below.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let hook = self.hook.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        self.below.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// A volume with these bytes, which does nothing by itself, and its device.
+fn small(size_bytes: u64) -> (Arc<Hooked>, Arc<Filesystem>) {
+    let below = in_memory_of(16384, size_bytes);
+    let device = Arc::new(Hooked { below, hook: Mutex::new(None) });
+    let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![device.clone() as Arc<_>], &quiet).expect("it opens");
+    (device, Arc::new(volume.filesystem(TreeId::FS).expect("every volume has one")))
+}
+
+fn create(fs: &Filesystem, name: &str) -> FileId {
+    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
+}
+
+fn space(fs: &Filesystem) -> &Space {
+    &fs.volume().live().expect("it is writable").space
+}
+
+fn is_full(error: &Error) -> bool {
+    error.errno() == Errno::NOSPC
+}
+
+/// Writes a file until there is no space for data.
+fn fill(fs: &Filesystem, file: FileId) {
+    let data = vec![1; 1 << 20];
+    let refused = (0u64..).find_map(|mib| fs.write(file, mib << 20, &data, AT).err());
+    assert!(refused.as_ref().is_some_and(is_full), "{refused:?}");
+    fs.sync().expect("a commit");
+}
+
+/// Does `work` in a thread of its own. What comes of it can be received.
+fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || drop(send.send(work())));
+    receive
+}
+
+/// What comes of something that must not take for ever.
+fn soon<T>(receive: &Receiver<T>) -> T {
+    receive.recv_timeout(PATIENCE).expect("it comes to an end")
+}
+
+/// A file was removed while a cycle was at its commit. Nothing but the next commit gives its space back, and the cycle has none.
+#[test]
+fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
+    let (device, fs) = small(128 << 20);
+    let old = create(&fs, "old");
+    fill(&fs, old);
+    let new = create(&fs, "new");
+    let remover = fs.clone();
+    let remove = move || remover.unlink(Place { dir: remover.root(), name: b"old" }, AT);
+    *device.hook.lock() = Some(Box::new(|| soon(&beside(remove)).expect("a removal")));
+    fs.write(new, 0, &vec![2; 4 << 20], AT).expect("there is room for it");
+    assert!(device.hook.lock().is_none(), "a commit was made");
+    fs.sync().expect("a commit");
+}
+
+/// When who makes room was gone, the others waited for ever.
+#[test]
+fn who_makes_room_and_panics_leaves_the_line_to_others() {
+    let (device, fs) = small(128 << 20);
+    create(&fs, "file");
+    let reserve = |fs: Arc<Filesystem>| beside(move || fs.volume().reserve_data(1 << 30).map(drop));
+    let (tell, told) = mpsc::channel();
+    let waiting = fs.clone();
+    *device.hook.lock() = Some(Box::new(move || {
+        tell.send(()).expect("somebody waits for it");
+        while space(&waiting).ledger(Purpose::Data).line().len() < 2 {
+            std::thread::yield_now();
+        }
+        panic!("a device that panics");
+    }));
+    let first = reserve(fs.clone());
+    soon(&told);
+    let second = reserve(fs.clone());
+    let error = soon(&second).expect_err("nothing is written any more");
+    assert_eq!(error.errno(), Errno::ROFS, "{error}");
+    assert!(first.recv().is_err(), "it panicked");
+    assert_eq!(space(&fs).ledger(Purpose::Data).line().len(), 0);
+}
+
+/// Others came and went all the time, and who made room waited for the moment when there is none.
+#[test]
+fn who_makes_room_does_not_wait_for_those_who_come_later() {
+    let (_, fs) = small(128 << 20);
+    create(&fs, "file");
+    let grant = {
+        let fs = fs.clone();
+        move || {
+            let demand = Demand { kind: Kind::MakesRoom, bytes: 4096 };
+            assert!(space(&fs).try_grant_aside(Purpose::Metadata, demand), "it is little");
+        }
+    };
+    let take = |fs| Reservation::granted(space(fs), Purpose::Metadata, 4096);
+    grant();
+    let mut last = take(&fs);
+    let leading = fs.clone();
+    let waits = beside(move || {
+        let ledger = space(&leading).ledger(Purpose::Metadata);
+        let waiter = ledger.line().join(Demand { kind: Kind::Work, bytes: u64::MAX });
+        ledger.note_waiting(&ledger.line());
+        let before = ledger.line().begin_cycle();
+        ledger.wait_for_those_under_way(&waiter, before)
+    });
+    let end = std::time::Instant::now() + PATIENCE;
+    let was_served = loop {
+        grant();
+        // There is always one.
+        drop(std::mem::replace(&mut last, take(&fs)));
+        match waits.try_recv() {
+            Ok(was_served) => break was_served,
+            Err(_) => assert!(std::time::Instant::now() < end, "it waits for ever"),
+        }
+    };
+    assert!(!was_served);
+    drop(last);
+}
+
+/// The buffer of a file had the last room, and one more run of sectors of the file was refused.
+#[test]
+fn a_file_makes_room_for_itself() {
+    let (_, fs) = small(128 << 20);
+    let file = create(&fs, "file");
+    // No chunk can come.
+    while let Ok(all) = fs.volume().reserve_data(1 << 20) {
+        all.keep();
+    }
+    let space = space(&fs);
+    Reservation::give_up(space, Purpose::Data, 1 << 20);
+    fs.write(file, 0, &[1; 4096], AT).expect("there is room");
+    fs.volume().flush_delayed(u64::MAX).expect("a flush");
+    let mut bytes = 1 << 20;
+    while bytes > 64 {
+        if space.try_grant(Purpose::Metadata, Demand { kind: Kind::Work, bytes }) {
+            Reservation::granted(space, Purpose::Metadata, bytes).keep();
+        } else {
+            bytes /= 2;
+        }
+    }
+    fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
+}
