@@ -9,8 +9,8 @@ use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, seed};
 
-use crate::engine::{EAGER, ONE, OURS, SETS, SMALL_NODES, volume};
-use crate::{explore, some_twos};
+use crate::engine::{EAGER, ONE, OURS, SETS, SMALL_NODES, TINY, volume};
+use crate::{brink_plan, explore, some_twos};
 
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
@@ -38,6 +38,9 @@ fn campaign() {
             let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan };
             let longer = [long::rounds(40), long::tides(6, 7 << 20)];
             everywhere(plan, &longer, &longer);
+            let full = || std::iter::once(long::brink(40, 256 << 10));
+            explore(&OURS, TINY, brink_plan(seed), JUDGED, full());
+            explore(&EAGER, TINY, brink_plan(seed), JUDGED, full());
         }
         _ => match (what.parse(), generator.by_name(&what)) {
             (Ok(count), _) => in_batches(plan, some_twos(&generator, count, seed)),

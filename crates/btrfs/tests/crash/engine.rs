@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::accounts;
 
 /// How large a member is, in bytes.
-pub(crate) const MEMBER_BYTES: u64 = 160 << 20;
+const MEMBER_BYTES: u64 = 160 << 20;
 
 /// The engine under test. It commits when it is asked to, or when too much was changed, but not by the
 /// clock: the same each time.
@@ -58,6 +58,10 @@ pub(crate) struct Shape {
     pub(crate) profiles: [Profile; 2],
     /// The size of a tree block in bytes. In small ones even a few files make a tree of two levels.
     pub(crate) node_size: u32,
+    /// How large a member is, in bytes.
+    pub(crate) bytes: u64,
+    /// Whether block groups hold data and metadata.
+    pub(crate) mixed: bool,
 }
 
 /// One member, as it is by default.
@@ -65,6 +69,17 @@ pub(crate) const ONE: Shape = shape(1, [Profile::Dup, Profile::Single]);
 
 /// One member with small tree blocks.
 pub(crate) const SMALL_NODES: Shape = Shape { node_size: 4096, ..ONE };
+
+/// One member of a few MiB, which is soon full.
+pub(crate) const TINY: Shape = Shape {
+    node_size: 4096,
+    bytes: 18 << 20,
+    mixed: true,
+    ..shape(1, [Profile::Single, Profile::Single])
+};
+
+/// One that has block groups of each kind.
+pub(crate) const SMALL: Shape = Shape { bytes: 40 << 20, mixed: false, ..TINY };
 
 /// One member with two copies of everything.
 pub(crate) const ALL_TWICE: Shape = shape(1, [Profile::Dup, Profile::Dup]);
@@ -78,28 +93,35 @@ pub(crate) const SETS: [Shape; 4] = [
 ];
 
 const fn shape(members: usize, profiles: [Profile; 2]) -> Shape {
-    Shape { members, profiles, node_size: 16 << 10 }
+    Shape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, mixed: false }
 }
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { members, profiles: [metadata, data], node_size } = self;
-        write!(f, "{members} members, {metadata} and {data}, blocks of {node_size} bytes")
+        let Self { members, profiles: [metadata, data], node_size, bytes, .. } = self;
+        let mib = bytes >> 20;
+        write!(
+            f,
+            "{members} members of {mib} MiB, {metadata} and {data}, blocks of {node_size} bytes"
+        )
     }
 }
 
 /// An empty volume over new members. No two runs give it the same id, because the kernel mounts no two
 /// volumes with one.
 pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
-    let Shape { members, profiles, node_size } = shape;
-    let new = || Arc::new(MemoryDevice::sparse(MEMBER_BYTES)) as Arc<dyn BlockDevice>;
+    let Shape { members, profiles, node_size, bytes, mixed } = shape;
+    let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
     let devices: Devices = (0..members).map(|_| new()).collect();
     let process = u128::from(std::process::id());
-    let number = members as u128 | u128::from(node_size) << 4;
+    let number = members as u128 | u128::from(node_size) << 4 | u128::from(mixed) << 31;
     let id = u128::from(seed) << 64 | process << 32 | number;
     let mut options = MkfsOptions::new(Uuid::from_u128(id), Timestamp::default());
     [options.metadata, options.data] = profiles.map(Some);
     options.node_size = Some(node_size);
+    if mixed {
+        options.features.apply("mixed-bg").expect("it can be written");
+    }
     mkfs(&devices, &options).expect("a volume");
     devices
 }

@@ -1,5 +1,6 @@
 //! States judged from outside: `btrfs check`, and the kernel, which mounts them and changes them.
 
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +12,7 @@ use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::run::try_run;
 use offshoot_vfs::{SetAttr, Timestamp};
 
-use crate::engine::{MEMBER_BYTES, OURS};
+use crate::engine::OURS;
 
 /// The outside judges, where there are any.
 pub(crate) struct Outside {
@@ -29,15 +30,19 @@ impl Outside {
     pub(crate) fn judge(&self, devices: &[Arc<MemoryDevice>]) -> Result<(), String> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = with_superblocks(devices)?;
-        let disks = Disks::create(&self.judges, devices.len(), MEMBER_BYTES >> 20);
+        let disks = Disks::create(&self.judges, devices.len(), devices[0].size_bytes() >> 20);
         let devices: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
         disks.fill(&devices).map_err(|e| format!("a copy of the state: {e}"))?;
         check(&disks)?;
         // Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice.
         let mount = || Mount::try_new(disks.images(), "rw,noatime");
         let mount = mount().or_else(|_| mount())?;
-        let changed = std::fs::write(mount.path().join("of-the-kernel"), [1; 9000]);
-        changed.map_err(|e| format!("a file of the kernel: {e}"))?;
+        match std::fs::write(mount.path().join("of-the-kernel"), [1; 9000]) {
+            Err(e) if e.kind() != ErrorKind::StorageFull => {
+                return Err(format!("a file of the kernel: {e}"));
+            }
+            _ => {}
+        }
         mount.sync();
         drop(mount);
         check(&disks)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice};
-use offshoot_vfs::{FileSystemMut, NewFile, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, FileSystemMut, NewFile, Place, Result, Timestamp};
 
 use super::picture::{self, Id, Picture, ROOT};
 use super::record::{Progress, Recorded, as_devices};
@@ -168,7 +168,7 @@ pub(super) fn enter(
     engine.check(as_devices(devices)).map_err(failed("the check"))?;
     let fs = engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
     let found = picture::take(&*fs).map_err(failed("reading"))?;
-    change(&*fs).map_err(failed("changing it"))?;
+    let removed = change(&*fs, &found).map_err(failed("changing it"))?;
     drop(fs);
     engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
     let fs = engine.open(as_devices(devices)).map_err(failed("opening again"))?;
@@ -177,7 +177,12 @@ pub(super) fn enter(
     again.names.retain(|_, to| *to != AFTERWARDS);
     // The root has other times and another size now.
     again.files.insert(ROOT, found.files[&ROOT].clone());
-    if is_there && again == found {
+    let mut expected = found.clone();
+    for id in removed {
+        expected.files.remove(&id);
+        expected.names.retain(|_, to| *to != id);
+    }
+    if is_there && again == expected {
         Ok(found)
     } else {
         Err(format!("after a change there is {again:?}\nand before it {found:?}"))
@@ -193,13 +198,25 @@ fn hash(devices: &[MemoryDevice]) -> u64 {
     hasher.finish()
 }
 
-/// Makes a file with data, and syncs.
-fn change(fs: &dyn FileSystemMut) -> Result<()> {
+/// Makes a file with data, and syncs. Where there is no room for it, files of the root are removed until there is; gives which.
+fn change(fs: &dyn FileSystemMut, found: &Picture) -> Result<Vec<Id>> {
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, at };
-    let file = fs.create(Place { dir: fs.root(), name: b"afterwards" }, &new)?;
-    fs.write(file, 0, &[7; 5000], at)?;
-    fs.sync()
+    let place = Place { dir: fs.root(), name: b"afterwards" };
+    let make = || {
+        let file = fs.lookup(place.dir, place.name).or_else(|_| fs.create(place, &new))?;
+        fs.write(file, 0, &[7; 5000], at)
+    };
+    let mut names = found.names.iter().filter(|(name, id)| found.is_only_in_root(name, **id));
+    let mut removed = Vec::new();
+    while let Err(error) = make() {
+        let next = (error.errno() == Errno::NOSPC).then(|| names.next()).flatten();
+        let Some(((_, name), id)) = next else { return Err(error) };
+        fs.unlink(Place { dir: fs.root(), name }, at)?;
+        removed.push(*id);
+    }
+    fs.sync()?;
+    Ok(removed)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -18,7 +18,7 @@ use offshoot_vfs::{Errno, Error, FileSystemMut, NewFile, Place, Timestamp};
 use super::explore::enter;
 use super::oracle::History;
 use super::record::{Ready, as_devices};
-use super::{Engine, Step, Workload};
+use super::{Engine, Workload};
 
 /// What is done at each request of its kind.
 const KINDS: [(Requests, Fault); 6] = [
@@ -72,7 +72,8 @@ struct Attempt {
     devices: Vec<Arc<FaultDevice>>,
     kept: Vec<usize>,
     begun: usize,
-    outcome: Result<(), Error>,
+    /// The steps that were refused, and may be.
+    outcome: Result<Vec<usize>, Error>,
 }
 
 impl Inflicter<'_> {
@@ -83,9 +84,9 @@ impl Inflicter<'_> {
     pub fn inflict(&self, workload: &Workload) -> Result<Inflicted, String> {
         let ready = Ready::new(self.engine, &self.image, workload)?;
         let sound = self.attempt(&ready, workload, None)?;
-        sound.outcome.map_err(|e| format!("without a fault: {e}"))?;
+        let refused = sound.outcome.map_err(|e| format!("without a fault: {e}"))?;
         let history = Ready::new(self.engine, &self.image, workload)?
-            .history(self.engine, workload)
+            .history(self.engine, workload, &refused)
             .map_err(|e| format!("without a fault: {e}"))?;
         let mut inflicted = Inflicted::default();
         for member in 0..self.image.len() {
@@ -130,8 +131,8 @@ impl Inflicter<'_> {
                     ready.run(&*fs, workload, &mut |moment| begun = moment, &mut |promise| {
                         kept.push(promise);
                     });
-                if let Err((place, _)) = done
-                    && !matches!(workload.steps[place], Step::Do(_))
+                if let Err((place, _)) = &done
+                    && !workload.steps[*place].is_change()
                 {
                     require_refusal(&*fs)?;
                 }
@@ -150,8 +151,8 @@ impl Inflicter<'_> {
         let struck = attempt.devices[member].count(requests) > number;
         let must_be_told = requests != Requests::Reads && fault != Fault::Garbage;
         match &attempt.outcome {
-            Ok(()) if struck && must_be_told => return Err("nobody was told".into()),
-            Ok(()) | Err(Error::Io { .. }) => {}
+            Ok(_) if struck && must_be_told => return Err("nobody was told".into()),
+            Ok(_) | Err(Error::Io { .. }) => {}
             Err(Error::Corrupt(_)) if fault == Fault::Garbage => {}
             Err(error) => return Err(format!("it is reported as {error}")),
         }

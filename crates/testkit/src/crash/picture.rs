@@ -159,6 +159,12 @@ impl Picture {
         self.names.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()
     }
 
+    /// Whether this name in the root is the only one of a file that is no directory.
+    pub(super) fn is_only_in_root(&self, name: &Name, id: Id) -> bool {
+        let is_file = self.files[&id].kind != FileType::Directory;
+        is_file && name.0 == ROOT && self.names_of(id).len() == 1
+    }
+
     /// The files whose data is corrupt.
     pub(super) fn corrupt(&self) -> usize {
         self.files.values().filter(|file| file.sectors.is_none()).count()

@@ -62,17 +62,18 @@ impl Ready {
         self.devices.iter().map(|device| Arc::new(device.snapshot())).collect()
     }
 
-    /// Does the steps to the model, which gives the history of them.
+    /// Does the steps to the model but for those at the places `refused`, which gives the history of them.
     pub(super) fn history(
         self,
         engine: &dyn Engine,
         workload: &Workload,
+        refused: &[usize],
     ) -> Result<History, String> {
-        history(&self.model, self.next, &workload.steps, engine.fsync_is())
+        history(&self.model, self.next, &workload.steps, refused, engine.fsync_is())
     }
 
     /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it
-    /// begins, and `kept` with the number of each promise that was made.
+    /// begins, and `kept` with the number of each promise that was made. Gives the places of the steps that were refused, and may be.
     ///
     /// # Errors
     /// The first step that fails, by its place.
@@ -82,38 +83,46 @@ impl Ready {
         workload: &Workload,
         begin: &mut dyn FnMut(usize),
         kept: &mut dyn FnMut(usize),
-    ) -> Result<(), (usize, offshoot_vfs::Error)> {
+    ) -> Result<Vec<usize>, (usize, offshoot_vfs::Error)> {
         let mut runner = Runner::new(fs, self.next);
-        let (mut moment, mut promise) = (0, 0);
+        let (mut moment, mut promise, mut refused) = (0, 0, Vec::new());
         for (place, step) in workload.steps.iter().enumerate() {
-            let is_op = matches!(step, Step::Do(_));
-            if is_op {
-                moment += 1;
-                begin(moment);
+            if step.is_change() {
+                begin(moment + 1);
             }
-            runner.run_step(step).map_err(|error| (place, error))?;
-            if !is_op {
-                kept(promise);
-                promise += 1;
+            match runner.run_step(step) {
+                Ok(()) if step.is_change() => moment += 1,
+                Ok(()) => {
+                    kept(promise);
+                    promise += 1;
+                }
+                // It is no moment: the next one has its number.
+                Err(error) if step.may_be_refused(&error) => refused.push(place),
+                Err(error) => return Err((place, error)),
             }
         }
-        Ok(())
+        Ok(refused)
     }
 }
 
-/// Does `steps` to the model, where the number of the next operation is `next`.
+/// Does `steps` to the model, but for those at the places `refused`. The number of the next operation is `next`.
 pub(super) fn history(
     model: &Model,
     next: u32,
     steps: &[Step],
+    refused: &[usize],
     fsync_is: FsyncIs,
 ) -> Result<History, String> {
     let mut runner = Runner::new(model, next);
     let take = || picture::take(model).map_err(|e| format!("the model: {e}"));
     let (mut pictures, mut promises) = (vec![take()?], Vec::new());
-    for step in steps {
+    for (place, step) in steps.iter().enumerate() {
         let of = match step {
-            Step::Do(op) => {
+            _ if refused.contains(&place) => {
+                runner.skip();
+                continue;
+            }
+            Step::Do(op) | Step::Try(op) => {
                 runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
                 pictures.push(take()?);
                 continue;
@@ -152,10 +161,10 @@ impl Recorded {
             ready.run(&*fs, workload, &mut |moment| mark("begin", moment), &mut |promise| {
                 mark("kept", promise);
             });
-        outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
+        let refused = outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
         let shown = picture::take(&*fs).map_err(|e| format!("before any cut: {e}"))?;
         drop(fs);
-        let history = ready.history(engine, workload)?;
+        let history = ready.history(engine, workload, &refused)?;
         if history.pictures.last() != Some(&shown) {
             let model = history.pictures.last();
             return Err(format!("before any cut: ours {shown:?}\nthe model {model:?}"));

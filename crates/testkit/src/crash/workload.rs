@@ -8,7 +8,8 @@
 use std::fmt;
 
 use offshoot_vfs::{
-    FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp, XattrMode,
+    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
+    XattrMode,
 };
 
 /// One change. Paths are below the root, without a slash in front.
@@ -54,6 +55,8 @@ pub enum Op {
 pub enum Step {
     /// A change.
     Do(Op),
+    /// A change that may be refused for want of space, or because what it needs was. A write of at most a MiB that begins at a multiple of it is done or not.
+    Try(Op),
     /// What was done to this file, or this directory and the names in it, becomes durable. The root is "".
     Fsync(String),
     /// Everything that was done becomes durable.
@@ -91,10 +94,23 @@ impl fmt::Display for Op {
     }
 }
 
+impl Step {
+    /// Whether it changes something.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self, Self::Do(_) | Self::Try(_))
+    }
+
+    /// Whether this is a refusal that may be.
+    pub(super) fn may_be_refused(&self, error: &Error) -> bool {
+        matches!(self, Self::Try(_)) && matches!(error.errno(), Errno::NOSPC | Errno::NOENT)
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Do(op) => op.fmt(f),
+            Self::Try(op) => write!(f, "try {op}"),
             Self::Fsync(path) => write!(f, "fsync /{path}"),
             Self::Sync => f.write_str("sync"),
         }
@@ -162,14 +178,26 @@ impl<'a> Runner<'a> {
         Ok(Place { dir: find(self.fs, dir)?, name: name.as_bytes() })
     }
 
-    /// Does these steps, up to the first that fails.
-    pub fn run_steps(&mut self, steps: &[Step]) -> Result<()> {
-        steps.iter().try_for_each(|step| self.run_step(step))
+    /// Does these steps, up to the first that fails; how many were refused that may be.
+    pub fn run_steps(&mut self, steps: &[Step]) -> Result<usize> {
+        let mut refused = 0;
+        for step in steps {
+            match self.run_step(step) {
+                Err(error) if step.may_be_refused(&error) => refused += 1,
+                done => done?,
+            }
+        }
+        Ok(refused)
+    }
+
+    /// An operation that is not done has its number all the same.
+    pub(super) fn skip(&mut self) {
+        self.next += 1;
     }
 
     pub(super) fn run_step(&mut self, step: &Step) -> Result<()> {
         match step {
-            Step::Do(op) => self.run(op),
+            Step::Do(op) | Step::Try(op) => self.run(op),
             Step::Fsync(path) => self.fs.fsync(find(self.fs, path)?),
             Step::Sync => self.fs.sync(),
         }

@@ -49,3 +49,38 @@ pub fn tides(count: usize, len: usize) -> Workload {
     steps.push(Step::Sync);
     workload("tides", steps)
 }
+
+/// On a volume that has room for less than 56 files of `large` bytes: they are made until there is no more, whatever that comes to, and then for `count`
+/// rounds others go, come and move. Each round takes as much as the one before gave back, and more.
+#[must_use]
+pub fn brink(count: usize, large: usize) -> Workload {
+    const FILES: usize = 56;
+    let write = |path: String, len| Step::Try(Op::Write { path, offset: 0, len });
+    let make = |path: &str| Step::Try(Op::Create(path.to_owned()));
+    let name = |number| format!("large{number}");
+    let mut setup = Vec::new();
+    for number in 0..FILES {
+        setup.push(Op::Create(name(number)));
+    }
+    let mut steps: Vec<Step> = (0..FILES).map(|number| write(name(number), large)).collect();
+    for round in 0..count {
+        steps.push(Step::Do(Op::Unlink(name(round))));
+        for number in 0..5 {
+            let (path, moved) =
+                (format!("small{round}-{number}"), format!("moved{round}-{number}"));
+            steps.push(make(&path));
+            steps.push(write(path.clone(), [0, 300, 5000, 30_000, 0][number]));
+            steps.push(Step::Try(Op::Rename(path, moved)));
+        }
+        // What the file that went had, and then some.
+        steps.push(make(&name(FILES + round)));
+        steps.push(write(name(FILES + round), large));
+        if round % 3 == 2 {
+            steps.push(Step::Sync);
+        }
+    }
+    // Much goes, and with it a block group.
+    steps.extend((count..FILES).map(|number| Step::Do(Op::Unlink(name(number)))));
+    steps.extend([Step::Sync, Step::Do(Op::Mkdir("last".into())), Step::Sync]);
+    Workload { setup, ..workload("brink", steps) }
+}

@@ -25,7 +25,7 @@ fn of(fsync_is: FsyncIs, steps: &[Step]) -> History {
         ctime: at,
         btime: at,
     };
-    history(&Model::new(&root), 1, steps, fsync_is).expect("it can be done")
+    history(&Model::new(&root), 1, steps, &[], fsync_is).expect("it can be done")
 }
 
 fn create(path: &str) -> Step {
