@@ -65,8 +65,8 @@
 //! All units of one tree together are never more than what it takes to copy every block of it once and to add
 //! what is queued (`hold`): however many scattered entries there are, no block is copied twice.
 //!
-//! All trees together hold no more than a quarter of what is left of metadata beside what is kept back and one more operation, and what
-//! operations that end just now have queued: one that finds more held when it ends flushes the nodes that it changed itself, but
+//! All trees together hold no more than a quarter of what is left of metadata beside what is kept back and one more operation, or all
+//! but 64 MiB of it where that is more, and what operations that end just now have queued: one that finds more held when it ends flushes the nodes that it changed itself, but
 //! where a chunk is a cheap way to more room (`space/reclaim`). So the fuller a volume is, the less waits, and at last nobody
 //! has to wait in line for what others could flush.
 //!

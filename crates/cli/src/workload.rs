@@ -144,10 +144,10 @@ struct Maker<D> {
 }
 
 impl FsMark {
-    /// The size of an image that surely has room for what is made: every file with its items in leaves that are
-    /// half full, all of that twice, and its data. `None` when that is more than 1 PiB.
+    /// The size of an image on which there is much room beside what is made: every file with its items in leaves that are
+    /// half full, all of that eight times, and its data twice. `None` when that is more than 1 PiB.
     pub(crate) fn image_bytes(&self) -> Option<u64> {
-        const METADATA_BYTES: u64 = 4 << 10;
+        const METADATA_BYTES: u64 = 16 << 10;
         let each = METADATA_BYTES + 2 * (self.size as u64).next_multiple_of(4096);
         let files = self.threads.checked_mul(self.files)?.checked_mul(self.rounds)?;
         let bytes = files.checked_mul(each).filter(|&bytes| bytes < 1 << 50)?;

@@ -28,6 +28,9 @@ const COUNTED_DIRTIES: i64 = 64 << 10;
 /// The part of what is left of metadata, beside what is kept back and the next operation, that queued items may hold.
 const HELD_PARTS: u64 = 4;
 
+/// What is enough for all others, in bytes of metadata: where more than that is left, queued items may hold the rest of it.
+const OTHERS_BYTES: u64 = 64 << 20;
+
 /// What is reserved for the queued items of a tree.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
@@ -149,8 +152,9 @@ impl Delayed {
 
     /// Whether all trees together hold more than their part of what is left of metadata.
     pub(super) fn holds_much(&self, space: &Space) -> bool {
-        let held = self.held.load(Ordering::Relaxed).saturating_mul(HELD_PARTS);
-        held > space.left_of_metadata().saturating_sub(space.cost(OPERATION_ITEMS))
+        let left = space.left_of_metadata().saturating_sub(space.cost(OPERATION_ITEMS));
+        let most = (left / HELD_PARTS).max(left.saturating_sub(OTHERS_BYTES));
+        self.held.load(Ordering::Relaxed) > most
     }
 
     /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it, and so is
