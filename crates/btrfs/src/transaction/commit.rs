@@ -156,7 +156,6 @@ impl Handle<'_> {
             }
             is_named
         });
-        self.live.space.pending.roots.fetch_sub(moved.len() as u64, Ordering::Relaxed);
         for root in &moved {
             let key = root_item_key(self.volume, root.id)?;
             let used = self.tree_bytes(root.id)?;
@@ -178,6 +177,7 @@ impl Handle<'_> {
                 })
             })?;
         }
+        self.live.space.pending.roots.fetch_sub(moved.len() as u64, Ordering::Relaxed);
         Ok(moved.len())
     }
 

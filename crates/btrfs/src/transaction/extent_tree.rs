@@ -287,15 +287,18 @@ impl Handle<'_> {
     /// batch, to the extent tree and after that to the free-space tree.
     pub(super) fn run_references(&self) -> Result<()> {
         loop {
-            let pending: Vec<_> = std::iter::from_fn(|| self.transaction.refs.pop()).collect();
+            let pending = self.transaction.refs.take();
             if pending.is_empty() {
                 return Ok(());
             }
             let mut run = Run::default();
-            for (logical, pending) in &pending {
-                self.plan(*logical, pending, &mut run)?;
+            for (&at, pending) in &pending {
+                self.plan(Logical(at), pending, &mut run)?;
             }
             self.apply(run)?;
+            for pending in pending.values() {
+                self.transaction.refs.uncount(pending);
+            }
         }
     }
 

@@ -80,8 +80,8 @@ impl DelayedRefs {
         self.counted.reference_bytes.fetch_add(entry.growth - before, Relaxed);
     }
 
-    /// Counts no more what was pending.
-    fn uncount(&self, pending: &Pending) {
+    /// Counts no more what was pending: it was taken back, or has come to the trees.
+    pub(crate) fn uncount(&self, pending: &Pending) {
         self.counted.reference_bytes.fetch_sub(pending.growth, Relaxed);
     }
 
@@ -128,11 +128,9 @@ impl DelayedRefs {
         self.pending.lock().get(&logical.0).cloned()
     }
 
-    /// Takes out what is pending for the extent with the lowest address.
-    pub(crate) fn pop(&self) -> Option<(Logical, Pending)> {
-        let (at, pending) = self.pending.lock().pop_first()?;
-        self.uncount(&pending);
-        Some((Logical(at), pending))
+    /// Takes out all that is pending, by address. It stays counted until it has come to the trees: meanwhile others reserve space.
+    pub(crate) fn take(&self) -> BTreeMap<u64, Pending> {
+        std::mem::take(&mut self.pending.lock())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -161,5 +159,29 @@ impl Pending {
     /// By how much the number of all references changes.
     pub(crate) fn net(&self) -> i64 {
         self.changes.values().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While references were run they counted for nothing, and others could reserve what they were about to take.
+    #[test]
+    fn what_is_run_counts_until_it_is_done() {
+        let counted = Arc::<space::Pending>::default();
+        let bytes = || counted.reference_bytes.load(Relaxed);
+        let refs = DelayedRefs::new(counted.clone());
+        let (kind, owner) = (ExtentKind::Block { level: 0 }, Owner::Tree { root: TreeId::FS });
+        refs.add_new(Logical(1 << 20), 16384, kind, owner);
+        refs.add(Logical(2 << 20), 16384, kind, owner, -1);
+        let before = bytes();
+        let all = refs.take();
+        assert!(refs.is_empty() && all.len() == 2);
+        assert!(before > 0 && bytes() == before, "{} of {before} bytes", bytes());
+        for pending in all.values() {
+            refs.uncount(pending);
+        }
+        assert_eq!(bytes(), 0);
     }
 }
