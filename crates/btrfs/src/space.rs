@@ -180,18 +180,14 @@ impl Space {
         let flags = self.flags_for(purpose);
         let last = &self.last[usize::from(purpose == Purpose::Data)];
         let begin = *last.lock();
-        let groups: Vec<_> = {
-            let groups = self.groups.read();
-            groups.range(begin..).chain(groups.range(..begin)).map(|(_, g)| g.clone()).collect()
-        };
-        for group in groups.iter().filter(|group| group.serves(flags)) {
-            if let Some(logical) = group.take(len) {
-                *last.lock() = group.start.0;
-                self.ledger(purpose).remove_free(len);
-                return Some(logical);
-            }
-        }
-        None
+        let groups = self.groups.read();
+        let mut groups = groups.range(begin..).chain(groups.range(..begin)).map(|(_, group)| group);
+        let (group, logical) = groups.find_map(|group| {
+            group.serves(flags).then(|| group.take(len))?.map(|at| (group, at))
+        })?;
+        *last.lock() = group.start.0;
+        self.ledger(purpose).remove_free(len);
+        Some(logical)
     }
 
     /// The block group that covers `logical`.
