@@ -75,7 +75,8 @@ impl Engine {
         let space = &self.live()?.space;
         // The trees are read under a handle: a commit must not change them meanwhile.
         let handle = self.enter()?;
-        {
+        // Whoever makes or removes a chunk notes it anew; where there was no room for one, a commit may have made some.
+        if space.ledger(Purpose::Metadata).next_chunk() == 0 {
             let _chunks = space.chunk_lock.lock();
             handle.note_next_chunk()?;
         }
@@ -158,6 +159,15 @@ impl Handle<'_> {
     /// Whether the chunk tree can be changed once; for the sake of other chunks, a system chunk is
     /// allocated when it can be changed only twice, if there is room for one.
     fn has_system_space(&self) -> Result<bool> {
+        let changes = self.changes_of_chunks()?;
+        if changes == 1 {
+            self.allocate_chunk(Purpose::System)?;
+        }
+        Ok(changes > 0)
+    }
+
+    /// How often the chunk tree can be changed; as far as twice, more is not looked for.
+    fn changes_of_chunks(&self) -> Result<u64> {
         let (volume, space) = (self.volume(), self.space());
         let levels = u64::from(volume.tree(TreeId::CHUNK)?.level) + 1;
         let node_size = u64::from(volume.superblock().node_size);
@@ -167,11 +177,7 @@ impl Handle<'_> {
                 break;
             }
         }
-        let free = space.ledger(Purpose::System).free();
-        if (once..2 * once).contains(&free) {
-            self.allocate_chunk(Purpose::System)?;
-        }
-        Ok(free >= once)
+        Ok(space.ledger(Purpose::System).free() / once)
     }
 
     /// Allocates a chunk, if there is room that is not promised.
@@ -194,10 +200,13 @@ impl Handle<'_> {
         Ok(true)
     }
 
-    /// Notes what the next chunk of metadata would hold. The caller holds the chunk lock.
+    /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be changed. The caller holds the chunk lock.
     fn note_next_chunk(&self) -> Result<()> {
-        let next = self.next_chunk(Purpose::Metadata, &self.volume().member_spaces()?)?;
         let space = self.space();
+        let next = match self.changes_of_chunks()? {
+            0 => None,
+            _ => self.next_chunk(Purpose::Metadata, &self.volume().member_spaces()?)?,
+        };
         let bytes = next.map_or(0, |(chunk, _)| chunk.length);
         space.ledger(Purpose::Metadata).note_next_chunk(bytes);
         space.serve(Purpose::Metadata);
