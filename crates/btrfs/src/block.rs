@@ -253,20 +253,21 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::ops::Range;
 
     use offshoot_device::{BlockDevice, MemoryDevice};
     use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::test_volumes::in_memory;
     use crate::{OpenOptions, SubvolumeId, Volume};
 
-    /// A device that counts what it is told will be read.
+    /// A device that remembers what it is told will be read.
     #[derive(Debug)]
     struct Told {
         device: Arc<MemoryDevice>,
-        hints: AtomicU64,
+        hints: Mutex<Vec<Range<u64>>>,
     }
 
     impl BlockDevice for Told {
@@ -282,8 +283,8 @@ mod tests {
             self.device.read_at(offset, buf)
         }
 
-        fn prefetch(&self, _offset: u64, _len: u64) {
-            self.hints.fetch_add(1, Ordering::Relaxed);
+        fn prefetch(&self, offset: u64, len: u64) {
+            self.hints.lock().push(offset..offset + len);
         }
 
         fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -299,30 +300,45 @@ mod tests {
         }
     }
 
+    /// Reads all leaves below `node`, and says where those are that the running transaction has made.
+    fn read_leaves(volume: &Volume, node: &TreeBlock, running: Generation) -> Vec<u64> {
+        let mut new = Vec::new();
+        for (slot, pointer) in node.pointers().iter().enumerate() {
+            let child = volume.child(node, slot, TreeId::FS).unwrap();
+            if !child.is_leaf() {
+                new.extend(read_leaves(volume, &child, running));
+            } else if pointer.generation.get() == running.0 {
+                let places = volume.write_places(pointer.logical(), 4096).unwrap();
+                new.extend(places.iter().map(|(_, physical, _)| physical.0));
+            }
+        }
+        new
+    }
+
     /// Making files read everything ahead that the transaction had not written yet: what there was before at those places.
     #[test]
     fn what_was_not_written_yet_is_not_read_ahead() {
-        let told = Arc::new(Told { device: in_memory(4096), hints: AtomicU64::new(0) });
-        let options = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
+        let told = Arc::new(Told { device: in_memory(4096), hints: Mutex::default() });
+        let options =
+            OpenOptions { cache_bytes: 0, commit_interval: None, ..OpenOptions::default() };
         let volume = Volume::open_writable(vec![told.clone() as Arc<_>], &options).unwrap();
         let fs = volume.filesystem(SubvolumeId::FS).unwrap();
         let new = NewFile { permissions: 0o644, uid: 0, gid: 0, at: Timestamp::default() };
-        let read_first_leaf = || {
-            let mut block = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
-            while block.header().level > 1 {
-                block = volume.child(&block, 0, TreeId::FS).unwrap();
+        for (files, is_first) in [(0..2000, true), (2000..2030, false)] {
+            for number in files {
+                let name = format!("file-{number}");
+                fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &new).unwrap();
             }
-            let before = told.hints.load(Ordering::Relaxed);
-            assert!(volume.child(&block, 0, TreeId::FS).unwrap().is_leaf());
-            told.hints.load(Ordering::Relaxed) - before
-        };
-        for number in 0..2000 {
-            let name = format!("file-{number}");
-            fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &new).unwrap();
+            volume.flush_delayed(u64::MAX).unwrap();
+            let running = volume.live().unwrap().first_incomplete();
+            let root = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
+            told.hints.lock().clear();
+            let unwritten = read_leaves(&volume, &root, running);
+            assert!(!unwritten.is_empty());
+            let hints = told.hints.lock().clone();
+            assert!(unwritten.iter().all(|at| !hints.iter().any(|hint| hint.contains(at))));
+            assert_eq!(hints.is_empty(), is_first, "{hints:?}");
+            fs.sync().unwrap();
         }
-        volume.flush_delayed(u64::MAX).unwrap();
-        assert_eq!(read_first_leaf(), 0);
-        fs.sync().unwrap();
-        assert!(read_first_leaf() > 0, "now they are there");
     }
 }
