@@ -74,7 +74,7 @@
 //!
 //! | operation | items it queues | places it changes at once | reserves |
 //! |---|---|---|---|
-//! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM, an INODE_REF, the directory's inode: 5 | the target or a property, and the new inode, which is flushed before: 2 | 9 |
+//! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM with an INODE_REF in one leaf, the directory's inode: 4 | the target or a property; the new inode with its name is counted twice, as it is flushed before | 6 |
 //! | link | a DIR_ITEM, a DIR_INDEX, an INODE_REF, two inodes: 5 | | 9 |
 //! | unlink, rmdir | the same, removed; the inode changes, or goes with its last name: 5 | two leaves of the inode's items, or an orphan item: 2 | 7 |
 //! | rename | two DIR_ITEMs, a new and a removed DIR_INDEX, two INODE_REFs, three inodes: 9 | | 9 |
@@ -332,11 +332,11 @@ impl<'a, 'v> Queue<'a, 'v> {
     pub(crate) fn finish(mut self) -> Result<()> {
         self.settle();
         let space = self.handle.space();
-        if !self.delayed.holds_much(space) {
-            return Ok(());
-        }
         if space.is_roomy() {
             self.handle.ask_for_room();
+            return Ok(());
+        }
+        if !self.delayed.holds_much(space) {
             return Ok(());
         }
         let nodes = std::mem::take(&mut self.nodes);

@@ -195,6 +195,11 @@ impl Live {
         committing.dirty.get(logical)
     }
 
+    /// Whether a transaction is being written.
+    pub(crate) fn is_committing(&self) -> bool {
+        self.phases.read().committing.is_some()
+    }
+
     /// The first transaction whose blocks are not all on the devices.
     pub(crate) fn first_incomplete(&self) -> Generation {
         let phases = self.phases.read();

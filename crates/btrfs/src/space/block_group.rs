@@ -101,6 +101,11 @@ impl BlockGroup {
         state.used == 0 && state.between == 0 && state.stored_used == 0
     }
 
+    /// Whether nobody may take space here any more.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.state.lock().is_retired
+    }
+
     /// Lets nobody take space here any more, if nothing in it is used, taken or pinned; what was
     /// known to be free.
     pub(crate) fn retire(&self) -> Option<u64> {

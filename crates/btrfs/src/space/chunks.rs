@@ -46,15 +46,16 @@ impl Engine {
     /// Allocates a chunk if a device has room for one, or else removes block groups that hold nothing and tries again. The
     /// caller must hold no handle.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
-        if !self.try_grow(purpose)? {
+        if !self.try_grow(purpose, || true)? {
             self.remove_empty_groups()?;
-            self.try_grow(purpose)?;
+            self.try_grow(purpose, || true)?;
         }
         Ok(())
     }
 
-    /// Allocates a chunk if a device has room for one that is not promised; whether there was.
-    pub(super) fn try_grow(&self, purpose: Purpose) -> Result<bool> {
+    /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room for one that is not promised; whether
+    /// it did.
+    pub(super) fn try_grow(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<bool> {
         let live = self.live()?;
         let items = live.space.chunk_items();
         // Who needs data may be the first to change anything: nothing is known of metadata then.
@@ -63,10 +64,7 @@ impl Engine {
         self.look_around(Purpose::Metadata, || metadata.free() < metadata.reserved() + needed())?;
         let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else { return Ok(false) };
         let _chunks = live.space.chunk_lock.lock();
-        if !handle.has_system_space()? {
-            return Ok(false);
-        }
-        handle.allocate_chunk(purpose)
+        Ok(is_wanted() && handle.has_system_space()? && handle.allocate_chunk(purpose)?)
     }
 
     /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the
@@ -96,6 +94,10 @@ impl Engine {
                 return Ok(());
             };
             let _chunks = live.space.chunk_lock.lock();
+            if group.is_retired() {
+                // Somebody else removed it meanwhile.
+                continue;
+            }
             let chunk = self.chunk_at(group.start)?;
             let keep = live.space.spare_bytes(chunk.stripe_bytes() * chunk.stripes.len() as u64);
             if has_cache_file(self, &group)? || !handle.has_system_space()? {

@@ -195,6 +195,7 @@ impl Ledger {
         if kind != Kind::Promise {
             self.reserved.fetch_sub(bytes, SeqCst);
             self.ended.fetch_add(1, SeqCst);
+            self.wake.notify_one();
         }
     }
 

@@ -11,7 +11,8 @@
 //! | allocate chunk | makes a chunk; where no device has room, removes empty block groups first | the chunk |
 //! | commit | commits | what the transaction has given up |
 //!
-//! Before each it waits until as many reservations have ended as there were: most took less than that, and others may be served.
+//! Before each it waits until all reservations have ended, or as many as there were and a few more: most took less than that, and others
+//! may be served.
 //! Those who have one need nothing of those who wait.
 //!
 //! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
@@ -94,7 +95,7 @@ impl Engine {
             let before = ledger.line().begin_cycle();
             if self.cycle(live, purpose, own, before)? {
                 is_last = false;
-            } else if is_last || self.dirty_tree_bytes()? == 0 {
+            } else if is_last || !self.frees_more(live)? {
                 ledger.line().refuse_oldest(before);
                 live.space.serve(purpose);
                 is_last = false;
@@ -105,10 +106,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a commit may free something, of this transaction or of the one that is being written.
+    fn frees_more(&self, live: &Live) -> Result<bool> {
+        Ok(live.is_committing() || self.dirty_tree_bytes()? > 0)
+    }
+
     /// Goes through the states, until more than `before` tickets were granted, or `own` has come to its end; whether that was so.
     fn cycle(&self, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
         let (space, ledger) = (&live.space, live.space.ledger(purpose));
-        let has_much_room = space.allocated.is_less_than_half();
+        let has_much_room = space.is_roomy();
         let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { FlushState::ALL };
         for pass in 0..PASSES {
             for state in states {
@@ -142,7 +148,7 @@ impl Engine {
     pub(crate) fn make_room_ahead(&self) -> Result<()> {
         let space = &self.live()?.space;
         let make = |state| match state {
-            FlushState::AllocateChunk => self.try_grow(Purpose::Metadata),
+            FlushState::AllocateChunk => self.try_grow(Purpose::Metadata, || space.needs_chunk()),
             _ => write_back::make_room(self, || space.is_tight()).map(|()| false),
         };
         let ahead = |state| space.flush(Purpose::Metadata, state, When::Ahead, || make(state));

@@ -228,7 +228,8 @@ impl Space {
     /// What must stay free of metadata when a block group is removed that takes so much of the members, so that it is not allocated
     /// again at once: where that would be cheap, enough for what was reserved at the peak.
     pub(super) fn spare_bytes(&self, taken: u64) -> u64 {
-        let is_cheap = self.allocated.is_less_than_half_without(taken);
+        let has_place = self.ledger(Purpose::Metadata).next_chunk() > 0;
+        let is_cheap = has_place && self.allocated.is_less_than_half_without(taken);
         let peak = if is_cheap { self.ledger(Purpose::Metadata).reserved_peak() } else { 0 };
         SPARE * (self.commit_cost() + self.kept_bytes()) + CHUNK_PARTS * peak
     }

@@ -4,6 +4,8 @@
 //! Volumes are filled with extended attributes of the root directory, whose names have different hashes:
 //! they differ in four bytes.
 
+use std::sync::Arc;
+
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
@@ -11,8 +13,8 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use super::Claim;
 use super::{Purpose, Reservation};
-use crate::Volume;
-use crate::test_volumes::{check, open, xattr};
+use crate::test_volumes::{check, in_memory_of, open, xattr};
+use crate::{OpenOptions, Volume};
 
 fn item(number: u32, len: usize) -> (Key, Vec<u8>) {
     let digit = |place: u32| b'0' + u8::try_from(number / 64u32.pow(place) % 64).unwrap();
@@ -262,4 +264,22 @@ fn threads_run_out_of_space_of_small_nodes() {
 #[test]
 fn threads_run_out_of_mixed_space() {
     threads_run_out(64, &["--mixed"], 16, 1500, false);
+}
+
+/// Who found the same empty block group as another, a moment later, said that the volume was damaged.
+#[test]
+fn empty_groups_are_removed_by_several_threads() {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let device = in_memory_of(16384, 8 << 30);
+    let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    for _ in 0..30 {
+        for _ in 0..4 {
+            assert!(volume.try_grow(Purpose::Data, || true).expect("no device fails"));
+        }
+        std::thread::scope(|scope| {
+            let remove = || volume.remove_empty_groups().expect("no device fails");
+            (0..3).for_each(|_| drop(scope.spawn(remove)));
+        });
+    }
+    volume.sync().expect("a commit");
 }
