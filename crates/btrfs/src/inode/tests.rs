@@ -1,7 +1,5 @@
 //! What once went wrong with names, on volumes in memory.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
@@ -30,10 +28,9 @@ fn a_directory_that_moves_stands_somewhere() {
     let mkdir = |dir, name| fs.mkdir(place(dir, name), &NEW).expect("a directory");
     let ends = [mkdir(fs.root(), "first"), mkdir(fs.root(), "second")];
     let moved = mkdir(ends[0], "moved");
-    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (fs, done) = (&fs, &done);
-        scope.spawn(move || {
+        let fs = &fs;
+        let renamer = scope.spawn(move || {
             for round in 0..4000 {
                 let (from, to) = (ends[round % 2], ends[(round + 1) % 2]);
                 fs.rename(place(from, "moved"), place(to, "moved"), AT).expect("nothing is there");
@@ -41,9 +38,8 @@ fn a_directory_that_moves_stands_somewhere() {
                     fs.sync().expect("a commit");
                 }
             }
-            done.store(true, Ordering::Release);
         });
-        while !done.load(Ordering::Acquire) {
+        while !renamer.is_finished() {
             let parent = fs.parent(moved).expect("it stands somewhere").expect("no root");
             assert!(ends.contains(&parent.dir) && parent.name == b"moved");
         }

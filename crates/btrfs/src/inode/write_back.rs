@@ -174,7 +174,7 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     files.into_iter().map(|file| sync_file(volume, file)).fold(Ok(()), Result::and)
 }
 
-/// Writes back what can be without waiting for anybody, as long as room is wanted, for who makes it and may hold locks of
+/// Writes back what can be without waiting for a lock of an inode or in line, as long as room is wanted, for who makes it and may hold locks of
 /// inodes. What cannot be written back stays: its own sync tells why.
 pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
     for file in volume.buffers.files() {

@@ -25,7 +25,7 @@ use crate::total_bytes;
 /// Less than this goes through the page cache, in bytes.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// Where requests and buffers begin and end, in bytes. Some hosts want less, none wants more.
+/// Where requests and buffers begin and end, in bytes. Most hosts want that or less; what one refuses goes through the page cache.
 const PAGE_BYTES: usize = 4096;
 
 /// The pages of a buffer.

@@ -126,7 +126,7 @@ fn who_waits_is_told_that_items_are_gone() {
         assert!(delayed.bytes() > delayed.most_bytes());
         (0..100).for_each(|at| queue.remove(index(at)));
         let waiter = scope.spawn(|| volume.limit_delayed());
-        while delayed.backlog.waiting() == 0 {
+        while delayed.backlog.waiting() == 0 && !waiter.is_finished() {
             std::thread::yield_now();
         }
         fall_asleep();
@@ -135,6 +135,15 @@ fn who_waits_is_told_that_items_are_gone() {
         waiter.join().expect("no panic").expect("nothing is left to be flushed");
     });
     assert_eq!((delayed.bytes(), delayed.dirties()), (0, 0));
+}
+
+/// Tells others that it is over, also when that is because something failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Beside threads that queue more all the time the thread of the volume flushed on and on, and no commit was made when it
@@ -148,9 +157,11 @@ fn easing_leaves_what_comes_later() {
     let most_bytes = fs.volume().live().expect("it is writable").delayed.most_bytes();
     std::thread::scope(|scope| {
         let (fs, done) = (&fs, &done);
+        let _over = Over(done);
         for thread in 0..WRITERS {
             let dir = fs.mkdir(place(fs.root(), &format!("{thread}")), &NEW).expect("a directory");
             scope.spawn(move || {
+                let _over = Over(done);
                 for number in 0.. {
                     create(fs, dir, &format!("{number}"));
                     if done.load(Ordering::Acquire) {
@@ -162,16 +173,16 @@ fn easing_leaves_what_comes_later() {
         let delayed = &fs.volume().live().expect("it is writable").delayed;
         for _ in 0..20 {
             while delayed.bytes() <= most_bytes / 2 {
+                assert!(!done.load(Ordering::Acquire), "a writer failed");
                 std::thread::yield_now();
             }
             let before = fs.volume().stats().flushes_in_background;
             let nodes: usize = delayed.shards.iter().map(|shard| shard.read().len()).sum();
             fs.volume().ease_delayed().expect("a flush");
             let flushed = fs.volume().stats().flushes_in_background - before;
-            // Nodes that came between the count and the flush.
-            let most = nodes as u64 + 2 * WRITERS;
+            // Nodes that came between the count and the flush, which may be some on a slow machine.
+            let most = nodes.max(32) as u64 + 4 * WRITERS;
             assert!(flushed <= most, "{flushed} nodes were flushed, and there were {nodes}");
         }
-        done.store(true, Ordering::Release);
     });
 }

@@ -154,8 +154,9 @@ fn who_waits_is_told_that_a_flush_panicked() {
         let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
         let waiter = scope.spawn(move || (0..).find_map(|number| make(number).err()));
         let mut flushed = None;
-        while live.delayed.backlog.waiting() == 0
-            || flushed != Some(volume.stats().flushes_by_writers)
+        while !waiter.is_finished()
+            && (live.delayed.backlog.waiting() == 0
+                || flushed != Some(volume.stats().flushes_by_writers))
         {
             flushed = Some(volume.stats().flushes_by_writers);
             fall_asleep();
