@@ -350,9 +350,9 @@ impl Space {
         self.allocated.of_members()
     }
 
-    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to no chunk.
+    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to none, and a GiB at least.
     pub(crate) fn is_roomy(&self) -> bool {
-        self.ledger(Purpose::Metadata).next_chunk() > 0 && self.allocated.is_less_than_half()
+        self.ledger(Purpose::Metadata).next_chunk() > 0 && self.allocated.has_much_room()
     }
 
     fn is_mixed(&self) -> bool {

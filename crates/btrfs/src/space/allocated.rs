@@ -6,6 +6,9 @@ use parking_lot::Mutex;
 
 use crate::volume::{Engine, Member};
 
+/// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in bytes.
+const LEAST_ROOM_BYTES: u64 = 1 << 30;
+
 /// What of every member belongs to chunks, and what of all of them.
 #[derive(Debug)]
 pub(super) struct Allocated {
@@ -40,14 +43,15 @@ impl Allocated {
         self.members.lock().clone()
     }
 
-    /// Whether most of the members belongs to no chunk.
-    pub(super) fn is_less_than_half(&self) -> bool {
-        self.is_less_than_half_without(0)
+    /// Whether most of the members belongs to no chunk, and a GiB at least.
+    pub(super) fn has_much_room(&self) -> bool {
+        self.has_much_room_without(0)
     }
 
     /// Whether that is so when a chunk goes that takes so much.
-    pub(super) fn is_less_than_half_without(&self, taken: u64) -> bool {
-        self.bytes.load(Ordering::Relaxed).saturating_sub(taken) < self.usable_bytes / 2
+    pub(super) fn has_much_room_without(&self, taken: u64) -> bool {
+        let bytes = self.bytes.load(Ordering::Relaxed).saturating_sub(taken);
+        bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
     }
 
     /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated now.

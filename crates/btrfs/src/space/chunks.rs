@@ -47,7 +47,8 @@ impl Engine {
     /// caller must hold no handle.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
         if !self.try_grow(purpose, || true)? {
-            self.remove_empty_groups()?;
+            let is_data = !self.live()?.space.counts_as_metadata(purpose);
+            self.remove_empty(is_data)?;
             self.try_grow(purpose, || true)?;
         }
         Ok(())
@@ -87,6 +88,11 @@ impl Engine {
     /// Removes block groups that hold nothing, but for one of each kind, and those that will be
     /// needed again soon.
     pub(crate) fn remove_empty_groups(&self) -> Result<()> {
+        self.remove_empty(false)
+    }
+
+    /// The same; when data wants the room, those of metadata too that are not needed now.
+    fn remove_empty(&self, data_wants_room: bool) -> Result<()> {
         let live = self.live()?;
         for group in live.space.empty_groups() {
             let items = live.space.chunk_items() + bitmap_leaves(self, &group);
@@ -99,7 +105,8 @@ impl Engine {
                 continue;
             }
             let chunk = self.chunk_at(group.start)?;
-            let keep = live.space.spare_bytes(chunk.stripe_bytes() * chunk.stripes.len() as u64);
+            let taken = chunk.stripe_bytes() * chunk.stripes.len() as u64;
+            let keep = live.space.spare_bytes(taken, data_wants_room);
             if has_cache_file(self, &group)? || !handle.has_system_space()? {
                 continue;
             }

@@ -23,7 +23,7 @@
 //! cycle, what that gave up is not free yet, and there is one more cycle before.
 //!
 //! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is reserved: it allocates a chunk where
-//! most of the members belongs to none, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
+//! most of the members belongs to none, and a GiB at least, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
 //! at the peak needs it. Elsewhere delayed items are flushed by who queued them (`delayed`). And it writes files back when more is
 //! promised than is left for others.
 //!

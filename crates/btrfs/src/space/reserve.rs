@@ -225,13 +225,18 @@ impl Space {
         self.is_roomy() && reserved > self.left_of_metadata() / CHUNK_PARTS
     }
 
-    /// What must stay free of metadata when a block group is removed that takes so much of the members, so that it is not allocated
-    /// again at once: where that would be cheap, enough for what was reserved at the peak.
-    pub(super) fn spare_bytes(&self, taken: u64) -> u64 {
+    /// What must stay free of metadata beside what is spoken for when a block group is removed that takes so much of the members, so that
+    /// it is not allocated again at once: where that would be cheap, enough for what was spoken for at the peak. What data wants now
+    /// it gets before that.
+    pub(super) fn spare_bytes(&self, taken: u64, data_wants_room: bool) -> u64 {
+        let kept = self.commit_cost() + self.kept_bytes();
+        if data_wants_room {
+            return kept;
+        }
         let has_place = self.ledger(Purpose::Metadata).next_chunk() > 0;
-        let is_cheap = has_place && self.allocated.is_less_than_half_without(taken);
+        let is_cheap = has_place && self.allocated.has_much_room_without(taken);
         let peak = if is_cheap { self.ledger(Purpose::Metadata).reserved_peak() } else { 0 };
-        SPARE * (self.commit_cost() + self.kept_bytes()) + CHUNK_PARTS * peak
+        SPARE * kept + CHUNK_PARTS * peak
     }
 
     /// Whether less than three quarters of the block groups for `purpose` are in use.
