@@ -2,8 +2,8 @@
 //!
 //! An inode without names goes at once when it has few items and nobody has it open. Otherwise
 //! an ORPHAN_ITEM says that it is to be removed, and it goes when the last who has it open lets
-//! go of it, in as many transactions as its items need. After a crash the orphan items tell what
-//! is left to do; that is done when the subvolume is first changed again.
+//! go of it, in as many transactions as its items need. After a crash, or when that failed, the orphan items tell what
+//! is left to do; that is done when the volume was opened again and the subvolume is first changed.
 
 use std::sync::Arc;
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp};
+use offshoot_vfs::{
+    Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
+};
 
 use crate::test_volumes::in_memory;
 use crate::transaction::Live;
@@ -115,8 +117,16 @@ fn inline_data_is_replaced_or_not() {
     });
 }
 
-/// A name goes, or stays with the file. What is left of the file when it goes in steps, nobody sees.
+/// A name goes, or stays with the file. What is left of the file when it goes in steps, nobody sees. When a later step failed the name was gone, and
+/// its removal was called a failure.
 #[test]
 fn a_file_is_gone_or_not() {
-    try_every_read(scattered, |fs, _| fs.unlink(FILE, AT));
+    try_every_read(scattered, |fs, _| {
+        let gone = fs.unlink(FILE, AT);
+        let found = fs.lookup(FILE.dir, FILE.name);
+        let is_gone = found.is_err_and(|error| error.errno() == Errno::NOENT);
+        let is_whole = fs.volume().live().and_then(Live::require_whole).is_ok();
+        assert!(gone.is_ok() || !is_gone || !is_whole, "it is gone, and was it not? {gone:?}");
+        gone
+    });
 }

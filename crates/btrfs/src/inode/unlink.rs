@@ -10,7 +10,7 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, placeholder_in, type_of};
-use crate::volume::Engine;
+use crate::volume::{Engine, Report};
 
 /// What remains to be done when a name was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,15 +21,18 @@ pub(super) enum Rest {
 }
 
 impl Rest {
-    /// Does it. The caller's transaction handle was let go.
+    /// Does it. The caller's transaction handle was let go. The name is gone, and an orphan item says what is left: that it could not be removed now
+    /// is reported, and is an error only when nothing can be written any more, because the name stays then.
     pub(super) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
-        match self {
-            Self::Nothing => Ok(()),
-            Self::Evict(file) => {
-                locks.keep_only(file);
-                evict::evict(volume, file)
+        let Self::Evict(file) = self else { return Ok(()) };
+        locks.keep_only(file);
+        if let Err(error) = evict::evict(volume, file) {
+            if volume.live()?.require_whole().is_err() {
+                return Err(error);
             }
+            volume.report(&Report::LeftBehind { file, problem: error.to_string() });
         }
+        Ok(())
     }
 }
 

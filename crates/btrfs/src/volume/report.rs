@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
+use offshoot_vfs::FileId;
 use uuid::Uuid;
 
 /// Called with every report, from whichever thread found it. It must not call back into
@@ -46,6 +47,13 @@ pub enum Report {
     /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone. When
     /// nothing more is written until the volume is opened again, this is said once.
     CommitFailed {
+        /// What went wrong.
+        problem: String,
+    },
+    /// A file that has no name any more could not be removed. It goes when the volume is opened again and its subvolume is changed.
+    LeftBehind {
+        /// The file.
+        file: FileId,
         /// What went wrong.
         problem: String,
     },
@@ -109,6 +117,9 @@ impl fmt::Display for Report {
                 write!(f, "{device}: the superblock copy at {offset} is damaged ({problem})")
             }
             Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
+            Self::LeftBehind { file, problem } => {
+                write!(f, "{file} has no name any more and could not be removed: {problem}")
+            }
             Self::LogPending => f.write_str(
                 "a tree log is pending: what was fsynced after the last commit is not shown",
             ),
