@@ -57,9 +57,6 @@ pub(crate) fn write(
         return Ok(());
     }
     timespec(at)?;
-    if is_inline(volume, file)? {
-        buffer(volume, file, 0, &[], at)?;
-    }
     let size = length_of(volume, file, &item);
     if size < offset {
         clear_behind(volume, file, size, at)?;
@@ -140,7 +137,7 @@ struct Room<'v> {
 impl<'v> Room<'v> {
     fn reserve(volume: &'v Engine, file: FileId, range: &Range<u64>) -> Result<Self> {
         with_room(volume, file, |buffer| {
-            let gaps = buffer.map_or(vec![range.clone()], |b| b.read().gaps(range));
+            let gaps = gaps(volume, file, buffer, range)?;
             let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
             if bytes == 0 {
                 return Ok(Self { gaps, data: None, claim: None });
@@ -171,6 +168,25 @@ fn with_room<T>(
             outcome => return outcome,
         }
     }
+}
+
+/// The parts of `range`, whole sectors of `file`, that are not buffered yet, and first the sector whose data is in the extent item: no
+/// extent may stand beside that.
+fn gaps(
+    volume: &Engine,
+    file: FileId,
+    buffer: Option<&FileBuffer>,
+    range: &Range<u64>,
+) -> Result<Vec<Range<u64>>> {
+    let gaps = |range: Range<u64>| match buffer {
+        Some(buffer) => buffer.read().gaps(&range),
+        None => vec![range],
+    };
+    let mut found = gaps(range.clone());
+    if range.start > 0 && !found.is_empty() && is_inline(volume, file)? {
+        found.splice(..0, gaps(0..u64::from(volume.superblock().sector_size)));
+    }
+    Ok(found)
 }
 
 /// The bytes of `gap`, whole sectors: `data` where it is `new`, and what the file has around it.
@@ -238,6 +254,10 @@ fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Re
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
     let claim = with_room(volume, file, |buffer| write_back::claim(volume, buffer, 0))?;
+    if is_inline(volume, file)? {
+        // It may have become that for want of room.
+        self::buffer(volume, file, 0, &[], at)?;
+    }
     let buffer = volume.buffers.get_or_add(file, old, at);
     claim.keep(&buffer);
     buffer.write().written(size, at);

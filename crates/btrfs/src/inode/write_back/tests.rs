@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -9,6 +10,7 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, T
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::{in_memory, in_memory_of};
+use crate::tree::with_item;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
@@ -184,4 +186,39 @@ fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     assert!(volume.buffers.bytes() > 2 << 20, "the test is about too much that is buffered");
     fs.write(other, 0, &[1; 4096], AT).expect("others are written");
     fs.sync().expect_err("and it is told");
+}
+
+/// A small file was written back to make room for a piece behind it, which put its data into the extent item, and the piece
+/// beside that.
+#[test]
+fn what_is_written_back_for_room_is_not_inline_beside_extents() {
+    const SECTOR: usize = 4096;
+    let device = in_memory_of(NODE_SIZE, 128 << 20);
+    let (volume, fs) = open(&device, 64 << 20);
+    let (filler, small) = (create(&fs, "filler"), create(&fs, "small"));
+    for name in ["first", "second"] {
+        fs.write(create(&fs, name), 0, &[1; SECTOR], AT).expect("there is room");
+    }
+    fs.sync().expect("a commit");
+    let mut size = 0;
+    for len in [1 << 20, SECTOR] {
+        while fs.write(filler, size, &vec![1; len], AT).is_ok() {
+            size += len as u64;
+        }
+        fs.sync().expect("a commit");
+    }
+    for name in ["first", "second"] {
+        fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+    }
+    fs.sync().expect("a commit");
+    fs.write(small, 0, &[7; 100], AT).expect("there are two sectors");
+    let written = fs.write(small, 2 * SECTOR as u64, &[8; 2 * SECTOR], AT);
+    fs.sync().expect("a commit");
+    let key = Key::new(small.ino, ItemType::EXTENT_DATA, 0);
+    let is_inline = with_item(&volume, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
+        Ok(matches!(FileExtent::parse(data).expect("an extent").body, FileExtentBody::Inline(_)))
+    });
+    let is_inline = is_inline.expect("it reads").expect("it has data");
+    assert_eq!(is_inline, written.is_err(), "{written:?}");
+    assert_eq!(fs.attr(small).expect("it is there").size, if is_inline { 100 } else { 16384 });
 }
