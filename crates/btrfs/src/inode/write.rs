@@ -183,7 +183,8 @@ fn gaps(
         None => vec![range],
     };
     let mut found = gaps(range.clone());
-    if range.start > 0 && !found.is_empty() && is_inline(volume, file)? {
+    // What cannot be written is refused wherever it is written to.
+    if !found.is_empty() && is_inline(volume, file)? && range.start > 0 {
         found.splice(..0, gaps(0..u64::from(volume.superblock().sector_size)));
     }
     Ok(found)
