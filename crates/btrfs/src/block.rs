@@ -185,11 +185,13 @@ const READ_AHEAD_BLOCKS: usize = 32;
 impl Engine {
     /// The block that `expected` describes, as it is now.
     pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
-        let live = self.live_part();
-        match live.and_then(|live| live.dirty_block(expected.generation, expected.logical)) {
-            Some(latch) => Ok(latch.read().clone()),
-            None => self.committed_block(expected),
-        }
+        self.dirty_block(expected).map_or_else(|| self.committed_block(expected), Ok)
+    }
+
+    /// The same if it is not on the devices yet.
+    fn dirty_block(&self, expected: &Expected) -> Option<Arc<TreeBlock>> {
+        let latch = self.live_part()?.dirty_block(expected.generation, expected.logical)?;
+        Some(latch.read().clone())
     }
 
     /// The committed block that `expected` describes, from the cache or else from the devices.
@@ -218,10 +220,8 @@ impl Engine {
         owner: TreeId,
     ) -> Result<Arc<TreeBlock>> {
         let expected = node.child_expected(slot, owner);
-        let live = self.live_part();
-        if let Some(latch) = live.and_then(|l| l.dirty_block(expected.generation, expected.logical))
-        {
-            return Ok(latch.read().clone());
+        if let Some(block) = self.dirty_block(&expected) {
+            return Ok(block);
         }
         if node.header().level == 1 {
             self.read_ahead(node, slot);

@@ -350,9 +350,16 @@ impl Space {
         self.allocated.of_members()
     }
 
-    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to none, and a GiB at least.
+    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to none, and a
+    /// GiB at least.
     pub(crate) fn is_roomy(&self) -> bool {
-        self.ledger(Purpose::Metadata).next_chunk() > 0 && self.allocated.has_much_room()
+        self.is_roomy_without(0)
+    }
+
+    /// Whether that is so when a chunk goes that takes so much.
+    fn is_roomy_without(&self, taken: u64) -> bool {
+        let has_place = self.ledger(Purpose::Metadata).next_chunk() > 0;
+        has_place && self.allocated.has_much_room_without(taken)
     }
 
     fn is_mixed(&self) -> bool {

@@ -43,12 +43,7 @@ impl Allocated {
         self.members.lock().clone()
     }
 
-    /// Whether most of the members belongs to no chunk, and a GiB at least.
-    pub(super) fn has_much_room(&self) -> bool {
-        self.has_much_room_without(0)
-    }
-
-    /// Whether that is so when a chunk goes that takes so much.
+    /// Whether most of the members belongs to no chunk, and a GiB at least, when a chunk goes that takes so much.
     pub(super) fn has_much_room_without(&self, taken: u64) -> bool {
         let bytes = self.bytes.load(Ordering::Relaxed).saturating_sub(taken);
         bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES

@@ -233,9 +233,11 @@ impl Space {
         if data_wants_room {
             return kept;
         }
-        let has_place = self.ledger(Purpose::Metadata).next_chunk() > 0;
-        let is_cheap = has_place && self.allocated.has_much_room_without(taken);
-        let peak = if is_cheap { self.ledger(Purpose::Metadata).reserved_peak() } else { 0 };
+        let peak = if self.is_roomy_without(taken) {
+            self.ledger(Purpose::Metadata).reserved_peak()
+        } else {
+            0
+        };
         SPARE * kept + CHUNK_PARTS * peak
     }
 
