@@ -323,7 +323,8 @@ mod tests {
             OpenOptions { cache_bytes: 0, commit_interval: None, ..OpenOptions::default() };
         let volume = Volume::open_writable(vec![told.clone() as Arc<_>], &options).unwrap();
         let fs = volume.filesystem(SubvolumeId::FS).unwrap();
-        let new = NewFile { permissions: 0o644, uid: 0, gid: 0, at: Timestamp::default() };
+        let new =
+            NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: Timestamp::default() };
         for (files, is_first) in [(0..2000, true), (2000..2030, false)] {
             for number in files {
                 let name = format!("file-{number}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{
-    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs,
+    Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
 };
 
 use crate::data::{self, FileData};
@@ -64,6 +64,10 @@ impl FileSystem for Filesystem {
 
     fn attr(&self, file: FileId) -> Result<Attr> {
         inode::attr(&self.volume, file).map_err(of(file))
+    }
+
+    fn flags(&self, file: FileId) -> Result<FileFlags> {
+        inode::flags::flags(&self.volume, file).map_err(of(file))
     }
 
     fn read_dir(

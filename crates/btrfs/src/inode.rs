@@ -10,10 +10,12 @@
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
 //! | `changes` | an operation's changes, gathered in memory and applied at once |
 //! | `entries`, `names` | both sides of a name: in the directory and in the inode |
-//! | `create`, `unlink`, `rename`, `attributes`, `xattr`, `write` | the operations |
+//! | `create`, `unlink`, `rename`, `attributes`, `flags`, `xattr`, `write` | the operations |
+//! | `acl` | how access control lists and permissions follow each other |
 //! | `write_back` | from buffered data to extents |
 //! | `evict` | removing whole inodes, at once or after they were open or a crash |
 
+mod acl;
 pub(crate) mod attributes;
 mod changes;
 pub(crate) mod create;
@@ -22,6 +24,7 @@ mod entries;
 mod evict;
 #[cfg(test)]
 mod faults;
+pub(crate) mod flags;
 mod in_use;
 mod names;
 pub(crate) mod rename;

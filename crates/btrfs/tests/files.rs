@@ -23,7 +23,7 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp}
 use uuid::Uuid;
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
-const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Who makes how many files where.
 #[derive(Clone, Copy, Debug)]

@@ -40,12 +40,13 @@ pub(crate) fn umask() -> u32 {
     mask.bits()
 }
 
-/// What a file begins with that the caller makes in `dir`: it is the caller's, and its group is
+/// What a file begins with that the caller makes in `dir` with this umask: it is the caller's, and its group is
 /// that of a directory with the set-group-id bit, as on any mount.
 pub(crate) fn new_file(
     fs: &dyn FileSystem,
     dir: FileId,
     permissions: u32,
+    umask: u32,
     at: Timestamp,
 ) -> Result<NewFile, Error> {
     let parent = fs.attr(dir)?;
@@ -53,7 +54,7 @@ pub(crate) fn new_file(
         0 => process::getegid().as_raw(),
         _ => parent.gid,
     };
-    Ok(NewFile { permissions, uid: process::geteuid().as_raw(), gid, at })
+    Ok(NewFile { permissions, uid: process::geteuid().as_raw(), gid, umask: Some(umask), at })
 }
 
 /// Which file of the host: device and inode, or the device that a special file stands for.

@@ -54,6 +54,8 @@ pub enum Aspect {
     Allocation,
     /// Where there are holes.
     Holes,
+    /// Flags, which copies do not take along.
+    Flags,
 }
 
 /// What to compare.
@@ -128,6 +130,7 @@ impl Compare {
             .without(Aspect::Order)
             .without(Aspect::StoredTimes)
             .without(Aspect::Allocation)
+            .without(Aspect::Flags)
     }
 
     /// Leaves `aspect` out of the comparison.

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use offshoot_vfs::{
-    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs, Timestamp,
+    Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
+    Timestamp,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, Statx, StatxFlags, StatxTimestamp};
 
@@ -244,6 +245,21 @@ impl FileSystem for HostFilesystem {
             ctime: time(stat.stx_ctime),
             btime: time(stat.stx_btime),
         })
+    }
+
+    fn flags(&self, file: FileId) -> Result<FileFlags> {
+        if !matches!(self.attr(file)?.file_type, FileType::Regular | FileType::Directory) {
+            return Ok(FileFlags::empty());
+        }
+        let (_keep, path) = self.path(file)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(posix(file))?;
+        match rustix::fs::ioctl_getflags(&opened) {
+            Ok(flags) => Ok(FileFlags::from_bits_truncate(flags.bits())),
+            // A filesystem without flags.
+            Err(Errno::NOTTY | Errno::OPNOTSUPP) => Ok(FileFlags::empty()),
+            Err(errno) => Err(posix(file)(errno)),
+        }
     }
 
     /// The kernel's own cookies are not stable enough to be ours; the place in the

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use contents::Contents;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileFlags, FileId, FileType, Parent, Result, Timestamp};
 
 /// The inode number of the root.
 const ROOT: u64 = 1;
@@ -40,7 +40,10 @@ struct Node {
     attr: Attr,
     body: Body,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    flags: FileFlags,
     opens: u64,
+    /// It never had a name, and may get one.
+    is_linkable: bool,
 }
 
 #[derive(Debug)]
@@ -75,7 +78,8 @@ impl Model {
     pub fn new(root: &Attr) -> Self {
         let attr = Attr { file: id(ROOT), size: 0, nlink: 1, ..*root };
         let body = Body::Directory(Directory::default());
-        let node = Node { attr, body, xattrs: BTreeMap::new(), opens: 0 };
+        let (xattrs, flags) = (BTreeMap::new(), FileFlags::empty());
+        let node = Node { attr, body, xattrs, flags, opens: 0, is_linkable: false };
         Self { state: Mutex::new(State { nodes: [(ROOT, node)].into(), next_ino: ROOT + 1 }) }
     }
 

@@ -5,8 +5,10 @@
 //! mount and a test each answer them differently:
 //!
 //! - permission checks, and clearing set-id bits when the owner changes;
-//! - the umask, default ACLs, and a group or set-group-id bit inherited from a directory;
+//! - a group or set-group-id bit inherited from a directory;
 //! - the clock: every call is given its moment, so the same calls make the same volume.
+//!
+//! Access control lists and permissions are kept in step as [`crate::acl`] says.
 //!
 //! What the file itself forbids is the filesystem's: immutable and append-only files and
 //! read-only subvolumes refuse whoever asks.
@@ -14,7 +16,7 @@
 //! A call is done altogether or not at all, also after a crash. It is durable
 //! when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`] returned.
 
-use crate::{FileId, FileSystem, FileType, Result, Timestamp};
+use crate::{FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
 
 /// What a new file begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,9 @@ pub struct NewFile {
     pub uid: u32,
     /// The group that owns it.
     pub gid: u32,
+    /// How a system call makes files: with the default access control list of the directory, or where that has none,
+    /// without these permissions. `None` makes exactly what is said, whatever the directory has.
+    pub umask: Option<u32>,
     /// The moment at which it is made: all its times, and those of the directory.
     pub at: Timestamp,
 }
@@ -66,6 +71,17 @@ pub enum XattrMode {
     Replace,
 }
 
+/// What a move does with what stands at the new name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rename {
+    /// It is removed as [`FileSystemMut::unlink`] or [`FileSystemMut::rmdir`] would.
+    Replace,
+    /// It is an error: `EEXIST` (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// It gets the old name, and must be there: `ENOENT` (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
 /// A directory and a name in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
@@ -98,8 +114,13 @@ pub trait FileSystemMut: FileSystem {
     /// target and `ENAMETOOLONG` for one that is too long for the volume.
     fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
 
+    /// Makes an empty regular file without a name in the filesystem of `dir`, as if it were made there, and counts it as
+    /// opened once: it goes with its last [`FileSystemMut::release`], and in a crash, unless it got a name by then. It
+    /// can get one when `is_linkable`.
+    fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
+
     /// Gives `file` one more name. `EPERM` for a directory, `EEXIST` when the name is taken,
-    /// `EMLINK` when it can have no more names, `EXDEV` in another subvolume.
+    /// `EMLINK` when it can have no more names, `ENOENT` when it lost its last one, `EXDEV` in another subvolume.
     fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
 
     /// Removes a name of a file that is no directory (`EISDIR`); the file goes with its last
@@ -109,13 +130,23 @@ pub trait FileSystemMut: FileSystem {
     /// Removes an empty directory; `ENOTDIR` and `ENOTEMPTY` for anything else.
     fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
 
-    /// Moves a file, and removes what stands at `to` as [`FileSystemMut::unlink`] or
-    /// [`FileSystemMut::rmdir`] would. Two names of one file are left alone. `EINVAL` for a directory moved
-    /// below itself, `EXDEV` for a move into another subvolume.
-    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()>;
+    /// Moves a file, and replaces what stands at `to`.
+    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+        self.rename_with(from, to, Rename::Replace, at)
+    }
 
-    /// Changes attributes; the change time becomes `at`.
+    /// Moves a file. Two names of one file are left alone, unless nothing may stand at `to`. `EINVAL` for a directory moved
+    /// below itself, `EXDEV` for a move into another subvolume.
+    fn rename_with(&self, from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp)
+    -> Result<()>;
+
+    /// Changes attributes; the change time becomes `at`. Permissions change the access control list too.
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
+
+    /// Sets the flags of a file, all of them; also of one that is immutable. `EOPNOTSUPP` for flags that the filesystem does not
+    /// have, `EINVAL` for those that contradict each other. Those of directories are left out elsewhere. Whether a file is copied on write
+    /// cannot be changed any more when it has data: that flag stays as it is then.
+    fn set_flags(&self, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
 
     /// Writes all of `data` at byte `offset` of a regular file, which becomes longer when it ends before
     /// that; what lies between is a hole. `EISDIR` and `EINVAL` for anything else, `EFBIG` beyond the largest
@@ -124,7 +155,8 @@ pub trait FileSystemMut: FileSystem {
     /// A long write is done piece by piece: a crash may leave its beginning.
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
 
-    /// Sets an extended attribute. `ERANGE` for a name and `E2BIG` for a value that no system call takes,
+    /// Sets an extended attribute. An access control list changes the permissions, and is not stored when they say
+    /// the same. `ERANGE` for a name and `E2BIG` for a value that no system call takes,
     /// `ENOSPC` for what is too large for the volume, `EOPNOTSUPP` for a namespace
     /// that it does not store.
     fn set_xattr(

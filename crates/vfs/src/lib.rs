@@ -14,15 +14,18 @@
 //! A file is named by its [`FileId`]. It stays valid as long as the volume is open;
 //! asking for one that does not exist is an error, not undefined.
 
+pub mod acl;
 mod attr;
 mod change;
 mod error;
+mod flags;
 
 use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
-pub use change::{FileSystemMut, NewFile, Node, Place, SetAttr, XattrMode};
+pub use change::{FileSystemMut, NewFile, Node, Place, Rename, SetAttr, XattrMode};
 pub use error::{Corrupt, Errno, Error, OsReason, Result};
+pub use flags::FileFlags;
 
 /// The longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -79,6 +82,11 @@ pub trait FileSystem: Send + Sync {
 
     /// The attributes of a file.
     fn attr(&self, file: FileId) -> Result<Attr>;
+
+    /// The flags of a file. A filesystem that has none need not say so.
+    fn flags(&self, file: FileId) -> Result<FileFlags> {
+        self.attr(file).map(|_| FileFlags::empty())
+    }
 
     /// Calls `visit` for the entries of `dir` in the order of their cookies, from
     /// the first one whose cookie is greater than `after` until `visit` breaks.

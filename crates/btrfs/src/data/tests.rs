@@ -84,7 +84,7 @@ fn judge(mkfs: &[&str], mount: &str) {
         let volume = open(&disks);
         let fs = volume.filesystem(TreeId::FS).expect("the top level");
         if round == 0 {
-            let new = NewFile { permissions: 0o644, uid: 1, gid: 2, at: AT };
+            let new = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
             fs.create(Place { dir: fs.root(), name: b"new" }, &new).expect("a file");
         }
         for number in 0..90 {
@@ -147,7 +147,7 @@ fn a_file_of_many_extents_is_cut() {
     disks.mkfs(&[]);
     let volume = open(&disks);
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
-    let new = NewFile { permissions: 0o600, uid: 0, gid: 0, at: AT };
+    let new = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: AT };
     let file = fs.create(Place { dir: fs.root(), name: b"many" }, &new).expect("a file");
     for number in 0..1500u64 {
         fs.write(file, number * 8192, &[1], AT).expect("there is room");

@@ -1,12 +1,13 @@
 //! Changing a subvolume, and those nested in it.
 
 use offshoot_vfs::{
-    FileId, FileSystemMut, NewFile, Node, Place, Result, SetAttr, Timestamp, XattrMode,
+    FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Rename, Result, SetAttr, Timestamp,
+    XattrMode,
 };
 
 use super::{Filesystem, of};
-use crate::inode::create::{Kind, make};
-use crate::inode::{attributes, rename, unlink, write, write_back, xattr};
+use crate::inode::create::{Kind, make, make_unnamed};
+use crate::inode::{attributes, flags, rename, unlink, write, write_back, xattr};
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
@@ -21,6 +22,10 @@ impl FileSystemMut for Filesystem {
         make(&self.volume, place, Kind::Symlink(target), new).map_err(of(place.dir))
     }
 
+    fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId> {
+        make_unnamed(&self.volume, dir, is_linkable, new).map_err(of(dir))
+    }
+
     fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
         unlink::link(&self.volume, file, place, at).map_err(of(file))
     }
@@ -33,12 +38,22 @@ impl FileSystemMut for Filesystem {
         unlink::rmdir(&self.volume, place, at).map_err(of(place.dir))
     }
 
-    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
-        rename::rename(&self.volume, from, to, at).map_err(of(from.dir))
+    fn rename_with(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        how: Rename,
+        at: Timestamp,
+    ) -> Result<()> {
+        rename::rename(&self.volume, from, to, how, at).map_err(of(from.dir))
     }
 
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
         attributes::set_attr(&self.volume, file, set, at).map_err(of(file))
+    }
+
+    fn set_flags(&self, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
+        flags::set(&self.volume, file, flags, at).map_err(of(file))
     }
 
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {

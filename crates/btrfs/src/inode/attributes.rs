@@ -5,7 +5,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result, SetAttr, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
-use super::{evict, write};
+use super::{acl, evict, write};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::volume::Engine;
 
@@ -31,6 +31,9 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     if let (Some(_), Some(buffer)) = (mtime.or(now), volume.buffers.get(file)) {
         buffer.write().mtime = None;
     }
+    if let Some(permissions) = set.permissions {
+        acl::follow(&mut changes, file, permissions)?;
+    }
     changes.change_inode(file, at, |item| {
         if let Some(permissions) = set.permissions {
             item.mode = (item.mode.get() & !0o7777 | permissions & 0o7777).into();
@@ -40,7 +43,10 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
         item.atime = atime.unwrap_or(item.atime);
         item.mtime = mtime.or(now).unwrap_or(item.mtime);
     })?;
-    changes.apply()
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)
 }
 
 /// Counts one more opening of `file`.

@@ -245,6 +245,12 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(())
     }
 
+    /// Whether an inode that changes wants that to be durable before the operation returns.
+    pub(super) fn is_synchronous(&self) -> bool {
+        let wants = inode_flags::SYNC | inode_flags::DIRSYNC;
+        self.inodes.iter().any(|inode| inode.is_changed && inode.item.flags.get() & wants != 0)
+    }
+
     /// Applies everything.
     ///
     /// # Errors

@@ -11,17 +11,15 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::changes::{Changes, timespec};
 use super::entries::{Target, require_name};
+use super::evict::orphan_key;
 use super::subvolume::writable;
-use super::xattr;
+use super::{acl, xattr};
 use crate::space::Claim;
 use crate::volume::Engine;
 
-/// Items that making a file changes at most: a directory item, an index and the inode of the directory; the inode, its name, and the target
-/// of a link or how data is compressed.
+/// Items that making a file changes at most, beside access control lists: a directory item, an index and the inode of the directory; the inode,
+/// its name, and the target of a link or how data is compressed. One without a name changes fewer.
 const NEW_ITEMS: u64 = 6;
-
-/// The extended attribute that says how a file is compressed. New files have that of their directory.
-const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// What is made.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +105,8 @@ pub(crate) fn make(
     kind.require_valid(volume)?;
     let subvolume = writable(volume, place.dir)?;
     let _locks = volume.inodes.lock(&[place.dir]);
-    let handle = volume.join_for(NEW_ITEMS, Claim::Work)?;
+    let acl = acl::inherited(volume, place.dir, kind.file_type(), new)?;
+    let handle = volume.join_for(NEW_ITEMS + acl.items(), Claim::Work)?;
     let mut changes = Changes::new(&handle, place.dir)?;
     let dir = changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
@@ -116,12 +115,49 @@ pub(crate) fn make(
     let target = Target { ino: file.ino, file_type: kind.file_type() };
     changes.add_entry(place, target, index, new.at)?;
     changes.first_name(file.ino, place, index);
-    add_inode(&mut changes, file, kind, new, &dir)?;
+    add_inode(&mut changes, file, kind, &NewFile { permissions: acl.permissions, ..*new }, &dir)?;
+    acl.put(&mut changes, file)?;
     inherit_compression(&mut changes, file, kind, place.dir, &dir)?;
     if matches!(kind, Kind::Directory) {
         volume.inodes.directory_made(file);
     }
+    let is_durable = changes.is_synchronous();
     changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)?;
+    Ok(file)
+}
+
+/// Makes a regular file without a name, which is open once.
+pub(crate) fn make_unnamed(
+    volume: &Engine,
+    dir: FileId,
+    is_linkable: bool,
+    new: &NewFile,
+) -> Result<FileId> {
+    let kind = Kind::Node(Node { file_type: FileType::Regular, rdev: (0, 0) });
+    let subvolume = writable(volume, dir)?;
+    let _locks = volume.inodes.lock(&[dir]);
+    let acl = acl::inherited(volume, dir, kind.file_type(), new)?;
+    let handle = volume.join_for(NEW_ITEMS + acl.items(), Claim::Work)?;
+    let mut changes = Changes::new(&handle, dir)?;
+    let dir_item = changes.directory(dir)?;
+    let file = FileId { dev: dir.dev, ino: volume.inodes.take_number(dir, &subvolume)? };
+    add_inode(
+        &mut changes,
+        file,
+        kind,
+        &NewFile { permissions: acl.permissions, ..*new },
+        &dir_item,
+    )?;
+    acl.put(&mut changes, file)?;
+    inherit_compression(&mut changes, file, kind, dir, &dir_item)?;
+    changes.put_new(orphan_key(file.ino), Vec::new());
+    changes.adjust_inode(file, |item| item.nlink = 0.into())?;
+    changes.apply()?;
+    let mut locks = volume.inodes.try_lock(file).expect("nobody else knows the new number");
+    *locks.opens(file) = 1;
+    *locks.is_linkable(file) = is_linkable;
     Ok(file)
 }
 
@@ -193,10 +229,10 @@ fn inherit_compression(
     if !says || !stores {
         return Ok(());
     }
-    match super::xattr(changes.volume(), dir, COMPRESSION) {
+    match super::xattr(changes.volume(), dir, xattr::COMPRESSION) {
         Ok(value) => {
-            let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(COMPRESSION));
-            let item = xattr::encode(changes.generation(), COMPRESSION, &value);
+            let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(xattr::COMPRESSION));
+            let item = xattr::encode(changes.generation(), xattr::COMPRESSION, &value);
             changes.put_new(key, item);
             Ok(())
         }

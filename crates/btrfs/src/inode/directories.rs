@@ -4,6 +4,7 @@
 //! |---|---|
 //! | the index that the next entry gets | the last index is searched for |
 //! | numbers for new files, a group of adjacent ones at a time | another group is taken, and numbers stay unused |
+//! | that it has no default access control list | its attribute is searched for |
 //! | the hashes of all names, of a directory that was made since the volume was opened | the name is searched for |
 //!
 //! All of it may be forgotten at any time, and what is remembered is right:
@@ -26,6 +27,8 @@ pub(super) struct Directory {
     /// Numbers that are left of the last group.
     numbers: Range<u64>,
     names: Option<NameHashes>,
+    /// What is made in it gets no access control list.
+    pub(super) has_no_default_acl: bool,
 }
 
 impl Directory {

@@ -13,7 +13,7 @@ use crate::transaction::Live;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
-const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 const FILE: Place<'_> = Place { dir: FileId { dev: 5, ino: 256 }, name: b"file" };
 
 /// How often a block is read that reads in no way: each of two copies is tried again.

@@ -56,6 +56,8 @@ const SHARD_INODES: usize = 512;
 struct State {
     /// How often it is open.
     opens: u64,
+    /// It was made without a name, and may get one.
+    is_linkable: bool,
 }
 
 /// An inode in the table.
@@ -254,8 +256,17 @@ pub(super) struct Locks {
 impl Locks {
     /// How often `file`, whose lock is held, is open.
     pub(super) fn opens(&mut self, file: FileId) -> &mut u64 {
+        &mut self.state(file).opens
+    }
+
+    fn state(&mut self, file: FileId) -> &mut State {
         let held = self.held.iter_mut().find(|held| held.file == file);
-        &mut held.expect("an operation asks for what it has locked").state.opens
+        &mut held.expect("an operation asks for what it has locked").state
+    }
+
+    /// Whether `file`, whose lock is held, may get a first name. It is known while the file is open.
+    pub(super) fn is_linkable(&mut self, file: FileId) -> &mut bool {
+        &mut self.state(file).is_linkable
     }
 
     /// Lets go of all locks but that of `file`.

@@ -1,20 +1,25 @@
 //! Moving files and directories.
+//!
+//! Two files that are exchanged are both taken from their names, and then both given the other's, in one operation.
 
 use offshoot_btrfs_format::inode::inode_flags;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
 use super::entries::{Target, require_name};
 use super::in_use::Locks;
-use super::subvolume::writable;
+use super::subvolume::{Subvolume, writable};
 use super::unlink::{Rest, require_stored_here};
 use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
+use parking_lot::MutexGuard;
+
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::volume::Engine;
 
 /// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
-/// reference, its inode, and two leaves of its items or its orphan item.
+/// reference, its inode, and two leaves of its items or its orphan item. An exchange changes as many: two entries, four indexes, four
+/// references and four inodes.
 const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 5;
 
 /// The files that the two names of a move lead to.
@@ -34,10 +39,27 @@ impl Ends {
         };
         Ok(Self { moved, replaced })
     }
+
+    /// Refuses ends that such a move to `to` cannot have.
+    fn require(self, how: Rename, to: Place<'_>) -> Result<()> {
+        let errno = match (how, self.replaced) {
+            (Rename::NoReplace, Some(_)) => Errno::EXIST,
+            (Rename::Exchange, None) => Errno::NOENT,
+            (Rename::Exchange, Some(other)) => return require_stored_here(to, other),
+            _ => return Ok(()),
+        };
+        Err(Error::posix(errno, format!("`{}` in {}", to.name.escape_ascii(), to.dir)))
+    }
 }
 
 /// Moves what stands at `from` to `to`.
-pub(crate) fn rename(volume: &Engine, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn rename(
+    volume: &Engine,
+    from: Place<'_>,
+    to: Place<'_>,
+    how: Rename,
+    at: Timestamp,
+) -> Result<()> {
     require_name(from.name)?;
     require_name(to.name)?;
     let subvolume = writable(volume, from.dir)?;
@@ -48,24 +70,45 @@ pub(crate) fn rename(volume: &Engine, from: Place<'_>, to: Place<'_>, at: Timest
     loop {
         let ends = Ends::find(volume, from, to)?;
         require_stored_here(from, ends.moved)?;
+        ends.require(how, to)?;
         if ends.replaced == Some(ends.moved) {
             return Ok(());
         }
-        let _still = if from.dir != to.dir && is_directory(volume, ends.moved)? {
-            let still = subvolume.rename.lock();
-            require_not_below(volume, to.dir, ends.moved)?;
-            Some(still)
-        } else {
-            None
-        };
+        let back = ends.replaced.filter(|_| how == Rename::Exchange).map(|other| (other, from.dir));
+        let moves = [(ends.moved, to.dir)].into_iter().chain(back);
+        let _still = if from.dir == to.dir { None } else { still(volume, &subvolume, moves)? };
         let mut files = vec![from.dir, to.dir, ends.moved];
         // What is no inode of this subvolume is refused under the locks; it has none itself.
         files.extend(ends.replaced.filter(|&file| require_stored_here(to, file).is_ok()));
         let locks = volume.inodes.lock(&files);
         if Ends::find(volume, from, to)? == ends {
-            return rename_locked(volume, from, to, ends, locks, at);
+            return match (how, ends.replaced) {
+                (Rename::Exchange, Some(other)) => {
+                    exchange_locked(volume, [(from, ends.moved), (to, other)], at)
+                }
+                _ => rename_locked(volume, from, to, ends, locks, at),
+            };
         }
     }
+}
+
+/// Keeps the shape of the tree still if one of those that move, each into the directory beside it, is a directory.
+///
+/// # Errors
+/// `EINVAL` when one moves below itself.
+fn still<'s>(
+    volume: &Engine,
+    subvolume: &'s Subvolume,
+    moves: impl Iterator<Item = (FileId, FileId)>,
+) -> Result<Option<MutexGuard<'s, ()>>> {
+    let mut still = None;
+    for (moved, dir) in moves {
+        if is_directory(volume, moved)? {
+            still.get_or_insert_with(|| subvolume.rename.lock());
+            require_not_below(volume, dir, moved)?;
+        }
+    }
+    Ok(still)
 }
 
 fn is_directory(volume: &Engine, file: FileId) -> Result<bool> {
@@ -88,6 +131,32 @@ fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> 
         at = parent(volume, at)?.dir;
     }
     Err(Error::corrupt("inode ref", format!("the way up from {dir} does not end")))
+}
+
+/// Gives each of the files the place of the other.
+fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestamp) -> Result<()> {
+    let handle = volume.join_for(REPLACING_ITEMS, Claim::Work)?;
+    let [(from, moved), (to, other)] = ends;
+    let mut changes = Changes::new(&handle, from.dir)?;
+    for (place, file) in ends {
+        let dir = changes.directory(place.dir)?;
+        refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
+        let item = changes.inode(file)?;
+        refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+        let index = changes.remove_name(file.ino, place)?;
+        changes.remove_entry(place, index, at)?;
+    }
+    for (place, file) in [(to, moved), (from, other)] {
+        let file_type = type_of(&changes.inode(file)?)?;
+        let index = changes.next_index(place.dir)?;
+        changes.add_entry(place, Target { ino: file.ino, file_type }, index, at)?;
+        changes.add_name(file.ino, place, index)?;
+        changes.change_inode(file, at, |_| {})?;
+    }
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)
 }
 
 fn rename_locked(
@@ -125,7 +194,9 @@ fn rename_locked(
     changes.add_entry(to, Target { ino: moved.ino, file_type }, index, at)?;
     changes.add_name(moved.ino, to, index)?;
     changes.change_inode(moved, at, |_| {})?;
+    let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);
-    rest.finish(volume, locks)
+    rest.finish(volume, locks)?;
+    volume.commit_if(is_durable)
 }

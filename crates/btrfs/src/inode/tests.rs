@@ -9,7 +9,7 @@ use crate::test_volumes::in_memory;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
-const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 fn open() -> Filesystem {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };

@@ -72,7 +72,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     if file.dev != place.dir.dev {
         return Err(Error::posix(Errno::XDEV, format!("{file} in {}", place.dir)));
     }
-    let _locks = volume.inodes.lock(&[file, place.dir]);
+    let mut locks = volume.inodes.lock(&[file, place.dir]);
     let handle = volume.join()?;
     let mut changes = Changes::new(&handle, place.dir)?;
     let item = changes.inode(file)?;
@@ -83,6 +83,9 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     let refuse = |errno| Err(Error::posix(errno, format!("one more name for {file}")));
     match item.nlink.get() {
         _ if file_type == FileType::Directory => return refuse(Errno::PERM),
+        0 if *locks.is_linkable(file) => {
+            changes.remove(orphan_key(file.ino))?;
+        }
         // It is open and has no name any more: it stays so.
         0 => return refuse(Errno::NOENT),
         LINK_MAX.. => return refuse(Errno::MLINK),
@@ -91,7 +94,11 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
     changes.add_name(file.ino, place, index)?;
     changes.change_inode(file, at, |item| item.nlink += 1)?;
-    changes.apply()
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    *locks.is_linkable(file) = false;
+    drop(handle);
+    volume.commit_if(is_durable)
 }
 
 /// Removes a name of a file that is no directory.
@@ -112,9 +119,11 @@ fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> 
     let mut changes = Changes::new(&handle, place.dir)?;
     let opens = *locks.opens(file);
     let rest = changes.take_away(place, file, directory, opens, at)?;
+    let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);
-    rest.finish(volume, locks)
+    rest.finish(volume, locks)?;
+    volume.commit_if(is_durable)
 }
 
 impl Changes<'_, '_> {

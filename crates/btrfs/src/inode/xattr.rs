@@ -1,12 +1,12 @@
 //! Changing extended attributes.
 //!
 //! An attribute is found by the hash of its name; those with one hash share an item, which must fit
-//! into a leaf. Values are stored as they are: an ACL is checked for its shape, so that the kernel can
-//! read it, and its meaning for the mode is the caller's.
+//! into a leaf. Values are stored as they are, but for access control lists, which change permissions.
 
 use offshoot_btrfs_format::dir::{DirEntry, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{Generation, ItemType, Key};
+use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp, XattrMode};
 
 use super::changes::{Changes, refuse_flags};
@@ -14,6 +14,9 @@ use super::entries::without;
 use super::subvolume::writable;
 use super::type_of;
 use crate::volume::Engine;
+
+/// The extended attribute that says how a file is compressed. New files have that of their directory.
+pub(super) const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// The longest value that a system call takes, in bytes.
 const XATTR_SIZE_MAX: usize = 65_536;
@@ -36,7 +39,6 @@ fn show(name: &[u8], file: FileId) -> String {
 /// Refuses names that are stored nowhere, and values that no system call takes.
 fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"security.", b"trusted.", b"user."];
-    const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
     let refuse = |errno| Err(Error::posix(errno, show(name, file)));
     if name.is_empty() || name.len() > NAME_MAX {
         return refuse(Errno::RANGE);
@@ -47,10 +49,8 @@ fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
     if value.len() > XATTR_SIZE_MAX {
         return refuse(Errno::TOOBIG);
     }
-    if ACLS.contains(&name) {
-        // A version, 2, and entries of eight bytes.
-        let is_acl = value.len() >= 4 && value.len() % 8 == 4 && value[..4] == [2, 0, 0, 0];
-        return if is_acl || value.is_empty() { Ok(()) } else { refuse(Errno::INVAL) };
+    if matches!(name, ACCESS | DEFAULT) {
+        return Acl::parse(value).map(drop);
     }
     if name.starts_with(b"btrfs.") {
         return Err(Error::Unsupported(format!("changing the property {}", show(name, file))));
@@ -95,24 +95,53 @@ pub(crate) fn set(
     let mut changes = Changes::new(&handle, file)?;
     let item = changes.inode(file)?;
     require_allowed(file, &item, name)?;
-    let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
-    let all = changes.get(key)?.unwrap_or_default().to_vec();
-    let others = without(&all, name)?;
+    let is_there = without(changes.get(key(file, name))?.unwrap_or_default(), name)?.is_some();
     let refuse = |errno| Err(Error::posix(errno, show(name, file)));
-    match (mode, &others) {
-        (XattrMode::Create, Some(_)) => return refuse(Errno::EXIST),
-        (XattrMode::Replace, None) => return refuse(Errno::NODATA),
+    match mode {
+        XattrMode::Create if is_there => return refuse(Errno::EXIST),
+        XattrMode::Replace if !is_there => return refuse(Errno::NODATA),
         _ => {}
     }
-    let new = encode(changes.generation(), name, value);
-    let mut all = others.unwrap_or(all);
-    if !changes.fits(all.len() + new.len()) {
-        return refuse(Errno::NOSPC);
+    let mut permissions = item.mode.get();
+    let mut value = Some(value);
+    if matches!(name, ACCESS | DEFAULT) {
+        let list = Acl::parse(value.unwrap_or_default())?;
+        if let Some(list) = list.as_ref().filter(|_| name == ACCESS) {
+            permissions = list.permissions(permissions);
+        }
+        value = value.filter(|_| list.is_some_and(|list| name == DEFAULT || list.is_extended()));
+        changes.volume().inodes.with_directory(file, |dir| dir.has_no_default_acl = false);
     }
-    all.extend_from_slice(&new);
-    changes.put(key, all)?;
-    changes.change_inode(file, at, |_| {})?;
-    changes.apply()
+    replace(&mut changes, file, name, value)?;
+    changes.change_inode(file, at, |item| item.mode = permissions.into())?;
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)
+}
+
+fn key(file: FileId, name: &[u8]) -> Key {
+    Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name))
+}
+
+/// The attribute `name` gets this value, or goes.
+pub(super) fn replace(
+    changes: &mut Changes<'_, '_>,
+    file: FileId,
+    name: &[u8],
+    value: Option<&[u8]>,
+) -> Result<()> {
+    let key = key(file, name);
+    let all = changes.get(key)?.unwrap_or_default().to_vec();
+    let mut all = without(&all, name)?.unwrap_or(all);
+    if let Some(value) = value {
+        let new = encode(changes.generation(), name, value);
+        if !changes.fits(all.len() + new.len()) {
+            return Err(Error::posix(Errno::NOSPC, show(name, file)));
+        }
+        all.extend_from_slice(&new);
+    }
+    changes.put_or_remove(key, all)
 }
 
 /// Removes an attribute.
@@ -124,10 +153,13 @@ pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) 
     let mut changes = Changes::new(&handle, file)?;
     let item = changes.inode(file)?;
     require_allowed(file, &item, name)?;
-    let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
+    let key = key(file, name);
     let all = changes.get(key)?.unwrap_or_default();
     let rest = without(all, name)?.ok_or_else(|| Error::posix(Errno::NODATA, show(name, file)))?;
     changes.put_or_remove(key, rest)?;
     changes.change_inode(file, at, |_| {})?;
-    changes.apply()
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)
 }

@@ -16,7 +16,7 @@ use crate::test_volumes::in_memory_of;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
-const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Longer than anything here takes that comes to an end.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -39,6 +39,14 @@ impl Engine {
         self.commit_over(0, Cause::Asked)
     }
 
+    /// Commits if what an operation changed is to be durable when it returns.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub(crate) fn commit_if(&self, is_durable: bool) -> Result<()> {
+        if is_durable { self.commit() } else { Ok(()) }
+    }
+
     /// Commits if more than this is to be written, in bytes of tree blocks.
     ///
     /// # Errors

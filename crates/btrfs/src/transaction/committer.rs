@@ -131,7 +131,7 @@ mod tests {
     use crate::test_volumes::{in_memory, xattr};
     use crate::{Filesystem, OpenOptions};
 
-    const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+    const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
     const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 
     fn create(fs: &Filesystem, name: &str) -> offshoot_vfs::FileId {

@@ -20,7 +20,7 @@ use crate::watch::Post;
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 
 /// A file of root.
-pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// The directory of all.
 pub(crate) const ALL: &str = "all";

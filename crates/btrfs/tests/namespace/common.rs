@@ -13,7 +13,7 @@ use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
 
 /// A file of root.
-pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, at: AT };
+pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Opens the volume for writing.
 pub(crate) fn open(disks: &Disks) -> Arc<Volume> {

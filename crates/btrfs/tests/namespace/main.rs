@@ -8,6 +8,7 @@
 //! | `background` | what a volume does by itself, and what it has in memory |
 //! | `full` | volumes without space: what was accepted is there, and can be removed |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
+//! | `twins` | access control lists, flags, exchanges, files without names: the kernel does the same beside us |
 //! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
 //! | `refusals` | what cannot be done fails as POSIX has it, and changes nothing |
 
@@ -20,3 +21,4 @@ mod model;
 mod readers;
 mod refusals;
 mod removal;
+mod twins;

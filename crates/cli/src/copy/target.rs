@@ -136,7 +136,13 @@ fn existing(into: &IntoVolume<'_>, place: Place<'_>) -> Result<Attr, Trouble> {
 }
 
 fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
-    NewFile { permissions: attr.permissions, uid: attr.uid, gid: attr.gid, at: into.at }
+    NewFile {
+        permissions: attr.permissions,
+        uid: attr.uid,
+        gid: attr.gid,
+        umask: None,
+        at: into.at,
+    }
 }
 
 fn owner_and_mode(attr: &Attr) -> SetAttr {

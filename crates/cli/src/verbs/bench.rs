@@ -135,7 +135,7 @@ impl Engine {
 
 /// What a file of the benchmarks begins with, now.
 fn new_file(permissions: u32) -> NewFile {
-    NewFile { permissions, uid: 0, gid: 0, at: Timestamp::now() }
+    NewFile { permissions, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
 }
 
 impl Site for Engine {

@@ -55,7 +55,7 @@ fn link(
     make_room(fs, &new, path, arguments.force, at)?;
     let made = match file {
         Some(file) => fs.link(file, place, at),
-        None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, at)?).map(|_| ()),
+        None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, 0, at)?).map(|_| ()),
     };
     made.map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr, Timestamp};
 
 use crate::args::MkdirArguments;
 use crate::edit::{at_every_place, moment, new_file, umask};
@@ -13,8 +13,9 @@ use crate::resolve::{LastLink, at_path, resolve, resolve_end};
 
 pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let plain = 0o777 & !umask();
-    let mode = arguments.mode.unwrap_or(plain);
+    let plain = Mode { permissions: 0o777, umask: umask(), is_exact: false };
+    let mode =
+        arguments.mode.map_or(plain, |permissions| Mode { permissions, umask: 0, is_exact: true });
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         if !arguments.parents {
@@ -23,13 +24,23 @@ pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result 
         for end in prefixes(path) {
             let prefix = &path[..end];
             // The caller may go on inside of what is made on the way, whatever the umask says.
-            let mode = if end == path.len() { mode } else { plain | 0o300 };
+            let on_the_way = Mode { umask: plain.umask & !0o300, ..plain };
+            let mode = if end == path.len() { mode } else { on_the_way };
             if !is_directory(fs, prefix)? {
                 make(fs, prefix, mode, at)?;
             }
         }
         Ok(())
     })
+}
+
+/// The permissions of a new directory.
+#[derive(Clone, Copy)]
+struct Mode {
+    permissions: u32,
+    umask: u32,
+    /// The caller named them: the default access control list of the directory above takes none away.
+    is_exact: bool,
 }
 
 /// Where each component of `path` ends; the last one is the whole path.
@@ -55,16 +66,21 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
     Err(Error::posix(Errno::EXIST, Escaped(path).to_string()))
 }
 
-fn make(fs: &dyn FileSystemMut, path: &[u8], mode: u32, at: Timestamp) -> Result<(), Error> {
+fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode, at: Timestamp) -> Result<(), Error> {
     // The name is that of the directory, however many slashes follow it.
     let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
     let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
     };
-    let mut new = new_file(fs, dir, mode, at)?;
+    let mut new = new_file(fs, dir, mode.permissions, mode.umask, at)?;
     new.permissions |= fs.attr(dir)?.permissions & 0o2000;
-    fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
+    let new_dir =
+        fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
+    if mode.is_exact && fs.attr(new_dir)?.permissions != new.permissions {
+        let exact = SetAttr { permissions: Some(new.permissions), ..SetAttr::default() };
+        fs.set_attr(new_dir, &exact, at).map_err(|error| at_path(error, path))?;
+    }
     Ok(())
 }
 

@@ -33,6 +33,12 @@ impl Walk<'_> {
             self.same(pair, "change time", &ours.ctime, &judge.ctime);
             self.same(pair, "birth time", &ours.btime, &judge.btime);
         }
+        // System calls tell the flags of no other files.
+        let has_flags = matches!(judge.file_type, FileType::Regular | FileType::Directory);
+        if has_flags && self.compare.with(Aspect::Flags) {
+            let flags = (self.ours.flags(pair.ours), self.judge.flags(pair.judge));
+            self.same_results(pair, "flags", flags.0, flags.1);
+        }
         let is_dir = judge.file_type == FileType::Directory;
         if !is_dir || self.compare.with(Aspect::DirectoryShape) {
             self.same(pair, "modification second", &ours.mtime.secs, &judge.mtime.secs);

@@ -201,7 +201,7 @@ fn hash(devices: &[MemoryDevice]) -> u64 {
 /// Makes a file with data, and syncs. Where there is no room for it, files of the root are removed until there is; gives which.
 fn change(fs: &dyn FileSystemMut, found: &Picture) -> Result<Vec<Id>> {
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };
-    let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, at };
+    let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, umask: None, at };
     let place = Place { dir: fs.root(), name: b"afterwards" };
     let make = || {
         let file = fs.lookup(place.dir, place.name).or_else(|_| fs.create(place, &new))?;

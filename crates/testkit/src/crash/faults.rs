@@ -175,7 +175,7 @@ impl Inflicter<'_> {
 
 /// A volume whose commit failed takes no changes and promises nothing any more.
 fn require_refusal(fs: &dyn FileSystemMut) -> Result<(), String> {
-    let new = NewFile { permissions: 0o600, uid: 0, gid: 0, at: Timestamp::default() };
+    let new = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: Timestamp::default() };
     let made = fs.create(Place { dir: fs.root(), name: b"refused" }, &new).map(drop);
     for (what, outcome) in [("a new file", made), ("a sync", fs.sync())] {
         if !matches!(outcome, Err(Error::Posix { errno: Errno::ROFS, .. })) {

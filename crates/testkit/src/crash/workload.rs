@@ -8,8 +8,8 @@
 use std::fmt;
 
 use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
-    XattrMode,
+    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, Result, SetAttr,
+    Timestamp, XattrMode,
 };
 
 /// One change. Paths are below the root, without a slash in front.
@@ -29,6 +29,10 @@ pub enum Op {
     Rmdir(String),
     /// Moves the first to the second.
     Rename(String, String),
+    /// Gives each of two the name of the other.
+    Exchange(String, String),
+    /// Makes an empty file without a name, and then gives it one.
+    Unnamed(String),
     /// Keeps a file open until the end.
     Open(String),
     /// Writes `len` bytes at `offset`.
@@ -84,6 +88,8 @@ impl fmt::Display for Op {
             Self::Unlink(path) => write!(f, "unlink {path}"),
             Self::Rmdir(path) => write!(f, "rmdir {path}"),
             Self::Rename(from, to) => write!(f, "rename {from} {to}"),
+            Self::Exchange(one, other) => write!(f, "exchange {one} {other}"),
+            Self::Unnamed(path) => write!(f, "unnamed {path}"),
             Self::Open(path) => write!(f, "open {path}"),
             Self::Write { path, offset, len } => write!(f, "write {path} {offset}+{len}"),
             Self::Truncate(path, size) => write!(f, "truncate {path} {size}"),
@@ -207,7 +213,7 @@ impl<'a> Runner<'a> {
         let (fs, number) = (self.fs, self.next);
         self.next += 1;
         let at = time(number);
-        let new = NewFile { permissions: 0o640, uid: number, gid: 0, at };
+        let new = NewFile { permissions: 0o640, uid: number, gid: 0, umask: None, at };
         let open = |path: &str| find(fs, path);
         match op {
             Op::Create(path) => fs.create(self.place(path)?, &new).map(drop),
@@ -220,6 +226,14 @@ impl<'a> Runner<'a> {
             Op::Unlink(path) => fs.unlink(self.place(path)?, at),
             Op::Rmdir(path) => fs.rmdir(self.place(path)?, at),
             Op::Rename(from, to) => fs.rename(self.place(from)?, self.place(to)?, at),
+            Op::Exchange(one, other) => {
+                fs.rename_with(self.place(one)?, self.place(other)?, Rename::Exchange, at)
+            }
+            Op::Unnamed(path) => {
+                let place = self.place(path)?;
+                let file = fs.create_unnamed(place.dir, true, &new)?;
+                fs.link(file, place, at).and(fs.release(file))
+            }
             Op::Open(path) => fs.open(open(path)?),
             Op::Write { path, offset, len } => {
                 fs.write(open(path)?, *offset, &bytes(number, *offset, *len), at)

@@ -9,8 +9,8 @@
 mod data;
 
 use offshoot_vfs::{
-    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Result, SetAttr,
-    Timestamp, XattrMode,
+    Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Rename,
+    Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::Model;
@@ -194,11 +194,11 @@ impl<'a> Actor<'a> {
     fn new_file(&mut self) -> NewFile {
         let permissions = u32::try_from(self.random.below(0o10000)).expect("12 bits");
         let [uid, gid] = [3, 7].map(|n| u32::try_from(self.random.below(n)).expect("small") * 1000);
-        NewFile { permissions, uid, gid, at: self.at }
+        NewFile { permissions, uid, gid, umask: None, at: self.at }
     }
 
     fn step(&mut self) {
-        match self.random.below(150) {
+        match self.random.below(156) {
             0..22 => self.make_node(FileType::Regular),
             22..34 => self.make_directory(),
             34..39 => {
@@ -223,6 +223,8 @@ impl<'a> Actor<'a> {
             }
             100..126 => self.write(),
             126..138 => self.resize(),
+            138..141 => self.make_unnamed(),
+            141..144 => self.set_flags(),
             _ => self.read(),
         }
     }
@@ -267,10 +269,42 @@ impl<'a> Actor<'a> {
     fn rename(&mut self) {
         let (from, old, to, new) = (self.dir(), self.name(), self.dir(), self.name());
         let at = self.at;
+        let how = match self.random.below(6) {
+            0 => Rename::NoReplace,
+            1 | 2 => Rename::Exchange,
+            _ => Rename::Replace,
+        };
         self.both("rename", |fs, of| {
             let from = Place { dir: of(from), name: &old };
-            fs.rename(from, Place { dir: of(to), name: &new }, at)
+            fs.rename_with(from, Place { dir: of(to), name: &new }, how, at)
         });
+    }
+
+    /// A file without a name, which stays open, and may get one.
+    fn make_unnamed(&mut self) {
+        let (dir, new, is_linkable) = (self.dir(), self.new_file(), self.random.below(4) > 0);
+        let made =
+            self.both("create_unnamed", |fs, of| fs.create_unnamed(of(dir), is_linkable, &new));
+        let Some((ours, model)) = made else { return };
+        let file = Pair { ours, model };
+        self.opened.push(file);
+        if self.random.below(2) == 0 {
+            let (dir, name, at) = (self.dir(), self.name(), self.at);
+            self.both("link", |fs, of| fs.link(of(file), Place { dir: of(dir), name: &name }, at));
+        }
+    }
+
+    /// Flags that forbid nothing and cost nothing.
+    fn set_flags(&mut self) {
+        const FLAGS: [FileFlags; 2] = [FileFlags::NODUMP, FileFlags::NOATIME];
+        let Some(file) = self.file() else { return };
+        let Some((ours, model)) = self.both("flags", |fs, of| fs.flags(of(file))) else { return };
+        assert_eq!(ours, model, "flags of {file:?}");
+        let kept = model - FLAGS.into_iter().collect();
+        let flags =
+            FLAGS.into_iter().filter(|_| self.random.below(2) == 0).fold(kept, |a, b| a | b);
+        let at = self.at;
+        self.both("set_flags", |fs, of| fs.set_flags(of(file), flags, at));
     }
 
     fn set_attr(&mut self) {

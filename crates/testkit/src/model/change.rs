@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use offshoot_vfs::{
-    Attr, Errno, FileId, FileSystemMut, FileType, NewFile, Node as NodeKind, Parent, Place, Result,
-    SetAttr, Timestamp, XattrMode,
+    Attr, Errno, FileFlags, FileId, FileSystemMut, FileType, NewFile, Node as NodeKind, Parent,
+    Place, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::contents::{Contents, MAX_SIZE};
@@ -50,6 +50,15 @@ impl State {
         new: &NewFile,
     ) -> Result<FileId> {
         self.require_free(place)?;
+        let file = self.insert(place.dir, body, kind, new)?;
+        self.add_entry(place, file, new.at)?;
+        Ok(file)
+    }
+
+    /// A new file in `dir`, whose name is still to come.
+    fn insert(&mut self, dir: FileId, body: Body, kind: NodeKind, new: &NewFile) -> Result<FileId> {
+        let inherited = FileFlags::COMPRESS | FileFlags::NOCOMPRESS | FileFlags::NODATACOW;
+        let flags = self.node(dir)?.flags & inherited;
         let file = id(self.next_ino);
         self.next_ino += 1;
         let (permissions, size) = match &body {
@@ -71,8 +80,9 @@ impl State {
             ctime: new.at,
             btime: new.at,
         };
-        self.nodes.insert(file.ino, Node { attr, body, xattrs: BTreeMap::new(), opens: 0 });
-        self.add_entry(place, file, new.at)?;
+        let xattrs = BTreeMap::new();
+        let node = Node { attr, body, xattrs, flags, opens: 0, is_linkable: false };
+        self.nodes.insert(file.ino, node);
         Ok(file)
     }
 
@@ -94,6 +104,31 @@ impl State {
         node.attr.ctime = at;
         if node.attr.nlink == 0 && node.opens == 0 {
             self.nodes.remove(&file.ino);
+        }
+        Ok(())
+    }
+
+    /// Gives each of two files the name of the other.
+    fn exchange(
+        &mut self,
+        places: [Place<'_>; 2],
+        files: [FileId; 2],
+        at: Timestamp,
+    ) -> Result<()> {
+        let ([from, to], [moved, other]) = (places, files);
+        if moved == other {
+            return Ok(());
+        }
+        for (file, dir) in [(moved, to.dir), (other, from.dir)] {
+            if self.file_type(file)? == FileType::Directory && self.is_below(dir, file)? {
+                return posix(Errno::INVAL, file);
+            }
+        }
+        self.remove_entry(from, at)?;
+        self.remove_entry(to, at)?;
+        for (place, file) in [(to, moved), (from, other)] {
+            self.add_entry(place, file, at)?;
+            self.node_mut(file)?.attr.ctime = at;
         }
         Ok(())
     }
@@ -131,6 +166,19 @@ impl FileSystemMut for Model {
         self.state().make(place, Body::Symlink(target.to_vec()), kind, new)
     }
 
+    fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId> {
+        let mut state = self.state();
+        state.directory(dir)?;
+        if state.node(dir)?.attr.nlink == 0 {
+            return posix(Errno::NOENT, dir);
+        }
+        let kind = NodeKind { file_type: FileType::Regular, rdev: (0, 0) };
+        let file = state.insert(dir, Body::Regular(Contents::default()), kind, new)?;
+        let node = state.node_mut(file)?;
+        (node.attr.nlink, node.opens, node.is_linkable) = (0, 1, is_linkable);
+        Ok(file)
+    }
+
     fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
         let mut state = self.state();
         let attr = state.node(file)?.attr;
@@ -138,13 +186,14 @@ impl FileSystemMut for Model {
         if attr.file_type == FileType::Directory {
             return posix(Errno::PERM, file);
         }
-        if attr.nlink == 0 {
+        if attr.nlink == 0 && !state.node(file)?.is_linkable {
             return posix(Errno::NOENT, file);
         }
         state.add_entry(place, file, at)?;
-        let attr = &mut state.node_mut(file)?.attr;
-        attr.nlink += 1;
-        attr.ctime = at;
+        let node = state.node_mut(file)?;
+        node.attr.nlink += 1;
+        node.attr.ctime = at;
+        node.is_linkable = false;
         Ok(())
     }
 
@@ -156,13 +205,27 @@ impl FileSystemMut for Model {
         self.state().take_away(place, true, at)
     }
 
-    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+    fn rename_with(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        how: Rename,
+        at: Timestamp,
+    ) -> Result<()> {
         let mut state = self.state();
         let moved = state.lookup(from.dir, from.name)?;
         let is_directory = state.file_type(moved)? == FileType::Directory;
         let replaced = state.lookup(to.dir, to.name);
         if replaced.is_err() {
             state.directory(to.dir)?;
+        }
+        match (how, &replaced) {
+            (Rename::NoReplace, Ok(_)) => return posix(Errno::EXIST, to.name.escape_ascii()),
+            (Rename::Exchange, Err(_)) => return posix(Errno::NOENT, to.name.escape_ascii()),
+            (Rename::Exchange, Ok(other)) => {
+                return state.exchange([from, to], [moved, *other], at);
+            }
+            _ => {}
         }
         if replaced.as_ref().is_ok_and(|file| *file == moved) {
             return Ok(());
@@ -203,6 +266,20 @@ impl FileSystemMut for Model {
         attr.atime = set.atime.unwrap_or(attr.atime);
         attr.mtime = set.mtime.unwrap_or(attr.mtime);
         attr.ctime = at;
+        Ok(())
+    }
+
+    fn set_flags(&self, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let node = state.node_mut(file)?;
+        if !matches!(node.attr.file_type, FileType::Regular | FileType::Directory) {
+            return posix(Errno::OPNOTSUPP, file);
+        }
+        node.flags = match node.attr.file_type {
+            FileType::Directory => flags,
+            _ => flags - FileFlags::DIRSYNC,
+        };
+        node.attr.ctime = at;
         Ok(())
     }
 

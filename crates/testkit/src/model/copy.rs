@@ -85,7 +85,8 @@ impl Copy<'_> {
             ControlFlow::Continue(())
         })?;
         self.known.insert(file, ino);
-        self.nodes.insert(ino, Node { attr, body, xattrs, opens: 0 });
+        let flags = self.fs.flags(file)?;
+        self.nodes.insert(ino, Node { attr, body, xattrs, flags, opens: 0, is_linkable: false });
         Ok(ino)
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use offshoot_vfs::{Attr, DirEntry, Errno, FileId, FileSystem, Parent, Result, StatFs};
+use offshoot_vfs::{Attr, DirEntry, Errno, FileFlags, FileId, FileSystem, Parent, Result, StatFs};
 
 use super::{Body, Model, ROOT, id, posix};
 
@@ -28,6 +28,10 @@ impl FileSystem for Model {
 
     fn attr(&self, file: FileId) -> Result<Attr> {
         Ok(self.state().node(file)?.attr)
+    }
+
+    fn flags(&self, file: FileId) -> Result<FileFlags> {
+        Ok(self.state().node(file)?.flags)
     }
 
     fn read_dir(

@@ -14,7 +14,7 @@ use crate::tree::with_item;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
-const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, at: AT };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
 const NODE_SIZE: u32 = 16384;
 
 /// Opens the volume to be written without a thread of its own.

@@ -51,6 +51,7 @@ fn names(all: &mut Vec<Candidate>) {
         let absent = || vec![Need::Absent(path)];
         let add = |op, needs, points| Candidate { op, needs, points };
         all.push(add(Op::Create(own.clone()), absent(), points(&[path, dir])));
+        all.push(add(Op::Unnamed(own.clone()), absent(), points(&[path, dir])));
         all.push(add(Op::Symlink(own.clone()), absent(), points(&[dir])));
         let file = Need::File(path, LENGTHS[1]);
         all.push(add(Op::Unlink(own.clone()), vec![file.clone()], points(&[dir])));
@@ -110,6 +111,17 @@ fn renames(all: &mut Vec<Candidate>) {
     all.push(rename("A", "B/C", with(Need::Absent("B/C"))));
     all.push(rename("A/C", "B/C", vec![Need::Dir("A/C"), Need::Absent("B/C")]));
     all.push(rename("A/C", "C", vec![Need::Dir("A/C"), Need::Absent("C")]));
+    let exchange = |one: &str, other: &str, needs| {
+        let dirs = [split(one).0, split(other).0];
+        let op = Op::Exchange(one.to_owned(), other.to_owned());
+        Candidate { op, needs, points: points(&[one, other, dirs[0], dirs[1]]) }
+    };
+    for (one, other) in [("foo", "bar"), ("foo", "A/bar"), ("B/foo", "A/bar")] {
+        let needs = vec![Need::File(one, LENGTHS[0]), Need::File(other, LENGTHS[1])];
+        all.push(exchange(one, other, needs));
+    }
+    all.push(exchange("A", "B", with(Need::Dir("B"))));
+    all.push(exchange("A/C", "foo", vec![Need::Dir("A/C"), Need::File("foo", LENGTHS[1])]));
 }
 
 fn data(all: &mut Vec<Candidate>) {

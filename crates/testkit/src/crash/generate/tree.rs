@@ -52,7 +52,7 @@ impl Tree {
     /// Something was done.
     pub(super) fn note(&mut self, op: &Op) {
         match op {
-            Op::Create(path) => {
+            Op::Create(path) | Op::Unnamed(path) => {
                 self.made += 1;
                 self.paths.insert(path.clone(), Is::File(self.made));
             }
@@ -61,6 +61,12 @@ impl Tree {
             Op::Link(old, new) => drop(self.paths.insert(new.clone(), self.paths[old])),
             Op::Unlink(path) | Op::Rmdir(path) => drop(self.paths.remove(path)),
             Op::Rename(from, to) => self.rename(from, to),
+            Op::Exchange(one, other) => {
+                // A name that nothing else has.
+                self.rename(one, "aside");
+                self.rename(other, one);
+                self.rename("aside", other);
+            }
             Op::Open(_)
             | Op::Write { .. }
             | Op::Truncate(..)

@@ -1,0 +1,87 @@
+//! What access control lists do to permissions, and permissions to them.
+//!
+//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is changed with the inode
+//! in one operation.
+
+use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
+use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
+
+use super::changes::Changes;
+use super::xattr;
+use crate::volume::Engine;
+
+/// What a new file gets from the default list of its directory.
+pub(super) struct Inherited {
+    /// The permissions of the file.
+    pub(super) permissions: u32,
+    /// The lists of the file, by the names of their attributes.
+    lists: Vec<(&'static [u8], Vec<u8>)>,
+}
+
+impl Inherited {
+    /// The items that it adds.
+    pub(super) fn items(&self) -> u64 {
+        self.lists.len() as u64
+    }
+
+    /// Adds the lists to `file`, which is new.
+    pub(super) fn put(self, changes: &mut Changes<'_, '_>, file: FileId) -> Result<()> {
+        for (name, value) in self.lists {
+            xattr::replace(changes, file, name, Some(&value))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a file of this type gets that is made in `dir`, whose lock the caller holds.
+pub(super) fn inherited(
+    volume: &Engine,
+    dir: FileId,
+    file_type: FileType,
+    new: &NewFile,
+) -> Result<Inherited> {
+    let mut permissions = new.permissions;
+    let mut lists = Vec::new();
+    if let Some(umask) = new.umask.filter(|_| file_type != FileType::Symlink) {
+        match default_of(volume, dir)? {
+            Some(mut list) => {
+                if file_type == FileType::Directory {
+                    lists.push((DEFAULT, list.to_value()));
+                }
+                list.create_with(&mut permissions);
+                if list.is_extended() {
+                    lists.push((ACCESS, list.to_value()));
+                }
+            }
+            None => permissions &= !umask,
+        }
+    }
+    Ok(Inherited { permissions, lists })
+}
+
+/// The default list of the directory `dir`.
+fn default_of(volume: &Engine, dir: FileId) -> Result<Option<Acl>> {
+    if volume.inodes.with_directory(dir, |directory| directory.has_no_default_acl) {
+        return Ok(None);
+    }
+    let list = list_of(volume, dir, DEFAULT)?;
+    volume.inodes.with_directory(dir, |directory| directory.has_no_default_acl = list.is_none());
+    Ok(list)
+}
+
+fn list_of(volume: &Engine, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
+    match super::xattr(volume, file, name) {
+        Ok(value) => {
+            Acl::parse(&value).map_err(|error| Error::corrupt("xattr item", error.to_string()))
+        }
+        Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The permissions of `file` become these: its list says so too.
+pub(super) fn follow(changes: &mut Changes<'_, '_>, file: FileId, permissions: u32) -> Result<()> {
+    let Some(mut list) = list_of(changes.volume(), file, ACCESS)? else { return Ok(()) };
+    list.set_permissions(permissions);
+    xattr::replace(changes, file, ACCESS, Some(&list.to_value()))
+}

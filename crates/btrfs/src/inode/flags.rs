@@ -1,0 +1,98 @@
+//! Flags of inodes, as users see and set them.
+
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_vfs::{Errno, Error, FileFlags, FileId, FileType, Result, Timestamp};
+
+use super::changes::Changes;
+use super::subvolume::writable;
+use super::{inode_item, placeholder_in, tree_of, type_of, xattr};
+use crate::volume::Engine;
+
+/// Each flag of users, and what it is in an inode.
+const FLAGS: [(FileFlags, u64); 9] = [
+    (FileFlags::SYNC, inode_flags::SYNC),
+    (FileFlags::IMMUTABLE, inode_flags::IMMUTABLE),
+    (FileFlags::APPEND, inode_flags::APPEND),
+    (FileFlags::NODUMP, inode_flags::NODUMP),
+    (FileFlags::NOATIME, inode_flags::NOATIME),
+    (FileFlags::DIRSYNC, inode_flags::DIRSYNC),
+    (FileFlags::COMPRESS, inode_flags::COMPRESS),
+    (FileFlags::NOCOMPRESS, inode_flags::NOCOMPRESS),
+    (FileFlags::NODATACOW, inode_flags::NODATACOW),
+];
+
+/// How data is compressed of a file that is to be compressed in whatever way.
+const COMPRESSION: &[u8] = b"zlib";
+
+/// The flags of `file`.
+pub(crate) fn flags(volume: &Engine, file: FileId) -> Result<FileFlags> {
+    if placeholder_in(file).is_some() {
+        return Ok(FileFlags::empty());
+    }
+    let stored = inode_item(volume, tree_of(volume, file)?, file)?.flags.get();
+    Ok(FLAGS.iter().filter(|one| stored & one.1 != 0).map(|one| one.0).collect())
+}
+
+/// Sets all flags of `file`.
+pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
+    require_valid(file, flags)?;
+    writable(volume, file)?;
+    let _locks = volume.inodes.lock(&[file]);
+    let handle = volume.join()?;
+    let mut changes = Changes::new(&handle, file)?;
+    let item = changes.inode(file)?;
+    let file_type = type_of(&item)?;
+    if !matches!(file_type, FileType::Regular | FileType::Directory) {
+        return Err(Error::posix(
+            Errno::OPNOTSUPP,
+            format!("flags of {file}, which is no file or directory"),
+        ));
+    }
+    // As the kernel does, which lets `chattr -R` go over files too.
+    let without =
+        if file_type == FileType::Regular { FileFlags::DIRSYNC } else { FileFlags::empty() };
+    let flags = flags - without;
+    let size = volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size);
+    let stored = stored(&item, flags, file_type, size);
+    let compression = Some(COMPRESSION).filter(|_| flags.contains(FileFlags::COMPRESS));
+    let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
+    if flags & says != self::flags(volume, file)? & says {
+        xattr::replace(&mut changes, file, xattr::COMPRESSION, compression)?;
+    }
+    changes.change_inode(file, at, |item| item.flags = stored.into())?;
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)
+}
+
+/// Refuses what is no flag here, and flags of which only one can hold.
+fn require_valid(file: FileId, flags: FileFlags) -> Result<()> {
+    let refuse = |errno| {
+        Err(Error::posix(errno, format!("the flags `{flags}` ({:#x}) of {file}", flags.bits())))
+    };
+    if !FileFlags::all().contains(flags) {
+        return refuse(Errno::OPNOTSUPP);
+    }
+    let compress = flags.contains(FileFlags::COMPRESS);
+    if compress && flags.intersects(FileFlags::NOCOMPRESS | FileFlags::NODATACOW) {
+        return refuse(Errno::INVAL);
+    }
+    Ok(())
+}
+
+/// The flags that an inode of this length is to have.
+fn stored(item: &InodeItem, flags: FileFlags, file_type: FileType, size: u64) -> u64 {
+    let mut stored = item.flags.get();
+    for (flag, bit) in FLAGS {
+        stored = if flags.contains(flag) { stored | bit } else { stored & !bit };
+    }
+    let in_place = match file_type {
+        FileType::Regular => inode_flags::NODATACOW | inode_flags::NODATASUM,
+        _ => inode_flags::NODATACOW,
+    };
+    if file_type == FileType::Regular && size > 0 {
+        return stored & !in_place | item.flags.get() & in_place;
+    }
+    if flags.contains(FileFlags::NODATACOW) { stored | in_place } else { stored & !in_place }
+}

@@ -1,0 +1,213 @@
+//! POSIX access control lists, in the form in which system calls carry them.
+//!
+//! A list is the value of one of two extended attributes: [`ACCESS`] says who may do what with a file, and
+//! [`DEFAULT`], of directories alone, what the files begin with that are made in it. The value is a
+//! version, 2, and entries of eight bytes: tag, permissions and id, little-endian (`linux/posix_acl_xattr.h`).
+//! What lists mean is in POSIX 1003.1e, draft 17, and in `acl(5)`.
+//!
+//! A list and the permissions of its file are tied together: the group bits of a file that has entries for
+//! single users or groups are the mask of its list. Here are the three rules of that; who may change what
+//! is asked elsewhere.
+
+use crate::{Errno, Error, Result};
+
+/// The extended attribute with the list of a file.
+pub const ACCESS: &[u8] = b"system.posix_acl_access";
+
+/// The extended attribute with the list that new files in a directory get.
+pub const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+const VERSION: [u8; 4] = [2, 0, 0, 0];
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    tag: u16,
+    permissions: u16,
+    id: u32,
+}
+
+/// A list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl {
+    entries: Vec<Entry>,
+}
+
+impl Acl {
+    /// The list in the value of an attribute; `None` for one without entries, which means that there is none.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for another version. `EINVAL` for what is no list, for entries out of their order, for one of owner,
+    /// group and others that is missing, and for single users or groups without a mask.
+    pub fn parse(value: &[u8]) -> Result<Option<Self>> {
+        let invalid = || Error::posix(Errno::INVAL, "an access control list");
+        if value.is_empty() {
+            return Ok(None);
+        }
+        let (version, rest) = value.split_first_chunk::<4>().ok_or_else(invalid)?;
+        if *version != VERSION {
+            return Err(Error::posix(Errno::OPNOTSUPP, "this version of access control lists"));
+        }
+        let (chunks, []) = rest.as_chunks::<8>() else { return Err(invalid()) };
+        let entries: Vec<_> = chunks
+            .iter()
+            .map(|&[a, b, c, d, e, f, g, h]| Entry {
+                tag: u16::from_le_bytes([a, b]),
+                permissions: u16::from_le_bytes([c, d]),
+                id: u32::from_le_bytes([e, f, g, h]),
+            })
+            .collect();
+        let list = Self { entries };
+        if list.entries.is_empty() {
+            return Ok(None);
+        }
+        if list.is_valid() { Ok(Some(list)) } else { Err(invalid()) }
+    }
+
+    fn is_valid(&self) -> bool {
+        let of = |tag| self.entries.iter().filter(move |entry| entry.tag == tag).count();
+        let is_extended = of(USER) + of(GROUP) > 0;
+        [USER_OBJ, GROUP_OBJ, OTHER].into_iter().all(|tag| of(tag) == 1)
+            && of(MASK) <= 1
+            && (of(MASK) == 1 || !is_extended)
+            && self.entries.is_sorted_by_key(|entry| entry.tag)
+            && self.entries.iter().all(|entry| {
+                let is_known =
+                    matches!(entry.tag, USER_OBJ | USER | GROUP_OBJ | GROUP | MASK | OTHER);
+                let names_one = matches!(entry.tag, USER | GROUP);
+                is_known && entry.permissions <= 7 && (!names_one || entry.id != u32::MAX)
+            })
+    }
+
+    /// The list as the value of an attribute.
+    #[must_use]
+    pub fn to_value(&self) -> Vec<u8> {
+        let mut value = VERSION.to_vec();
+        for entry in &self.entries {
+            value.extend_from_slice(&entry.tag.to_le_bytes());
+            value.extend_from_slice(&entry.permissions.to_le_bytes());
+            value.extend_from_slice(&entry.id.to_le_bytes());
+        }
+        value
+    }
+
+    /// Whether the list says more than permissions can.
+    #[must_use]
+    pub fn is_extended(&self) -> bool {
+        self.entries.iter().any(|entry| matches!(entry.tag, USER | GROUP | MASK))
+    }
+
+    /// The entries that the permissions of the file stand for, each with how far left its bits stand there.
+    fn classes(&mut self) -> impl Iterator<Item = (&mut Entry, u32)> {
+        let group =
+            if self.entries.iter().any(|entry| entry.tag == MASK) { MASK } else { GROUP_OBJ };
+        self.entries.iter_mut().filter_map(move |entry| match entry.tag {
+            USER_OBJ => Some((entry, 6)),
+            tag if tag == group => Some((entry, 3)),
+            OTHER => Some((entry, 0)),
+            _ => None,
+        })
+    }
+
+    /// The permissions, with what stands above the lowest nine bits as it is, of a file that gets this list.
+    #[must_use]
+    pub fn permissions(&self, permissions: u32) -> u32 {
+        let mut list = self.clone();
+        let bits = list.classes().map(|(entry, shift)| u32::from(entry.permissions) << shift);
+        permissions & !0o777 | bits.sum::<u32>()
+    }
+
+    /// The permissions of the file that has this list become these.
+    pub fn set_permissions(&mut self, permissions: u32) {
+        for (entry, shift) in self.classes() {
+            entry.permissions = class(permissions, shift);
+        }
+    }
+
+    /// A file is made with these permissions in a directory whose default list this is: the list and the
+    /// permissions become what both allow.
+    pub fn create_with(&mut self, permissions: &mut u32) {
+        for (entry, shift) in self.classes() {
+            entry.permissions &= class(*permissions, shift);
+        }
+        *permissions = self.permissions(*permissions);
+    }
+}
+
+/// Three bits of permissions.
+fn class(permissions: u32, shift: u32) -> u16 {
+    u16::try_from(permissions >> shift & 7).expect("three bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        let entries = entries.iter().map(|&(tag, permissions, id)| Entry { tag, permissions, id });
+        Acl { entries: entries.collect() }.to_value()
+    }
+
+    fn parse(entries: &[(u16, u16, u32)]) -> Result<Option<Acl>> {
+        Acl::parse(&list(entries))
+    }
+
+    const NONE: u32 = u32::MAX;
+    const PLAIN: [(u16, u16, u32); 3] =
+        [(USER_OBJ, 6, NONE), (GROUP_OBJ, 4, NONE), (OTHER, 0, NONE)];
+    const EXTENDED: [(u16, u16, u32); 5] = [
+        (USER_OBJ, 7, NONE),
+        (USER, 5, 1000),
+        (GROUP_OBJ, 7, NONE),
+        (MASK, 5, NONE),
+        (OTHER, 1, NONE),
+    ];
+
+    #[test]
+    fn what_is_no_list_is_refused() {
+        let errno = |value: &[u8]| Acl::parse(value).map(drop).map_err(|error| error.errno());
+        assert_eq!(Acl::parse(b"").ok(), Some(None));
+        assert_eq!(Acl::parse(&VERSION).ok(), Some(None));
+        assert_eq!(errno(&[1, 0, 0, 0]), Err(Errno::OPNOTSUPP));
+        assert_eq!(errno(&[2, 0]), Err(Errno::INVAL));
+        assert_eq!(errno(&[&list(&PLAIN)[..], &[0]].concat()), Err(Errno::INVAL));
+        for bad in [
+            &PLAIN[..2],
+            &[PLAIN[0], PLAIN[0], PLAIN[1], PLAIN[2]],
+            &[PLAIN[1], PLAIN[0], PLAIN[2]],
+            &[PLAIN[0], (USER, 7, 1), PLAIN[1], PLAIN[2]],
+            &[PLAIN[0], (USER, 7, NONE), PLAIN[1], (MASK, 7, NONE), PLAIN[2]],
+            &[(USER_OBJ, 8, NONE), PLAIN[1], PLAIN[2]],
+            &[PLAIN[0], PLAIN[1], PLAIN[2], (0x40, 0, NONE)],
+        ] {
+            assert_eq!(errno(&list(bad)), Err(Errno::INVAL), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn permissions_and_list_say_the_same() {
+        let plain = parse(&PLAIN).expect("a list").expect("with entries");
+        assert!(!plain.is_extended());
+        assert_eq!(plain.permissions(0o7777), 0o7640);
+        let mut extended = parse(&EXTENDED).expect("a list").expect("with entries");
+        assert!(extended.is_extended());
+        assert_eq!(extended.permissions(0o4000), 0o4751);
+        extended.set_permissions(0o1624);
+        assert_eq!(extended.permissions(0), 0o624);
+        assert_eq!(extended.entries[2].permissions, 7, "the owning group keeps its own");
+    }
+
+    #[test]
+    fn a_new_file_may_what_both_allow() {
+        let mut extended = parse(&EXTENDED).expect("a list").expect("with entries");
+        let mut permissions = 0o2666;
+        extended.create_with(&mut permissions);
+        assert_eq!(permissions, 0o2640);
+        assert_eq!(extended.permissions(0), 0o640);
+    }
+}
