@@ -12,9 +12,10 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use bench::BENCH_HELP;
 pub(crate) use bench::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
 pub(crate) use edit::{
-    Attribute, CpArguments, LnArguments, MkdirArguments, MvArguments, RmArguments,
+    Attribute, ChattrArguments, CpArguments, FlagChange, LnArguments, MkdirArguments, MvArguments,
+    RmArguments,
 };
-use edit::{CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
+use edit::{CHATTR_HELP, CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
 
@@ -136,6 +137,9 @@ pub(crate) enum Verb {
     /// Give a file one more name, or make a symbolic link
     #[command(after_help = LN_HELP)]
     Ln(LnArguments),
+    /// Change flags of files and directories
+    #[command(after_help = CHATTR_HELP)]
+    Chattr(ChattrArguments),
     /// Make a volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cat;
+mod chattr;
 mod cp;
 mod dump;
 mod extract;
@@ -36,6 +37,7 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Rm(arguments) => rm::run(arguments, console),
         Verb::Mv(arguments) => mv::run(arguments, console),
         Verb::Ln(arguments) => ln::run(arguments, console),
+        Verb::Chattr(arguments) => chattr::run(arguments, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Subvolume(SubvolumeVerb::List(arguments)) => subvolume::list(arguments, out, console),

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Args, ValueEnum};
+use offshoot_vfs::FileFlags;
 
 use super::EditArguments;
 
@@ -47,7 +48,18 @@ by rename(2).
 
 Examples:
   offshoot mv disk.img:/etc/fstab.new disk.img:/etc/fstab
+  offshoot mv --exchange -T disk.img:/root disk.img:/root.new
   offshoot mv disk.img:/a disk.img:/b disk.img:/dir";
+
+pub(crate) const CHATTR_HELP: &str = "\
+FLAGS is `+`, `-` or `=` and letters: a (only appended to), i (immutable), c (compressed), m (not \
+compressed), C (written in place, without checksums: of files without data, and of directories for new \
+files), d (left out of backups), A (access time stays), S (all changes durable at once), D (those of names \
+in a directory). `stat` shows them.
+
+Examples:
+  offshoot chattr +C disk.img:/var/lib/machines
+  offshoot chattr -- -i disk.img:/etc/resolv.conf";
 
 pub(crate) const LN_HELP: &str = "\
 Without -s, TARGET is a place in the same subvolume and gets one more name. With -s, it is the text \
@@ -126,6 +138,41 @@ pub(crate) struct RmArguments {
 }
 
 #[derive(Args)]
+pub(crate) struct ChattrArguments {
+    /// What to change: `+`, `-` or `=`, and letters
+    #[arg(value_name = "FLAGS", allow_hyphen_values = true, value_parser = parse_flags)]
+    pub(crate) flags: FlagChange,
+    /// The places, each VOLUME or VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) edit: EditArguments,
+}
+
+/// What becomes of the flags of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlagChange {
+    /// These are set.
+    Add(FileFlags),
+    /// These are cleared.
+    Remove(FileFlags),
+    /// These are set, and all others cleared.
+    Set(FileFlags),
+}
+
+fn parse_flags(text: &str) -> Result<FlagChange, String> {
+    let usage = || "flags are `+`, `-` or `=`, and letters; --help shows them".to_owned();
+    let mut letters = text.chars();
+    let kind = match letters.next() {
+        Some('+') => FlagChange::Add,
+        Some('-') => FlagChange::Remove,
+        Some('=') => FlagChange::Set,
+        _ => return Err(usage()),
+    };
+    letters.map(FileFlags::of_letter).collect::<Option<_>>().map(kind).ok_or_else(usage)
+}
+
+#[derive(Args)]
 pub(crate) struct MvArguments {
     /// What is moved, and at the end where to
     #[arg(value_name = "SOURCE... DESTINATION", required = true)]
@@ -133,6 +180,12 @@ pub(crate) struct MvArguments {
     /// The destination is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
+    /// Do not move what would replace something
+    #[arg(short = 'n', long)]
+    pub(crate) no_clobber: bool,
+    /// What has the new name gets the old one
+    #[arg(long, conflicts_with = "no_clobber")]
+    pub(crate) exchange: bool,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
 }
@@ -167,7 +220,20 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_mode;
+    use offshoot_vfs::FileFlags;
+
+    use super::{FlagChange, parse_flags, parse_mode};
+
+    #[test]
+    fn flags() {
+        let both = FileFlags::IMMUTABLE | FileFlags::NODUMP;
+        assert_eq!(parse_flags("+id"), Ok(FlagChange::Add(both)));
+        assert_eq!(parse_flags("-i"), Ok(FlagChange::Remove(FileFlags::IMMUTABLE)));
+        assert_eq!(parse_flags("="), Ok(FlagChange::Set(FileFlags::empty())));
+        for text in ["", "i", "+x", "+i d"] {
+            parse_flags(text).expect_err(text);
+        }
+    }
 
     #[test]
     fn modes() {

@@ -1,6 +1,6 @@
 //! A file as JSON, the same for `ls` and `stat`.
 
-use offshoot_vfs::{Attr, FileId};
+use offshoot_vfs::{Attr, FileFlags, FileId};
 use serde::Serialize;
 
 use super::mode::type_name;
@@ -31,6 +31,9 @@ pub(crate) struct FileRecord<'a> {
     mtime: String,
     ctime: String,
     btime: String,
+    /// The letters that `chattr` has for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flags: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     xattrs: Option<Vec<XattrRecord>>,
 }
@@ -74,12 +77,14 @@ impl<'a> FileRecord<'a> {
             mtime: json_time(attr.mtime),
             ctime: json_time(attr.ctime),
             btime: json_time(attr.btime),
+            flags: None,
             xattrs: None,
         }
     }
 
-    /// The same with extended attributes.
-    pub(crate) fn with_xattrs(mut self, xattrs: &[Xattr]) -> Self {
+    /// The same with flags and extended attributes.
+    pub(crate) fn with(mut self, flags: FileFlags, xattrs: &[Xattr]) -> Self {
+        self.flags = Some(flags.to_string());
         let xattr =
             |(name, value): &Xattr| XattrRecord { name: json_name(name), value: json_name(value) };
         self.xattrs = Some(xattrs.iter().map(xattr).collect());

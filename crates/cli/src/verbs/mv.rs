@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
@@ -27,8 +27,13 @@ pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
     let fs = volumes.open(&volume, Access::Write)?;
     let mut failures = Failures::naming(false, console);
     let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)?;
+    let how = match arguments {
+        MvArguments { exchange: true, .. } => Rename::Exchange,
+        MvArguments { no_clobber: true, .. } => Rename::NoReplace,
+        _ => Rename::Replace,
+    };
     for source in &sources {
-        if let Err(error) = rename(&fs, source, &aim, &path, at) {
+        if let Err(error) = rename(&fs, source, &aim, &path, how, at) {
             failures.inside(&volume, ExitStatus::of(&error), &error);
         }
     }
@@ -41,6 +46,7 @@ fn rename(
     source: &[u8],
     aim: &Aim,
     path: &[u8],
+    how: Rename,
     at: Timestamp,
 ) -> Result<(), Error> {
     let fail = |errno, what: String| Err(Error::posix(errno, what));
@@ -60,11 +66,14 @@ fn rename(
         Aim::Name(_) => path.to_vec(),
     };
     let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
+    if how == Rename::NoReplace && new.existing.is_some() {
+        return Ok(());
+    }
     if new.existing == Some(file) {
         let what = format!("{shown} and {} are one file", Escaped(&shown_new));
         return fail(Errno::INVAL, what);
     }
-    fs.rename(from, to, at).map_err(|error| match error {
+    fs.rename_with(from, to, how, at).map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => Error::posix(
             Errno::XDEV,
             format!("{shown} to {}, in another subvolume; copy and remove it", Escaped(&shown_new)),

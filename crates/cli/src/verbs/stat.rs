@@ -35,10 +35,11 @@ pub(super) fn run(
     };
     let mut xattrs = held_xattrs(&session.fs, file).map_err(|error| session.named(error))?;
     xattrs.sort();
+    let flags = session.fs.flags(file).map_err(|error| session.named(error))?;
     if arguments.json {
         let volume = json_name(session.volume.as_os_str().as_bytes());
         let record = FileRecord::new(&volume, &session.path, &attr, target.as_deref());
-        return Ok(write_line(out, &record.with_xattrs(&xattrs))?);
+        return Ok(write_line(out, &record.with(flags, &xattrs))?);
     }
     write!(out, "  File: {}", Escaped(&session.path))?;
     if let Some(target) = &target {
@@ -78,6 +79,9 @@ pub(super) fn run(
         (" Birth", attr.btime),
     ] {
         writeln!(out, "{name}: {}", CivilTime(time))?;
+    }
+    if !flags.is_empty() {
+        writeln!(out, " Flags: {flags}")?;
     }
     for (name, value) in &xattrs {
         let shown = &value[..value.len().min(VALUE_SHOWN)];

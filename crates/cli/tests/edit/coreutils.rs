@@ -235,6 +235,7 @@ fn mv() {
             "mv to-d/x here",
             "mv e/x e/d/sub/x here",
         ],
+        &["mv -n a b", "mv -n a new", "mv -n new big d"],
         &[
             "mv d full",
             "mv full/d full/sub",

@@ -12,8 +12,9 @@ use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::judges;
 use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
 
-use super::{check, does, offshoot, program, volume, words};
+use super::{check, does, fails, offshoot, program, volume, words};
 
 #[track_caller]
 fn assert_copies(ours: &Path, theirs: &Path, at_least: u64) {
@@ -210,4 +211,33 @@ fn machine_output() {
     assert_eq!(does(dir.path(), "cp -r --json d v.img:/"), expected);
     assert_eq!(does(dir.path(), "cp -r --json v.img:/d v.img:/e"), expected);
     assert_eq!(does(dir.path(), "cp -r --json v.img:/e ."), expected);
+}
+
+/// Flags and exchanged names are what the kernel's tools show.
+#[test]
+fn flags_and_exchanges() {
+    let Some(_) = judges::require() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path();
+    volume(at, "v.img", 128);
+    does(at, "mkdir v.img:/one v.img:/one/inner v.img:/two");
+    does(at, "mv --exchange -T v.img:/one v.img:/two");
+    fails(at, "mv --exchange -T v.img:/one v.img:/none", 1);
+    does(at, "chattr +dA v.img:/two v.img:/two/inner");
+    does(at, "chattr -A v.img:/two");
+    does(at, "chattr =iC v.img:/one");
+    fails(at, "mkdir v.img:/one/x", 1);
+    fails(at, "chattr +cC v.img:/two", 1);
+    assert!(does(at, "stat v.img:/one").contains("\n Flags: iC\n"));
+    assert!(does(at, "stat --json v.img:/two").contains("\"flags\":\"d\""));
+    let mount = mounted(&at.join("v.img"), "rw,noatime");
+    let shown = |name: &str| {
+        let path = mount.path().join(name);
+        let line = run("lsattr", &["-d".as_ref(), path.as_os_str()]);
+        line.split(' ').next().expect("flags").replace('-', "")
+    };
+    assert_eq!([shown("one"), shown("two"), shown("two/inner")], ["iC", "d", "dA"]);
+    drop(mount);
+    does(at, "chattr -- -i v.img:/one");
+    check(&at.join("v.img"));
 }
