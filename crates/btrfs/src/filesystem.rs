@@ -1,6 +1,7 @@
 //! A subvolume as a mount shows it.
 
 mod change;
+mod subvolumes;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;

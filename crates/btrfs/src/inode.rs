@@ -15,13 +15,13 @@
 //! | `write_back` | from buffered data to extents |
 //! | `evict` | removing whole inodes, at once or after they were open or a crash |
 
-mod acl;
+pub(crate) mod acl;
 pub(crate) mod attributes;
-mod changes;
+pub(crate) mod changes;
 pub(crate) mod create;
 mod directories;
-mod entries;
-mod evict;
+pub(crate) mod entries;
+pub(crate) mod evict;
 #[cfg(test)]
 mod faults;
 pub(crate) mod flags;

@@ -5,6 +5,26 @@
 //! tree from the parent's id to the child's, and by a ROOT_BACKREF the other way. A snapshot
 //! copies the directory entry of a nested subvolume but not the references, so an
 //! entry leads to a subvolume only when the ROOT_REF agrees with it.
+//!
+//! Finding and listing them is here. What changes them is in the modules:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `create`, `snapshot` | new subvolumes |
+//! | `rename` | another place for one |
+//! | `delete`, `drop` | taking the name away, and by and by all that is held |
+//! | `settings` | read-only, the default one |
+//! | `items` | what the root tree and the UUID tree say of a subvolume |
+//! | `state` | numbers for new ones, and which are being dropped |
+
+pub(crate) mod create;
+pub(crate) mod delete;
+mod drop;
+mod items;
+pub(crate) mod rename;
+mod settings;
+pub(crate) mod snapshot;
+mod state;
 
 use std::collections::HashMap;
 
@@ -22,6 +42,11 @@ use crate::SubvolumeId;
 use crate::inode;
 use crate::tree::{Cursor, TreeRoot, with_item};
 use crate::volume::Engine;
+pub(crate) use drop::Progress;
+pub(crate) use state::State;
+
+/// The name of the entry in the root tree that leads to the default subvolume.
+const DEFAULT: &[u8] = b"default";
 
 /// Subvolume roots that were looked up, so that following a path does not search the
 /// root tree at every step. A volume is only read, so they stay true.
@@ -58,6 +83,10 @@ pub struct SubvolumeInfo {
     pub parent_uuid: Option<Uuid>,
     /// The UUID of the subvolume that it was received from.
     pub received_uuid: Option<Uuid>,
+    /// The transaction in which that one was sent, in its volume, and when that was.
+    pub sent: Option<(Generation, Timestamp)>,
+    /// The transaction in which it was received, and when that was.
+    pub received: Option<(Generation, Timestamp)>,
 }
 
 /// An item whose contents are not what they must be, though its block was verified.
@@ -69,6 +98,11 @@ pub(crate) fn malformed(e: Malformed) -> Error {
 /// anything; it is cut, because a file is worth more than the end of a second.
 pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
     Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
+}
+
+/// A transaction and its time, if there was one.
+fn moment(generation: u64, time: &Timespec) -> Option<(Generation, Timestamp)> {
+    (generation > 0).then(|| (Generation(generation), timestamp(time)))
 }
 
 /// The key of the last root item of the tree `id`. Its offset is 0, or the generation in
@@ -94,31 +128,66 @@ fn root_item(volume: &Engine, id: TreeId) -> Result<Option<RootItem>> {
         .transpose()
 }
 
-/// The root of the tree `id` as it is stored, the generation of the last snapshot of it, and what its
-/// blocks take, which nothing counts for the two trees that the superblock names.
-pub(crate) fn stored_root(volume: &Engine, id: TreeId) -> Result<(TreeRoot, Generation, u64)> {
-    match id {
-        TreeId::ROOT => return Ok((volume.root_tree(), Generation(0), 0)),
-        TreeId::CHUNK => return Ok((chunk_tree_root(volume), Generation(0), 0)),
-        _ => {}
+/// The root item of the subvolume `id`.
+///
+/// # Errors
+/// `ENOENT` when there is no such subvolume.
+fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
+    root_item(volume, id)?
+        .filter(|item| id.is_subvolume() && !item.is_dead())
+        .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))
+}
+
+/// The root of a tree as it is stored.
+pub(crate) struct StoredRoot {
+    pub(crate) root: TreeRoot,
+    /// The transaction that took the last snapshot of it; 0 for none.
+    pub(crate) last_snapshot: Generation,
+    /// What its blocks take, which nothing counts for the two trees that the superblock names.
+    pub(crate) used_bytes: u64,
+    pub(crate) is_read_only: bool,
+}
+
+/// The root of the tree `id` as it is stored.
+pub(crate) fn stored_root(volume: &Engine, id: TreeId) -> Result<StoredRoot> {
+    let named = match id {
+        TreeId::ROOT => Some(volume.root_tree()),
+        TreeId::CHUNK => Some(chunk_tree_root(volume)),
+        _ => None,
+    };
+    if let Some(root) = named {
+        let last_snapshot = Generation(0);
+        return Ok(StoredRoot { root, last_snapshot, used_bytes: 0, is_read_only: false });
     }
     let item = root_item(volume, id)?
         .filter(|item| !id.is_subvolume() || !item.is_dead())
         .ok_or_else(|| no_such_tree(id))?;
+    Ok(StoredRoot {
+        root: root_of(id, &item),
+        last_snapshot: Generation(item.last_snapshot.get()),
+        used_bytes: item.bytes_used.get(),
+        is_read_only: item.is_read_only(),
+    })
+}
+
+/// The root that the root item of the tree `id` names.
+fn root_of(id: TreeId, item: &RootItem) -> TreeRoot {
     let (logical, level, generation) = (item.logical(), item.level, item.generation());
-    let root = TreeRoot { id, logical, level, generation };
-    Ok((root, Generation(item.last_snapshot.get()), item.bytes_used.get()))
+    TreeRoot { id, logical, level, generation }
 }
 
 /// The root of the tree `id`.
 pub(crate) fn tree_root(volume: &Engine, id: TreeId) -> Result<TreeRoot> {
     if let Some(live) = volume.live_part() {
-        return Ok(*live.tree(volume, id)?.root.read());
+        let tree = live.tree(volume, id)?;
+        tree.require_alive()?;
+        let root = *tree.root.read();
+        return Ok(root);
     }
     if let Some(root) = volume.subvolume_roots.roots.read().get(&id) {
         return Ok(*root);
     }
-    let (root, ..) = stored_root(volume, id)?;
+    let root = stored_root(volume, id)?.root;
     let mut roots = volume.subvolume_roots.roots.write();
     if roots.len() >= MAX_CACHED_ROOTS {
         roots.clear();
@@ -181,12 +250,11 @@ impl Engine {
     /// # Errors
     /// When the entry that names it is malformed.
     pub fn default_subvolume(&self) -> Result<SubvolumeId> {
-        const NAME: &[u8] = b"default";
-        let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(NAME));
+        let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT));
         let named = with_item(self, self.root_tree(), key, |data| {
             for entry in dir_entries(data) {
                 let entry = entry.map_err(malformed)?;
-                if entry.name == NAME {
+                if entry.name == DEFAULT {
                     return Ok(Some(TreeId(entry.location.objectid)));
                 }
             }
@@ -215,9 +283,7 @@ impl Engine {
     /// # Errors
     /// `ENOENT` when there is no such subvolume.
     pub fn subvolume(&self, id: SubvolumeId) -> Result<SubvolumeInfo> {
-        let item = root_item(self, id)?
-            .filter(|item| id.is_subvolume() && !item.is_dead())
-            .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))?;
+        let item = require_subvolume(self, id)?;
         self.subvolume_info(id, &item, &mut DirectoryPaths::default())
     }
 
@@ -243,6 +309,8 @@ impl Engine {
             uuid: RootItem::uuid(item.uuid),
             parent_uuid: RootItem::uuid(item.parent_uuid),
             received_uuid: RootItem::uuid(item.received_uuid),
+            sent: moment(item.stransid.get(), &item.stime),
+            received: moment(item.rtransid.get(), &item.rtime),
         })
     }
 }

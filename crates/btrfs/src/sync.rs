@@ -11,11 +11,11 @@ mod checked;
 
 #[cfg(feature = "shuttle")]
 pub(crate) use checked::{
-    ArcReadGuard, ArcWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    ArcReadGuard, ArcWriteGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use plain::{
-    ArcReadGuard, ArcWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    ArcReadGuard, ArcWriteGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{sync::mpsc, thread};
@@ -26,7 +26,7 @@ pub(crate) use std::{sync::mpsc, thread};
 mod plain {
     use parking_lot::RawRwLock;
     use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-    pub(crate) use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     /// A lock that is held shared, and kept alive.
     pub(crate) type ArcReadGuard<T> = ArcRwLockReadGuard<RawRwLock, T>;

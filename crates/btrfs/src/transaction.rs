@@ -45,16 +45,17 @@ use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
 use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
-use offshoot_btrfs_format::edit::header_mut;
+use offshoot_btrfs_format::edit::{header_mut, insert_items};
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
 use offshoot_btrfs_format::superblock::{CompatRo, SuperblockItem};
-use offshoot_btrfs_format::{Generation, Logical, TreeId};
+use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::TreeBlock;
-use crate::delayed::{Delayed, Hold, Queue};
+use crate::delayed::{Delayed, Queue};
 use crate::space::{self, Purpose, Reservation, Space};
-use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::subvolume::State;
+use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
 use crate::volume::{Engine, Latching, OpenOptions};
 pub(crate) use committer::{Committer, Signal};
@@ -66,6 +67,9 @@ pub(crate) use refs::{ExtentKind, Owner};
 pub(crate) use stats::Cause;
 use stats::Counters;
 pub use stats::{Counter, Stats};
+
+/// Locks for counts of references of shared blocks.
+const COUNTING: usize = 16;
 
 /// The part of a volume that can change.
 pub(crate) struct Live {
@@ -92,6 +96,10 @@ pub(crate) struct Live {
     pub(crate) dirty_bytes: u64,
     /// Held exclusively while checksums are removed, and shared while some are looked for.
     pub(crate) checksums: RwLock<()>,
+    /// Held while somebody decides by the count of references of a shared block and changes it; each for some of the blocks.
+    counting: [Mutex<()>; COUNTING],
+    /// Numbers of new subvolumes, and deleted ones.
+    pub(crate) subvolumes: State,
     /// How many commits one cycle of making room has.
     pub(crate) commits_per_cycle: u32,
     /// Told when there is much to bring to the devices.
@@ -175,6 +183,8 @@ impl Live {
             latching: options.latching,
             dirty_bytes: options.dirty_bytes,
             checksums: RwLock::new(()),
+            counting: std::array::from_fn(|_| Mutex::new(())),
+            subvolumes: State::default(),
             commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
         }
@@ -195,6 +205,14 @@ impl Live {
         committing.dirty.get(logical)
     }
 
+    /// Until this is dropped nobody else decides by the count of references of the shared block at `logical`: of two who find that there
+    /// are two and give up one each, the second has to find one.
+    fn counting(&self, logical: Logical) -> MutexGuard<'_, ()> {
+        // Blocks are at least 4 KiB, and mostly 16.
+        let index = (logical.0 >> 14) as usize % COUNTING;
+        self.counting[index].lock()
+    }
+
     /// Whether a transaction is being written.
     pub(crate) fn is_committing(&self) -> bool {
         self.phases.read().committing.is_some()
@@ -212,22 +230,26 @@ impl Live {
             return Ok(tree.clone());
         }
         // Two threads may look it up at once; the first to store it wins, and nothing was changed by then.
-        let (root, last_snapshot, used) = crate::subvolume::stored_root(volume, id)?;
-        self.space.note_level(root.level);
-        if last_snapshot.0 > 0 {
+        let stored = crate::subvolume::stored_root(volume, id)?;
+        self.space.note_level(stored.root.level);
+        if stored.last_snapshot.0 > 0 {
             self.space.note_sharing();
         }
         let new = || {
             let pending = &self.space.pending;
             if is_of_commits(id) {
-                pending.tree_bytes.fetch_add(used, Ordering::Relaxed);
+                pending.tree_bytes.fetch_add(stored.used_bytes, Ordering::Relaxed);
             }
-            let (used, hold) = (AtomicU64::new(used), Hold::new(used));
-            Arc::new(Tree { id, last_snapshot, root: RwLock::new(root), used, hold })
+            Arc::new(Tree::new(&stored))
         };
         let mut trees = self.trees.write();
         let tree = trees.entry(id).or_insert_with(new);
         Ok(tree.clone())
+    }
+
+    /// Forgets the tree `id`, which is no more.
+    pub(crate) fn forget_tree(&self, id: TreeId) {
+        self.trees.write().remove(&id);
     }
 
     /// Looks up the trees that a commit changes, so that what it needs is known.
@@ -438,8 +460,31 @@ impl<'v> Handle<'v> {
     /// Makes an empty block for the tree `tree`.
     pub(crate) fn new_block(&self, tree: TreeId, level: u8) -> Result<WriteLatch> {
         assert!(level < MAX_LEVEL, "no tree of a volume that can exist is so high");
-        let logical = self.take_block(tree, level)?;
+        let block = self.empty_block(tree, level)?;
         self.count_tree(tree, true)?;
+        Ok(block)
+    }
+
+    /// Makes the only block of the tree `id`, a leaf with these items. Nobody knows of the tree before it has a root item.
+    pub(crate) fn new_root(&self, id: TreeId, items: &[(Key, Vec<u8>)]) -> Result<TreeRoot> {
+        let mut leaf = self.empty_block(id, 0)?;
+        let items = items.iter().map(|(key, data)| (*key, &data[..]));
+        insert_items(leaf.block_mut().bytes_mut(), 0, items);
+        Ok(root_at(id, &leaf))
+    }
+
+    /// Makes the root of the tree `id` as a copy of that of `tree`: from now on both share everything below. Nobody knows of the new tree before it has
+    /// a root item.
+    pub(crate) fn copy_root(&self, tree: &Tree, id: TreeId) -> Result<TreeRoot> {
+        let root = *tree.root.read();
+        let old = self.volume.block(&root.expected())?;
+        let new = self.copied(&old, self.take_block(id, root.level)?, id);
+        self.refer_to_children(&new, Some(id), 1)?;
+        Ok(root_at(id, &self.transaction.dirty.add(new)))
+    }
+
+    fn empty_block(&self, tree: TreeId, level: u8) -> Result<WriteLatch> {
+        let logical = self.take_block(tree, level)?;
         let superblock = self.volume.superblock();
         let identity = BlockIdentity {
             metadata_uuid: superblock.metadata_uuid,
@@ -455,20 +500,25 @@ impl<'v> Handle<'v> {
 
     /// Copies a committed block of the tree `tree` to a new address, where it can be changed.
     pub(crate) fn copy_block(&self, tree: &Tree, old: &TreeBlock) -> Result<WriteLatch> {
-        let level = old.header().level;
-        let logical = self.take_block(tree.id, level)?;
+        let logical = self.take_block(tree.id, old.header().level)?;
+        let new = self.copied(old, logical, tree.id);
+        self.references_of_copy(tree, old, &new)?;
+        self.stats().block_copied();
+        tree.hold.copied(u64::from(self.volume.superblock().node_size));
+        Ok(self.transaction.dirty.add(new))
+    }
+
+    /// A committed block as the tree `owner` has it at a new address.
+    fn copied(&self, old: &TreeBlock, logical: Logical, owner: TreeId) -> TreeBlock {
         let mut new = old.clone();
         let header = header_mut(new.bytes_mut());
         header.bytenr = logical.0.into();
         header.fsid = self.volume.superblock().metadata_uuid.into_bytes();
         header.generation = self.generation().0.into();
-        header.owner = tree.id.0.into();
+        header.owner = owner.0.into();
         header.flags =
             (header.flags.get() & !(HEADER_WRITTEN | HEADER_RELOC) | HEADER_MIXED_BACKREF).into();
-        self.references_of_copy(tree, old, &new)?;
-        self.stats().block_copied();
-        tree.hold.copied(u64::from(self.volume.superblock().node_size));
-        Ok(self.transaction.dirty.add(new))
+        new
     }
 
     /// Frees a block that this transaction made or copied.
@@ -529,6 +579,17 @@ impl<'v> Handle<'v> {
         if before.is_none() && !is_named_by_superblock(root.id) {
             self.live.space.pending.roots.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// The root of the tree `id`, which is this block.
+fn root_at(id: TreeId, block: &TreeBlock) -> TreeRoot {
+    let header = block.header();
+    TreeRoot {
+        id,
+        logical: Logical(header.bytenr.get()),
+        level: header.level,
+        generation: header.generation(),
     }
 }
 

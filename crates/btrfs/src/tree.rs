@@ -148,6 +148,7 @@ impl<'v> Cursor<'v> {
     fn seek_live(&mut self, live: &Live, key: Key) -> Result<()> {
         let tree = live.tree(self.volume, self.id)?;
         loop {
+            tree.require_alive()?;
             let epoch = live.epoch.load(Ordering::Acquire);
             match self.try_seek_live(live, &tree, key) {
                 Err(Error::Corrupt(_)) if live.epoch.load(Ordering::Acquire) != epoch => {}

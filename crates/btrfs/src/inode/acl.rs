@@ -11,11 +11,11 @@ use super::xattr;
 use crate::volume::Engine;
 
 /// What a new file gets from the default list of its directory.
-pub(super) struct Inherited {
+pub(crate) struct Inherited {
     /// The permissions of the file.
-    pub(super) permissions: u32,
+    pub(crate) permissions: u32,
     /// The lists of the file, by the names of their attributes.
-    lists: Vec<(&'static [u8], Vec<u8>)>,
+    pub(crate) lists: Vec<(&'static [u8], Vec<u8>)>,
 }
 
 impl Inherited {
@@ -34,7 +34,7 @@ impl Inherited {
 }
 
 /// What a file of this type gets that is made in `dir`, whose lock the caller holds.
-pub(super) fn inherited(
+pub(crate) fn inherited(
     volume: &Engine,
     dir: FileId,
     file_type: FileType,

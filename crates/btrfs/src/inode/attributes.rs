@@ -4,14 +4,15 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, SetAttr, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
-use super::subvolume::writable;
+use super::subvolume::{is_deleted, writable};
 use super::{acl, evict, write};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::volume::Engine;
 
 /// Changes attributes of `file`.
 pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
-    writable(volume, file)?;
+    let subvolume = writable(volume, file)?;
+    let _buffering = set.size.map(|_| subvolume.buffering()).transpose()?;
     let _locks = volume.inodes.lock(&[file]);
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
@@ -75,6 +76,9 @@ pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
         .checked_sub(1)
         .ok_or_else(|| Error::posix(Errno::BADF, format!("{file}, which is not open")))?;
     if *opens > 0 {
+        return Ok(());
+    }
+    if is_deleted(volume, file)? {
         return Ok(());
     }
     let item = inode_item(volume, tree_of(volume, file)?, file)?;

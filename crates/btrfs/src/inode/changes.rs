@@ -51,7 +51,7 @@ enum Phase {
 }
 
 /// What an operation changes in one subvolume.
-pub(super) struct Changes<'h, 'v> {
+pub(crate) struct Changes<'h, 'v> {
     handle: &'h Handle<'v>,
     tree: Arc<Tree>,
     /// Few, so they are searched one by one.
@@ -96,18 +96,26 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// No changes yet, to the subvolume of `file`.
     ///
     /// # Errors
-    /// When there is no such subvolume.
-    pub(super) fn new(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
+    /// When there is no such subvolume, or it may not be changed any more.
+    pub(crate) fn new(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
+        let changes = Self::accepted(handle, file)?;
+        changes.tree.require_writable()?;
+        Ok(changes)
+    }
+
+    /// The same for what was accepted before: the subvolume may have become read-only.
+    pub(super) fn accepted(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
         let tree = handle.tree(TreeId(file.dev))?;
+        tree.require_alive()?;
         let (items, inodes) = (Vec::with_capacity(6), Vec::with_capacity(4));
         Ok(Self { handle, tree, items, inodes, removed: None })
     }
 
-    pub(super) fn volume(&self) -> &'v Engine {
+    pub(crate) fn volume(&self) -> &'v Engine {
         self.handle.volume()
     }
 
-    pub(super) fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         self.handle.generation()
     }
 
@@ -204,7 +212,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOENT` when it was removed, `EPERM` when it is immutable.
-    pub(super) fn directory(&mut self, dir: FileId) -> Result<InodeItem> {
+    pub(crate) fn directory(&mut self, dir: FileId) -> Result<InodeItem> {
         let item = self.inode(dir)?;
         if type_of(&item)? != FileType::Directory {
             return Err(Error::posix(Errno::NOTDIR, dir.to_string()));
@@ -246,7 +254,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     }
 
     /// Whether an inode that changes wants that to be durable before the operation returns.
-    pub(super) fn is_synchronous(&self) -> bool {
+    pub(crate) fn is_synchronous(&self) -> bool {
         let wants = inode_flags::SYNC | inode_flags::DIRSYNC;
         self.inodes.iter().any(|inode| inode.is_changed && inode.item.flags.get() & wants != 0)
     }
@@ -256,7 +264,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// # Errors
     /// When less is reserved than it takes, and nothing has happened; else writing has ended, because half of
     /// it may be done.
-    pub(super) fn apply(mut self) -> Result<()> {
+    pub(crate) fn apply(mut self) -> Result<()> {
         self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
         let gone = self.removed.as_ref().map(Batch::ino);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
@@ -338,7 +346,7 @@ fn put<'i>(
 }
 
 /// A time as it is stored.
-pub(super) fn timespec(at: Timestamp) -> Result<Timespec> {
+pub(crate) fn timespec(at: Timestamp) -> Result<Timespec> {
     if at.nanos >= 1_000_000_000 {
         return Err(Error::posix(Errno::INVAL, format!("{} nanoseconds", at.nanos)));
     }
@@ -346,7 +354,7 @@ pub(super) fn timespec(at: Timestamp) -> Result<Timespec> {
 }
 
 /// `EPERM` when the inode has one of `flags`.
-pub(super) fn refuse_flags(item: &InodeItem, flags: u64, file: FileId) -> Result<()> {
+pub(crate) fn refuse_flags(item: &InodeItem, flags: u64, file: FileId) -> Result<()> {
     let set = item.flags.get() & flags;
     if set == 0 {
         return Ok(());

@@ -112,7 +112,7 @@ pub(crate) fn make(
     let index = changes.next_index(place.dir)?;
     let file =
         FileId { dev: place.dir.dev, ino: volume.inodes.take_number(place.dir, &subvolume)? };
-    let target = Target { ino: file.ino, file_type: kind.file_type() };
+    let target = Target::inode(file.ino, kind.file_type());
     changes.add_entry(place, target, index, new.at)?;
     changes.first_name(file.ino, place, index);
     add_inode(&mut changes, file, kind, &NewFile { permissions: acl.permissions, ..*new }, &dir)?;
@@ -232,7 +232,7 @@ fn inherit_compression(
     match super::xattr(changes.volume(), dir, xattr::COMPRESSION) {
         Ok(value) => {
             let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(xattr::COMPRESSION));
-            let item = xattr::encode(changes.generation(), xattr::COMPRESSION, &value);
+            let item = xattr::encode(changes.generation().0, xattr::COMPRESSION, &value);
             changes.put_new(key, item);
             Ok(())
         }

@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, RangeInclusive};
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode;
-use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
@@ -22,13 +22,26 @@ const FIRST_INDEX: u64 = 2;
 
 /// What an entry leads to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub(super) ino: u64,
-    pub(super) file_type: FileType,
+pub(crate) struct Target {
+    location: Key,
+    file_type: FileType,
+}
+
+impl Target {
+    /// An inode of the same subvolume.
+    pub(super) fn inode(ino: u64, file_type: FileType) -> Self {
+        Self { location: Key::new(ino, ItemType::INODE_ITEM, 0), file_type }
+    }
+
+    /// The root of another subvolume.
+    pub(crate) fn subvolume(id: TreeId) -> Self {
+        let location = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
+        Self { location, file_type: FileType::Directory }
+    }
 }
 
 /// `EINVAL` or `ENAMETOOLONG` for what cannot be the name of an entry.
-pub(super) fn require_name(name: &[u8]) -> Result<()> {
+pub(crate) fn require_name(name: &[u8]) -> Result<()> {
     let bad = |errno| Err(Error::posix(errno, format!("the name `{}`", name.escape_ascii())));
     match name {
         b"" => bad(Errno::NOENT),
@@ -65,8 +78,27 @@ fn index_after_last(volume: &Engine, dir: FileId) -> Result<u64> {
     Ok(highest.map_or(FIRST_INDEX, |index| index.saturating_add(1).max(FIRST_INDEX)))
 }
 
+/// The index of the entry `name` of `dir`, looked for among all.
+pub(crate) fn index_of(volume: &Engine, dir: FileId, name: &[u8]) -> Result<u64> {
+    let root = super::tree_of(volume, dir)?;
+    let mut found = None;
+    delayed::for_each_item(volume, root, indexes(dir, 0), &mut |key, data| {
+        for entry in dir_entries(data) {
+            if entry.map_err(malformed)?.name == name {
+                found = Some(key.offset);
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    found.ok_or_else(|| {
+        let problem = format!("`{}` has no index", name.escape_ascii());
+        Error::corrupt("directory index", problem).in_file(dir)
+    })
+}
+
 /// Whether the directory `dir` has an entry.
-pub(super) fn has_entries(volume: &Engine, dir: FileId) -> Result<bool> {
+pub(crate) fn has_entries(volume: &Engine, dir: FileId) -> Result<bool> {
     let root = super::tree_of(volume, dir)?;
     let mut has_some = false;
     delayed::for_each_item(volume, root, indexes(dir, 0), &mut |_, _| {
@@ -78,7 +110,7 @@ pub(super) fn has_entries(volume: &Engine, dir: FileId) -> Result<bool> {
 
 impl Changes<'_, '_> {
     /// The index of the next entry of `dir`.
-    pub(super) fn next_index(&mut self, dir: FileId) -> Result<u64> {
+    pub(crate) fn next_index(&mut self, dir: FileId) -> Result<u64> {
         let volume = self.volume();
         if let Some(next) = volume.inodes.with_directory(dir, Directory::take_index) {
             return Ok(next);
@@ -95,7 +127,7 @@ impl Changes<'_, '_> {
     ///
     /// # Errors
     /// `EEXIST`, and `EOVERFLOW` when too many names have its hash.
-    pub(super) fn add_entry(
+    pub(crate) fn add_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
         target: Target,
@@ -103,7 +135,7 @@ impl Changes<'_, '_> {
         at: Timestamp,
     ) -> Result<()> {
         let entry = encode::dir_entry(&DirEntry {
-            location: Key::new(target.ino, ItemType::INODE_ITEM, 0),
+            location: target.location,
             transid: self.generation().0,
             file_type: entry_type(target.file_type),
             name,
@@ -143,7 +175,7 @@ impl Changes<'_, '_> {
     }
 
     /// Removes an entry, which stands at `index` too.
-    pub(super) fn remove_entry(
+    pub(crate) fn remove_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
         index: u64,

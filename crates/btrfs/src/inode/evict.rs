@@ -162,7 +162,7 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
             return handle.change(tree.id, |tree| tree.remove(orphan).map(drop));
         }
         // Between two batches the inode counts what it still has.
-        let mut changes = Changes::new(&handle, file)?;
+        let mut changes = Changes::accepted(&handle, file)?;
         changes.adjust_inode(file, |item| {
             item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
         })?;
@@ -176,8 +176,8 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
     }
 }
 
-/// Removes what is left of the unlinked files of the subvolume `tree`, none of which is open.
-pub(super) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
+/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open.
+pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
     let mut next = Some(orphan_key(0));
     while let Some(from) = next {
         let root = volume.tree(tree)?;
@@ -185,7 +185,12 @@ pub(super) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
         let found = cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).map(|(key, _)| key);
         drop(cursor);
         let Some(key) = found else { return Ok(()) };
+        next = key.successor();
         let file = FileId { dev: tree.0, ino: key.offset };
+        let mut locks = volume.inodes.lock(&[file]);
+        if *locks.opens(file) > 0 {
+            continue;
+        }
         let links = match inode_item(volume, root, file) {
             Ok(item) => Some(item.nlink.get()),
             Err(Error::Posix { .. }) => None,
@@ -198,7 +203,6 @@ pub(super) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
             let handle = volume.join_to_remove()?;
             handle.change(tree, |tree| tree.remove(key).map(drop))?;
         }
-        next = key.successor();
     }
     Ok(())
 }

@@ -144,7 +144,7 @@ impl Inodes {
     }
 
     /// Locks `files`, which may name one several times.
-    pub(super) fn lock(&self, files: &[FileId]) -> Locks {
+    pub(crate) fn lock(&self, files: &[FileId]) -> Locks {
         debug_assert!(!HOLDS.replace(true), "a thread locks inodes once at a time");
         let mut ordered: SmallVec<[FileId; 4]> = SmallVec::from_slice(files);
         ordered.sort_unstable();
@@ -209,7 +209,7 @@ impl Inodes {
     }
 
     /// The subvolume `id`, if it is known already.
-    pub(super) fn known_subvolume(&self, id: TreeId) -> Option<Arc<Subvolume>> {
+    pub(crate) fn known_subvolume(&self, id: TreeId) -> Option<Arc<Subvolume>> {
         self.subvolumes.read().get(&id).cloned()
     }
 
@@ -230,6 +230,12 @@ impl Inodes {
         Ok(subvolume)
     }
 
+    /// The subvolume `id` is no more.
+    pub(crate) fn forget_subvolume(&self, id: TreeId) {
+        self.loading.lock().remove(&id);
+        self.subvolumes.write().remove(&id);
+    }
+
     /// How many inodes are in the table, and how many of them are in use.
     #[cfg(test)]
     fn len(&self) -> (usize, usize) {
@@ -247,7 +253,7 @@ struct Held {
 }
 
 /// Locks of inodes, held by one operation.
-pub(super) struct Locks {
+pub(crate) struct Locks {
     held: SmallVec<[Held; 2]>,
     /// It was there for the taking: the thread may have locked others before.
     is_aside: bool,

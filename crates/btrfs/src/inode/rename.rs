@@ -15,6 +15,7 @@ use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
 use parking_lot::MutexGuard;
 
 use crate::space::{Claim, OPERATION_ITEMS};
+use crate::subvolume;
 use crate::volume::Engine;
 
 /// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
@@ -62,13 +63,17 @@ pub(crate) fn rename(
 ) -> Result<()> {
     require_name(from.name)?;
     require_name(to.name)?;
-    let subvolume = writable(volume, from.dir)?;
+    let of_both = writable(volume, from.dir)?;
     writable(volume, to.dir)?;
-    if from.dir.dev != to.dir.dev {
-        return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));
-    }
     loop {
         let ends = Ends::find(volume, from, to)?;
+        if ends.moved.ino == ROOT_DIR && how != Rename::Exchange {
+            ends.require(how, to)?;
+            return subvolume::rename::rename(volume, from, to, ends.moved, at);
+        }
+        if from.dir.dev != to.dir.dev {
+            return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));
+        }
         require_stored_here(from, ends.moved)?;
         ends.require(how, to)?;
         if ends.replaced == Some(ends.moved) {
@@ -76,7 +81,7 @@ pub(crate) fn rename(
         }
         let back = ends.replaced.filter(|_| how == Rename::Exchange).map(|other| (other, from.dir));
         let moves = [(ends.moved, to.dir)].into_iter().chain(back);
-        let _still = if from.dir == to.dir { None } else { still(volume, &subvolume, moves)? };
+        let _still = if from.dir == to.dir { None } else { still(volume, &of_both, moves)? };
         let mut files = vec![from.dir, to.dir, ends.moved];
         // What is no inode of this subvolume is refused under the locks; it has none itself.
         files.extend(ends.replaced.filter(|&file| require_stored_here(to, file).is_ok()));
@@ -149,7 +154,7 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
     for (place, file) in [(to, moved), (from, other)] {
         let file_type = type_of(&changes.inode(file)?)?;
         let index = changes.next_index(place.dir)?;
-        changes.add_entry(place, Target { ino: file.ino, file_type }, index, at)?;
+        changes.add_entry(place, Target::inode(file.ino, file_type), index, at)?;
         changes.add_name(file.ino, place, index)?;
         changes.change_inode(file, at, |_| {})?;
     }
@@ -191,7 +196,7 @@ fn rename_locked(
     let old_index = changes.remove_name(moved.ino, from)?;
     changes.remove_entry(from, old_index, at)?;
     let index = changes.next_index(to.dir)?;
-    changes.add_entry(to, Target { ino: moved.ino, file_type }, index, at)?;
+    changes.add_entry(to, Target::inode(moved.ino, file_type), index, at)?;
     changes.add_name(moved.ino, to, index)?;
     changes.change_inode(moved, at, |_| {})?;
     let is_durable = changes.is_synchronous();

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{PLACEHOLDER, ROOT_DIR, evict, placeholder_in, tree_of};
-use crate::tree::Cursor;
+use crate::tree::{Cursor, Tree};
 use crate::volume::Engine;
 
 /// How many adjacent numbers a directory gets for its new files.
@@ -23,14 +23,16 @@ pub(crate) struct Subvolume {
     /// The first number that no directory got for its new files. It only grows, so a number is not used twice while
     /// the volume is open.
     next_ino: AtomicU64,
-    is_read_only: bool,
+    tree: Arc<Tree>,
+    /// Held shared by who buffers data of its files, and exclusively while nothing may be buffered: before 2 in the lock order of `in_use`.
+    buffering: RwLock<()>,
 }
 
 impl Subvolume {
     /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it is removed.
     fn load(volume: &Engine, id: TreeId) -> Result<Self> {
-        let is_read_only = volume.subvolume(id)?.read_only;
-        if !is_read_only {
+        let tree = volume.live()?.tree(volume, id)?;
+        if tree.require_writable().is_ok() {
             evict::remove_orphans(volume, id)?;
         }
         // The highest number in use, as the tree has it: what lies above are no inodes.
@@ -40,8 +42,24 @@ impl Subvolume {
         Ok(Self {
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(highest.saturating_add(1)),
-            is_read_only,
+            tree,
+            buffering: RwLock::new(()),
         })
+    }
+
+    /// Until this is dropped data of files may be buffered.
+    ///
+    /// # Errors
+    /// `EROFS` when the subvolume became read-only, `ENOENT` when it was deleted.
+    pub(super) fn buffering(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let buffering = self.buffering.read();
+        self.tree.require_writable()?;
+        Ok(buffering)
+    }
+
+    /// Until this is dropped no data of files is buffered.
+    pub(crate) fn still(&self) -> RwLockWriteGuard<'_, ()> {
+        self.buffering.write()
     }
 
     /// Numbers that no inode of the subvolume has or had since the volume was opened: those up to the next
@@ -61,22 +79,33 @@ impl Subvolume {
 ///
 /// # Errors
 /// `EROFS` when the volume or the subvolume is read-only, `EPERM` for what is not stored at all.
-pub(super) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
+pub(crate) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
     volume.live()?.require_whole()?;
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
     }
-    let id = TreeId(file.dev);
-    let subvolume = if let Some(known) = volume.inodes.known_subvolume(id) {
-        known
-    } else {
-        tree_of(volume, file)?;
-        volume.inodes.subvolume(id, || Subvolume::load(volume, id))?
-    };
-    if subvolume.is_read_only {
-        return Err(Error::posix(Errno::ROFS, format!("subvolume {id}")));
-    }
+    let subvolume = loaded(volume, file)?;
+    subvolume.tree.require_writable()?;
     Ok(subvolume)
+}
+
+/// The subvolume of `file`, whether or not it may be changed.
+pub(crate) fn loaded(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
+    let id = TreeId(file.dev);
+    if let Some(known) = volume.inodes.known_subvolume(id) {
+        return Ok(known);
+    }
+    tree_of(volume, file)?;
+    volume.inodes.subvolume(id, || Subvolume::load(volume, id))
+}
+
+/// Whether the subvolume of `file` was deleted.
+pub(super) fn is_deleted(volume: &Engine, file: FileId) -> Result<bool> {
+    match tree_of(volume, file) {
+        Ok(_) => Ok(false),
+        Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(true),
+        Err(e) => Err(e),
+    }
 }
 
 /// Gets the subvolume `id` ready to be changed, if it may be.

@@ -10,6 +10,7 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, placeholder_in, type_of};
+use crate::subvolume::delete::{Only, delete};
 use crate::volume::{Engine, Report};
 
 /// What remains to be done when a name was taken away.
@@ -53,13 +54,18 @@ pub(super) fn lock_place(
     }
 }
 
+/// Whether `file`, to which the entry at `place` leads, is an inode of the same subvolume.
+fn is_stored_here(place: Place<'_>, file: FileId) -> bool {
+    file.dev == place.dir.dev && placeholder_in(file).is_none()
+}
+
 /// Refuses entries that lead to other subvolumes.
 pub(super) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> {
-    if file.dev == place.dir.dev && placeholder_in(file).is_none() {
+    if is_stored_here(place, file) {
         return Ok(());
     }
     let name = place.name.escape_ascii();
-    Err(Error::Unsupported(format!("moving or removing `{name}`, the place of a subvolume")))
+    Err(Error::Unsupported(format!("moving or replacing `{name}`, the place of a subvolume")))
 }
 
 /// Gives `file` one more name.
@@ -79,7 +85,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     changes.directory(place.dir)?;
     let file_type = type_of(&item)?;
     let index = changes.next_index(place.dir)?;
-    changes.add_entry(place, Target { ino: file.ino, file_type }, index, at)?;
+    changes.add_entry(place, Target::inode(file.ino, file_type), index, at)?;
     let refuse = |errno| Err(Error::posix(errno, format!("one more name for {file}")));
     match item.nlink.get() {
         _ if file_type == FileType::Directory => return refuse(Errno::PERM),
@@ -114,6 +120,13 @@ pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<
 fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
+    let found = lookup(volume, place.dir, place.name)?;
+    if !is_stored_here(place, found) {
+        if directory {
+            return delete(volume, place, Only::Empty, at);
+        }
+        return Err(Error::posix(Errno::ISDIR, found.to_string()));
+    }
     let (file, mut locks) = lock_place(volume, place, &[])?;
     let handle = volume.join_to_remove()?;
     let mut changes = Changes::new(&handle, place.dir)?;

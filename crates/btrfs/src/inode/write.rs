@@ -43,8 +43,9 @@ pub(crate) fn write(
     data: &[u8],
     at: Timestamp,
 ) -> Result<()> {
-    writable(volume, file)?;
+    let subvolume = writable(volume, file)?;
     write_back::limit(volume)?;
+    let _buffering = subvolume.buffering()?;
     let _locks = volume.inodes.lock(&[file]);
     let item = regular(volume, file)?;
     refuse_flags(&item, inode_flags::IMMUTABLE, file)?;

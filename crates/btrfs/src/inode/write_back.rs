@@ -21,12 +21,14 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
+use super::subvolume::is_deleted;
 use super::{inode_item, tree_of};
 use crate::data::{FileBuffer, Sectors, checksum_items, insert_hole};
 use crate::space::{Claim, Promise, Purpose, Reservation};
@@ -174,6 +176,15 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     files.into_iter().map(|file| sync_file(volume, file)).fold(Ok(()), Result::and)
 }
 
+/// Writes back what is buffered of the files of the subvolume `id`.
+///
+/// # Errors
+/// The first.
+pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
+    let files = volume.buffers.files().into_iter().filter(|file| file.dev == id.0);
+    files.into_iter().try_for_each(|file| sync_file(volume, file))
+}
+
 /// Writes back what can be without waiting for a lock of an inode or in line, as long as room is wanted, for who makes it and may hold locks of
 /// inodes. What cannot be written back stays: its own sync tells why.
 pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
@@ -191,6 +202,10 @@ pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result
 /// Writes back what is buffered of `file`, whose lock is held.
 pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> Result<()> {
     let Some(buffer) = volume.buffers.get(file) else { return Ok(()) };
+    if is_deleted(volume, file)? {
+        discard(volume, file);
+        return Ok(());
+    }
     if store_all(volume, file, &buffer, patience)? && finish(volume, file, &buffer, patience)? {
         discard(volume, file);
     }
@@ -230,7 +245,7 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     let hole = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
     let items = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, hole.end)?);
     let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
-    let mut changes = Changes::new(&handle, file)?;
+    let mut changes = Changes::accepted(&handle, file)?;
     changes.inode(file)?;
     handle.whole(|| {
         insert_hole(&handle, file, hole)?;

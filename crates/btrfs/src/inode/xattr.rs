@@ -5,7 +5,7 @@
 
 use offshoot_btrfs_format::dir::{DirEntry, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_btrfs_format::{Generation, ItemType, Key};
+use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp, XattrMode};
 
@@ -16,16 +16,16 @@ use super::type_of;
 use crate::volume::Engine;
 
 /// The extended attribute that says how a file is compressed. New files have that of their directory.
-pub(super) const COMPRESSION: &[u8] = b"btrfs.compression";
+pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// The longest value that a system call takes, in bytes.
 const XATTR_SIZE_MAX: usize = 65_536;
 
 /// The item of one attribute.
-pub(super) fn encode(generation: Generation, name: &[u8], value: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
     offshoot_btrfs_format::encode::dir_entry(&DirEntry {
         location: Key::MIN,
-        transid: generation.0,
+        transid: generation,
         file_type: file_type::XATTR,
         name,
         data: value,
@@ -135,7 +135,7 @@ pub(super) fn replace(
     let all = changes.get(key)?.unwrap_or_default().to_vec();
     let mut all = without(&all, name)?.unwrap_or(all);
     if let Some(value) = value {
-        let new = encode(changes.generation(), name, value);
+        let new = encode(changes.generation().0, name, value);
         if !changes.fits(all.len() + new.len()) {
             return Err(Error::posix(Errno::NOSPC, show(name, file)));
         }

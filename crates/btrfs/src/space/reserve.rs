@@ -64,7 +64,7 @@ pub(crate) const OPERATION_ITEMS: u64 = 9;
 
 /// Places in a tree that a removal touches at most: a directory item, an index and the inode of the directory; the inode,
 /// and two leaves of its items; an orphan item.
-const REMOVAL_ITEMS: u64 = 7;
+pub(crate) const REMOVAL_ITEMS: u64 = 7;
 
 /// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
 const CHUNK_ITEMS: u64 = 4;
@@ -100,6 +100,9 @@ const CHUNK_PARTS: u64 = 2;
 
 /// How many times what is kept back stays free when a block group is removed.
 const SPARE: u64 = 4;
+
+/// Space that is reserved to change so many items.
+pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
 
 /// What an operation is for, which decides how far it may go into what is kept back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,12 +276,21 @@ impl Engine {
     /// # Errors
     /// As [`join`](Self::join).
     pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
+        let Reserved(reservation, items) = self.reserve_for(items, claim)?;
+        Ok(self.enter()?.with_reservation(reservation, items))
+    }
+
+    /// Reserves space to change this many items, for who shuts the gate afterwards. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn reserve_for(&self, items: u64, claim: Claim) -> Result<Reserved<'_>> {
         let live = self.live()?;
         self.limit_delayed()?;
         self.limit_dirty_blocks()?;
         let bytes = live.space.cost(items);
         let reservation = self.reserve(live, Purpose::Metadata, claim.into(), bytes)?;
-        Ok(self.enter()?.with_reservation(reservation, items))
+        Ok(Reserved(reservation, items))
     }
 
     /// Commits when there are more dirty tree blocks than may be, and has that done before.

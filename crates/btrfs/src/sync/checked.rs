@@ -34,6 +34,7 @@ pub(crate) struct Guard<'a, G> {
 
 pub(crate) type RwLockReadGuard<'a, T> = Guard<'a, ArcRwLockReadGuard<RawRwLock, T>>;
 pub(crate) type RwLockWriteGuard<'a, T> = Guard<'a, ArcRwLockWriteGuard<RawRwLock, T>>;
+pub(crate) type MutexGuard<'a, T> = RwLockWriteGuard<'a, T>;
 pub(crate) type ArcReadGuard<T> = RwLockReadGuard<'static, T>;
 pub(crate) type ArcWriteGuard<T> = RwLockWriteGuard<'static, T>;
 
@@ -128,7 +129,7 @@ impl<T> Mutex<T> {
         Self(RwLock::new(value))
     }
 
-    pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.write()
     }
 }

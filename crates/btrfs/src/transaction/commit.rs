@@ -2,7 +2,7 @@
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
-use offshoot_btrfs_format::superblock::{RootBackup, SuperblockItem};
+use offshoot_btrfs_format::superblock::{Incompat, RootBackup, SuperblockItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U64};
 use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Cause, Handle, Live, Transaction, is_named_by_superblock};
 use crate::inode::write_back;
+use crate::space::Reserved;
 use crate::subvolume::{malformed, root_item_key};
 use crate::tree::TreeRoot;
 use crate::volume::Engine;
@@ -61,41 +62,111 @@ impl Engine {
         if self.dirty_tree_bytes()? <= dirty_bytes {
             return Ok(());
         }
+        self.commit_and(live, cause, || Ok(true), |_| Ok(()))
+    }
+
+    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the tree is what all operations
+    /// before have made of it, and no block of it is of that transaction. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync), and what `work` fails with.
+    pub(crate) fn at_rest<'v, T>(
+        &'v self,
+        tree: TreeId,
+        reserved: Reserved<'v>,
+        work: impl FnOnce(&Handle<'v>) -> Result<T>,
+    ) -> Result<T> {
+        let live = self.live()?;
+        #[cfg(debug_assertions)]
+        super::lock_order::require_no_handle();
+        let _commit = live.commit.lock();
+        let is_changed = || {
+            let root = *live.tree(self, tree)?.root.read();
+            Ok(root.generation == live.phases.read().running.id)
+        };
+        let alone = |handle: Handle<'v>| work(&handle.with_reservation(reserved.0, reserved.1));
+        self.commit_and(live, Cause::Snapshot, is_changed, alone)
+    }
+
+    /// Calls `work` while nobody else has a handle. The caller must hold none.
+    ///
+    /// # Errors
+    /// `EROFS` when something failed before, and what `work` fails with.
+    pub(crate) fn alone<'v, T>(
+        &'v self,
+        reserved: Reserved<'v>,
+        work: impl FnOnce(&Handle<'v>) -> Result<T>,
+    ) -> Result<T> {
+        let live = self.live()?;
+        #[cfg(debug_assertions)]
+        super::lock_order::require_no_handle();
+        let _gate = live.gate.write();
+        live.require_whole()?;
+        work(&self.only_handle(live).with_reservation(reserved.0, reserved.1))
+    }
+
+    /// A handle of the running transaction, for who shut the gate.
+    fn only_handle<'v>(&'v self, live: &'v Live) -> Handle<'v> {
+        let transaction = live.phases.read().running.clone();
+        Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
+    }
+
+    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a handle of the transaction that runs
+    /// afterwards. The caller holds the commit lock.
+    fn commit_and<'v, T>(
+        &'v self,
+        live: &'v Live,
+        cause: Cause,
+        is_needed: impl FnOnce() -> Result<bool>,
+        begin: impl FnOnce(Handle<'v>) -> Result<T>,
+    ) -> Result<T> {
         // What is queued until the gate is shut is little.
         self.flush_all_delayed(|| self.enter())?;
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        let alone = || {
-            let transaction = transaction.clone();
-            Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
-        };
         let superblock = live.whole(|| {
-            self.flush_all_delayed(|| Ok(alone()))?;
+            self.flush_all_delayed(|| Ok(self.only_handle(live)))?;
             live.delayed.require_empty()?;
+            if !is_needed()? {
+                return Ok(None);
+            }
             // Checksums of data that files gave up go now, and what came and went is free again.
             live.epoch.fetch_add(1, Ordering::AcqRel);
-            let superblock = alone().finish()?;
+            let superblock = self.only_handle(live).finish()?;
             live.begin_next(transaction.clone());
-            Ok(superblock)
+            Ok(Some(superblock))
         })?;
+        let outcome = begin(self.only_handle(live));
         drop(gate);
+        let Some(superblock) = superblock else { return outcome };
         live.whole(|| {
             self.write_out(&transaction, &superblock)?;
             live.superblock.lock().clone_from(&superblock);
             live.complete(self, &transaction)
         })?;
         live.stats.committed_for(cause);
+        if live.subvolumes.has_deleted() {
+            live.pressure.press();
+        }
         if live.space.is_awaited() {
             // What became free is for those who wait; who makes room for them removes block groups where that helps.
             live.space.serve_all();
-            return Ok(());
+            return outcome;
         }
-        self.remove_empty_groups()
+        self.remove_empty_groups().and(outcome)
     }
 }
 
 impl Live {
+    /// Says in the next superblock that the volume has a default subvolume of its own.
+    pub(crate) fn note_default_subvolume(&self) {
+        // A commit that runs has its superblock already, and puts it in the place of this one.
+        let _commit = self.commit.lock();
+        let mut superblock = self.superblock.lock();
+        superblock.incompat_flags |= Incompat::DEFAULT_SUBVOL.0;
+    }
+
     /// Lets the next transaction run while `finished` is written.
     fn begin_next(&self, finished: Arc<Transaction>) {
         for tree in self.trees.read().values() {

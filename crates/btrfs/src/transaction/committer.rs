@@ -1,4 +1,4 @@
-//! The thread that commits a volume by itself: every so often, and when much was changed.
+//! The thread that commits a volume by itself: every so often, and when much was changed. It drops what deleted subvolumes hold, too.
 //!
 //! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
 //! written to the devices after that. When nothing may be written any more it says so once, and ends by itself.
@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Cause, Live};
 use crate::inode::write_back;
+use crate::subvolume::Progress;
 use crate::volume::{Engine, Report};
 
 /// The least time between two commits by time.
@@ -96,8 +97,18 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
         } else {
             Ok(())
         };
-        if let Err(error) = result {
-            volume.report(&Report::CommitFailed { problem: error.to_string() });
+        let failed = result.err().map(|error| Report::CommitFailed { problem: error.to_string() });
+        // A step at a time, so that nothing else waits for it, the end of the volume least of all.
+        let not_dropped = match volume.drop_step() {
+            Ok(Progress::Went) => {
+                signal.press();
+                None
+            }
+            Ok(Progress::Waits) => None,
+            Err(error) => Some(Report::DropFailed { problem: error.to_string() }),
+        };
+        if let Some(report) = failed.or(not_dropped) {
+            volume.report(&report);
             if volume.live().and_then(Live::require_whole).is_err() {
                 return;
             }

@@ -200,8 +200,9 @@ impl Handle<'_> {
         let (logical, level) = (Logical(header.bytenr.get()), header.level);
         let node_size = u64::from(self.volume.superblock().node_size);
         let may_be_shared = tree.id.is_subvolume()
-            && (header.generation() <= tree.last_snapshot
+            && (header.generation() <= tree.last_snapshot()
                 || header.flags.get() & HEADER_RELOC != 0);
+        let _counting = may_be_shared.then(|| self.live.counting(logical));
         if may_be_shared {
             let (count, is_full) = self.count_of(logical)?;
             if count > 1 && header.owner() == tree.id && !is_full {
@@ -219,9 +220,49 @@ impl Handle<'_> {
         Ok(())
     }
 
+    /// Gives up the reference of `owner` to the block at `logical`, if others refer to it too; otherwise says whether it refers to
+    /// what is below it by its own address.
+    pub(crate) fn leave_if_shared(
+        &self,
+        logical: Logical,
+        level: u8,
+        owner: Owner,
+    ) -> Result<Option<bool>> {
+        let _counting = self.live.counting(logical);
+        let (count, is_full) = self.count_of(logical)?;
+        if count > 1 {
+            self.leave_block(logical, level, owner);
+            return Ok(None);
+        }
+        Ok(Some(is_full))
+    }
+
+    /// Has the block refer to what is below it by its own address, and no more for the tree `tree` that it belongs to, which is going to be no more;
+    /// whether it did not do that before.
+    pub(crate) fn detach(&self, block: &TreeBlock, tree: TreeId) -> Result<bool> {
+        let logical = Logical(block.header().bytenr.get());
+        let _counting = self.live.counting(logical);
+        if self.count_of(logical)?.1 {
+            return Ok(false);
+        }
+        self.whole(|| {
+            self.refer_to_children(block, None, 1)?;
+            self.refer_to_children(block, Some(tree), -1)
+        })?;
+        let node_size = u64::from(self.volume.superblock().node_size);
+        self.transaction.refs.set_full_backref(logical, node_size, block.header().level);
+        Ok(true)
+    }
+
+    /// Gives up the reference of `owner` to the block at `logical`.
+    pub(crate) fn leave_block(&self, logical: Logical, level: u8, owner: Owner) {
+        let node_size = u64::from(self.volume.superblock().node_size);
+        self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
+    }
+
     /// How many references the block at `logical` has, and whether it refers to what is below it by
     /// its own address, delayed references included.
-    fn count_of(&self, logical: Logical) -> Result<(u64, bool)> {
+    pub(crate) fn count_of(&self, logical: Logical) -> Result<(u64, bool)> {
         let record = find(self.volume, logical)?;
         let pending = self.transaction.refs.get(logical);
         let net = pending.as_ref().map_or(0, Pending::net);
@@ -244,12 +285,17 @@ impl Handle<'_> {
         id: TreeId,
         generation: Generation,
     ) -> Result<bool> {
-        Ok(generation <= self.live.tree(self.volume, id)?.last_snapshot)
+        Ok(generation <= self.live.tree(self.volume, id)?.last_snapshot())
     }
 
     /// Changes the count of everything that `block` refers to, for the tree `root`, or else for the
     /// block itself.
-    fn refer_to_children(&self, block: &TreeBlock, root: Option<TreeId>, delta: i64) -> Result<()> {
+    pub(crate) fn refer_to_children(
+        &self,
+        block: &TreeBlock,
+        root: Option<TreeId>,
+        delta: i64,
+    ) -> Result<()> {
         let refs = &self.transaction.refs;
         let parent = Logical(block.header().bytenr.get());
         let node_size = u64::from(self.volume.superblock().node_size);

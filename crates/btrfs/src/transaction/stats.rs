@@ -159,6 +159,8 @@ counters! {
         commits_of_dirty_blocks, committed_dirty_blocks();
         /// Commits of these to make room.
         commits_for_space, committed_for_space();
+        /// Commits of these to take a snapshot of a subvolume that was changed.
+        commits_for_snapshots, committed_for_snapshot();
         /// Reservations of space that were granted without waiting.
         reservations_at_once, granted_at_once();
     }
@@ -181,6 +183,8 @@ pub(crate) enum Cause {
     DirtyBlocks,
     /// Somebody needs room.
     Space,
+    /// A snapshot is taken of what was changed.
+    Snapshot,
 }
 
 impl Counters {
@@ -191,6 +195,7 @@ impl Counters {
             Cause::Time => self.committed_by_time(),
             Cause::DirtyBlocks => self.committed_dirty_blocks(),
             Cause::Space => self.committed_for_space(),
+            Cause::Snapshot => self.committed_for_snapshot(),
         }
     }
 }

@@ -48,14 +48,15 @@ mod shared;
 mod tests;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, resize_item};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use offshoot_btrfs_format::{Generation, Key, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Errno, Error, Result};
 
 use super::TreeRoot;
 use crate::block::TreeBlock;
 use crate::delayed::Hold;
+use crate::subvolume::StoredRoot;
 use crate::sync::RwLock;
 use crate::transaction::Handle;
 pub(crate) use batch::{Applied, ItemEdit};
@@ -67,12 +68,74 @@ use path::{Found, bytes};
 pub(crate) struct Tree {
     pub(crate) id: TreeId,
     /// The transaction that took the last snapshot of it: only blocks up to this one may be shared.
-    pub(crate) last_snapshot: Generation,
+    last_snapshot: AtomicU64,
+    /// Whether it is a subvolume that may not be changed.
+    is_read_only: AtomicBool,
+    /// Whether it is a subvolume that was deleted.
+    is_deleted: AtomicBool,
     pub(crate) root: RwLock<TreeRoot>,
     /// What its blocks take, in bytes.
     pub(crate) used: AtomicU64,
     /// What is reserved for items that are queued for it.
     pub(crate) hold: Hold,
+}
+
+impl Tree {
+    /// The tree as it is stored.
+    pub(crate) fn new(stored: &StoredRoot) -> Self {
+        Self {
+            id: stored.root.id,
+            last_snapshot: AtomicU64::new(stored.last_snapshot.0),
+            is_read_only: AtomicBool::new(stored.is_read_only),
+            is_deleted: AtomicBool::new(false),
+            root: RwLock::new(stored.root),
+            used: AtomicU64::new(stored.used_bytes),
+            hold: Hold::new(stored.used_bytes),
+        }
+    }
+
+    /// The transaction that took the last snapshot of it.
+    pub(crate) fn last_snapshot(&self) -> Generation {
+        Generation(self.last_snapshot.load(Ordering::Relaxed))
+    }
+
+    /// A snapshot is taken of it, by whoever shut the gate.
+    pub(crate) fn set_last_snapshot(&self, generation: Generation) {
+        self.last_snapshot.store(generation.0, Ordering::Relaxed);
+    }
+
+    /// It may be changed from now on, or not any more. The caller shut the gate.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        self.is_read_only.store(is_read_only, Ordering::Release);
+    }
+
+    /// It was deleted, by whoever shut the gate: nobody but who drops its blocks looks at it any more.
+    pub(crate) fn set_deleted(&self) {
+        self.is_deleted.store(true, Ordering::Release);
+    }
+
+    /// Whether it was deleted.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.is_deleted.load(Ordering::Acquire)
+    }
+
+    /// `ENOENT` when it was deleted.
+    pub(crate) fn require_alive(&self) -> Result<()> {
+        if self.is_deleted() {
+            return Err(Error::posix(Errno::NOENT, format!("subvolume {}", self.id)));
+        }
+        Ok(())
+    }
+
+    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What is found under a handle holds
+    /// until that is dropped.
+    pub(crate) fn require_writable(&self) -> Result<()> {
+        self.require_alive()?;
+        if self.is_read_only.load(Ordering::Acquire) {
+            return Err(Error::posix(Errno::ROFS, format!("subvolume {}", self.id)));
+        }
+        Ok(())
+    }
 }
 
 /// Changes to one tree, on behalf of a transaction handle.

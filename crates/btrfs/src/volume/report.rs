@@ -57,6 +57,11 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
+    /// What a deleted subvolume holds could not be dropped. It is tried again when the volume is opened again.
+    DropFailed {
+        /// What went wrong.
+        problem: String,
+    },
     /// A tree log was not taken over by a commit: an fsync is not in what is read.
     LogPending,
     /// The volume holds metadata only (it was made by `btrfs-image`).
@@ -119,6 +124,9 @@ impl fmt::Display for Report {
             Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
             Self::LeftBehind { file, problem } => {
                 write!(f, "{file} has no name any more and could not be removed: {problem}")
+            }
+            Self::DropFailed { problem } => {
+                write!(f, "dropping what a deleted subvolume holds: {problem}")
             }
             Self::LogPending => f.write_str(
                 "a tree log is pending: what was fsynced after the last commit is not shown",

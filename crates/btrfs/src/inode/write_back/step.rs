@@ -66,7 +66,7 @@ impl<'v, 'b> Step<'v, 'b> {
     pub(super) fn store(self) -> Result<()> {
         let Self { handle, file, buffer, data } = self;
         let volume = handle.volume();
-        let mut changes = Changes::new(&handle, file)?;
+        let mut changes = Changes::accepted(&handle, file)?;
         let item = changes.inode(file)?;
         changes.before_data(file)?;
         let size = buffer.read().size;

@@ -1,0 +1,143 @@
+//! Deleting subvolumes.
+//!
+//! The name goes at once. What the subvolume holds is dropped later, a step at a time (`drop`): an ORPHAN_ITEM in the root
+//! tree says that it is to be done.
+//!
+//! A subvolume is deleted while nobody else has a handle. So whoever found under a handle that a subvolume is there does what
+//! it does before that, and whoever comes later finds nothing.
+
+use offshoot_btrfs_format::inode::inode_flags;
+use offshoot_btrfs_format::key::DiskKey;
+use offshoot_btrfs_format::root::{ROOT_SUBVOL_DEAD, RootItem, RootRef};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
+
+use super::items::orphan_key;
+use super::{malformed, root_item};
+use crate::inode::changes::{Changes, refuse_flags};
+use crate::inode::entries::{has_entries, index_of, require_name};
+use crate::inode::subvolume::writable;
+use crate::inode::{ROOT_DIR, lookup, placeholder_in, write_back};
+use crate::space::{Claim, REMOVAL_ITEMS};
+use crate::transaction::Handle;
+use crate::tree::{Cursor, with_item};
+use crate::volume::Engine;
+
+/// What may be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Only {
+    /// A subvolume with all that is in it, but for subvolumes.
+    Subvolumes,
+    /// A subvolume, or the place of one that is elsewhere, when nothing is in it.
+    Empty,
+}
+
+/// Deletes the subvolume at `place`.
+pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestamp) -> Result<()> {
+    require_name(place.name)?;
+    writable(volume, place.dir)?;
+    let child = lookup(volume, place.dir, place.name)?;
+    if placeholder_in(child).is_some() && only == Only::Empty {
+        return remove_placeholder(volume, place, child, at);
+    }
+    if child.ino != ROOT_DIR || child.dev == place.dir.dev {
+        let name = place.name.escape_ascii();
+        return Err(Error::posix(Errno::INVAL, format!("`{name}`, which is no subvolume")));
+    }
+    let id = TreeId(child.dev);
+    let is_durable = {
+        let subvolume = volume.inodes.known_subvolume(id);
+        let _still = subvolume.as_ref().map(|subvolume| subvolume.still());
+        let _locks = volume.inodes.lock(&[place.dir]);
+        let reserved = volume.reserve_for(REMOVAL_ITEMS, Claim::MakesRoom)?;
+        volume.alone(reserved, |handle| {
+            if lookup(volume, place.dir, place.name)? != child {
+                return Err(Error::posix(Errno::NOENT, "the subvolume, which just moved"));
+            }
+            if only == Only::Empty && has_entries(volume, child)? {
+                return Err(Error::posix(Errno::NOTEMPTY, format!("subvolume {id}")));
+            }
+            delete_alone(handle, place, id, at)
+        })?
+    };
+    volume.live()?.pressure.press();
+    // Nobody is going to buffer anything for it, and what is buffered is forgotten.
+    write_back::sync_subvolume(volume, id)?;
+    volume.commit_if(is_durable)
+}
+
+/// Deletes it, and says whether that is to be durable at once.
+fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp) -> Result<bool> {
+    let volume = handle.volume();
+    require_deletable(volume, id)?;
+    let dir = place.dir;
+    let mut changes = Changes::new(handle, dir)?;
+    let parent = changes.directory(dir)?;
+    refuse_flags(&parent, inode_flags::APPEND, dir)?;
+    changes.remove_entry(place, index_at(volume, dir, id)?, at)?;
+    let tree = handle.tree(id)?;
+    let missing = || Error::posix(Errno::NOENT, format!("subvolume {id}"));
+    let item = root_item(volume, id)?.ok_or_else(missing)?;
+    let is_durable = changes.is_synchronous();
+    handle.whole(|| {
+        changes.apply()?;
+        handle.remove_place(id, dir)?;
+        handle.change_root_item(id, |item: &mut RootItem| {
+            item.refs = 0.into();
+            item.flags |= ROOT_SUBVOL_DEAD;
+            item.drop_progress = DiskKey::from(Key::MIN);
+            item.drop_level = 0;
+        })?;
+        handle.change(TreeId::ROOT, |tree| tree.modify(orphan_key(id), 0, |_| Ok(Vec::new())))?;
+        handle.remove_uuids(id, &item)
+    })?;
+    tree.set_deleted();
+    volume.live()?.subvolumes.add_deleted(id, handle.generation());
+    Ok(is_durable)
+}
+
+/// `EPERM` for what a mount shows, and `ENOTEMPTY` for what holds subvolumes.
+fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
+    if volume.default_subvolume()? == id {
+        let what = format!("deleting subvolume {id}, which is the default one");
+        return Err(Error::posix(Errno::PERM, what));
+    }
+    let first = Key::new(id.0, ItemType::ROOT_REF, 0);
+    let cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
+    if let Some((key, _)) = cursor.item_of(id.0, ItemType::ROOT_REF) {
+        let what = format!("subvolume {id}, which holds subvolume {}", key.offset);
+        return Err(Error::posix(Errno::NOTEMPTY, what));
+    }
+    Ok(())
+}
+
+/// The index of the entry in the subvolume of `dir` that leads to the subvolume `id`.
+pub(super) fn index_at(volume: &Engine, dir: FileId, id: TreeId) -> Result<u64> {
+    let key = Key::new(dir.dev, ItemType::ROOT_REF, id.0);
+    let index = with_item(volume, volume.tree(TreeId::ROOT)?, key, |data| {
+        RootRef::parse(data).map(|place| place.sequence).map_err(malformed)
+    })?;
+    index.ok_or_else(|| Error::corrupt("root ref", format!("none leads to subvolume {id}")))
+}
+
+/// Removes the entry of a subvolume that is elsewhere: nothing else of it is here.
+fn remove_placeholder(
+    volume: &Engine,
+    place: Place<'_>,
+    placeholder: FileId,
+    at: Timestamp,
+) -> Result<()> {
+    let _locks = volume.inodes.lock(&[place.dir]);
+    let handle = volume.join_to_remove()?;
+    let mut changes = Changes::new(&handle, place.dir)?;
+    if lookup(volume, place.dir, place.name)? != placeholder {
+        return Err(Error::posix(Errno::NOENT, "the place of a subvolume, which just moved"));
+    }
+    let dir = changes.directory(place.dir)?;
+    refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
+    changes.remove_entry(place, index_of(volume, place.dir, place.name)?, at)?;
+    let is_durable = changes.is_synchronous();
+    changes.apply()?;
+    drop(handle);
+    volume.commit_if(is_durable)
+}

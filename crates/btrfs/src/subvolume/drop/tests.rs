@@ -1,0 +1,121 @@
+//! Drops that stop anywhere, and what a snapshot costs.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::BlockDevice;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::run::run;
+use offshoot_vfs::{FileId, FileSystemMut, NewFile, Place, Timestamp};
+
+use super::Progress;
+use crate::test_volumes::{check, in_memory};
+use crate::{Filesystem, OpenOptions, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
+
+fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(devices, &options).unwrap();
+    volume.filesystem(TreeId::FS).unwrap()
+}
+
+fn top(name: &str) -> Place<'_> {
+    Place { dir: FileId { dev: TreeId::FS.0, ino: 256 }, name: name.as_bytes() }
+}
+
+/// Makes so many files in a subvolume, every tenth with data of its own.
+fn fill(fs: &Filesystem, subvolume: TreeId, prefix: &str, count: u64) {
+    let dir = FileId { dev: subvolume.0, ino: 256 };
+    for number in 0..count {
+        let name = format!("{prefix}-{number}");
+        let file = fs.create(Place { dir, name: name.as_bytes() }, &NEW).unwrap();
+        if number % 10 == 0 {
+            fs.write(file, 0, &[1; 5000], AT).unwrap();
+        }
+    }
+}
+
+/// A subvolume and a snapshot of it that have much in common, one of which is deleted.
+fn prepare(disks: &Disks, deleted: &str) {
+    let fs = open(disks.writable_devices());
+    let live = fs.create_subvolume(top("live"), &NEW).unwrap();
+    fill(&fs, live, "both", 3000);
+    let snapshot = fs.snapshot(live, top("snapshot"), false, AT).unwrap();
+    fill(&fs, live, "live", 300);
+    fill(&fs, snapshot, "snapshot", 300);
+    fs.sync().unwrap();
+    fs.delete_subvolume(top(deleted), AT).unwrap();
+    fs.sync().unwrap();
+}
+
+#[test]
+fn the_kernel_goes_on_where_ours_stopped() {
+    let Some(judges) = judges::require() else { return };
+    for (deleted, steps) in [("live", 1), ("live", 9), ("snapshot", 1), ("snapshot", 4)] {
+        let disks = Disks::create(&judges, 1, 512);
+        disks.mkfs(&["-n", "4k"]);
+        prepare(&disks, deleted);
+        let fs = open(disks.writable_devices());
+        for step in 0..steps {
+            assert_eq!(fs.volume().drop_step().unwrap(), Progress::Went, "{deleted}, {step}");
+        }
+        fs.sync().unwrap();
+        assert!(fs.volume().live().unwrap().subvolumes.has_deleted(), "{steps} steps are all");
+        drop(fs);
+        check(&disks);
+        let mount = disks.mount("rw,noatime");
+        run("btrfs", &["subvolume".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+        drop(mount);
+        check(&disks);
+        let fs = open(disks.writable_devices());
+        assert!(!fs.volume().live().unwrap().subvolumes.has_deleted());
+    }
+}
+
+#[test]
+fn a_drop_that_is_begun_anew_at_every_step_ends() {
+    let Some(judges) = judges::require() else { return };
+    for deleted in ["live", "snapshot"] {
+        let disks = Disks::create(&judges, 1, 512);
+        disks.mkfs(&["-n", "4k"]);
+        prepare(&disks, deleted);
+        for step in 0.. {
+            let fs = open(disks.writable_devices());
+            if fs.volume().drop_step().unwrap() == Progress::Waits {
+                assert!(step > 3, "{deleted} was dropped in {step} steps");
+                break;
+            }
+            fs.sync().unwrap();
+            assert!(step < 1000, "{deleted} is dropped for ever");
+            drop(fs);
+            if step % 8 == 0 {
+                check(&disks);
+            }
+        }
+        check(&disks);
+    }
+}
+
+/// However many files a subvolume has, its snapshot takes a few blocks, and a reference for each pointer of its root.
+#[test]
+fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
+    const NODE: u64 = 4096;
+    for files in [10, 1000, 20_000] {
+        let fs = open(vec![in_memory(4096)]);
+        let live = fs.create_subvolume(top("live"), &NEW).unwrap();
+        fill(&fs, live, "file", files);
+        fs.sync().unwrap();
+        let volume = fs.volume();
+        let waiting = &volume.live().unwrap().space.pending.reference_bytes;
+        let now = || (volume.dirty_tree_bytes().unwrap(), waiting.load(super::Relaxed));
+        let before = now();
+        fs.snapshot(live, top("snapshot"), true, AT).unwrap();
+        let (blocks, references) = ((now().0 - before.0) / NODE, now().1 - before.1);
+        let (pointers, reference) = (NODE / 33, 53);
+        assert!(blocks <= 12, "{blocks} blocks with {files} files");
+        assert!(references <= (pointers + 60) * reference, "{references} with {files} files");
+    }
+}

@@ -1,0 +1,84 @@
+//! What can be set of a subvolume: whether it may be changed, and whether it is the default one.
+
+use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
+use offshoot_btrfs_format::encode;
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, Error, FileId, Result};
+
+use super::{DEFAULT, malformed, require_subvolume, root_item_key};
+use crate::SubvolumeId;
+use crate::inode::subvolume::loaded;
+use crate::inode::{ROOT_DIR, evict, write_back};
+use crate::space::Claim;
+use crate::tree::with_item;
+use crate::volume::Engine;
+
+/// Items that a setting changes.
+const SETTING_ITEMS: u64 = 1;
+
+impl Engine {
+    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is in it.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such subvolume; `EPERM` when one is to be changed that was received from another: what is
+    /// received later builds on it.
+    pub fn set_read_only(&self, id: SubvolumeId, is_read_only: bool) -> Result<()> {
+        let item = require_subvolume(self, id)?;
+        if item.is_read_only() == is_read_only {
+            return Ok(());
+        }
+        if !is_read_only && RootItem::uuid(item.received_uuid).is_some() {
+            let what = format!("changing subvolume {id}, which was received");
+            return Err(Error::posix(Errno::PERM, what));
+        }
+        {
+            let subvolume = loaded(self, FileId { dev: id.0, ino: ROOT_DIR })?;
+            let _still = subvolume.still();
+            write_back::sync_subvolume(self, id)?;
+            let reserved = self.reserve_for(SETTING_ITEMS, Claim::Work)?;
+            self.alone(reserved, |handle| {
+                let tree = handle.tree(id)?;
+                tree.require_alive()?;
+                handle.change_root_item(id, |item| {
+                    let others = item.flags.get() & !ROOT_SUBVOL_RDONLY;
+                    let flag = if is_read_only { ROOT_SUBVOL_RDONLY } else { 0 };
+                    item.flags = (others | flag).into();
+                })?;
+                tree.set_read_only(is_read_only);
+                Ok(())
+            })?;
+        }
+        // As long as it was read-only, nobody could remove them.
+        if is_read_only { Ok(()) } else { evict::remove_orphans(self, id) }
+    }
+
+    /// Makes the subvolume `id` the one that a mount without options shows.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such subvolume.
+    pub fn set_default_subvolume(&self, id: SubvolumeId) -> Result<()> {
+        let reserved = self.reserve_for(SETTING_ITEMS, Claim::Work)?;
+        self.live()?.note_default_subvolume();
+        self.alone(reserved, |handle| {
+            require_subvolume(self, id)?;
+            let location = root_item_key(self, id)?;
+            let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT));
+            let stored = with_item(self, self.tree(TreeId::ROOT)?, key, |data| Ok(data.to_vec()))?;
+            let (mut all, mut is_named) = (Vec::new(), false);
+            for entry in dir_entries(&stored.unwrap_or_default()) {
+                let entry = entry.map_err(malformed)?;
+                let is_it = entry.name == DEFAULT;
+                is_named |= is_it;
+                let location = if is_it { location } else { entry.location };
+                all.extend(encode::dir_entry(&DirEntry { location, ..entry }));
+            }
+            if !is_named {
+                let problem = "it has no entry for the default subvolume";
+                return Err(Error::corrupt("root tree", problem));
+            }
+            handle.change(TreeId::ROOT, |tree| tree.modify(key, 0, |_| Ok(all)))
+        })
+    }
+}

@@ -1,0 +1,88 @@
+//! What is known of the subvolumes of a volume that is written.
+
+use std::collections::BTreeMap;
+
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::drop::Dropping;
+use super::items::orphan_key;
+use super::root_item;
+use crate::tree::Cursor;
+use crate::volume::Engine;
+
+/// What is known of the subvolumes.
+#[derive(Default)]
+pub(crate) struct State {
+    /// The number of the next one, when it was looked up. It only grows, so that no number is used twice while the volume is open.
+    next: Mutex<Option<u64>>,
+    /// Those that were deleted and hold blocks, with the transaction that deleted them.
+    deleted: Mutex<BTreeMap<TreeId, Generation>>,
+    /// Held by who drops what deleted ones hold.
+    dropping: Mutex<Dropping>,
+}
+
+impl State {
+    /// A number for a new subvolume.
+    pub(super) fn take_id(&self, volume: &Engine) -> Result<TreeId> {
+        let mut next = self.next.lock();
+        let id = match *next {
+            Some(id) => id,
+            None => highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0),
+        };
+        if id > TreeId::LAST_FREE.0 {
+            return Err(Error::posix(Errno::NOSPC, "a number for a subvolume"));
+        }
+        *next = Some(id + 1);
+        Ok(TreeId(id))
+    }
+
+    /// The transaction `generation` deletes the subvolume `id`.
+    pub(super) fn add_deleted(&self, id: TreeId, generation: Generation) {
+        self.deleted.lock().insert(id, generation);
+    }
+
+    /// Nothing is left to do for the subvolume `id`, or nothing can be done.
+    pub(super) fn forget_deleted(&self, id: TreeId) {
+        self.deleted.lock().remove(&id);
+    }
+
+    /// A subvolume that was deleted, and the transaction that did it.
+    pub(super) fn first_deleted(&self) -> Option<(TreeId, Generation)> {
+        self.deleted.lock().first_key_value().map(|(&id, &generation)| (id, generation))
+    }
+
+    /// Whether there are subvolumes that were deleted and hold blocks.
+    pub(crate) fn has_deleted(&self) -> bool {
+        !self.deleted.lock().is_empty()
+    }
+
+    /// Until this is dropped nobody else drops blocks.
+    pub(super) fn dropping(&self) -> MutexGuard<'_, Dropping> {
+        self.dropping.lock()
+    }
+
+    /// Finds the subvolumes that were deleted before the volume was opened.
+    pub(crate) fn find_deleted(&self, volume: &Engine) -> Result<()> {
+        let first = orphan_key(TreeId(0));
+        let mut cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
+        while let Some((key, _)) = cursor.item_of(first.objectid, first.item_type) {
+            let id = TreeId(key.offset);
+            // The kernel lets one be as well whose root item says that it is alive.
+            let is_alive = root_item(volume, id)?.is_some_and(|item| item.refs.get() > 0);
+            if id.is_subvolume() && !is_alive {
+                self.add_deleted(id, Generation(0));
+            }
+            cursor.advance()?;
+        }
+        Ok(())
+    }
+}
+
+/// The highest number that anything in the root tree has which is below those with a meaning of their own.
+fn highest_id(volume: &Engine) -> Result<u64> {
+    let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
+    let cursor = Cursor::seek_floor(volume, volume.tree(TreeId::ROOT)?, last)?;
+    Ok(cursor.item().map_or(0, |(key, _)| key.objectid))
+}

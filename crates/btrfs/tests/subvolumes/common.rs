@@ -1,0 +1,65 @@
+//! What the tests of subvolumes share.
+
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::disks::Disks;
+use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+
+/// The moment of all changes.
+pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
+
+/// A file of root.
+pub(crate) const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
+
+/// Opens the volume for writing. It commits when it is asked to.
+pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    Volume::open_writable(disks.writable_devices(), &options).expect("the volume opens")
+}
+
+/// The top level of a volume.
+pub(crate) fn top(volume: &Arc<Volume>) -> Filesystem {
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+/// Opens the top level for reading.
+pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
+    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("the volume opens");
+    top(&volume)
+}
+
+/// `btrfs check` finds nothing, and the kernel shows what we show.
+pub(crate) fn judge(disks: &Disks, at_least: u64) {
+    disks.assert_checks();
+    let mount = disks.mount("ro,noatime");
+    compare(&open_read_only(disks), mount.path()).assert_same(at_least);
+}
+
+pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> Place<'_> {
+    Place { dir, name: name.as_ref() }
+}
+
+/// The file at a path below the root of `fs`.
+#[track_caller]
+pub(crate) fn at(fs: &dyn FileSystem, path: &str) -> FileId {
+    path.split('/').filter(|name| !name.is_empty()).fold(fs.root(), |dir, name| {
+        fs.lookup(dir, name.as_bytes()).unwrap_or_else(|error| panic!("{path}: {error}"))
+    })
+}
+
+/// The directory of a path below the root of `fs`, and the last name.
+#[track_caller]
+pub(crate) fn split<'p>(fs: &dyn FileSystem, path: &'p str) -> (FileId, &'p str) {
+    let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+    (at(fs, dir), name)
+}
+
+/// The subvolume whose root is at a path below the root of `fs`.
+#[track_caller]
+pub(crate) fn subvolume_at(fs: &dyn FileSystem, path: &str) -> SubvolumeId {
+    let file = at(fs, path);
+    assert_eq!(file.ino, 256, "{path} is the root of a subvolume");
+    offshoot_btrfs_format::TreeId(file.dev)
+}

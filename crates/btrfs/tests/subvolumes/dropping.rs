@@ -1,0 +1,197 @@
+//! Deleted subvolumes go with all that is theirs, whoever goes on after whom.
+
+use std::ops::ControlFlow;
+
+use offshoot_btrfs::{Filesystem, SubvolumeId};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_testkit::compare::Compare;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::model::Model;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::{fill, judges};
+use offshoot_vfs::{FileSystem, FileSystemMut};
+
+use crate::common::{AT, NEW, at, judge, open, open_read_only, place, subvolume_at, top};
+
+/// How many items of a tree are wanted.
+fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
+    let volume = fs.volume();
+    let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };
+    let mut count = 0;
+    let outcome = volume.for_each_item(root, Key::MIN, |key, _| {
+        count += u64::from(wanted(key));
+        ControlFlow::Continue(())
+    });
+    outcome.expect("the tree is sound");
+    count
+}
+
+/// What deleted subvolumes leave to do.
+fn orphans(fs: &Filesystem) -> u64 {
+    items(fs, TreeId::ROOT, |key| key.item_type == ItemType::ORPHAN_ITEM)
+}
+
+/// Changes a subvolume here and there, so that it shares a part of everything with what was taken of it before.
+fn change(fs: &Filesystem, random: &mut Random, round: u64) {
+    let dir = fs.root();
+    for number in 0..200 {
+        let name = format!("round-{round}-of-{}-{number}", dir.dev);
+        let file = fs.create(place(dir, &name), &NEW).expect("a file");
+        let len = usize::try_from(random.below(20_000)).expect("small");
+        fs.write(file, 0, &random.bytes(len), AT).expect("there is room");
+    }
+    for number in (0..200).filter(|_| round > 0) {
+        if random.below(3) == 0 {
+            let name = format!("round-{}-of-{}-{number}", round - 1, dir.dev);
+            fs.unlink(place(dir, &name), AT).expect("the round before made it");
+        }
+    }
+    let file = at(fs, "data");
+    for _ in 0..20 {
+        let offset = random.below(4 << 20);
+        fs.write(file, offset, &random.bytes(6000), AT).expect("there is room");
+    }
+}
+
+/// Snapshots of what changes between them, of all kinds, deleted in random order. Those that are left stay as they were, and when none
+/// is left nothing is.
+fn all_goes(mkfs: &[&str]) {
+    let Some(judges) = judges::require() else { return };
+    let seed = seed_of_run();
+    let mut random = Random::new(seed);
+    let disks = Disks::create(&judges, 1, 1024);
+    disks.mkfs(mkfs);
+    let empty = open_read_only(&disks).statfs().expect("sizes").used_bytes;
+    let mount = disks.mount("rw,noatime");
+    fill::subvolumes::create(&mount.path().join("source"));
+    fill::data::fill(&mount.path().join("source"));
+    std::fs::write(mount.path().join("source/data"), random.bytes(4 << 20)).expect("a file");
+    mount.sync();
+    drop(mount);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let source = volume.filesystem(subvolume_at(&fs, "source")).expect("it is there");
+    let mut kept: Vec<(String, Model)> = Vec::new();
+    for round in 0..6 {
+        change(&source, &mut random, round);
+        let name = format!("snapshot-{round}");
+        // One of every other snapshot, so that there are several generations of sharing.
+        let of = if round % 2 == 1 { subvolume_at(&fs, &kept[0].0) } else { source_id(&source) };
+        let id = fs.snapshot(of, place(fs.root(), &name), false, AT).expect("a snapshot");
+        let snapshot = volume.filesystem(id).expect("it is there");
+        if round % 3 == 2 {
+            change(&snapshot, &mut random, 0);
+        }
+        kept.push((name, Model::copy(&snapshot).expect("it reads")));
+    }
+    fs.sync().expect("a commit");
+    disks.assert_checks();
+    drop((source, fs, volume));
+    kept.push(("source".into(), Model::copy(&sub(&disks, "source")).expect("it reads")));
+    while !kept.is_empty() {
+        let (volume, fs) = opened(&disks);
+        let index = usize::try_from(random.below(kept.len() as u64)).expect("small");
+        let (gone, _) = kept.swap_remove(index);
+        fs.delete_subvolume(place(fs.root(), &gone), AT).expect("it is there");
+        if random.below(3) > 0 {
+            volume.drop_deleted().expect("everything reads");
+        }
+        fs.sync().expect("a commit");
+        drop((fs, volume));
+        disks.assert_checks();
+        for (name, model) in &kept {
+            let here = sub(&disks, name);
+            Compare::of_copies().run_filesystems(&here, model).assert_same(100);
+        }
+    }
+    let (volume, fs) = opened(&disks);
+    volume.drop_deleted().expect("everything reads");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    let left = open_read_only(&disks);
+    assert_eq!(orphans(&left), 0);
+    let uuids = items(&left, TreeId::UUID, |_| true);
+    assert_eq!(uuids, 1, "the UUID tree has more than the top level");
+    let is_data =
+        |key: Key| matches!(key.item_type, ItemType::EXTENT_CSUM | ItemType::EXTENT_DATA_REF);
+    assert_eq!(items(&left, TreeId::CSUM, is_data), 0, "checksums of data that is gone");
+    let used = left.statfs().expect("sizes").used_bytes;
+    assert!(used < empty + (1 << 20), "{used} bytes are used, {empty} were");
+    drop(left);
+    judge(&disks, 1);
+}
+
+fn source_id(fs: &Filesystem) -> SubvolumeId {
+    TreeId(fs.root().dev)
+}
+
+fn opened(disks: &Disks) -> (std::sync::Arc<offshoot_btrfs::Volume>, Filesystem) {
+    let volume = open(disks);
+    let fs = top(&volume);
+    (volume, fs)
+}
+
+/// A subvolume of the top level, for reading.
+fn sub(disks: &Disks, name: &str) -> Filesystem {
+    let fs = open_read_only(disks);
+    let id = subvolume_at(&fs, name);
+    fs.volume().filesystem(id).expect("it is there")
+}
+
+#[test]
+fn all_that_is_theirs_goes() {
+    all_goes(&[]);
+}
+
+#[test]
+fn all_that_is_theirs_goes_in_small_nodes() {
+    all_goes(&["-n", "4k", "-O", "^skinny-metadata,^no-holes"]);
+}
+
+/// The kernel stops dropping when the volume is unmounted, and ours goes on.
+#[test]
+fn ours_goes_on_after_the_kernel() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 1024);
+    disks.mkfs(&["-n", "4k"]);
+    let empty = open_read_only(&disks).statfs().expect("sizes").used_bytes;
+    let volume = open(&disks);
+    let fs = top(&volume);
+    fs.create_subvolume(place(fs.root(), "large"), &NEW).expect("a subvolume");
+    let dir = at(&fs, "large");
+    for number in 0..30_000 {
+        let file = fs.create(place(dir, &format!("{number}")), &NEW).expect("a file");
+        if number % 16 == 0 {
+            fs.write(file, 0, &[1; 4096], AT).expect("there is room");
+        }
+    }
+    fs.delete_subvolume(place(fs.root(), "large"), AT).expect("it is there");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    // How far it gets is its own choice: it begins when it has mounted the volume, and may be through before it is stopped.
+    let is_half = (0..20).any(|round| {
+        let copy = disks.copy(&judges);
+        let mount = copy.mount("rw,noatime");
+        std::thread::sleep(std::time::Duration::from_millis(3 * round));
+        drop(mount);
+        let progs = offshoot_testkit::progs::Progs::of(&copy);
+        let is_half = progs.dump_tree("root").lines().any(|line| {
+            let line = line.trim();
+            line.starts_with("drop_progress key (") && !line.contains("key (0 ")
+        });
+        drop(progs);
+        if is_half {
+            let (volume, fs) = opened(&copy);
+            assert_eq!(orphans(&fs), 1);
+            volume.drop_deleted().expect("everything reads");
+            fs.sync().expect("a commit");
+            assert_eq!(orphans(&fs), 0);
+            let used = fs.statfs().expect("sizes").used_bytes;
+            assert!(used < empty + (1 << 20), "{used} bytes are used, {empty} were");
+            drop((fs, volume));
+            judge(&copy, 1);
+        }
+        is_half
+    });
+    assert!(is_half, "the kernel was never stopped half-way");
+}

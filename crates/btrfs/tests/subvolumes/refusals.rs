@@ -1,0 +1,117 @@
+//! What cannot be done with subvolumes fails as it does in the kernel, and changes nothing.
+
+use offshoot_btrfs::SubvolumeId;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_vfs::{Errno, FileSystem, FileSystemMut, Result};
+
+use crate::common::{AT, NEW, at, judge, open, place, top};
+
+#[track_caller]
+fn refused<T>(result: Result<T>, errno: Errno) {
+    let error = result.err().expect("it is refused");
+    assert_eq!(error.errno(), errno, "{error}");
+}
+
+#[test]
+fn what_cannot_be_done() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let root = fs.root();
+    fs.create(place(root, "file"), &NEW).expect("a file");
+    let outer = fs.create_subvolume(place(root, "outer"), &NEW).expect("a subvolume");
+    let outer_root = at(&fs, "outer");
+    let inner = fs.create_subvolume(place(outer_root, "inner"), &NEW).expect("a subvolume");
+    fs.create(place(outer_root, "in it"), &NEW).expect("a file");
+    let fixed = fs.snapshot(outer, place(root, "fixed"), true, AT).expect("a snapshot");
+    let fixed_root = at(&fs, "fixed");
+
+    let create = |dir, name: &str| fs.create_subvolume(place(dir, name), &NEW).map(drop);
+    let snapshot = |of, dir, name: &str| fs.snapshot(of, place(dir, name), false, AT).map(drop);
+    let delete = |dir, name: &str| fs.delete_subvolume(place(dir, name), AT);
+    for make in [&create as &dyn Fn(_, &str) -> Result<()>, &|dir, name| snapshot(outer, dir, name)]
+    {
+        refused(make(root, "file"), Errno::EXIST);
+        refused(make(root, "outer"), Errno::EXIST);
+        refused(make(root, "."), Errno::EXIST);
+        refused(make(root, "a/b"), Errno::INVAL);
+        refused(make(root, &"n".repeat(256)), Errno::NAMETOOLONG);
+        refused(make(at(&fs, "file"), "x"), Errno::NOTDIR);
+        refused(make(fixed_root, "x"), Errno::ROFS);
+        refused(make(at(&fs, "fixed/inner"), "x"), Errno::PERM);
+    }
+    for none in [2, 9, 255, 99_999] {
+        refused(snapshot(SubvolumeId { 0: none }, root, "x"), Errno::NOENT);
+        refused(volume.set_default_subvolume(SubvolumeId { 0: none }), Errno::NOENT);
+        refused(volume.set_read_only(SubvolumeId { 0: none }, true), Errno::NOENT);
+    }
+    refused(delete(root, "file"), Errno::INVAL);
+    refused(delete(root, "nothing"), Errno::NOENT);
+    refused(delete(root, "outer"), Errno::NOTEMPTY);
+    refused(delete(fixed_root, "inner"), Errno::ROFS);
+    refused(fs.rmdir(place(root, "outer"), AT), Errno::NOTEMPTY);
+    refused(fs.unlink(place(root, "outer"), AT), Errno::ISDIR);
+    volume.set_default_subvolume(fixed).expect("it is there");
+    refused(delete(root, "fixed"), Errno::PERM);
+    volume.set_default_subvolume(SubvolumeId::FS).expect("it is there");
+
+    let rename = |from, old: &str, to, new: &str| fs.rename(place(from, old), place(to, new), AT);
+    refused(rename(root, "outer", at(&fs, "outer/inner"), "x"), Errno::INVAL);
+    refused(rename(root, "outer", outer_root, "x"), Errno::INVAL);
+    refused(rename(root, "file", outer_root, "x"), Errno::XDEV);
+    refused(rename(root, "outer", fixed_root, "x"), Errno::ROFS);
+    refused(rename(root, "outer", root, "file"), Errno::OPNOTSUPP);
+    rename(root, "outer", root, "outer").expect("it is where it was");
+    fs.sync().expect("a commit");
+    assert_eq!(volume.subvolume(inner).expect("it is there").parent, Some(outer));
+    drop((fs, volume));
+    judge(&disks, 6);
+}
+
+/// Whoever has something open in a subvolume that is deleted finds it gone, and what was buffered goes as well.
+#[test]
+fn nobody_finds_a_deleted_one() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let root = fs.root();
+    let id = fs.create_subvolume(place(root, "gone"), &NEW).expect("a subvolume");
+    let within = volume.filesystem(id).expect("it is there");
+    let dir = within.root();
+    let file = fs.create(place(dir, "file"), &NEW).expect("a file");
+    let unlinked = fs.create(place(dir, "unlinked"), &NEW).expect("a file");
+    for open in [file, unlinked] {
+        fs.open(open).expect("it is there");
+        fs.write(open, 0, &vec![1; 100_000], AT).expect("there is room");
+    }
+    fs.unlink(place(dir, "unlinked"), AT).expect("it is there");
+    fs.delete_subvolume(place(root, "gone"), AT).expect("it is there");
+    refused(fs.lookup(root, b"gone"), Errno::NOENT);
+    for dropped in [false, true] {
+        refused(fs.attr(file), Errno::NOENT);
+        refused(fs.read(file, 0, &mut [0; 10]), Errno::NOENT);
+        refused(fs.write(file, 0, &[1; 10], AT), Errno::NOENT);
+        refused(fs.create(place(dir, "late"), &NEW), Errno::NOENT);
+        refused(fs.unlink(place(dir, "file"), AT), Errno::NOENT);
+        refused(fs.lookup(dir, b"file"), Errno::NOENT);
+        refused(fs.create_subvolume(place(dir, "late"), &NEW), Errno::NOENT);
+        refused(fs.snapshot(id, place(root, "late"), true, AT), Errno::NOENT);
+        refused(volume.filesystem(id), Errno::NOENT);
+        fs.sync().expect("nothing of it is left to be written");
+        if !dropped {
+            fs.release(file).expect("it was open");
+            volume.drop_deleted().expect("everything reads");
+        }
+    }
+    fs.release(unlinked).expect("it was open");
+    let next = fs.create_subvolume(place(root, "next"), &NEW).expect("a subvolume");
+    assert!(next > id, "the number {id} is used again while somebody may remember it");
+    fs.sync().expect("a commit");
+    drop((fs, within, volume));
+    judge(&disks, 2);
+}

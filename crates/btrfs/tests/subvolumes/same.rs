@@ -1,0 +1,218 @@
+//! Ours beside the kernel: the same calls on two volumes, and the kernel shows the same of both.
+
+use std::path::Path;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::random::Random;
+use offshoot_testkit::run::run;
+use offshoot_testkit::{judges, progs};
+use offshoot_vfs::{FileSystem, FileSystemMut, NewFile};
+
+use crate::common::{AT, NEW, at, judge, open, place, split, subvolume_at, top};
+
+/// What is done to both volumes. Paths are from the top level.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Create(&'static str),
+    Snapshot(&'static str, &'static str),
+    ReadOnlySnapshot(&'static str, &'static str),
+    Delete(&'static str),
+    SetDefault(&'static str),
+    SetReadOnly(&'static str, bool),
+    Mkdir(&'static str),
+    Rmdir(&'static str),
+    Write(&'static str, usize),
+    Unlink(&'static str),
+    Rename(&'static str, &'static str),
+}
+
+use Step::{
+    Create, Delete, Mkdir, ReadOnlySnapshot, Rename, Rmdir, SetDefault, SetReadOnly, Snapshot,
+    Unlink, Write,
+};
+
+const STEPS: &[Step] = &[
+    Create("outer"),
+    Write("outer/file", 10_000),
+    Mkdir("outer/between"),
+    Create("outer/between/inner"),
+    Write("outer/between/inner/file", 200_000),
+    Create("outer/between/inner/innermost"),
+    Snapshot("outer", "snapshot"),
+    ReadOnlySnapshot("outer", "outer/itself"),
+    Write("outer/file", 70_000),
+    Write("snapshot/other", 5),
+    ReadOnlySnapshot("snapshot", "snapshot-of-snapshot"),
+    Snapshot("", "all"),
+    Snapshot("", "all-once-more"),
+    Snapshot("snapshot-of-snapshot", "all/writable"),
+    SetReadOnly("snapshot", true),
+    SetReadOnly("snapshot-of-snapshot", false),
+    Write("snapshot-of-snapshot/after", 5000),
+    Rmdir("snapshot-of-snapshot/between/inner"),
+    Delete("outer/between/inner/innermost"),
+    Delete("outer/between/inner"),
+    SetDefault("snapshot"),
+    Unlink("outer/file"),
+    Delete("outer/itself"),
+    Create("gone"),
+    // Who has the highest number stays: whether numbers above are used again depends on how soon what is deleted is dropped.
+    Create("kept"),
+    Rmdir("gone"),
+    Rename("all/writable", "outer/moved"),
+    Rename("all-once-more", "again"),
+    Delete("outer/moved"),
+    Delete("outer"),
+    SetDefault(""),
+    Create("last"),
+];
+
+fn bytes(len: usize) -> Vec<u8> {
+    Random::new(len as u64).bytes(len)
+}
+
+fn by_kernel(mount: &Path, step: Step) {
+    let path = |path: &str| mount.join(path);
+    let btrfs = |words: &[&str], paths: &[&str]| {
+        let paths: Vec<_> = paths.iter().map(|one| path(one).into_os_string()).collect();
+        let words = words.iter().map(std::ffi::OsString::from).chain(paths);
+        run("btrfs", &words.collect::<Vec<_>>());
+    };
+    match step {
+        Create(at) => btrfs(&["subvolume", "create"], &[at]),
+        Snapshot(from, to) => btrfs(&["subvolume", "snapshot"], &[from, to]),
+        ReadOnlySnapshot(from, to) => btrfs(&["subvolume", "snapshot", "-r"], &[from, to]),
+        Delete(at) => btrfs(&["subvolume", "delete"], &[at]),
+        SetDefault(at) => btrfs(&["subvolume", "set-default"], &[at]),
+        SetReadOnly(at, is_read_only) => {
+            let mut words: Vec<std::ffi::OsString> = vec!["property".into(), "set".into()];
+            words.extend([path(at).into(), "ro".into(), is_read_only.to_string().into()]);
+            run("btrfs", &words);
+        }
+        Mkdir(at) => std::fs::create_dir(path(at)).expect("a directory"),
+        Rmdir(at) => std::fs::remove_dir(path(at)).expect("it is empty"),
+        Write(at, len) => std::fs::write(path(at), bytes(len)).expect("a file"),
+        Unlink(at) => std::fs::remove_file(path(at)).expect("it is there"),
+        Rename(from, to) => std::fs::rename(path(from), path(to)).expect("it moves"),
+    }
+}
+
+fn by_ours(fs: &Filesystem, step: Step) {
+    let volume = fs.volume();
+    let snapshot = |from, to, is_read_only| {
+        let (dir, name) = split(fs, to);
+        let source = subvolume_at(fs, from);
+        fs.snapshot(source, place(dir, name), is_read_only, AT).map(drop)
+    };
+    let done = match step {
+        Create(at) => {
+            let (dir, name) = split(fs, at);
+            fs.create_subvolume(place(dir, name), &NEW).map(drop)
+        }
+        Snapshot(from, to) => snapshot(from, to, false),
+        ReadOnlySnapshot(from, to) => snapshot(from, to, true),
+        Delete(at) => {
+            let (dir, name) = split(fs, at);
+            fs.delete_subvolume(place(dir, name), AT)
+        }
+        SetDefault(at) => volume.set_default_subvolume(subvolume_at(fs, at)),
+        SetReadOnly(at, is_read_only) => volume.set_read_only(subvolume_at(fs, at), is_read_only),
+        Mkdir(at) => {
+            let (dir, name) = split(fs, at);
+            fs.mkdir(place(dir, name), &NEW).map(drop)
+        }
+        Rmdir(at) => {
+            let (dir, name) = split(fs, at);
+            fs.rmdir(place(dir, name), AT)
+        }
+        Write(path, len) => {
+            let (dir, name) = split(fs, path);
+            if fs.lookup(dir, name.as_bytes()).is_err() {
+                fs.create(place(dir, name), &NewFile { permissions: 0o644, ..NEW })
+                    .expect("a file");
+            }
+            fs.write(at(fs, path), 0, &bytes(len), AT)
+        }
+        Unlink(at) => {
+            let (dir, name) = split(fs, at);
+            fs.unlink(place(dir, name), AT)
+        }
+        Rename(from, to) => {
+            let ((from_dir, from), (to_dir, to)) = (split(fs, from), split(fs, to));
+            fs.rename(place(from_dir, from), place(to_dir, to), AT)
+        }
+    };
+    done.unwrap_or_else(|error| panic!("{step:?}: {error}"));
+}
+
+/// What `btrfs subvolume list` shows, with ids in the place of UUIDs and nothing that tells when.
+fn listed(mount: &Path) -> Vec<(u64, u64, Option<u64>, String, bool)> {
+    let all = progs::subvolumes(mount);
+    let id_of = |uuid: &str| match uuid {
+        "-" => None,
+        _ => Some(all.iter().find(|one| one.uuid == uuid).map_or(0, |one| one.id)),
+    };
+    assert!(all.iter().all(|one| one.uuid.len() == 36 && one.received_uuid == "-"), "{all:?}");
+    let row = |one: &progs::Subvolume| {
+        (one.id, one.parent, id_of(&one.parent_uuid), one.path.clone(), one.read_only)
+    };
+    all.iter().map(row).collect()
+}
+
+/// Every path with type, size, links and mode, and what is in every file.
+fn files(mount: &Path) -> Vec<String> {
+    let words = ["-printf", "%P %y %s %n %m\\n", "-type", "f", "-exec", "md5sum", "{}", ";"];
+    let words = [mount.as_os_str()].into_iter().chain(words.iter().map(AsRef::as_ref));
+    let found = run("find", &words.collect::<Vec<_>>());
+    let prefix = mount.to_str().expect("a plain path");
+    let mut lines: Vec<_> = found.lines().map(|line| line.replace(prefix, "")).collect();
+    lines.sort();
+    lines
+}
+
+/// With `look` the kernel looks at what ours made: if it may write, it drops what we deleted.
+fn play(mkfs: &[&str], look: &str) {
+    let Some(judges) = judges::require() else { return };
+    let (ours, theirs) = (Disks::create(&judges, 1, 512), Disks::create(&judges, 1, 512));
+    for disks in [&ours, &theirs] {
+        disks.mkfs(mkfs);
+    }
+    let look = format!("{look},noatime,subvolid=5");
+    for steps in STEPS.chunks(6) {
+        let volume = open(&ours);
+        let fs = top(&volume);
+        let kernel = theirs.mount("rw,noatime,subvolid=5");
+        for &step in steps {
+            by_ours(&fs, step);
+            by_kernel(kernel.path(), step);
+        }
+        fs.sync().expect("a commit");
+        drop((fs, volume, kernel));
+        ours.assert_checks();
+        let (ours, theirs) = (ours.mount(&look), theirs.mount(&look));
+        assert_eq!(listed(ours.path()), listed(theirs.path()), "after {steps:?}");
+        let default = |path: &Path| {
+            run("btrfs", &["subvolume".as_ref(), "get-default".as_ref(), path.as_os_str()])
+        };
+        let id = |text: String| text.split_whitespace().nth(1).map(str::to_owned);
+        assert_eq!(id(default(ours.path())), id(default(theirs.path())), "after {steps:?}");
+        assert_eq!(files(ours.path()), files(theirs.path()), "after {steps:?}");
+    }
+    // All that was deleted goes, and what stays is sound.
+    let volume = open(&ours);
+    volume.drop_deleted().expect("everything reads");
+    top(&volume).sync().expect("a commit");
+    drop(volume);
+    judge(&ours, 10);
+}
+
+#[test]
+fn defaults() {
+    play(&[], "rw");
+}
+
+#[test]
+fn small_nodes_old_references() {
+    play(&["-n", "4k", "-O", "^skinny-metadata,^no-holes,^free-space-tree"], "ro");
+}
