@@ -8,6 +8,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use offshoot_btrfs::Volume;
+use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
@@ -18,8 +19,10 @@ type Map = BTreeMap<u64, (u64, bool)>;
 /// Reads every tree and compares the accounts.
 pub(crate) fn check(volume: &Arc<Volume>) -> Result<()> {
     let mut trees = vec![TreeId::CHUNK];
-    visit(volume, TreeId::ROOT, |key, _| {
-        if key.item_type == ItemType::ROOT_ITEM {
+    visit(volume, TreeId::ROOT, |key, data| {
+        // What a deleted subvolume has given up may be something else by now.
+        let is_dead = || RootItem::parse(data).expect("the item was verified").is_dead();
+        if key.item_type == ItemType::ROOT_ITEM && !is_dead() {
             trees.push(TreeId(key.objectid));
         }
     })?;

@@ -1,6 +1,6 @@
 //! More than fits into a test run: `cargo xtask campaign crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`, the number of a
+//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`, `subvolumes`, the number of a
 //! sample of those of two operations, or the name of one workload that a failure has told. What
 //! a campaign does not find in one hour the next seed may find in a minute.
 
@@ -10,7 +10,7 @@ use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, seed};
 
 use crate::engine::{EAGER, ONE, OURS, SETS, SMALL_NODES, TINY, volume};
-use crate::{brink_plan, explore, some_twos};
+use crate::{brink_plan, explore, some_twos, subvolumes};
 
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
@@ -33,6 +33,7 @@ fn campaign() {
         "one" => in_batches(plan, ones()),
         "two" => in_batches(plan, (0..generator.twos()).map(|number| generator.two(number))),
         "faults" => faults(seed, ones()),
+        "subvolumes" => subvolumes::campaign(plan, JUDGED),
         "long" => {
             // Their states are large, and many without a sample.
             let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan };

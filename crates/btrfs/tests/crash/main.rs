@@ -10,6 +10,7 @@
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `brink`, `brink_of_mixed_groups` | a volume that is full, with what is done to make room |
+//! | `subvolumes` | pairs of operations on subvolumes, with drops of deleted ones |
 //! | `faults` | an error, a short write, silent corruption at every request |
 //! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
 //! | `superblocks`, `truncation` | what the explorer found there |
@@ -20,6 +21,7 @@ mod campaign;
 mod engine;
 mod judge;
 mod sabotage;
+mod subvolumes;
 mod superblocks;
 mod truncation;
 

@@ -1,0 +1,272 @@
+//! Power cuts while subvolumes come and go.
+//!
+//! Each operation is done whole or not at all, and nothing else is done between two: so every state shows exactly what was there
+//! behind some operation, no earlier than the last sync and no later than the last that had begun. What a deleted subvolume holds is dropped in every state,
+//! and the accounts are right before and after that.
+
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
+use offshoot_testkit::crash::{Devices, seed};
+use offshoot_testkit::random::Random;
+use offshoot_vfs::{
+    FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, Timestamp,
+};
+
+use crate::accounts;
+use crate::engine::{EAGER, ONE, OURS, SMALL_NODES, Shape, volume};
+use crate::judge::Outside;
+use crate::plan;
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Create(&'static str),
+    Snapshot(&'static str, &'static str, bool),
+    Delete(&'static str),
+    Rename(&'static str, &'static str),
+    SetReadOnly(&'static str),
+    SetDefault(&'static str),
+    File(&'static str),
+    Unlink(&'static str),
+    Rmdir(&'static str),
+    Drop,
+    Sync,
+}
+
+use Op::{
+    Create, Delete, Drop, File, Rename, Rmdir, SetDefault, SetReadOnly, Snapshot, Sync, Unlink,
+};
+
+/// All operations, on the volume that [`set_up`] makes.
+const OPS: [Op; 18] = [
+    Create("new"),
+    Create("a/new"),
+    Snapshot("a", "of-a", false),
+    Snapshot("a", "a/of-itself", true),
+    Snapshot("", "of-all", false),
+    Snapshot("b", "of-b", false),
+    Delete("b"),
+    Delete("c"),
+    Delete("a/in"),
+    Rename("b", "a/moved"),
+    SetReadOnly("a"),
+    SetDefault("b"),
+    File("a/file"),
+    File("b/file"),
+    Unlink("a/3"),
+    Rmdir("b/in"),
+    Drop,
+    Sync,
+];
+
+fn at(fs: &Filesystem, path: &str) -> Result<FileId> {
+    let mut names = path.split('/').filter(|name| !name.is_empty());
+    names.try_fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()))
+}
+
+fn open(devices: Devices, dirty_bytes: u64) -> Result<Filesystem> {
+    let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
+    Volume::open_writable(devices, &options)?.filesystem(SubvolumeId::FS)
+}
+
+impl Op {
+    fn run(self, fs: &Filesystem) -> Result<()> {
+        let split = |path: &'static str| -> Result<Place<'static>> {
+            let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+            Ok(Place { dir: at(fs, dir)?, name: name.as_bytes() })
+        };
+        let id = |path| at(fs, path).map(|root| SubvolumeId { 0: root.dev });
+        match self {
+            Create(path) => fs.create_subvolume(split(path)?, &NEW).map(drop),
+            Snapshot(from, to, is_read_only) => {
+                fs.snapshot(id(from)?, split(to)?, is_read_only, AT).map(drop)
+            }
+            Delete(path) => fs.delete_subvolume(split(path)?, AT),
+            Rename(from, to) => fs.rename(split(from)?, split(to)?, AT),
+            SetReadOnly(path) => fs.volume().set_read_only(id(path)?, true),
+            SetDefault(path) => fs.volume().set_default_subvolume(id(path)?),
+            File(path) => fs.create(split(path)?, &NEW).map(drop),
+            Unlink(path) => fs.unlink(split(path)?, AT),
+            Rmdir(path) => fs.rmdir(split(path)?, AT),
+            Drop => fs.volume().drop_deleted(),
+            Sync => fs.sync(),
+        }
+    }
+}
+
+/// A subvolume with another one in it, and two snapshots of it that were changed since.
+fn set_up(fs: &Filesystem) -> Result<()> {
+    Create("a").run(fs)?;
+    let fill = |path: &str, from: u64| -> Result<()> {
+        for number in from..from + 60 {
+            let place = Place { dir: at(fs, path)?, name: &number.to_string().into_bytes() };
+            let file = fs.create(place, &NEW)?;
+            if number.is_multiple_of(7) {
+                fs.write(file, 0, &[u8::try_from(number).expect("small"); 9000], AT)?;
+            }
+        }
+        Ok(())
+    };
+    fill("a", 0)?;
+    Create("a/in").run(fs)?;
+    Snapshot("a", "b", false).run(fs)?;
+    fill("b", 100)?;
+    Snapshot("b", "c", true).run(fs)?;
+    fill("a", 180)?;
+    fs.sync()
+}
+
+/// Everything that the volume shows, a line each.
+fn picture(fs: &Filesystem) -> Result<String> {
+    let mut lines = format!("default {}\n", fs.volume().default_subvolume()?);
+    for subvolume in fs.volume().subvolumes() {
+        let subvolume = subvolume?;
+        let path = subvolume.path?;
+        let (id, ro) = (subvolume.id, subvolume.read_only);
+        writeln!(lines, "{id} /{} read-only {ro}", path.escape_ascii()).expect("memory");
+    }
+    let mut dirs = vec![(fs.root(), String::new())];
+    while let Some((dir, path)) = dirs.pop() {
+        let mut entries = Vec::new();
+        fs.read_dir(dir, 0, &mut |entry| {
+            let name = entry.name.escape_ascii().to_string();
+            entries.push((name, entry.file, entry.file_type));
+            ControlFlow::Continue(())
+        })?;
+        for (name, file, file_type) in entries {
+            let attr = fs.attr(file)?;
+            let mut data = vec![0; usize::try_from(attr.size).expect("small")];
+            let mut hasher = DefaultHasher::new();
+            if file_type == FileType::Regular {
+                fs.read(file, 0, &mut data)?;
+                hasher.write(&data);
+            }
+            let (size, hash) = (attr.size, hasher.finish());
+            let path = format!("{path}/{name}");
+            writeln!(lines, "{path} {file_type:?} {size} {hash:x}").expect("memory");
+            if file_type == FileType::Directory {
+                dirs.push((file, path));
+            }
+        }
+    }
+    Ok(lines)
+}
+
+fn accounts(devices: Devices) -> Result<()> {
+    accounts::check(&Volume::open(devices, &OpenOptions::default())?)
+}
+
+/// What is explored with: how much may be changed before the engine commits by itself, the volume behind the set-up, and who judges.
+struct Explorer<'a> {
+    dirty_bytes: u64,
+    base: &'a Devices,
+    plan: CrashPlan,
+    outside: Option<&'a Outside>,
+    judged_every: usize,
+    states: usize,
+}
+
+impl Explorer<'_> {
+    fn explore(&mut self, ops: &[Op]) -> std::result::Result<(), String> {
+        let copy = Arc::new(MemoryDevice::over(self.base[0].clone()));
+        let device = Arc::new(CrashDevice::new(copy));
+        let failed = |e: offshoot_vfs::Error| e.to_string();
+        let fs = open(vec![device.clone()], self.dirty_bytes).map_err(failed)?;
+        let mut pictures = vec![picture(&fs).map_err(failed)?];
+        for (number, op) in ops.iter().enumerate() {
+            device.mark(&format!("begin {}", number + 1));
+            // What the operation before made impossible changes nothing.
+            let _ = op.run(&fs);
+            pictures.push(picture(&fs).map_err(failed)?);
+            if matches!(op, Sync) {
+                device.mark(&format!("kept {}", number + 1));
+            }
+        }
+        drop(fs);
+        for state in device.log().states(&self.plan) {
+            let state = state.map_err(|e| e.to_string())?;
+            let last = |marks: &[Arc<str>], what: &str| -> usize {
+                let number = marks.iter().rev().find_map(|mark| mark.strip_prefix(what));
+                number.map_or(0, |number| number.trim().parse().expect("a mark of our own"))
+            };
+            let kept = last(state.marks(), "kept");
+            let begun =
+                last(&state.marks()[..state.marks_before_earliest_cut()], "begin").max(kept);
+            let what = format!("state {} ({})", state.number, state.description);
+            let devices: Vec<_> = state.devices.into_iter().map(Arc::new).collect();
+            let found = self.enter(&devices).map_err(|e| format!("{what}: {e}"))?;
+            if !pictures[kept..=begun].contains(&found) {
+                let expected = pictures[kept..=begun].join("\nor\n");
+                return Err(format!("{what}, {kept} to {begun}:\n{found}\nexpected\n{expected}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a state, drops what is deleted in it, and gives what it showed.
+    fn enter(&mut self, devices: &[Arc<MemoryDevice>]) -> std::result::Result<String, String> {
+        let shared = || devices.iter().map(|one| one.clone() as Arc<dyn BlockDevice>).collect();
+        let failed = |what: &'static str| move |e: offshoot_vfs::Error| format!("{what}: {e}");
+        let judge = self.outside.filter(|_| self.states.is_multiple_of(self.judged_every));
+        self.states += 1;
+        judge.map_or(Ok(()), |judge| judge.judge(devices))?;
+        accounts(shared()).map_err(failed("the accounts"))?;
+        let fs = open(shared(), self.dirty_bytes).map_err(failed("opening"))?;
+        let found = picture(&fs).map_err(failed("reading"))?;
+        fs.volume().drop_deleted().map_err(failed("dropping"))?;
+        // A number is not used again as long as something refers to it.
+        Create("afterwards").run(&fs).and_then(|()| fs.sync()).map_err(failed("a change"))?;
+        drop(fs);
+        accounts(shared()).map_err(failed("the accounts after dropping"))?;
+        judge.map_or(Ok(()), |judge| judge.judge(devices))?;
+        Ok(found)
+    }
+}
+
+/// Explores pairs of operations with a sync behind them.
+fn explore(shape: Shape, dirty_bytes: u64, plan: CrashPlan, pairs: &[(Op, Op)], every: usize) {
+    let base = volume(plan.seed ^ dirty_bytes, shape);
+    set_up(&open(base.clone(), 64 << 20).expect("it opens")).expect("there is room");
+    let outside = Outside::new();
+    let (outside, base) = (outside.as_ref(), &base);
+    let mut explorer =
+        Explorer { dirty_bytes, base, plan, outside, judged_every: every, states: 0 };
+    for &(first, second) in pairs {
+        let ops = [first, second, Sync];
+        explorer.explore(&ops).unwrap_or_else(|problem| panic!("{ops:?}: {problem}"));
+    }
+    println!("{shape}: {} pairs, {} states", pairs.len(), explorer.states);
+}
+
+fn all_pairs() -> Vec<(Op, Op)> {
+    OPS.iter().flat_map(|&first| OPS.iter().map(move |&second| (first, second))).collect()
+}
+
+#[test]
+fn subvolumes() {
+    let seed = seed();
+    let (mut random, all) = (Random::new(seed), all_pairs());
+    let mut some = |count: usize| -> Vec<_> {
+        let mut number = || usize::try_from(random.below(all.len() as u64)).expect("an index");
+        (0..count).map(|_| all[number()]).collect()
+    };
+    explore(ONE, OURS.dirty_bytes, plan(seed), &some(6), 200);
+    explore(SMALL_NODES, OURS.dirty_bytes, plan(seed), &some(6), 200);
+    explore(SMALL_NODES, EAGER.dirty_bytes, plan(seed), &some(3), 300);
+}
+
+/// All pairs, on all shapes.
+pub(crate) fn campaign(plan: CrashPlan, every: usize) {
+    for shape in [ONE, SMALL_NODES] {
+        for dirty_bytes in [OURS.dirty_bytes, EAGER.dirty_bytes] {
+            explore(shape, dirty_bytes, plan, &all_pairs(), every);
+        }
+    }
+}
