@@ -3,6 +3,7 @@
 mod bench;
 mod edit;
 mod mkfs;
+mod subvolume;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,10 @@ pub(crate) use edit::{
 use edit::{CHATTR_HELP, CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
+pub(crate) use subvolume::{
+    EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumeArguments, SubvolumeVerb,
+    SubvolumesArguments,
+};
 
 // Lines that are longer than the terminal are wrapped: a paragraph is one line here.
 
@@ -33,6 +38,7 @@ Examples:
   offshoot extract disk.img:/home --tar - | zstd > home.tar.zst
   offshoot mkfs new.img --size 4G
   offshoot cp -r src new.img:/src
+  offshoot subvolume snapshot -r disk.img:/home disk.img:/snapshots/monday
   offshoot ls --subvolume snapshots/monday disk.img
   offshoot ls /dev/sdb --device /dev/sdc --degraded
   offshoot bench fs-mark bench.img --threads 2
@@ -74,13 +80,6 @@ Examples:
   offshoot cat disk.img:/etc/fstab
   offshoot cat disk.img:/etc/hostname disk.img:/etc/hosts
   offshoot cat --subvolume snapshots/monday disk.img:/etc/fstab | diff - fstab";
-
-const SUBVOLUME_LIST_HELP: &str = "\
-Flags: ro is read-only, snap is a snapshot of another subvolume, default is what a mount shows.
-
-Examples:
-  offshoot subvolume list disk.img
-  offshoot subvolume list --json disk.img | jq -r '.[].path'";
 
 const STATS_HELP: &str = "\
 What the engine does while it changes a volume is shown by cp, mkdir, mv, ln and rm with --stats, and by bench.
@@ -294,13 +293,6 @@ pub(crate) struct ExtractArguments {
     /// Write what was done as JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Subcommand)]
-pub(crate) enum SubvolumeVerb {
-    /// List all subvolumes with their path from the top level
-    #[command(after_help = SUBVOLUME_LIST_HELP)]
-    List(InfoArguments),
 }
 
 #[derive(Subcommand)]

@@ -20,7 +20,7 @@ mod subvolume;
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::args::{SubvolumeVerb, Verb};
+use crate::args::Verb;
 use crate::exit::Result;
 use crate::output::Console;
 
@@ -40,7 +40,7 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Chattr(arguments) => chattr::run(arguments, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
-        Verb::Subvolume(SubvolumeVerb::List(arguments)) => subvolume::list(arguments, out, console),
+        Verb::Subvolume(verb) => subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Bench(verb) => bench::run(verb, out, console),
     }

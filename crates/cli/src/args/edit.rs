@@ -36,7 +36,7 @@ Examples:
   offshoot mkdir -p -m 700 disk.img:/home/alice/.config/app";
 
 pub(crate) const RM_HELP: &str = "\
-A subvolume inside of a directory is not removed, and keeps the directories above it.
+A subvolume is not removed, and keeps the directories above it: `offshoot subvolume delete` deletes one.
 
 Examples:
   offshoot rm disk.img:/etc/motd

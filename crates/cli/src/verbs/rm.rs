@@ -50,10 +50,19 @@ fn remove(
     if !recursive {
         return fail(Errno::ISDIR);
     }
+    if file.dev != dir.dev {
+        return Err(subvolume(path));
+    }
     let top = Open { place: (dir, name), path: path[..bare].to_vec(), errors: 0 };
     let mut removal = Removal { fs, at, report, top: &path[..bare], errors: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())
+}
+
+/// What a subvolume is told apart by: it goes as a whole, and is no directory that is emptied by mistake.
+fn subvolume(path: &[u8]) -> Error {
+    let what = format!("{} is a subvolume, which `subvolume delete` deletes", Escaped(path));
+    Error::posix(Errno::ISDIR, what)
 }
 
 /// A directory whose contents are being removed.
@@ -88,6 +97,10 @@ impl Visitor for Removal<'_, '_, '_> {
     type Directory = Open;
 
     fn enter(&mut self, _: &Open, entry: &Entry<'_>) -> Option<Open> {
+        if entry.attr.file.dev != entry.parent.dev {
+            self.error(&subvolume(&joined(self.top, entry.path)));
+            return None;
+        }
         let kept = &entry.path[entry.path.len().saturating_sub(PATH_KEPT)..];
         Some(Open {
             place: (entry.parent, entry.name.to_vec()),

@@ -1,16 +1,21 @@
 //! `offshoot subvolume`: subvolumes and snapshots.
 
+mod edit;
+mod show;
+
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_btrfs::SubvolumeInfo;
-use offshoot_vfs::Error;
+use offshoot_btrfs::{Filesystem, SubvolumeId, SubvolumeInfo};
+use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::{Errno, Error, FileSystem};
 use serde::Serialize;
 
-use crate::args::InfoArguments;
+use crate::args::{InfoArguments, SubvolumeVerb};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name, json_time};
+use crate::resolve::{LastLink, resolve};
 use crate::session::Session;
 
 #[derive(Serialize)]
@@ -48,11 +53,32 @@ impl Json {
     }
 }
 
-pub(super) fn list(
-    arguments: &InfoArguments,
-    out: &mut dyn Write,
-    console: &Arc<Console>,
-) -> Result {
+pub(super) fn run(verb: &SubvolumeVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    match verb {
+        SubvolumeVerb::List(arguments) => list(arguments, out, console),
+        SubvolumeVerb::Show(arguments) => show::show(arguments, out, console),
+        SubvolumeVerb::Create(arguments) => edit::create(arguments, console),
+        SubvolumeVerb::Snapshot(arguments) => edit::snapshot(arguments, console),
+        SubvolumeVerb::Delete(arguments) => edit::delete(arguments, console),
+        SubvolumeVerb::GetDefault(arguments) => show::get_default(arguments, out, console),
+        SubvolumeVerb::SetDefault(arguments) => edit::set_default(arguments, console),
+        SubvolumeVerb::Get(arguments) => show::get(arguments, out, console),
+        SubvolumeVerb::Set(arguments) => edit::set(arguments, console),
+    }
+}
+
+/// The subvolume whose root is at `path`.
+fn subvolume_at(fs: &Filesystem, path: &[u8]) -> Result<SubvolumeId, Error> {
+    let file = resolve(fs, path, LastLink::Follow)?;
+    let id = TreeId(file.dev);
+    if fs.volume().filesystem(id)?.root() != file {
+        let what = format!("{} is no subvolume", Escaped(path));
+        return Err(Error::posix(Errno::INVAL, what));
+    }
+    Ok(id)
+}
+
+fn list(arguments: &InfoArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = Session::open(&arguments.volume, console)?;
     let mut errors = Errors { console, status: None };
     let default = errors.note(session.volume.default_subvolume());
@@ -88,13 +114,17 @@ pub(super) fn list(
     errors.result()
 }
 
-fn write_line(out: &mut dyn Write, info: &SubvolumeInfo, is_default: bool) -> Result {
-    let parent = info.parent.map_or("-".to_owned(), |parent| parent.to_string());
+fn flags(info: &SubvolumeInfo, is_default: bool) -> String {
     let mut flags = Vec::new();
     flags.extend(info.read_only.then_some("ro"));
     flags.extend(info.parent_uuid.map(|_| "snap"));
     flags.extend(is_default.then_some("default"));
-    let flags = if flags.is_empty() { "-".to_owned() } else { flags.join(",") };
+    if flags.is_empty() { "-".to_owned() } else { flags.join(",") }
+}
+
+fn write_line(out: &mut dyn Write, info: &SubvolumeInfo, is_default: bool) -> Result {
+    let parent = info.parent.map_or("-".to_owned(), |parent| parent.to_string());
+    let flags = flags(info, is_default);
     write!(
         out,
         "{:>6} {parent:>6} {:>10}  {:#}  {flags:9}  ",

@@ -1,0 +1,139 @@
+//! `offshoot subvolume create`, `snapshot`, `delete`, `set` and `set-default`.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_vfs::{Errno, Error, FileId, Place, Timestamp};
+
+use super::subvolume_at;
+use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumesArguments};
+use crate::edit::{Aim, Volumes, at_every_place, moment, new_file, require_one_volume, umask};
+use crate::exit::{ExitStatus, Result};
+use crate::output::{Console, Escaped};
+use crate::place::Place as NamedPlace;
+use crate::places::Failures;
+use crate::resolve::{LastLink, at_path, last_name, resolve_end};
+use crate::session::Access;
+
+pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
+    let (at, umask) = (moment()?, umask());
+    at_every_place(parsed(&arguments.places), &arguments.edit, console, |fs, path, _| {
+        let bare = without_slashes(path);
+        let end = resolve_end(fs, bare, LastLink::Keep)?;
+        let (None, Some((dir, name))) = (end.file, end.place) else {
+            return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
+        };
+        let new = new_file(fs, dir, 0o777, umask, at)?;
+        let made = fs.create_subvolume(Place { dir, name: &name }, &new);
+        made.map(drop).map_err(|error| at_path(error, path))
+    })
+}
+
+pub(in crate::verbs) fn snapshot(arguments: &SnapshotArguments, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let places = [&arguments.source, &arguments.destination].map(|text| NamedPlace::parse(text));
+    require_one_volume("snapshot", &places)?;
+    let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
+    let [source, destination] = &places;
+    let fs = volumes.open(&source.volume, Access::Write)?;
+    let mut failures = Failures::naming(false, console);
+    let taken = take(&fs, &source.path, &destination.path, arguments.read_only, at);
+    if let Err(error) = taken {
+        failures.inside(&source.volume, ExitStatus::of(&error), &error);
+    }
+    volumes.sync(&mut failures);
+    failures.result()
+}
+
+fn take(
+    fs: &Filesystem,
+    source: &[u8],
+    destination: &[u8],
+    is_read_only: bool,
+    at: Timestamp,
+) -> Result<(), Error> {
+    let id = subvolume_at(fs, source)?;
+    let aim = Aim::of(fs, destination, false, 1, LastLink::Keep)?;
+    if let (Aim::Into(_), None) = (&aim, last_name(source)) {
+        let what = format!("{} is there, and the root has no name", Escaped(destination));
+        return Err(Error::posix(Errno::EXIST, what));
+    }
+    let name = last_name(source).unwrap_or_default();
+    let new = aim.new_name(fs, destination, name, true)?;
+    let place = Place { dir: new.dir, name: &new.name };
+    let taken = fs.snapshot(id, place, is_read_only, at);
+    taken.map(drop).map_err(|error| at_path(error, destination))
+}
+
+pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let places = parsed(&arguments.places);
+    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+        let (dir, name) = named_place(fs, path)?;
+        let deleted = fs.delete_subvolume(Place { dir, name: &name }, at);
+        deleted.map_err(|error| explained(error, path))?;
+        fs.volume().drop_deleted()
+    })
+}
+
+/// Says what keeps a subvolume from being deleted.
+fn explained(error: Error, path: &[u8]) -> Error {
+    let why = match error.errno() {
+        Errno::NOTEMPTY => "holds other subvolumes",
+        Errno::PERM => "is the default subvolume, or in a directory that may not be changed",
+        Errno::INVAL => "is no subvolume",
+        _ => return at_path(error, path),
+    };
+    Error::posix(error.errno(), format!("{} {why}", Escaped(path)))
+}
+
+pub(in crate::verbs) fn set_default(
+    arguments: &EditSubvolumeArguments,
+    console: &Arc<Console>,
+) -> Result {
+    change(arguments, console, |fs, path| {
+        fs.volume().set_default_subvolume(subvolume_at(fs, path)?)
+    })
+}
+
+pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) -> Result {
+    change(&arguments.subvolume, console, |fs, path| {
+        let id = subvolume_at(fs, path)?;
+        fs.volume().set_read_only(id, arguments.read_only).map_err(|error| match error.errno() {
+            Errno::PERM => {
+                let what = format!("{} was received; make a snapshot of it", Escaped(path));
+                Error::posix(Errno::PERM, what)
+            }
+            _ => at_path(error, path),
+        })
+    })
+}
+
+/// Does something to the subvolume at a place.
+fn change(
+    arguments: &EditSubvolumeArguments,
+    console: &Arc<Console>,
+    change: impl Fn(&Filesystem, &[u8]) -> Result<(), Error>,
+) -> Result {
+    let places = vec![NamedPlace::parse(&arguments.place)];
+    at_every_place(places, &arguments.edit, console, |fs, path, _| change(fs, path))
+}
+
+fn parsed(places: &[OsString]) -> Vec<NamedPlace> {
+    places.iter().map(|text| NamedPlace::parse(text)).collect()
+}
+
+/// The path without the slashes at its end.
+fn without_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+    &path[..end]
+}
+
+/// The directory and the name of what is at `path`, which is no link that is followed.
+fn named_place(fs: &Filesystem, path: &[u8]) -> Result<(FileId, Vec<u8>), Error> {
+    let end = resolve_end(fs, without_slashes(path), LastLink::Keep)?;
+    let fail = |errno| Error::posix(errno, Escaped(path).to_string());
+    end.file.ok_or_else(|| fail(Errno::NOENT))?;
+    end.place.ok_or_else(|| fail(Errno::BUSY))
+}

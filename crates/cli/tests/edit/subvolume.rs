@@ -1,0 +1,74 @@
+//! `subvolume` before `btrfs check` and the kernel.
+
+use std::path::Path;
+
+use offshoot_testkit::disks::{Mount, scratch_dir};
+use offshoot_testkit::{judges, progs};
+
+use super::{check, does, fails, volume};
+
+/// What the kernel lists: path, whether it is read-only, and whether it is a snapshot.
+fn listed(image: &Path) -> Vec<(String, bool, bool)> {
+    let mount = Mount::try_new(&[image.to_path_buf()], "ro,subvolid=5").expect("it mounts");
+    let row = |one: progs::Subvolume| (one.path, one.read_only, one.parent_uuid != "-");
+    progs::subvolumes(mount.path()).into_iter().map(row).collect()
+}
+
+#[test]
+fn subvolumes_come_and_go() {
+    let dir = scratch_dir();
+    let (dir, image) = (dir.path(), dir.path().join("v.img"));
+    volume(dir, "v.img", 256);
+    does(dir, "subvolume create v.img:/home v.img:/home/alice/");
+    does(dir, "mkdir v.img:/snapshots v.img:/home/alice/dir");
+    does(dir, "subvolume snapshot -r v.img:/home/alice v.img:/snapshots");
+    does(dir, "subvolume snapshot v.img:/ v.img:/snapshots/all");
+    does(dir, "mkdir v.img:/home/alice/dir/later");
+    check(&image);
+    if let Some(_judges) = judges::require() {
+        let row = |path: &str, ro, snap| (path.to_owned(), ro, snap);
+        let expected = [
+            row("home", false, false),
+            row("home/alice", false, false),
+            row("snapshots/alice", true, true),
+            row("snapshots/all", false, true),
+        ];
+        assert_eq!(listed(&image), expected);
+    }
+    assert_eq!(does(dir, "ls v.img:/snapshots/alice/dir"), "");
+    assert_eq!(does(dir, "ls v.img:/snapshots/all"), "home\nsnapshots\n");
+    assert_eq!(does(dir, "subvolume get v.img:/snapshots/alice"), "ro=true\n");
+    assert!(fails(dir, "mkdir v.img:/snapshots/alice/x", 1).contains("Read-only"));
+    does(dir, "subvolume set v.img:/snapshots/alice ro=false");
+    assert_eq!(does(dir, "subvolume get --json v.img:/snapshots/alice"), "{\"ro\":false}\n");
+    does(dir, "mkdir v.img:/snapshots/alice/x");
+
+    let shown = does(dir, "subvolume show v.img:/home/alice");
+    assert!(shown.starts_with("/home/alice\n"), "{shown}");
+    assert!(shown.contains("Snapshot: /snapshots/alice\n"), "{shown}");
+    let shown = does(dir, "subvolume show --json v.img:/home/alice");
+    assert!(shown.contains("\"snapshots\":[\"snapshots/alice\"]"), "{shown}");
+
+    does(dir, "subvolume set-default v.img:/home");
+    assert_eq!(does(dir, "subvolume get-default v.img"), "256 /home\n");
+    assert_eq!(does(dir, "ls v.img:/"), "alice\n");
+    let said = fails(dir, "subvolume delete --subvolume 5 v.img:/home", 1);
+    assert!(said.contains("default"), "{said}");
+    does(dir, "subvolume set-default --subvolume 5 v.img:/");
+    let said = fails(dir, "subvolume delete v.img:/home", 1);
+    assert!(said.contains("holds other subvolumes"), "{said}");
+    let said = fails(dir, "rm -r v.img:/home", 1);
+    assert!(said.contains("subvolume delete"), "{said}");
+    let said = fails(dir, "rm -r v.img:/snapshots", 1);
+    assert!(said.contains("/snapshots/alice is a subvolume"), "{said}");
+    assert!(fails(dir, "subvolume delete v.img:/snapshots", 1).contains("is no subvolume"));
+    assert!(fails(dir, "subvolume snapshot v.img:/snapshots v.img:/x", 1).contains("no subvolume"));
+    does(dir, "mv v.img:/snapshots/alice v.img:/moved");
+    does(dir, "subvolume delete v.img:/home/alice v.img:/home v.img:/moved");
+    check(&image);
+    // The place of a subvolume that is elsewhere goes like a directory.
+    does(dir, "rm -r v.img:/snapshots/all/home v.img:/snapshots/all/snapshots");
+    does(dir, "subvolume delete v.img:/snapshots/all");
+    assert_eq!(does(dir, "subvolume list --json v.img").matches("\"id\"").count(), 1);
+    check(&image);
+}
