@@ -10,6 +10,8 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use parking_lot::Mutex;
 
+use super::place::PlaceInLine;
+use super::stats::FlushState;
 use super::tickets::{Demand, Kind};
 use super::{Purpose, Reservation, Space};
 use crate::test_volumes::in_memory_of;
@@ -106,6 +108,19 @@ fn soon<T>(receive: &Receiver<T>) -> T {
     receive.recv_timeout(PATIENCE).expect("it comes to an end")
 }
 
+/// Takes all metadata that is there for this.
+fn take_all_metadata(fs: &Filesystem, kind: Kind) -> Vec<Reservation<'_>> {
+    let (mut taken, mut bytes) = (Vec::new(), 1 << 20);
+    while bytes > 64 {
+        if space(fs).try_grant(Purpose::Metadata, Demand { kind, bytes }) {
+            taken.push(Reservation::granted(space(fs), Purpose::Metadata, bytes));
+        } else {
+            bytes /= 2;
+        }
+    }
+    taken
+}
+
 /// A file was removed while a cycle was at its commit. Nothing but the next commit gives its space back, and the cycle has none.
 #[test]
 fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
@@ -119,6 +134,79 @@ fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
     fs.write(new, 0, &vec![2; 4 << 20], AT).expect("there is room for it");
     assert!(device.hook.lock().is_none(), "a commit was made");
     fs.sync().expect("a commit");
+}
+
+/// How often who makes room looked around: once in a pass.
+fn passes(fs: &Filesystem) -> u64 {
+    let flushes = fs.volume().space_stats().flushes;
+    flushes.iter().find(|one| one.state == FlushState::LookAround).expect("all are there").entered
+}
+
+/// Commits when another commit is done, lets who makes room for data go on in the middle of that, and goes on itself when so many passes have begun.
+fn commit_slowly(fs: &Arc<Filesystem>, device: &Hooked, begun: u64) {
+    while fs.volume().live().expect("it is writable").is_committing() {
+        std::thread::yield_now();
+    }
+    let waiting = fs.clone();
+    *device.hook.lock() = Some(Box::new(move || {
+        let space = space(&waiting);
+        drop(Reservation::granted(space, Purpose::Data, 0));
+        while passes(&waiting) < begun && space.ledger(Purpose::Data).line().len() > 0 {
+            std::thread::yield_now();
+        }
+    }));
+    fs.volume().commit().expect("a commit");
+}
+
+/// The same, and another commit was giving the space back when the cycle came to its end.
+#[test]
+fn what_another_commit_is_about_to_free_is_waited_for() {
+    let (device, fs) = small(128 << 20);
+    let old = create(&fs, "old");
+    fill(&fs, old);
+    let new = create(&fs, "new");
+    let (hooked, committer) = (device.clone(), fs.clone());
+    let (tell, told) = mpsc::channel();
+    *device.hook.lock() = Some(Box::new(move || {
+        let remover = committer.clone();
+        let remove = move || remover.unlink(Place { dir: remover.root(), name: b"old" }, AT);
+        soon(&beside(remove)).expect("a removal");
+        // Who makes room waits for this before the last pass of the cycle.
+        let demand = Demand { kind: Kind::MakesRoom, bytes: 0 };
+        assert!(space(&committer).try_grant_aside(Purpose::Data, demand), "it is nothing");
+        let done = passes(&committer);
+        tell.send(beside(move || commit_slowly(&committer, &hooked, done + 2))).expect("it waits");
+    }));
+    fs.write(new, 0, &vec![2; 4 << 20], AT).expect("there is room for it");
+    soon(&soon(&told));
+    assert!(device.hook.lock().is_none(), "there was another commit");
+}
+
+/// Who leaves the line with what was granted to it gives that back, and who made room slept on.
+#[test]
+fn what_is_given_back_in_line_wakes_who_makes_room() {
+    let (_, fs) = small(128 << 20);
+    create(&fs, "file");
+    let ledger = || space(&fs).ledger(Purpose::Metadata);
+    let before = ledger().reserved();
+    let place = PlaceInLine::join(ledger(), Demand { kind: Kind::Work, bytes: 4096 });
+    space(&fs).serve(Purpose::Metadata);
+    assert!(place.is_granted());
+    let leading = fs.clone();
+    let waits = beside(move || {
+        let ledger = space(&leading).ledger(Purpose::Metadata);
+        let waiter = ledger.line().join(Demand { kind: Kind::Work, bytes: u64::MAX });
+        let granted = ledger.line().begin_cycle();
+        ledger.wait_for_those_under_way(&waiter, granted)
+    });
+    while ledger().line().len() == 0 {
+        std::thread::yield_now();
+    }
+    // It is about to sleep.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(place);
+    assert!(!soon(&waits), "nothing was granted");
+    assert_eq!(ledger().reserved(), before);
 }
 
 /// When who makes room was gone, the others waited for ever.
@@ -195,13 +283,8 @@ fn a_file_makes_room_for_itself() {
     Reservation::give_up(space, Purpose::Data, 1 << 20);
     fs.write(file, 0, &[1; 4096], AT).expect("there is room");
     fs.volume().flush_delayed(u64::MAX).expect("a flush");
-    let mut bytes = 1 << 20;
-    while bytes > 64 {
-        if space.try_grant(Purpose::Metadata, Demand { kind: Kind::Work, bytes }) {
-            Reservation::granted(space, Purpose::Metadata, bytes).keep();
-        } else {
-            bytes /= 2;
-        }
+    for taken in take_all_metadata(&fs, Kind::Work) {
+        taken.keep();
     }
     fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
 }
