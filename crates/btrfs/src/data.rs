@@ -29,7 +29,9 @@ use crate::subvolume::malformed;
 use crate::volume::Engine;
 pub(crate) use buffer::{Buffers, FileBuffer};
 use checksums::checksums;
-pub(crate) use checksums::{checksum_items, insert_checksums, remove_checksums};
+pub(crate) use checksums::{
+    bytes_with_checksums, checksum_items, insert_checksums, remove_checksums,
+};
 pub(crate) use drop::drop_range;
 pub(crate) use in_place::{Target, target};
 pub(crate) use pieces::extent_len;

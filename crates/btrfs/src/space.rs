@@ -54,7 +54,7 @@ pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use ledger::Ledger;
 pub(crate) use ledger::{Promise, Reservation};
-pub(crate) use reserve::{Claim, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved};
+pub(crate) use reserve::{Claim, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes};
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
 use crate::volume::Engine;
@@ -353,13 +353,7 @@ impl Space {
     /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to none, and a
     /// GiB at least.
     pub(crate) fn is_roomy(&self) -> bool {
-        self.is_roomy_without(0)
-    }
-
-    /// Whether that is so when a chunk goes that takes so much.
-    fn is_roomy_without(&self, taken: u64) -> bool {
-        let has_place = self.ledger(Purpose::Metadata).next_chunk() > 0;
-        has_place && self.allocated.has_much_room_without(taken)
+        self.ledger(Purpose::Metadata).next_chunk() > 0
     }
 
     fn is_mixed(&self) -> bool {

@@ -48,16 +48,14 @@ pub(crate) struct Dirty {
     pub(crate) mtime: Option<Timestamp>,
     /// When the inode changed with that.
     pub(crate) ctime: Timestamp,
-    /// Metadata that is promised for the next step of write-back, in bytes.
-    pub(crate) claim: u64,
-    /// What is promised because write-back makes trees larger, in bytes.
-    pub(crate) growth: u64,
+    /// Metadata that is promised because write-back makes trees larger, in bytes.
+    pub(crate) promised: u64,
 }
 
 impl Dirty {
     /// Nothing yet, of a file of this size.
     fn new(size: u64, at: Timestamp) -> Self {
-        Self { runs: BTreeMap::new(), bytes: 0, size, mtime: None, ctime: at, claim: 0, growth: 0 }
+        Self { runs: BTreeMap::new(), bytes: 0, size, mtime: None, ctime: at, promised: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -74,6 +72,11 @@ impl Dirty {
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// How many runs there are.
+    pub(crate) fn run_count(&self) -> usize {
+        self.runs.len()
     }
 
     /// The runs that overlap `range`, in order.
@@ -217,9 +220,13 @@ impl Buffers {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// All files that have something buffered.
+    /// All files that have something buffered, in the order of their inodes in trees.
     pub(crate) fn files(&self) -> Vec<FileId> {
-        self.shards.iter().flat_map(|s| s.read().keys().copied().collect::<Vec<_>>()).collect()
+        let files =
+            |shard: &RwLock<HashMap<_, _>>| shard.read().keys().copied().collect::<Vec<_>>();
+        let mut all: Vec<_> = self.shards.iter().flat_map(files).collect();
+        all.sort_unstable();
+        all
     }
 
     /// Adds whole sectors of a file, none of which is buffered.

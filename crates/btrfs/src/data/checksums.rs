@@ -107,10 +107,15 @@ pub(super) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Resu
 
 /// How many items the checksums of `len` bytes fill at most, beside one that they continue.
 pub(crate) fn checksum_items(volume: &Engine, len: u64) -> u64 {
+    len.div_ceil(bytes_with_checksums(volume, 1))
+}
+
+/// How many bytes have their checksums in so many items.
+pub(crate) fn bytes_with_checksums(volume: &Engine, items: u64) -> u64 {
     let superblock = volume.superblock();
     let sum_len = superblock.checksum.len();
     let most = most_per_item(superblock.node_size, sum_len) / sum_len;
-    (len / u64::from(superblock.sector_size)).div_ceil(most as u64)
+    items * most as u64 * u64::from(superblock.sector_size)
 }
 
 /// Stores the checksums of `data`, slices of whole sectors, which was written at `logical`.

@@ -1,7 +1,7 @@
 //! Writing into files, and changing their length.
 //!
 //! A write goes into the buffer of the file (`data::buffer`) and becomes extents at write-back. Its space, and
-//! the metadata that the write-back of the file begins with, is reserved before it is accepted.
+//! the metadata that it makes trees larger by, is reserved before it is accepted.
 //!
 //! Data that is in the extent item itself may not stand beside other data, so a file that has such data is
 //! buffered whole before it changes.
@@ -18,10 +18,10 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
-use super::write_back::{self, FileClaim, Patience};
+use super::write_back::{self, Patience};
 use super::{inode_item, tree_of, type_of};
 use crate::data::{FileBuffer, FileData, drop_range, extent_len, next_data, read_data};
-use crate::space::Reservation;
+use crate::space::{Promise, Reservation};
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
 use crate::volume::Engine;
@@ -101,15 +101,15 @@ fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp
         Some(buffer) => buffer.read().size,
         None => regular(volume, file)?.size.get(),
     };
-    let Room { gaps, data: room, claim } = Room::reserve(volume, file, &range)?;
+    let Room { gaps, taken } = Room::reserve(volume, file, &range)?;
     let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
     let contents = contents.collect::<Result<Vec<_>>>()?;
     let buffers = &volume.buffers;
     let buffer = buffers.get_or_add(file, size, at);
-    if let Some(claim) = claim {
-        claim.keep(&buffer);
+    if let Some((data, promise)) = taken {
+        data.keep();
+        buffer.write().promised += promise.keep();
     }
-    room.map(Reservation::keep);
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
         buffers.add(&buffer, gap.start, contents);
@@ -129,10 +129,8 @@ fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp
 struct Room<'v> {
     /// The parts of the range that are not buffered yet.
     gaps: Vec<Range<u64>>,
-    /// The space that they will take.
-    data: Option<Reservation<'v>>,
-    /// The metadata that write-back will take.
-    claim: Option<FileClaim<'v>>,
+    /// The space that they will take, and what they make trees larger by.
+    taken: Option<(Reservation<'v>, Promise<'v>)>,
 }
 
 impl<'v> Room<'v> {
@@ -141,11 +139,11 @@ impl<'v> Room<'v> {
             let gaps = gaps(volume, file, buffer, range)?;
             let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
             if bytes == 0 {
-                return Ok(Self { gaps, data: None, claim: None });
+                return Ok(Self { gaps, taken: None });
             }
-            let claim = write_back::claim(volume, buffer, gaps.len())?;
+            let promise = write_back::promise(volume, buffer, &gaps)?;
             let data = volume.reserve_data(bytes)?;
-            Ok(Self { gaps, data: Some(data), claim: Some(claim) })
+            Ok(Self { gaps, taken: Some((data, promise)) })
         })
     }
 }
@@ -255,13 +253,13 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
 fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
-    let claim = with_room(volume, file, |buffer| write_back::claim(volume, buffer, 0))?;
+    let promise = with_room(volume, file, |buffer| write_back::promise(volume, buffer, &[]))?;
     if is_inline(volume, file)? {
         // It may have become that for want of room.
         self::buffer(volume, file, 0, &[], at)?;
     }
     let buffer = volume.buffers.get_or_add(file, old, at);
-    claim.keep(&buffer);
+    buffer.write().promised += promise.keep();
     buffer.write().written(size, at);
     store_length(volume, file, &buffer)
 }
@@ -280,7 +278,7 @@ fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()>
         cut(volume, file, to, at)?;
     }
     let Some(buffer) = buffer else { return Ok(()) };
-    write_back::release_data(volume, volume.buffers.resize(&buffer, size, sector));
+    write_back::release(volume, &buffer, volume.buffers.resize(&buffer, size, sector));
     buffer.write().written(0, at);
     store_length(volume, file, &buffer)
 }

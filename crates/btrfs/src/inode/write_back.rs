@@ -10,16 +10,17 @@
 //!
 //! # Reservations
 //!
-//! What is buffered has its data reserved byte for byte, and each file that has something buffered a *claim*: it is promised the
-//! metadata for one step. So write-back goes on when nothing else can. Further steps take what is kept for making room,
-//! as removals do: what they copy is free again after a commit, and what the trees grow by is promised for each run of sectors.
-//! [`Patience`] says whether a step may wait.
+//! What is buffered has its data reserved byte for byte, and is promised what it makes trees larger by. What a step copies is
+//! free again after a commit, so steps take what is kept for making room, as removals do, one after the other, and write-back goes on when
+//! nothing else can (`space/reserve`). [`Patience`] says whether a step may wait.
 //!
 //! What lies side by side in a tree is in few leaves: a step counts leaves, not items.
 
 mod step;
 #[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
@@ -30,8 +31,8 @@ use offshoot_vfs::{FileId, Result, Timestamp};
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{inode_item, tree_of};
-use crate::data::{FileBuffer, Sectors, checksum_items, insert_hole};
-use crate::space::{Claim, Promise, Purpose, Reservation};
+use crate::data::{FileBuffer, Sectors, insert_hole};
+use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
 use crate::transaction::Handle;
 use crate::volume::Engine;
@@ -41,15 +42,17 @@ use step::{Step, hole_items};
 /// checksums which it continues, and that of the inode.
 const OTHER_ITEMS: u64 = 4;
 
-/// Items of replaced extents that a claim covers.
-const CLAIMED_REPLACED: u64 = 4;
+/// What a file adds to its tree beside runs of sectors, in bytes: data in the extent item, or a hole.
+const FILE_BYTES: u64 = MAX_INLINE + (size_of::<FileExtentHead>() + ITEM_SIZE) as u64;
 
-/// The data of a step that a claim covers, in bytes.
-const CLAIMED_BYTES: u64 = 1 << 20;
+/// What a run of sectors adds to the tree of the file, in bytes: an extent, and what is before and behind it.
+const RUN_BYTES: u64 = 3 * 78;
 
-/// What a run of sectors adds to trees, in bytes: an extent with what is before and behind it, its item in the extent tree, a free
-/// range and checksums, in leaves that are a third full.
-const RUN_BYTES: u64 = 3 * (3 * 78 + 78 + 25 + 50);
+/// What it adds to the trees of a commit, beside the checksums themselves: an extent, a free range, an item of checksums.
+const RUN_BYTES_OF_COMMITS: u64 = 78 + 25 + 25;
+
+/// The largest file that is kept in its extent item, in bytes, as the kernel has it by default.
+const MAX_INLINE: u64 = 2048;
 
 /// The most that one step writes, in bytes.
 const STEP_BYTES: u64 = 32 << 20;
@@ -63,62 +66,52 @@ pub(crate) enum Patience {
     Tries,
 }
 
-/// What is promised to a file that is buffered.
-pub(super) struct FileClaim<'v> {
-    /// The metadata that write-back begins with, unless the file has that.
-    step: Option<Promise<'v>>,
-    /// What runs of sectors add to trees.
-    growth: Option<Promise<'v>>,
-}
-
-impl FileClaim<'_> {
-    /// Keeps it with what is buffered.
-    pub(super) fn keep(self, buffer: &FileBuffer) {
-        let mut dirty = buffer.write();
-        dirty.claim += self.step.map_or(0, Promise::keep);
-        dirty.growth += self.growth.map_or(0, Promise::keep);
-    }
-}
-
-/// Has promised what the write-back of so many more runs of sectors takes.
-pub(super) fn claim<'v>(
+/// Promises what storing `gaps` makes trees larger by, which are about to be buffered of a file of which this is.
+pub(super) fn promise<'v>(
     volume: &'v Engine,
     buffer: Option<&FileBuffer>,
-    runs: usize,
-) -> Result<FileClaim<'v>> {
+    gaps: &[Range<u64>],
+) -> Result<Promise<'v>> {
     volume.limit_dirty_blocks()?;
-    let has_claim = buffer.is_some_and(|buffer| buffer.read().claim > 0);
-    let items = claimed_items(volume);
-    let step = (!has_claim).then(|| volume.promise(items)).transpose()?;
-    let growth = runs as u64 * RUN_BYTES;
-    let growth = (growth > 0).then(|| volume.promise_bytes(growth)).transpose()?;
-    Ok(FileClaim { step, growth })
+    let bytes = gaps.iter().map(|gap| gap.end - gap.start).sum();
+    volume.promise(growth(volume, u64::from(buffer.is_none()), gaps.len(), bytes))
 }
 
-/// The items of a step that a claim covers.
-fn claimed_items(volume: &Engine) -> u64 {
-    OTHER_ITEMS + checksum_items(volume, CLAIMED_BYTES)
+/// What so many files with so many bytes in runs of sectors make trees larger by when they are written back.
+fn growth(volume: &Engine, files: u64, runs: usize, bytes: u64) -> u64 {
+    let superblock = volume.superblock();
+    let sums = bytes / u64::from(superblock.sector_size) * superblock.checksum.len() as u64;
+    let runs = runs as u64;
+    growth_bytes(files * FILE_BYTES + runs * RUN_BYTES, runs * RUN_BYTES_OF_COMMITS + sums)
 }
 
-/// Gives up what was reserved for data that is not buffered any more.
-pub(super) fn release_data(volume: &Engine, bytes: u64) {
-    if let Some(live) = volume.live_part() {
-        Reservation::give_up(&live.space, Purpose::Data, bytes);
-    }
+/// Gives up what was reserved for so many bytes of data that are not buffered any more, and what was promised for more than is.
+pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
+    let promised = {
+        let mut dirty = buffer.write();
+        let needed = growth(volume, 1, dirty.run_count(), dirty.bytes());
+        let more = dirty.promised.saturating_sub(needed);
+        dirty.promised -= more;
+        more
+    };
+    give_up(volume, data, promised);
 }
 
-/// Forgets what is buffered of a file that is removed.
+/// Forgets what is buffered of a file that is removed, or stored.
 pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
         let (data, promised) = {
-            let mut dirty = buffer.write();
-            let promised = std::mem::take(&mut dirty.claim) + std::mem::take(&mut dirty.growth);
-            (dirty.bytes(), promised)
+            let dirty = buffer.read();
+            (dirty.bytes(), dirty.promised)
         };
-        release_data(volume, data);
-        if let Some(live) = volume.live_part() {
-            drop(Promise::resume(&live.space, promised));
-        }
+        give_up(volume, data, promised);
+    }
+}
+
+fn give_up(volume: &Engine, data: u64, promised: u64) {
+    if let Some(live) = volume.live_part() {
+        Reservation::give_up(&live.space, Purpose::Data, data);
+        drop(Promise::resume(&live.space, promised));
     }
 }
 
@@ -136,15 +129,17 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
     if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
 }
 
-/// Where more is promised than is left for others, and no chunk comes, writes back `file`, whose lock is held: what was promised for it comes back,
-/// and nobody waits for that. The thread of the volume does it for files that are not written any more.
+/// Where more is spoken for by what is buffered than is left for others, and no chunk comes, writes back `file`, whose lock is held, if that
+/// gives something back: what was promised for it, and the data of a file that goes into its extent item. Then nobody waits for that.
+/// The thread of the volume does it for files that are not written any more.
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
-    let live = volume.live()?;
-    if live.space.is_tight() && !live.space.is_roomy() {
+    let space = &volume.live()?.space;
+    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= MAX_INLINE);
+    if !space.is_roomy() && (space.is_tight() || space.has_little_data() && is_small()) {
         write_back(volume, file, Patience::Tries)?;
     }
-    if live.space.is_tight() {
-        live.pressure.press();
+    if space.is_tight() {
+        volume.live()?.pressure.press();
     }
     Ok(())
 }
@@ -244,7 +239,7 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     let sector = u64::from(volume.superblock().sector_size);
     let hole = item.size.get().next_multiple_of(sector)..size.next_multiple_of(sector);
     let items = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, hole.end)?);
-    let Some(handle) = join(volume, buffer, items, patience)? else { return Ok(false) };
+    let Some(handle) = join(volume, items, patience)? else { return Ok(false) };
     let mut changes = Changes::accepted(&handle, file)?;
     changes.inode(file)?;
     handle.whole(|| {
@@ -291,35 +286,14 @@ fn change_inode(
     })
 }
 
-/// Joins with room for `items`: on the claim of the file when that is enough.
-fn join<'v>(
-    volume: &'v Engine,
-    buffer: &FileBuffer,
-    items: u64,
-    patience: Patience,
-) -> Result<Option<Handle<'v>>> {
-    let live = volume.live()?;
-    volume.limit_delayed()?;
-    if buffer.read().claim > 0 && items <= claimed_items(volume) {
-        let claim = std::mem::take(&mut buffer.write().claim);
-        let promise = Promise::resume(&live.space, claim);
-        let reservation = match patience {
-            Patience::Waits => volume.redeem(promise)?,
-            Patience::Tries => match volume.try_redeem(promise)? {
-                Ok(reservation) => reservation,
-                Err(promise) => {
-                    buffer.write().claim = promise.keep();
-                    return Ok(None);
-                }
-            },
-        };
-        return Ok(Some(volume.enter()?.with_reservation(reservation, claimed_items(volume))));
-    }
-    match volume.try_join(live, items, Claim::Work)? {
-        Some(handle) => Ok(Some(handle)),
-        // What is buffered was accepted.
-        None if patience == Patience::Waits => volume.join_for(items, Claim::MakesRoom).map(Some),
-        None => Ok(None),
+/// Joins with room for `items`, which what is kept for making room is enough for.
+fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
+    match patience {
+        Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
+        Patience::Tries => {
+            volume.limit_delayed()?;
+            volume.try_join(volume.live()?, items, Claim::WritesBack)
+        }
     }
 }
 

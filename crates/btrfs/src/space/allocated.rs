@@ -43,9 +43,9 @@ impl Allocated {
         self.members.lock().clone()
     }
 
-    /// Whether most of the members belongs to no chunk, and a GiB at least, when a chunk goes that takes so much.
-    pub(super) fn has_much_room_without(&self, taken: u64) -> bool {
-        let bytes = self.bytes.load(Ordering::Relaxed).saturating_sub(taken);
+    /// Whether most of the members belongs to no chunk, and a GiB at least, when so many bytes more do.
+    pub(super) fn has_much_room(&self, more: i64) -> bool {
+        let bytes = self.bytes.load(Ordering::Relaxed).saturating_add_signed(more);
         bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
     }
 

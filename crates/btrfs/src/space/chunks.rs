@@ -46,9 +46,15 @@ impl Engine {
     /// Allocates a chunk if a device has room for one, or else removes block groups that hold nothing and tries again. The
     /// caller must hold no handle.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
-        if !self.try_grow(purpose, || true)? {
-            let is_data = !self.live()?.space.counts_as_metadata(purpose);
-            self.remove_empty(is_data)?;
+        if self.try_grow(purpose, || true)? {
+            return Ok(());
+        }
+        let space = &self.live()?.space;
+        let is_data = !space.counts_as_metadata(purpose);
+        self.remove_empty(is_data)?;
+        let grew = self.try_grow(purpose, || true)?;
+        // Where promises count on the next chunk of metadata, that comes first.
+        if !grew && is_data && space.is_roomy() && self.try_grow(Purpose::Metadata, || true)? {
             self.try_grow(purpose, || true)?;
         }
         Ok(())
@@ -71,18 +77,26 @@ impl Engine {
     /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the
     /// other as long as that `is_wanted`. The caller must hold no handle.
     pub(super) fn look_around(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<()> {
+        self.note_next_chunk()?;
         let space = &self.live()?.space;
         // The trees are read under a handle: a commit must not change them meanwhile.
-        let handle = self.enter()?;
-        // Whoever makes or removes a chunk notes it anew; where there was no room for one, a commit may have made some.
-        if space.ledger(Purpose::Metadata).next_chunk() == 0 {
-            let _chunks = space.chunk_lock.lock();
-            handle.note_next_chunk()?;
-        }
+        let _handle = self.enter()?;
         while is_wanted() && space.load_one(self, purpose)? {
             space.serve(purpose);
         }
         Ok(())
+    }
+
+    /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes or removes a chunk notes it anew, but where
+    /// the chunk tree had no room a commit may have made some. The caller must hold no handle.
+    fn note_next_chunk(&self) -> Result<()> {
+        let space = &self.live()?.space;
+        if space.is_roomy() || !space.allocated.has_much_room(0) {
+            return Ok(());
+        }
+        let handle = self.enter()?;
+        let _chunks = space.chunk_lock.lock();
+        handle.note_next_chunk()
     }
 
     /// Removes block groups that hold nothing, but for one of each kind, and those that will be
@@ -197,10 +211,10 @@ impl Handle<'_> {
             for &(index, at) in &plan.stripes {
                 members[index].take(at..at + plan.stripe_bytes);
             }
-            let next = self.next_chunk(Purpose::Metadata, &members)?;
             let space = self.space();
+            let taken = plan.stripe_bytes * plan.stripes.len() as u64;
             let floor = space.floor(Purpose::Metadata);
-            let bytes = next.map_or(0, |(chunk, _)| chunk.length);
+            let bytes = self.next_chunk_bytes(taken.cast_signed(), &members)?;
             if !space.ledger(Purpose::Metadata).set_next_chunk(bytes, floor) {
                 return Ok(false);
             }
@@ -212,14 +226,23 @@ impl Handle<'_> {
     /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be changed. The caller holds the chunk lock.
     fn note_next_chunk(&self) -> Result<()> {
         let space = self.space();
-        let next = match self.changes_of_chunks()? {
-            0 => None,
-            _ => self.next_chunk(Purpose::Metadata, &self.volume().member_spaces()?)?,
+        let bytes = match self.changes_of_chunks()? {
+            0 => 0,
+            _ => self.next_chunk_bytes(0, &self.volume().member_spaces()?)?,
         };
-        let bytes = next.map_or(0, |(chunk, _)| chunk.length);
         space.ledger(Purpose::Metadata).note_next_chunk(bytes);
         space.serve(Purpose::Metadata);
         Ok(())
+    }
+
+    /// What the next chunk of metadata would hold with so much on the members, of which `more` was not allocated yet: nothing, where a chunk
+    /// is not a cheap way to more room.
+    fn next_chunk_bytes(&self, more: i64, members: &[MemberSpace]) -> Result<u64> {
+        if !self.space().allocated.has_much_room(more) {
+            return Ok(0);
+        }
+        let next = self.next_chunk(Purpose::Metadata, members)?;
+        Ok(next.map_or(0, |(chunk, _)| chunk.length))
     }
 
     /// The chunk that would be allocated with so much on the members, and where it would be.

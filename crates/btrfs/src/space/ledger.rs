@@ -5,18 +5,19 @@
 //! | | what it is | what backs it |
 //! |---|---|---|
 //! | [`Reservation`] | somebody takes the space now, inside a change of a tree, or whenever delayed items are flushed | free space of block groups |
-//! | [`Promise`] | somebody will take it later, and makes a reservation of it then | the same, and the next chunk of metadata |
+//! | [`Promise`] | trees will become larger by it when what is buffered is written back | the same, and the next chunk of metadata |
 //!
-//! Promises may go beyond what is free: the space of a chunk that is not allocated yet counts for them (*overcommit*). It
-//! counts once, with the length that this chunk would have if it were allocated now, and no chunk of another kind is
-//! allocated that would make it shorter than what is promised. So a promise is redeemed at once, or after a chunk was allocated.
+//! Promises may go beyond what is free: where most of the members belongs to no chunk, the space of one that is not allocated yet counts for
+//! them (*overcommit*). It counts once, with the length that this chunk would have if it were allocated now, and no chunk of another kind
+//! is allocated that would make it shorter than what is promised. Elsewhere it counts for nothing, and the last chunks go to who needs
+//! one first.
 //!
 //! Neither is a place. What was taken on a reservation is not free any more and needs none; while both count, the
 //! ledger errs towards less. With what a commit needs (`C`) and what is kept for making room (`K`, see
 //! `reserve`), these hold whenever something is granted:
 //!
-//! 1. `reserved + C + K <= free`; without `K` for a removal, and for who redeems a promise where no chunk can come.
-//! 2. `reserved + promised + C + K <= free + next chunk`; without `K` for a removal.
+//! 1. `reserved + C + K <= free`; without `K` for a removal, and for write-back where no chunk counts.
+//! 2. `reserved + promised + C + K <= free + next chunk`; without `K` for a removal. Write-back was promised what it adds.
 //!
 //! Only who holds the line (`tickets`) adds to what is spoken for, so what is granted was there. Anybody takes away from it
 //! without that lock, after what was taken has been counted: so `reserved` is read before `free`.
@@ -38,7 +39,7 @@ pub(super) struct Ledger {
     free: AtomicU64,
     reserved: AtomicU64,
     promised: AtomicU64,
-    /// What the next chunk of this kind would hold, in bytes.
+    /// What the next chunk of this kind would hold, where that counts, in bytes.
     next_chunk: AtomicU64,
     /// The most that was ever spoken for.
     peak: AtomicU64,
@@ -85,7 +86,7 @@ impl Ledger {
         self.promised.load(SeqCst)
     }
 
-    /// What the next chunk would hold, as far as is known.
+    /// What the next chunk would hold, where that counts.
     pub(super) fn next_chunk(&self) -> u64 {
         self.next_chunk.load(SeqCst)
     }
@@ -171,9 +172,6 @@ impl Ledger {
             self.reserved.fetch_add(bytes, SeqCst);
             self.begun.fetch_add(1, SeqCst);
         }
-        if kind == Kind::Redeem {
-            self.promised.fetch_sub(bytes, SeqCst);
-        }
         let reserved = self.reserved();
         let all = reserved.saturating_add(self.promised());
         for (now, peak) in [(all, &self.peak), (reserved, &self.reserved_peak)] {
@@ -187,12 +185,9 @@ impl Ledger {
     /// Takes back what was granted.
     pub(super) fn take_back(&self, demand: Demand) {
         let Demand { kind, bytes } = demand;
-        match kind {
-            Kind::Promise => drop(self.promised.fetch_sub(bytes, SeqCst)),
-            Kind::Redeem => drop(self.promised.fetch_add(bytes, SeqCst)),
-            Kind::Work | Kind::MakesRoom => {}
-        }
-        if kind != Kind::Promise {
+        if kind == Kind::Promise {
+            self.promised.fetch_sub(bytes, SeqCst);
+        } else {
             self.reserved.fetch_sub(bytes, SeqCst);
             self.ended.fetch_add(1, SeqCst);
             self.wake.notify_one();
@@ -207,14 +202,14 @@ impl Ledger {
         let kept = match kind {
             Kind::Work | Kind::Promise => kept,
             // A chunk is allocated with what is kept.
-            Kind::Redeem if next_chunk > 0 => kept,
-            Kind::Redeem | Kind::MakesRoom => 0,
+            Kind::WritesBack if next_chunk > 0 => kept,
+            Kind::WritesBack | Kind::MakesRoom => 0,
         };
         let now = if kind == Kind::Promise { 0 } else { bytes };
         let floor = reserved.saturating_add(commit).saturating_add(kept);
         let is_backed = floor.saturating_add(now) <= free;
-        // Who redeems takes nothing that was not promised.
-        let is_kept = kind == Kind::Redeem
+        // What this makes trees larger by was promised.
+        let is_kept = kind == Kind::WritesBack
             || floor.saturating_add(promised).saturating_add(bytes)
                 <= free.saturating_add(next_chunk);
         is_backed && is_kept
@@ -342,7 +337,7 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// A claim to metadata that will be there, until it is dropped or redeemed.
+/// A claim to metadata that will be there, until it is dropped.
 pub(crate) struct Promise<'v> {
     space: &'v Space,
     bytes: u64,
@@ -362,17 +357,6 @@ impl<'v> Promise<'v> {
     /// Keeps the promise as a number of bytes, until somebody resumes it.
     pub(crate) fn keep(mut self) -> u64 {
         std::mem::take(&mut self.bytes)
-    }
-
-    /// What is promised, in bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The reservation that it became.
-    pub(super) fn redeemed(self) -> Reservation<'v> {
-        let space = self.space;
-        Reservation::granted(space, Purpose::Metadata, self.keep())
     }
 }
 

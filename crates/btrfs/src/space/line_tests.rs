@@ -209,6 +209,27 @@ fn what_is_given_back_in_line_wakes_who_makes_room() {
     assert_eq!(ledger().reserved(), before);
 }
 
+/// What was promised counted on the next chunk of metadata, and the last chunk of data that leaves much room was refused for it.
+#[test]
+fn promises_do_not_keep_room_from_data() {
+    const LEN: u64 = 3 << 30;
+    let (_, fs) = small(LEN);
+    create(&fs, "file");
+    let (volume, space) = (fs.volume(), space(&fs));
+    let mut bytes = 1 << 30;
+    while bytes > 1 << 20 {
+        if !space.try_grant(Purpose::Metadata, Demand { kind: Kind::Promise, bytes }) {
+            bytes /= 2;
+        }
+    }
+    let promised = space.ledger(Purpose::Metadata).promised();
+    assert!(promised > space.ledger(Purpose::Metadata).free(), "{promised} bytes are promised");
+    let piece = LEN / 64;
+    let pieces = (0..).take_while(|_| volume.reserve_data(piece).map(Reservation::keep).is_ok());
+    let data = piece * pieces.count() as u64;
+    assert!(data > LEN / 3 * 2, "{data} bytes for data");
+}
+
 /// When who makes room was gone, the others waited for ever.
 #[test]
 fn who_makes_room_and_panics_leaves_the_line_to_others() {

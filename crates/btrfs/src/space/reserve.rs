@@ -3,7 +3,7 @@
 //! Metadata that is free serves, in this order,
 //!
 //! 1. what is reserved already, and the commit of what was changed so far (`C`, [`Space::commit_cost`]),
-//! 2. chunk allocation and removals, which make room (`K`, [`Space::kept_bytes`]),
+//! 2. chunk allocation and removals, which make room, and write-back, which finishes what was accepted (`K`, [`Space::kept_bytes`]),
 //! 3. all other work.
 //!
 //! What does not fit waits in line (`tickets`), and whoever leads the line makes room (`reclaim`).
@@ -29,6 +29,16 @@
 //! So after a commit, and when those are done who had something reserved, a removal fits. It is next: nothing is
 //! granted past the line, and removals stand at its front. Those who hold the next places in front of it are
 //! removals too, and done after one commit each.
+//!
+//! # Why write-back always finds room
+//!
+//! A step of write-back takes no more at a time than a removal, and what it copies is free again after the next commit. So nothing is
+//! reserved for the copies of all files that are buffered together: however many they are, their steps take `K` one after the other. But
+//! write-back leaves trees larger. That is promised byte for byte when the data is accepted ([`growth_bytes`]) and given up by
+//! the step that does it: what is added to the trees of a commit counts four times, because it is there, `C` is larger by it, and `K` by
+//! twice as much ([`Space::drift`]). So what holds after a commit holds after the commit behind the step, with what is still promised.
+//!
+//! Where promises count on a chunk that is not there yet, steps leave `K` to its allocation.
 //!
 //! # What an item costs
 //!
@@ -63,7 +73,7 @@ use crate::volume::Engine;
 pub(crate) const OPERATION_ITEMS: u64 = 9;
 
 /// Places in a tree that a removal touches at most: a directory item, an index and the inode of the directory; the inode,
-/// and two leaves of its items; an orphan item.
+/// and two leaves of its items; an orphan item. A step of write-back touches as many.
 pub(crate) const REMOVAL_ITEMS: u64 = 7;
 
 /// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
@@ -109,8 +119,16 @@ pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
 pub(crate) enum Claim {
     /// Work that may be refused.
     Work,
-    /// Work that makes room, or finishes what was accepted.
+    /// Work that makes room.
     MakesRoom,
+    /// Work that stores what was accepted.
+    WritesBack,
+}
+
+/// What items of so many bytes make trees larger by, those of files and those of a commit: in leaves that are a third full, and with what a
+/// commit and removals may take more then.
+pub(crate) fn growth_bytes(of_files: u64, of_commits: u64) -> u64 {
+    3 * (of_files + 4 * of_commits)
 }
 
 impl From<Claim> for Kind {
@@ -118,6 +136,7 @@ impl From<Claim> for Kind {
         match claim {
             Claim::Work => Self::Work,
             Claim::MakesRoom => Self::MakesRoom,
+            Claim::WritesBack => Self::WritesBack,
         }
     }
 }
@@ -222,6 +241,12 @@ impl Space {
         self.ledger(Purpose::Metadata).is_tight(self.floor(Purpose::Metadata))
     }
 
+    /// Whether more data is reserved, for what is buffered most of it, than is left for others.
+    pub(crate) fn has_little_data(&self) -> bool {
+        let data = self.ledger(Purpose::Data);
+        data.reserved() > data.free() / 2
+    }
+
     /// Whether so much is reserved that a chunk should be allocated before somebody waits, where that is cheap.
     pub(crate) fn needs_chunk(&self) -> bool {
         let reserved = self.ledger(Purpose::Metadata).reserved();
@@ -236,7 +261,7 @@ impl Space {
         if data_wants_room {
             return kept;
         }
-        let peak = if self.is_roomy_without(taken) {
+        let peak = if self.allocated.has_much_room(-taken.cast_signed()) {
             self.ledger(Purpose::Metadata).reserved_peak()
         } else {
             0
@@ -317,46 +342,20 @@ impl Engine {
         self.reserve(live, Purpose::Data, Kind::Work, bytes)
     }
 
-    /// Promises the metadata that changing this many items takes, later. The caller must hold no handle.
+    /// Promises so many bytes of metadata, which trees will become larger by. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`join`](Self::join).
-    pub(crate) fn promise(&self, items: u64) -> Result<Promise<'_>> {
-        self.promise_bytes(self.live()?.space.cost(items))
-    }
-
-    /// Promises so many bytes of metadata.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join).
-    pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<Promise<'_>> {
+    pub(crate) fn promise(&self, bytes: u64) -> Result<Promise<'_>> {
         let live = self.live()?;
-        self.get(live, Purpose::Metadata, Demand { kind: Kind::Promise, bytes })?;
+        if bytes > 0 {
+            self.get(live, Purpose::Metadata, Demand { kind: Kind::Promise, bytes })?;
+        }
         Ok(Promise::granted(&live.space, bytes))
     }
 
-    /// Makes a reservation of a promise, which may take the allocation of a chunk. The caller must hold no handle.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join). The promise is gone then.
-    pub(crate) fn redeem<'v>(&'v self, promise: Promise<'v>) -> Result<Reservation<'v>> {
-        let demand = Demand { kind: Kind::Redeem, bytes: promise.bytes() };
-        self.get(self.live()?, Purpose::Metadata, demand)?;
-        Ok(promise.redeemed())
-    }
-
-    /// The same if it takes no waiting; gives back the promise otherwise. For who makes room, whoever waits.
-    pub(crate) fn try_redeem<'v>(
-        &'v self,
-        promise: Promise<'v>,
-    ) -> Result<Result<Reservation<'v>, Promise<'v>>> {
-        let demand = Demand { kind: Kind::Redeem, bytes: promise.bytes() };
-        let is_granted = self.live()?.space.try_grant_aside(Purpose::Metadata, demand);
-        Ok(if is_granted { Ok(promise.redeemed()) } else { Err(promise) })
-    }
-
-    /// Joins when space for `items` is there, and nobody waits for it. Who makes room takes what is kept for that, whoever
-    /// waits.
+    /// Joins when space for `items` is there, and nobody waits for it. Who makes room, or writes back, takes what is kept for that,
+    /// whoever waits.
     pub(crate) fn try_join<'v>(
         &'v self,
         live: &'v Live,
@@ -367,7 +366,9 @@ impl Engine {
         let demand = Demand { kind: claim.into(), bytes };
         let is_granted = match claim {
             Claim::Work => space.try_grant(Purpose::Metadata, demand),
-            Claim::MakesRoom => space.try_grant_aside(Purpose::Metadata, demand),
+            Claim::MakesRoom | Claim::WritesBack => {
+                space.try_grant_aside(Purpose::Metadata, demand)
+            }
         };
         if !is_granted {
             return Ok(None);

@@ -122,7 +122,7 @@ pub struct KindStats {
     pub reserved_bytes: u64,
     /// What has been promised for later.
     pub promised_bytes: u64,
-    /// What the next chunk would hold, for which promises may be made.
+    /// What the next chunk would hold, where promises may count on it: where most of the members belongs to no chunk.
     pub next_chunk_bytes: u64,
     /// What a commit may take now.
     pub commit_bytes: u64,

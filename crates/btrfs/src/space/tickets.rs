@@ -5,7 +5,7 @@
 //!
 //! | class | who |
 //! |---|---|
-//! | priority | what makes room or was promised it: removals, truncation, write-back |
+//! | priority | what makes room or was accepted: removals, truncation, write-back |
 //! | normal | all other work |
 //!
 //! 1. Nobody gets space while a ticket of its class or of a higher one waits, however little it wants.
@@ -29,14 +29,14 @@ pub(super) enum Kind {
     MakesRoom,
     /// What will be needed later.
     Promise,
-    /// What was promised.
-    Redeem,
+    /// Work that stores what was accepted.
+    WritesBack,
 }
 
 impl Kind {
     fn class(self) -> usize {
         match self {
-            Self::MakesRoom | Self::Redeem => 0,
+            Self::MakesRoom | Self::WritesBack => 0,
             Self::Work | Self::Promise => 1,
         }
     }
@@ -263,8 +263,9 @@ mod tests {
     fn priority_goes_first_whenever_it_came() {
         let mut line = Line::default();
         let normal = line.join(work(1));
-        let removals = [removal(4), Demand { kind: Kind::Redeem, bytes: 4 }].map(|d| line.join(d));
-        assert!(line.is_before(Kind::Redeem));
+        let removals =
+            [removal(4), Demand { kind: Kind::WritesBack, bytes: 4 }].map(|d| line.join(d));
+        assert!(line.is_before(Kind::WritesBack));
         assert_eq!(serve(&mut line, 5), 1);
         assert_eq!(outcomes(&removals), [GRANTED, None]);
         assert_eq!(normal.outcome(), None, "what is left is for the removal that waits");

@@ -8,10 +8,12 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use offshoot_btrfs::{Filesystem, KindStats, SpaceKind};
+use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, FileId, FileSystemMut, Place, Result};
 
+use crate::MIB;
 use crate::worker::{AT, NEW};
 
 /// More than the worst case of an operation on nine items, in bytes, with nodes of 16 KiB and trees of three levels.
@@ -66,6 +68,13 @@ fn commit_trees(fs: &Filesystem) -> u64 {
     bytes
 }
 
+/// No member has room for a chunk, whether of data or of metadata: two stripes of a MiB, beside what lies before the first.
+pub(crate) fn assert_no_chunk_is_left(fs: &Filesystem) {
+    let allocated = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
+    let left = (MIB << 20) - fs.volume().chunks().map(allocated).sum::<u64>();
+    assert!(left < 3 << 20, "{left} bytes belong to no chunk");
+}
+
 /// No operation is refused with so much, and no more than should be is kept. Everything is committed.
 fn assert_hardly_any(left: &KindStats, trees: u64) {
     assert!(room(left) < OPERATION_BYTES && left.unknown_bytes == 0, "refused with {left:#?}");
@@ -106,6 +115,7 @@ pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     });
     fs.sync().expect("a commit");
     assert_hardly_any(&metadata(fs), commit_trees(fs));
+    assert_no_chunk_is_left(fs);
 
     // A removal makes room for what a file takes beside its data.
     for number in 0..links {
@@ -126,11 +136,11 @@ pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     fs.sync().expect("a commit");
     let (data, metadata) = (data(fs), metadata(fs));
     let has_data = data.free_bytes >= data.reserved_bytes + PIECE as u64;
-    let has_chunk = metadata.next_chunk_bytes > 0;
     assert!(
-        room(&metadata) < OPERATION_BYTES || !has_data && !has_chunk && data.unknown_bytes == 0,
+        room(&metadata) < OPERATION_BYTES || !has_data && data.unknown_bytes == 0,
         "refused with {data:#?} and {metadata:#?}"
     );
+    assert_no_chunk_is_left(fs);
     fs.unlink(Place { dir, name: b"file" }, AT).expect("it is there");
     fs.sync().expect("a commit");
 }

@@ -1,14 +1,16 @@
-//! Simple shapes of full volumes, by one thread: what was free once is free again.
+//! Simple shapes of full volumes: what was free once is free again, and for many threads as for one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use offshoot_btrfs::Filesystem;
-use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_device::MemoryDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Result};
 
+use crate::quiet::assert_no_chunk_is_left;
+use crate::watch::{Post, watched};
 use crate::worker::{AT, NEW};
 use crate::{MIB, open, options};
 
@@ -58,13 +60,6 @@ fn accepted<T>(result: Result<T>) -> bool {
         Err(error) if error.errno() == Errno::NOSPC => false,
         Err(error) => panic!("{error}"),
     }
-}
-
-/// Where something was refused no member had room for a chunk: two stripes of a MiB, beside what lies before the first.
-fn assert_no_chunk_is_left(fs: &Filesystem) {
-    let allocated = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
-    let left = (MIB << 20) - fs.volume().chunks().map(allocated).sum::<u64>();
-    assert!(left < 3 << 20, "{left} bytes belong to no chunk");
 }
 
 /// Fills the volume; how many files there are, and how many bytes were accepted.
@@ -162,4 +157,55 @@ fn a_file_takes_the_place_of_one_as_large() {
         assert_eq!(write(&fs, file, LEN), LEN, "file {number} of {files}");
     }
     fs.sync().expect("there is room for what was accepted");
+}
+
+/// Makes and writes a file of its own on each of so many threads, all at once, until each is refused something; how many have a file, and
+/// how many bytes were accepted.
+fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
+    let (files, bytes) = (AtomicU64::new(0), AtomicUsize::new(0));
+    let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
+    watched(fs, &posts, |number| {
+        posts[number].begin("filling a file");
+        let name = name(number as u64);
+        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        if accepted(fs.create(place, &NEW)) {
+            files.fetch_add(1, Ordering::Relaxed);
+            let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");
+            bytes.fetch_add(write(fs, file, usize::MAX), Ordering::Relaxed);
+        }
+    });
+    (files.into_inner(), bytes.into_inner())
+}
+
+/// As much was promised for each file that was buffered as a step of its write-back copies. So the more files were written at once the less
+/// fitted: a fifth of what one writer did, and not even all names.
+fn many_writers_fit_what_one_does(mkfs: &[&str]) {
+    const WRITERS: u64 = 64;
+    let fill = |threads| {
+        let fs = open(&device(mkfs)?, &options(0));
+        let filled = fill_by_threads(&fs, threads);
+        fs.sync().expect("there is room for what was accepted");
+        assert_no_chunk_is_left(&fs);
+        Some(filled)
+    };
+    let (Some((_, one)), Some((files, many))) = (fill(1), fill(WRITERS)) else { return };
+    println!("{mkfs:?}: {one} bytes by one writer, {many} in {files} files by {WRITERS}");
+    assert!(many >= one / 100 * 95, "{many} bytes fit, one writer had {one}");
+    // Where data takes what names take, who comes late gets no name.
+    assert!(files == WRITERS || mkfs.contains(&"--mixed"), "{files} files");
+}
+
+#[test]
+fn many_writers_fit_what_one_does_beside_two_copies_of_metadata() {
+    many_writers_fit_what_one_does(&[]);
+}
+
+#[test]
+fn many_writers_fit_what_one_does_beside_one_copy_of_metadata() {
+    many_writers_fit_what_one_does(&["-m", "single"]);
+}
+
+#[test]
+fn many_writers_fit_what_one_does_in_mixed_groups() {
+    many_writers_fit_what_one_does(&["--mixed"]);
 }

@@ -10,15 +10,12 @@ use offshoot_vfs::{FileId, Result};
 
 use super::super::changes::Changes;
 use super::super::{inode_item, tree_of};
-use super::{
-    CLAIMED_BYTES, CLAIMED_REPLACED, OTHER_ITEMS, Patience, change_inode, join, leaves_of,
-    release_data,
-};
+use super::{MAX_INLINE, OTHER_ITEMS, Patience, change_inode, join, leaves_of, release};
 use crate::data::{
-    FileBuffer, Sectors, Target, checksum_items, extent_len, insert_hole, store, store_inline,
-    target, write_data,
+    FileBuffer, Sectors, Target, bytes_with_checksums, checksum_items, extent_len, insert_hole,
+    store, store_inline, target, write_data,
 };
-use crate::space::{Purpose, Reservation};
+use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::Cursor;
@@ -27,8 +24,9 @@ use crate::volume::Engine;
 /// Extents that one step replaces, at the most.
 const MOST_REPLACED: u64 = 256;
 
-/// The largest file that is kept in its extent item, in bytes, as the kernel has it by default.
-const MAX_INLINE: u64 = 2048;
+/// The same, and the most data in bytes, where there is no more room than what is kept for removals.
+const LEAST_REPLACED: u64 = 4;
+const LEAST_BYTES: u64 = 1 << 20;
 
 /// One run of sectors on its way, under a handle.
 pub(super) struct Step<'v, 'b> {
@@ -47,18 +45,20 @@ impl<'v, 'b> Step<'v, 'b> {
         data: Sectors<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
+        volume.limit_delayed()?;
         let others = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, data.start)?);
         let (replaced, len) = until_replaced(volume, file, &data.range(), MOST_REPLACED)?;
-        let data = data.first(len);
-        let items = others + leaves_of(volume, replaced) + checksum_items(volume, data.len);
-        if let Some(handle) = join(volume, buffer, items, Patience::Tries)? {
-            return Ok(Some(Self { handle, file, buffer, data }));
+        let most = data.first(len);
+        let least = LEAST_BYTES.min(bytes_with_checksums(volume, REMOVAL_ITEMS - OTHER_ITEMS));
+        if most.len > least || replaced > LEAST_REPLACED {
+            let items = others + leaves_of(volume, replaced) + checksum_items(volume, most.len);
+            if let Some(handle) = volume.try_join(volume.live()?, items, Claim::Work)? {
+                return Ok(Some(Self { handle, file, buffer, data: most }));
+            }
         }
-        // Less of it may do with the claim.
-        let data = data.first(CLAIMED_BYTES);
-        let data = data.first(until_replaced(volume, file, &data.range(), CLAIMED_REPLACED)?.1);
-        let items = others + checksum_items(volume, data.len);
-        let handle = join(volume, buffer, items, patience)?;
+        let data = data.first(least);
+        let data = data.first(until_replaced(volume, file, &data.range(), LEAST_REPLACED)?.1);
+        let handle = join(volume, others + checksum_items(volume, data.len), patience)?;
         Ok(handle.map(|handle| Self { handle, file, buffer, data }))
     }
 
@@ -76,7 +76,7 @@ impl<'v, 'b> Step<'v, 'b> {
                 change_inode(&mut changes, file, buffer, size, change)?;
                 changes.apply()
             })?;
-            release_data(volume, volume.buffers.remove(buffer, &data.range()));
+            release(volume, buffer, volume.buffers.remove(buffer, &data.range()));
             return Ok(());
         }
         let (data, logical, is_new) = match target(&handle, file, &item, &data.range())? {
@@ -105,7 +105,7 @@ impl<'v, 'b> Step<'v, 'b> {
             change_inode(&mut changes, file, buffer, stored, change)?;
             changes.apply()
         })?;
-        release_data(volume, volume.buffers.remove(buffer, &data.range()));
+        release(volume, buffer, volume.buffers.remove(buffer, &data.range()));
         Ok(())
     }
 }

@@ -222,3 +222,23 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     assert_eq!(is_inline, written.is_err(), "{written:?}");
     assert_eq!(fs.attr(small).expect("it is there").size, if is_inline { 100 } else { 16384 });
 }
+
+/// As much was promised for each file that is buffered as a step of its write-back copies: a few files took all metadata.
+#[test]
+fn files_that_are_buffered_leave_metadata_to_others() {
+    const FILES: u64 = 64;
+    let device = in_memory_of(NODE_SIZE, 128 << 20);
+    let (volume, fs) = open(&device, 64 << 20);
+    let files: Vec<_> = (0..FILES).map(|number| create(&fs, &number.to_string())).collect();
+    for &file in &files {
+        fs.write(file, 0, &[7; 4096], AT).expect("there is room");
+    }
+    assert_eq!(volume.buffers.bytes(), FILES * 4096, "none had to be written back for others");
+    let promised = || {
+        let kinds = volume.space_stats().kinds;
+        kinds.iter().map(|kind| kind.promised_bytes).sum::<u64>()
+    };
+    assert!((FILES * 256..FILES << 14).contains(&promised()), "{} bytes", promised());
+    super::sync_all(&volume).expect("all of it is stored");
+    assert_eq!(promised(), 0);
+}
