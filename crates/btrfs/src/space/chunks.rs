@@ -28,7 +28,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, FreeSpaceInfo};
 use offshoot_btrfs_format::superblock::{CompatRo, SYSTEM_CHUNK_ARRAY_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::chunk_plan::{self, MemberSpace, Plan};
@@ -44,7 +44,7 @@ const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Engine {
     /// Allocates a chunk if a device has room for one, or else removes block groups that hold nothing and tries again. The
-    /// caller must hold no handle.
+    /// caller must hold no handle, and leads the line of this kind of space.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
         if self.try_grow(purpose, || true)? {
             return Ok(());
@@ -69,9 +69,22 @@ impl Engine {
         let needed = || live.space.cost(items) + live.space.commit_cost();
         let metadata = live.space.ledger(Purpose::Metadata);
         self.look_around(Purpose::Metadata, || metadata.free() < metadata.reserved() + needed())?;
-        let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else { return Ok(false) };
+        let Some(handle) = self.join_for_chunk(purpose, items)? else { return Ok(false) };
         let _chunks = live.space.chunk_lock.lock();
         Ok(is_wanted() && handle.has_system_space()? && handle.allocate_chunk(purpose)?)
+    }
+
+    /// Joins with room for a change of chunks, for the sake of `purpose`. Who leads the line of data waits in that of metadata, where others may
+    /// have all there is for a moment; who leads that itself cannot.
+    fn join_for_chunk(&self, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
+        let live = self.live()?;
+        if live.space.counts_as_metadata(purpose) {
+            return self.try_join(live, items, Claim::MakesRoom);
+        }
+        match self.join_for(items, Claim::MakesRoom) {
+            Err(error) if error.errno() == Errno::NOSPC => Ok(None),
+            joined => joined.map(Some),
+        }
     }
 
     /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the

@@ -209,6 +209,25 @@ fn what_is_given_back_in_line_wakes_who_makes_room() {
     assert_eq!(ledger().reserved(), before);
 }
 
+/// Others had all metadata for a moment, and who needed a chunk for data was told that there is none.
+#[test]
+fn who_needs_a_chunk_for_data_waits_for_metadata() {
+    let (_, fs) = small(128 << 20);
+    create(&fs, "file");
+    fs.sync().expect("a commit");
+    let all = take_all_metadata(&fs, Kind::MakesRoom);
+    let data = fs.clone();
+    let waits = beside(move || data.volume().reserve_data(16 << 20).map(drop));
+    while space(&fs).ledger(Purpose::Metadata).line().len() == 0 {
+        if let Ok(outcome) = waits.try_recv() {
+            panic!("it did not wait: {outcome:?}");
+        }
+        std::thread::yield_now();
+    }
+    drop(all);
+    soon(&waits).expect("there is room for a chunk");
+}
+
 /// What was promised counted on the next chunk of metadata, and the last chunk of data that leaves much room was refused for it.
 #[test]
 fn promises_do_not_keep_room_from_data() {

@@ -27,7 +27,8 @@
 //! at the peak needs it. Elsewhere delayed items are flushed by who queued them (`delayed`). And it writes files back when more is
 //! promised than is left for others.
 //!
-//! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Running delayed references
+//! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Who leads the line of
+//! data waits in that of metadata for what a chunk takes, where all of it may be reserved for a moment; who leads that waits in no other. Running delayed references
 //! early is no state: it gives nothing back that a commit does not, and takes shutting the gate as a commit does.
 //!
 //! An error ends the leader's own ticket with that error, and so does a panic. The next in line leads then and meets the same error, or finds
