@@ -102,7 +102,7 @@ impl Engine {
 
     /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes or removes a chunk notes it anew, but where
     /// the chunk tree had no room a commit may have made some. The caller must hold no handle.
-    fn note_next_chunk(&self) -> Result<()> {
+    pub(crate) fn note_next_chunk(&self) -> Result<()> {
         let space = &self.live()?.space;
         if space.is_roomy() || !space.allocated.has_much_room(0) {
             return Ok(());

@@ -249,6 +249,27 @@ fn promises_do_not_keep_room_from_data() {
     assert!(data > LEN / 3 * 2, "{data} bytes for data");
 }
 
+/// A chunk could not be written down for a moment, and nobody counted on one any more until somebody waited.
+#[test]
+fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
+    let (_, fs) = small(4 << 30);
+    create(&fs, "file");
+    let space = space(&fs);
+    assert!(space.is_roomy());
+    let system = space.ledger(Purpose::System);
+    let free = system.free();
+    system.remove_free(free);
+    // The chunk of metadata that is allocated before that is the last one.
+    fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
+    space.ledger(Purpose::Metadata).note_next_chunk(0);
+    fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
+    assert!(!space.is_roomy(), "no chunk can be written down");
+    system.add_free(free);
+    create(&fs, "another");
+    fs.sync().expect("a commit");
+    assert!(space.is_roomy());
+}
+
 /// When who makes room was gone, the others waited for ever.
 #[test]
 fn who_makes_room_and_panics_leaves_the_line_to_others() {

@@ -154,6 +154,8 @@ impl Engine {
             live.space.serve_all();
             return outcome;
         }
+        // What no chunk could be written down in may be free now.
+        self.note_next_chunk()?;
         self.remove_empty_groups().and(outcome)
     }
 }
