@@ -47,14 +47,13 @@ impl Actor<'_> {
 
     pub(super) fn write(&mut self) {
         let Some(file) = self.file_or_open() else { return };
-        let len = self.len();
+        // A longer write may be refused when its beginning is written.
+        let (len, piece) =
+            if self.may_be_full { (self.len().min(1 << 15), 1 << 15) } else { (self.len(), 1) };
         let offset = match self.random.below(100) {
             0 => TOO_FAR - self.random.below(1 + len as u64 / 2),
-            _ => self.offset(true),
+            _ => self.offset(true) / piece * piece,
         };
-        // A longer write may be refused when its beginning is written.
-        let len = if self.may_be_full { len.min(1 << 15) } else { len };
-        let offset = if self.may_be_full { offset / (1 << 15) * (1 << 15) } else { offset };
         let data = if self.random.below(4) == 0 {
             vec![u8::try_from(self.random.below(3)).expect("small"); len]
         } else {
