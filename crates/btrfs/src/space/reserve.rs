@@ -40,6 +40,9 @@
 //!
 //! Where promises count on a chunk that is not there yet, steps leave `K` to its allocation.
 //!
+//! Where free space for data is in pieces, a run becomes more extents than one, which was not promised. But as many extents stand between the
+//! pieces, and `K` has the trees that these are in twice.
+//!
 //! # What an item costs
 //!
 //! Changing one item of a tree with `n` levels copies `n` blocks on the way. Room is made below a node with at most two siblings copied, or

@@ -159,6 +159,37 @@ fn a_file_takes_the_place_of_one_as_large() {
     fs.sync().expect("there is room for what was accepted");
 }
 
+/// Free space is in pieces of two sectors and metadata is full. A file that fills all of them has far more extents than runs were written, and
+/// leaves enough to remove everything.
+#[test]
+fn a_file_in_many_pieces_leaves_room_for_removals() {
+    const PIECE_BYTES: usize = 8192;
+    let Some(device) = device(&["-m", "single", "-n", "4k"]) else { return };
+    let fs = open(&device, &options(0));
+    let (files, _) = fill(&fs, Filling::Files(PIECE_BYTES));
+    fs.sync().expect("there is room for what was accepted");
+    (0..files).step_by(2).for_each(|number| remove(&fs, number));
+    fs.sync().expect("a commit");
+    let place = |name: &'static str| Place { dir: fs.root(), name: name.as_bytes() };
+    let file = fs.create(place("in pieces"), &NEW).expect("there is room for a file");
+    let dir = fs.mkdir(place("links"), &NEW).expect("there is room for a directory");
+    let link = |number: &u64| {
+        let name = name(*number);
+        accepted(fs.symlink(Place { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
+    };
+    let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
+    let written = write(&fs, file, usize::MAX);
+    fs.sync().expect("there is room for what was accepted");
+    println!("{written} bytes in pieces of {PIECE_BYTES}, beside {links} links");
+    for number in 0..links {
+        let name = name(number);
+        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+    }
+    (1..files).step_by(2).for_each(|number| remove(&fs, number));
+    fs.unlink(place("in pieces"), AT).expect("it is there");
+    fs.sync().expect("a commit");
+}
+
 /// Makes and writes a file of its own on each of so many threads, all at once, until each is refused something; how many have a file, and
 /// how many bytes were accepted.
 fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
