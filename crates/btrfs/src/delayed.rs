@@ -66,9 +66,10 @@
 //! what is queued (`hold`): however many scattered entries there are, no block is copied twice.
 //!
 //! All trees together hold no more than a quarter of what is left of metadata beside what is kept back and one more operation, or all
-//! but 64 MiB of it where that is more, and what operations that end just now have queued: one that finds more held when it ends flushes the nodes that it changed itself, but
-//! where a chunk is a cheap way to more room (`space/reclaim`). So the fuller a volume is, the less waits, and at last nobody
-//! has to wait in line for what others could flush.
+//! but 64 MiB of it where that is more, and what operations that end just now have queued. An operation that might make it more goes past the queue:
+//! it puts its items into the tree itself, but where a chunk is a cheap way to more room (`space/reclaim`), or something waits in one of their
+//! nodes already. Then it queues them, and flushes these nodes when it ends and more is held. So the fuller a volume is, the less waits, and at last
+//! nobody has to wait in line for what others could flush.
 //!
 //! What operations reserve, in units (`space::reserve`, `inode::rename`):
 //!
@@ -111,6 +112,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
+use crate::space::Space;
 use crate::transaction::Handle;
 use crate::tree::Tree;
 use crate::volume::OpenOptions;
@@ -203,11 +205,6 @@ impl Delayed {
         }
     }
 
-    /// Whether anything is queued at all.
-    pub(crate) fn is_on(&self) -> bool {
-        self.is_on
-    }
-
     /// What is queued, in bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.backlog.bytes()
@@ -232,6 +229,21 @@ impl Delayed {
         #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
         let hash = self.hasher.hash_one(id) as usize;
         &self.shards[hash & (SHARDS - 1)]
+    }
+
+    /// Whether an operation on items of `tree` with these keys, which keeps no more than `cost` bytes reserved, queues them. They go to the tree
+    /// at once where little space is left for what waits, and nothing waits beside them: new items that a node counts to one
+    /// leaf stay adjacent.
+    pub(crate) fn takes(
+        &self,
+        space: &Space,
+        cost: u64,
+        tree: TreeId,
+        mut keys: impl Iterator<Item = Key>,
+    ) -> bool {
+        let has_node =
+            |key| NodeId::of(tree, key).is_some_and(|id| self.shard(id).read().contains_key(&id));
+        self.is_on && (!self.holds_much(space, cost) || keys.any(has_node))
     }
 
     /// Lets `look` see what is queued for `key`: its data, or that it was removed. `None` when nothing is queued. Nothing may
@@ -332,11 +344,8 @@ impl<'a, 'v> Queue<'a, 'v> {
     pub(crate) fn finish(mut self) -> Result<()> {
         self.settle();
         let space = self.handle.space();
-        if space.is_roomy() {
+        if !self.delayed.holds_much(space, 0) {
             self.handle.ask_for_room();
-            return Ok(());
-        }
-        if !self.delayed.holds_much(space) {
             return Ok(());
         }
         let nodes = std::mem::take(&mut self.nodes);

@@ -350,9 +350,9 @@ impl<'v> Handle<'v> {
         self.live.tree(self.volume, id)
     }
 
-    /// Whether items of names and inodes are queued, or go to the tree at once.
-    pub(crate) fn delays_items(&self) -> bool {
-        self.live.delayed.is_on()
+    /// Whether items of `tree` with these keys are queued, and do not go to the tree at once.
+    pub(crate) fn queues(&self, tree: &Tree, keys: impl Iterator<Item = Key>) -> bool {
+        self.live.delayed.takes(self.space(), self.reserved_bytes(), tree.id, keys)
     }
 
     /// Begins to queue at most this many items of `tree`.

@@ -150,11 +150,15 @@ impl Delayed {
         before.saturating_sub(account.held)
     }
 
-    /// Whether all trees together hold more than their part of what is left of metadata.
-    pub(super) fn holds_much(&self, space: &Space) -> bool {
+    /// Whether all trees together, and `more` bytes, hold more than their part of what is left of metadata, and no chunk is a cheap way to
+    /// more.
+    pub(super) fn holds_much(&self, space: &Space, more: u64) -> bool {
+        if space.is_roomy() {
+            return false;
+        }
         let left = space.left_of_metadata().saturating_sub(space.cost(OPERATION_ITEMS));
         let most = (left / HELD_PARTS).max(left.saturating_sub(OTHERS_BYTES));
-        self.held.load(Ordering::Relaxed) > most
+        self.held.load(Ordering::Relaxed).saturating_add(more) > most
     }
 
     /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it, and so is

@@ -16,7 +16,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 use zerocopy::IntoBytes;
 
 use super::evict::Batch;
-use super::{no_such_file, type_of};
+use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, is_delayed};
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
@@ -57,7 +57,7 @@ pub(crate) struct Changes<'h, 'v> {
     /// Few, so they are searched one by one.
     items: Vec<Item>,
     inodes: Vec<Inode>,
-    /// An inode that goes with all its items, of which there are few.
+    /// Items of an inode that go, and the inode with them when these are all.
     removed: Option<Batch>,
 }
 
@@ -182,10 +182,17 @@ impl<'h, 'v> Changes<'h, 'v> {
         let is_removed =
             |key: Key| self.items.iter().any(|item| item.key == key && item.new.is_none());
         all.leave_out(is_removed);
-        let is_whole = all.is_whole();
-        debug_assert!(self.removed.is_none(), "an operation removes one inode");
-        self.removed = Some(all).filter(|_| is_whole);
+        let is_whole = all.inode_gone().is_some();
+        if is_whole {
+            self.remove_items(all);
+        }
         is_whole
+    }
+
+    /// These items of an inode go, and the inode when these are all.
+    pub(super) fn remove_items(&mut self, batch: Batch) {
+        debug_assert!(self.removed.is_none(), "an operation removes items of one inode");
+        self.removed = Some(batch);
     }
 
     /// Makes the inode `ino`, whose number was never used.
@@ -266,22 +273,29 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// it may be done.
     pub(crate) fn apply(mut self) -> Result<()> {
         self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
-        let gone = self.removed.as_ref().map(Batch::ino);
+        let gone = self.removed.as_ref().and_then(Batch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(Item::phase);
-        if self.handle.delays_items() { self.queue_all() } else { self.put_all() }
+        let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
+        let keys = self.items.iter().map(|item| item.key).chain(inodes);
+        let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));
+        if self.handle.queues(&self.tree, keys) { self.queue_all() } else { self.put_all() }?;
+        if let Some(file) = file.filter(|_| gone.is_some()) {
+            write_back::discard(volume, file);
+        }
+        Ok(())
     }
 
     /// Puts everything into the tree.
     fn put_all(self) -> Result<()> {
         let Self { handle, tree, items, inodes, removed } = self;
         handle.whole(|| {
-            let inodes: Vec<_> = inodes.iter().map(Inode::edit).collect();
-            put(handle, &tree, inodes.into_iter().chain(edits(&items, Phase::Others)))?;
-            for phase in [Phase::Entries, Phase::RemovedEntries, Phase::RemovedOthers] {
+            put(handle, &tree, inodes.iter().map(Inode::edit).chain(edits(&items, Phase::Others)))?;
+            for phase in [Phase::Entries, Phase::RemovedEntries] {
                 put(handle, &tree, edits(&items, phase))?;
             }
-            removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
+            let inode = removed.as_ref().and_then(Batch::inode_gone).map(inode_key);
+            remove_others(handle, &tree, &items, removed, inode)
         })
     }
 
@@ -289,7 +303,9 @@ impl<'h, 'v> Changes<'h, 'v> {
     fn queue_all(self) -> Result<()> {
         let Self { handle, tree, mut items, inodes, removed } = self;
         let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
-        let mut queue = handle.queue(&tree, items.len() + inodes.len())?;
+        let gone = removed.as_ref().and_then(Batch::inode_gone);
+        let count = items.len() + inodes.len() + usize::from(gone.is_some());
+        let mut queue = handle.queue(&tree, count)?;
         if let Some(new) = items.iter().find(|item| item.is_new_index())
             && let Some(dir) = inodes.iter().find(|inode| inode.ino == new.key.objectid)
         {
@@ -316,9 +332,11 @@ impl<'h, 'v> Changes<'h, 'v> {
                     None => queue.remove(key),
                 }
             }
+            if let Some(ino) = gone {
+                queue.remove(inode_key(ino));
+            }
             queue.finish()?;
-            put(handle, &tree, edits(&direct, Phase::RemovedOthers))?;
-            removed.map_or(Ok(()), |batch| batch.remove_all(handle, &tree))
+            remove_others(handle, &tree, &direct, removed, None)
         })
     }
 }
@@ -329,6 +347,19 @@ fn edits(items: &[Item], phase: Phase) -> impl Iterator<Item = (Key, Option<&[u8
         .iter()
         .filter(move |item| item.phase() == phase)
         .map(|item| (item.key, item.new.as_deref()))
+}
+
+/// Removes from the tree what goes last: those of `items`, what an inode gives up, and `inode`.
+fn remove_others(
+    handle: &Handle<'_>,
+    tree: &Tree,
+    items: &[Item],
+    removed: Option<Batch>,
+    inode: Option<Key>,
+) -> Result<()> {
+    let gone = removed.map_or_else(Vec::new, |batch| batch.give_up(handle));
+    let gone = gone.into_iter().chain(inode).map(|key| (key, None));
+    put(handle, tree, edits(items, Phase::RemovedOthers).chain(gone))
 }
 
 /// Puts edits into the tree.

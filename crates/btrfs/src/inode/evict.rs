@@ -5,8 +5,6 @@
 //! go of it, in as many transactions as its items need. After a crash, or when that failed, the orphan items tell what
 //! is left to do; that is done when the volume was opened again and the subvolume is first changed.
 
-use std::sync::Arc;
-
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::key::objectid;
@@ -18,7 +16,7 @@ use super::{inode_item, write_back};
 use crate::delayed;
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::tree::{Cursor, Tree};
+use crate::tree::Cursor;
 use crate::volume::Engine;
 
 /// The most items that are removed in one go, and that an inode without an orphan item may have. Together
@@ -86,14 +84,14 @@ impl Batch {
         Ok(batch)
     }
 
-    /// The number of the inode.
-    pub(super) fn ino(&self) -> u64 {
-        self.file.ino
+    /// The file whose items these are.
+    pub(super) fn file(&self) -> FileId {
+        self.file
     }
 
-    /// Whether these are all items, and all of them can go at once.
-    pub(super) fn is_whole(&self) -> bool {
-        !self.has_more && self.queued.is_empty()
+    /// The number of the inode, if these are all its items, and all of them can go at once.
+    pub(super) fn inode_gone(&self) -> Option<u64> {
+        (!self.has_more && self.queued.is_empty()).then_some(self.file.ino)
     }
 
     /// Leaves out items that go in another way.
@@ -116,36 +114,14 @@ impl Batch {
         Ok(())
     }
 
-    /// Removes what is in the tree. Where something is queued for a key nobody minds that.
-    fn remove(&self, handle: &Handle<'_>) -> Result<()> {
-        let tree = TreeId(self.file.dev);
+    /// Gives up the data, and says which items go from the tree.
+    pub(super) fn give_up(self, handle: &Handle<'_>) -> Vec<Key> {
         for (key, held) in &self.extents {
             let offset = key.offset.wrapping_sub(held.skip);
-            let owner = Owner::File { root: tree, ino: self.file.ino, offset };
+            let owner = Owner::File { root: TreeId(self.file.dev), ino: self.file.ino, offset };
             handle.refer(held.logical, held.len, ExtentKind::Data, owner, -1);
         }
-        let (Some(&first), Some(&last)) = (self.keys.first(), self.keys.last()) else {
-            return Ok(());
-        };
-        handle.change(tree, |tree| tree.remove_range(first, last).map(drop))
-    }
-
-    /// Removes all items, the inode item included, and what is buffered of the file. Its names are gone, so what fails
-    /// ends all writing.
-    pub(super) fn remove_all(&self, handle: &Handle<'_>, tree: &Arc<Tree>) -> Result<()> {
-        debug_assert!(self.is_whole(), "an inode with many items goes in steps");
-        let inode = Key::new(self.file.ino, ItemType::INODE_ITEM, 0);
-        handle.whole(|| {
-            self.remove(handle)?;
-            if !handle.delays_items() {
-                return handle.change(tree.id, |tree| tree.remove(inode).map(drop));
-            }
-            let mut queue = handle.queue(tree, 1)?;
-            queue.remove(inode);
-            queue.finish()
-        })?;
-        write_back::discard(handle.volume(), self.file);
-        Ok(())
+        self.keys
     }
 }
 
@@ -155,24 +131,24 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
     loop {
         let handle = volume.join_to_remove()?;
         let batch = Batch::read(volume, file)?;
-        if batch.is_whole() {
-            let tree = handle.tree(TreeId(file.dev))?;
-            batch.remove_all(&handle, &tree)?;
-            let orphan = orphan_key(file.ino);
-            return handle.change(tree.id, |tree| tree.remove(orphan).map(drop));
-        }
-        // Between two batches the inode counts what it still has.
         let mut changes = Changes::accepted(&handle, file)?;
-        changes.adjust_inode(file, |item| {
-            item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
-        })?;
-        for &key in batch.queued.iter().take(QUEUED) {
-            changes.remove(key)?;
+        let is_last = batch.inode_gone().is_some();
+        if is_last {
+            changes.remove(orphan_key(file.ino))?;
+        } else {
+            // Between two batches the inode counts what it still has.
+            changes.adjust_inode(file, |item| {
+                item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
+            })?;
+            for &key in batch.queued.iter().take(QUEUED) {
+                changes.remove(key)?;
+            }
         }
-        handle.whole(|| {
-            batch.remove(&handle)?;
-            changes.apply()
-        })?;
+        changes.remove_items(batch);
+        changes.apply()?;
+        if is_last {
+            return Ok(());
+        }
     }
 }
 

@@ -61,6 +61,7 @@
 //! least a third full. A commit that changes more than [`MOST_COMMIT_BYTES`] of them has that many references of its own.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 use std::time::Instant;
 
 use offshoot_vfs::Result;
@@ -113,6 +114,10 @@ const CHUNK_PARTS: u64 = 2;
 
 /// How many times what is kept back stays free when a block group is removed.
 const SPARE: u64 = 4;
+
+/// How often who finds no room looks again before it joins the line. Most have reserved far more than they take, and are done in less time than
+/// waking a thread takes. While somebody is in line all others join it, and each of them has to be woken.
+const LOOKS: u32 = 4;
 
 /// Space that is reserved to change so many items.
 pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
@@ -391,14 +396,23 @@ impl Engine {
         Ok(Reservation::granted(&live.space, purpose, bytes))
     }
 
-    /// Gets what `demand` wants: at once, or in line.
+    /// Gets what `demand` wants: at once, when others have gone on for a moment, or in line.
     fn get(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
-        if live.space.try_grant(purpose, demand) {
+        let try_grant = || live.space.try_grant(purpose, demand);
+        if try_grant() {
             live.stats.granted_at_once();
             return Ok(());
         }
         let since = Instant::now();
-        let result = self.wait_in_line(live, purpose, demand);
+        let look_again = |_| {
+            thread::yield_now();
+            try_grant()
+        };
+        let result = if (0..LOOKS).any(look_again) {
+            Ok(())
+        } else {
+            self.wait_in_line(live, purpose, demand)
+        };
         live.space.stats.waited(since.elapsed(), &result);
         result
     }

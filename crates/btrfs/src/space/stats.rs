@@ -165,7 +165,7 @@ pub struct SpaceStats {
     pub latency: Histogram,
     /// Reservations that were granted without waiting.
     pub granted_at_once: u64,
-    /// Tickets that were granted.
+    /// Tickets that were granted, and reservations for which there was room before they became tickets.
     pub tickets_granted: u64,
     /// Tickets that were refused, because there was no room.
     pub tickets_refused: u64,
