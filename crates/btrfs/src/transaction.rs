@@ -106,10 +106,13 @@ pub(crate) struct Live {
     pub(crate) pressure: Arc<Signal>,
 }
 
-/// Which transactions have blocks that are not on the devices.
+/// Which transactions have blocks in memory.
 struct Phases {
     running: Arc<Transaction>,
-    committing: Option<Arc<Transaction>>,
+    /// The one before that. When it is on the devices, what of it may soon be changed again stays here.
+    before: Option<Arc<Transaction>>,
+    /// The one before is on the devices.
+    is_complete: bool,
 }
 
 /// What changes together.
@@ -170,7 +173,7 @@ impl Live {
         let running = Arc::new(Transaction::new(first, space.pending.clone()));
         let delayed = Delayed::new(options, superblock.nodesize.get());
         Self {
-            phases: RwLock::new(Phases { running, committing: None }),
+            phases: RwLock::new(Phases { running, before: None, is_complete: true }),
             gate: RwLock::new(()),
             commit: Mutex::new(()),
             trees: RwLock::default(),
@@ -191,8 +194,8 @@ impl Live {
     }
 
     /// The block at `logical` that the transaction `generation` has made, when that one is not
-    /// on the devices yet.
-    pub(crate) fn dirty_block(
+    /// on the devices yet, or the block stayed in memory.
+    pub(crate) fn recent_block(
         &self,
         generation: Generation,
         logical: Logical,
@@ -201,8 +204,8 @@ impl Live {
         if phases.running.id == generation {
             return phases.running.dirty.get(logical);
         }
-        let committing = phases.committing.as_ref().filter(|one| one.id == generation)?;
-        committing.dirty.get(logical)
+        let before = phases.before.as_ref().filter(|one| one.id == generation)?;
+        before.dirty.get(logical)
     }
 
     /// Until this is dropped nobody else decides by the count of references of the shared block at `logical`: of two who find that there
@@ -215,13 +218,14 @@ impl Live {
 
     /// Whether a transaction is being written.
     pub(crate) fn is_committing(&self) -> bool {
-        self.phases.read().committing.is_some()
+        !self.phases.read().is_complete
     }
 
     /// The first transaction whose blocks are not all on the devices.
     pub(crate) fn first_incomplete(&self) -> Generation {
         let phases = self.phases.read();
-        phases.committing.as_ref().map_or(phases.running.id, |committing| committing.id)
+        let committing = phases.before.as_ref().filter(|_| !phases.is_complete);
+        committing.map_or(phases.running.id, |committing| committing.id)
     }
 
     /// The tree `id`, whose root is looked up when it is used for the first time.

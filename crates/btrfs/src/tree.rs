@@ -102,7 +102,7 @@ impl TreeBlock {
 
 impl Engine {
     fn hold(&self, live: &Live, expected: &Expected) -> Result<Held> {
-        match live.dirty_block(expected.generation, expected.logical) {
+        match live.recent_block(expected.generation, expected.logical) {
             Some(latch) => Ok(Held::Latched(RwLock::read_arc(&latch))),
             None => self.committed_block(expected).map(Held::Committed),
         }

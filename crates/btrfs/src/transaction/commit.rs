@@ -177,7 +177,8 @@ impl Live {
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
         phases.running = Arc::new(Transaction::new(next, self.space.pending.clone()));
-        phases.committing = Some(finished);
+        phases.before = Some(finished);
+        phases.is_complete = false;
     }
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
@@ -185,7 +186,8 @@ impl Live {
         for (_, latch) in transaction.dirty.in_order() {
             volume.cache.insert(latch.read().clone());
         }
-        self.phases.write().committing = None;
+        transaction.dirty.forget_full_leaves();
+        self.phases.write().is_complete = true;
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         for range in std::mem::take(&mut *transaction.pinned.lock()) {

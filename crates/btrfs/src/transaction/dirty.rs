@@ -3,7 +3,9 @@
 //! A committed block is never changed: the first change in a transaction copies it to a new
 //! address. What a transaction made carries its generation, so the generation in a
 //! pointer says where the block is: of the running transaction, or of the one that
-//! is being written out, in their dirty sets; of any other, in the cache or on the devices.
+//! is being written out, in their dirty sets; of any other, in the cache or on the devices. When it is written, what a
+//! transaction has made stays in memory until the next one is to be written, but for leaves in which hardly anything will be changed: names go to
+//! leaves all over a directory, and each of these would be read again before it is changed the next time.
 //!
 //! A dirty block is behind a latch. Whoever holds the latch for writing owns the block; a reader
 //! takes the latch long enough to share the bytes, and reads them without it. A
@@ -16,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::fast::RandomState;
-use offshoot_btrfs_format::Logical;
+use offshoot_btrfs_format::edit::leaf_free;
+use offshoot_btrfs_format::{ItemType, Logical};
 
 use crate::block::TreeBlock;
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
@@ -62,6 +65,9 @@ impl Deref for WriteLatch {
         &self.guard
     }
 }
+
+/// The part of a leaf that is too little for more than a few items.
+const LITTLE_PARTS: usize = 64;
 
 /// Shards of the map, a power of two.
 const SHARDS: usize = 16;
@@ -109,6 +115,19 @@ impl DirtyBlocks {
     pub(crate) fn remove(&self, logical: Logical) {
         if self.shard(logical).write().remove(&logical.0).is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets leaves in which hardly anything will be changed, because they are full, and new items come behind the last; hashes of
+    /// names come anywhere. All blocks are on the devices.
+    pub(crate) fn forget_full_leaves(&self) {
+        for shard in &self.shards {
+            shard.write().retain(|_, latch| {
+                let block = latch.read();
+                let is_full = || leaf_free(block.bytes()) < block.bytes().len() / LITTLE_PARTS;
+                let has_hashes = || block.key(0).item_type == ItemType::DIR_ITEM;
+                !block.is_leaf() || block.is_empty() || !is_full() || has_hashes()
+            });
         }
     }
 
