@@ -336,8 +336,13 @@ mod tests {
         (volume, fs)
     }
 
-    const NEW: NewFile =
-        NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: Timestamp { secs: 0, nanos: 0 } };
+    const NEW: NewFile = NewFile {
+        permissions: 0o755,
+        uid: 0,
+        gid: 0,
+        umask: None,
+        at: Timestamp { secs: 0, nanos: 0 },
+    };
 
     /// Makes files with names of their numbers, and puts what is queued into the tree.
     fn make_files(fs: &Filesystem, dir: FileId, numbers: Range<u64>) {
