@@ -123,10 +123,8 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     // References are given up one by one, so whatever fails, how far it got is stored.
     handle.whole(|| {
         let outcome = walk.go_on(&root);
-        if outcome.is_ok() || !walk.path.is_empty() {
-            walk.store()?;
-        }
-        Ok(outcome.map(|()| walk.path.is_empty()))
+        walk.store(matches!(outcome, Ok(true)))?;
+        Ok(outcome)
     })?
 }
 
@@ -203,11 +201,13 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Gives up references, until there were enough of them or none is left.
-    fn go_on(&mut self, root: &Arc<TreeBlock>) -> Result<()> {
+    /// Gives up references, until there were enough of them or none is left: whether that is so.
+    fn go_on(&mut self, root: &Arc<TreeBlock>) -> Result<bool> {
         if self.path.is_empty() {
             let (at, level) = (address(root), root.header().level);
-            self.give_up(at, level, root.header().generation(), |_| Ok(root.clone()))?;
+            if !self.give_up(at, level, root.header().generation(), |_| Ok(root.clone()))? {
+                return Ok(false);
+            }
         }
         self.leave_finished();
         while let Some(node) = self.path.last()
@@ -222,7 +222,7 @@ impl Walk<'_, '_> {
             }
             self.leave_finished();
         }
-        Ok(())
+        Ok(self.path.is_empty())
     }
 
     /// Gives up the block at `at`, to which the way leads, with what it holds; or goes down into it, when it is a node that nobody shares. Whether
@@ -335,9 +335,11 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Stores how far it got.
-    fn store(&self) -> Result<()> {
-        if let Some(node) = self.path.last() {
+    /// Stores how far it got, or that nothing is left.
+    fn store(&self, is_done: bool) -> Result<()> {
+        if !is_done {
+            // Before the root is given up there is nothing to store.
+            let Some(node) = self.path.last() else { return Ok(()) };
             return self.handle.change_root_item(self.id, |item| {
                 item.drop_progress = node.block.key(node.slot).into();
                 item.drop_level = node.block.header().level;

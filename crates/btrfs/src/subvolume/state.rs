@@ -48,9 +48,10 @@ impl State {
         self.deleted.lock().remove(&id);
     }
 
-    /// A subvolume that was deleted, and the transaction that did it.
+    /// The subvolume that was deleted first, and the transaction that did it.
     pub(super) fn first_deleted(&self) -> Option<(TreeId, Generation)> {
-        self.deleted.lock().first_key_value().map(|(&id, &generation)| (id, generation))
+        let deleted = self.deleted.lock();
+        deleted.iter().map(|(&id, &generation)| (id, generation)).min_by_key(|one| one.1)
     }
 
     /// Whether there are subvolumes that were deleted and hold blocks.

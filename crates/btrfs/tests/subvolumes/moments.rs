@@ -33,11 +33,14 @@ impl Clock {
     }
 }
 
+/// The most files that a thread makes.
+const MOST: usize = 300;
+
 /// Makes files and writes each of them until it is told to stop. Every file is two things: it is made, and it is written.
 fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<During> {
     let dir = at(fs, "live");
     let mut done = Vec::new();
-    while !stop.load(SeqCst) {
+    while !stop.load(SeqCst) && done.len() < 2 * MOST {
         let name = format!("{thread}-{}", done.len() / 2);
         let (file, made) = clock.during(|| fs.create(place(dir, &name), &NEW).expect("a file"));
         let ((), written) =
@@ -108,9 +111,9 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
             .collect();
         let taken: Vec<During> = (0..snapshots)
             .map(|number| {
-                // The threads do something between any two.
+                // The threads do something between any two, as long as they do anything.
                 let goal = clock.0.load(SeqCst) + 20;
-                while clock.0.load(SeqCst) < goal {
+                while clock.0.load(SeqCst) < goal && threads.iter().any(|one| !one.is_finished()) {
                     std::thread::yield_now();
                 }
                 let (to, is_read_only) = (name(number), number % 2 == 0);
