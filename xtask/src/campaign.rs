@@ -3,7 +3,7 @@
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 3] = [
+const CAMPAIGNS: [Campaign; 4] = [
     Campaign {
         what: "crash",
         test: ["crash", "campaign::campaign"],
@@ -22,6 +22,15 @@ const CAMPAIGNS: [Campaign; 3] = [
         what: "files",
         test: ["files", "campaign"],
         options: &[("--files", "OFFSHOOT_FILES"), ("--seed", "OFFSHOOT_SEED")],
+    },
+    Campaign {
+        what: "snapshots",
+        test: ["subvolumes", "many::campaign"],
+        options: &[
+            ("--snapshots", "OFFSHOOT_SNAPSHOTS"),
+            ("--files", "OFFSHOOT_FILES"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
     },
 ];
 

@@ -34,12 +34,14 @@ Tasks:
            Make many small files, by us and by the kernel (as root)
   bench enospc [--mib N] [--workers N] [--file-size BYTES] [--turns N]
            Make small files until there is no space, by us and by the kernel (as root)
-  campaign crash [--workloads one|two|long|faults|COUNT|one:N|two:N] [--seed N]
+  campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
   campaign enospc [--seconds N] [--threads N] [--seed N]
            Let 64 threads work on full volumes of several kinds, for a minute on each
   campaign files [--files N] [--seed N]
            Make a million files with 1, 2 and 12 threads, and remove half of them
+  campaign snapshots [--snapshots N] [--files N] [--seed N]
+           Take ten thousand snapshots of as many files that change, and delete them
 ";
 
 fn main() -> ExitCode {

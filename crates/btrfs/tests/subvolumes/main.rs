@@ -4,11 +4,15 @@
 //! |---|---|
 //! | `same` | what ours makes is what the kernel makes of the same calls |
 //! | `dropping` | deleted subvolumes go with all that is theirs, whoever goes on after whom |
+//! | `turns` | the kernel and ours snapshot, change and delete what the other one made |
+//! | `many` | many snapshots of one tree, deleted again; `cargo xtask campaign snapshots` for ten thousand |
 //! | `moments` | a snapshot among many writers shows one moment |
 //! | `refusals` | what cannot be done fails as it does in the kernel, and changes nothing |
 
 mod common;
 mod dropping;
+mod many;
 mod moments;
 mod refusals;
 mod same;
+mod turns;
