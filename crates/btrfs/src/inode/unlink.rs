@@ -37,19 +37,16 @@ impl Rest {
     }
 }
 
-/// Finds `place` and locks its directory, what it leads to and `also`. What it leads to stands in the
-/// same subvolume.
-pub(super) fn lock_place(
-    volume: &Engine,
-    place: Place<'_>,
-    also: &[FileId],
-) -> Result<(FileId, Locks)> {
+/// Finds what `place` leads to, and locks it and its directory, unless it is stored in another subvolume.
+fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks>)> {
     loop {
         let file = lookup(volume, place.dir, place.name)?;
-        require_stored_here(place, file)?;
-        let locks = volume.inodes.lock(&[&[place.dir, file], also].concat());
+        if !is_stored_here(place, file) {
+            return Ok((file, None));
+        }
+        let locks = volume.inodes.lock(&[place.dir, file]);
         if lookup(volume, place.dir, place.name)? == file {
-            return Ok((file, locks));
+            return Ok((file, Some(locks)));
         }
     }
 }
@@ -120,14 +117,13 @@ pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<
 fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
-    let found = lookup(volume, place.dir, place.name)?;
-    if !is_stored_here(place, found) {
+    let (file, locks) = lock_place(volume, place)?;
+    let Some(mut locks) = locks else {
         if directory {
             return delete(volume, place, Only::Empty, at);
         }
-        return Err(Error::posix(Errno::ISDIR, found.to_string()));
-    }
-    let (file, mut locks) = lock_place(volume, place, &[])?;
+        return Err(Error::posix(Errno::ISDIR, file.to_string()));
+    };
     let handle = volume.join_to_remove()?;
     let mut changes = Changes::new(&handle, place.dir)?;
     let opens = *locks.opens(file);
