@@ -74,17 +74,26 @@ impl Engine {
         Ok(is_wanted() && handle.has_system_space()? && handle.allocate_chunk(purpose)?)
     }
 
-    /// Joins with room for a change of chunks, for the sake of `purpose`. Who leads the line of data waits in that of metadata, where others may
-    /// have all there is for a moment; who leads that itself cannot.
+    /// Joins with room for a chunk. Who leads the line of data waits in that of metadata, where others may have all there is for a moment, if there
+    /// is place for a chunk; who leads that itself cannot.
     fn join_for_chunk(&self, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
         let live = self.live()?;
-        if live.space.counts_as_metadata(purpose) {
-            return self.try_join(live, items, Claim::MakesRoom);
+        let joined = self.try_join(live, items, Claim::MakesRoom)?;
+        let may_wait = !live.space.counts_as_metadata(purpose);
+        if joined.is_some() || !may_wait || !self.has_place(purpose)? {
+            return Ok(joined);
         }
         match self.join_for(items, Claim::MakesRoom) {
             Err(error) if error.errno() == Errno::NOSPC => Ok(None),
             joined => joined.map(Some),
         }
+    }
+
+    /// Whether the members have place for a chunk.
+    fn has_place(&self, purpose: Purpose) -> Result<bool> {
+        let handle = self.enter()?;
+        let _chunks = handle.space().chunk_lock.lock();
+        Ok(handle.next_chunk(purpose, &self.member_spaces()?)?.is_some())
     }
 
     /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the

@@ -77,7 +77,7 @@ use crate::volume::Engine;
 pub(crate) const OPERATION_ITEMS: u64 = 9;
 
 /// Places in a tree that a removal touches at most: a directory item, an index and the inode of the directory; the inode,
-/// and two leaves of its items; an orphan item. A step of write-back touches as many.
+/// and two leaves of its items; an orphan item. A step of write-back touches no more.
 pub(crate) const REMOVAL_ITEMS: u64 = 7;
 
 /// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
