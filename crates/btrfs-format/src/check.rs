@@ -179,7 +179,8 @@ fn verify_node(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
     if pointers.is_empty() {
         return Err(bad(format!("a node of level {} without pointers", header.level)));
     }
-    let newest = newest(geometry, header.owner());
+    // Whoever changes what is below changes the pointer to it.
+    let newest = newest(geometry, header.owner()).min(header.generation.get());
     let mut previous: Option<Key> = None;
     for (slot, pointer) in pointers.iter().enumerate() {
         let key = pointer.key.get();
@@ -228,7 +229,8 @@ fn verify_leaf(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
         }
         end = offset;
         let data = &bytes[HEADER_SIZE + offset..][..size];
-        item::Context { geometry, owner: header.owner(), slot, key, data, previous }.verify()?;
+        let (owner, generation) = (header.owner(), header.generation.get());
+        item::Context { geometry, owner, generation, slot, key, data, previous }.verify()?;
         previous = Some((key, data));
     }
     let headers = size_of_val(items);

@@ -365,6 +365,7 @@ fn roots() {
             (key(TreeId::TREE_RELOC.0, at.item_type, 0), root.to_vec(), "a relocation tree of no"),
             (at, root[..300].to_vec(), "300 bytes"),
             (at, with(root, 160, &300u64.to_le_bytes()), "generation at most 201"),
+            (at, with(root, 160, &101u64.to_le_bytes()), "generation 101 in a leaf of 100"),
             (at, with(root, 176, &5u64.to_le_bytes()), "bytenr 5 is not a multiple"),
             (at, with(root, 238, &[8]), "level 8, the highest is 7"),
             (at, with(root, 237, &[9]), "drop_level 9, the highest is 7"),
@@ -549,7 +550,7 @@ fn node(pointers: &[(Key, u64, u64)]) -> (Vec<u8>, Geometry, Logical) {
 #[test]
 fn nodes() {
     let (first, second) = (key(256, ItemType::INODE_ITEM, 0), key(257, ItemType::INODE_ITEM, 0));
-    let right = [(first, 4096, 100), (second, 8192, 200)];
+    let right = [(first, 4096, 99), (second, 8192, 100)];
     let (bytes, geometry, logical) = node(&right);
     verify(&bytes, &geometry, logical).unwrap();
     for (pointers, message) in [
@@ -557,7 +558,7 @@ fn nodes() {
         (&[(second, 4096, 1), (second, 8192, 1)], "slot 1: key (257 INODE_ITEM 0) does not follow"),
         (&[(first, 0, 1)], "sectors of 4096 expected, 0 found"),
         (&[(first, 4097, 1)], "sectors of 4096 expected, 4097 found"),
-        (&[right[0], (second, 8192, 201)], "generation at most 200 expected, 201 found"),
+        (&[right[0], (second, 8192, 101)], "generation at most 100 expected, 101 found"),
     ] {
         let (bytes, ..) = node(pointers);
         let error = verify(&bytes, &geometry, logical).expect_err(message).to_string();

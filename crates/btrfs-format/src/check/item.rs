@@ -17,6 +17,8 @@ pub(super) struct Context<'a> {
     pub(super) geometry: &'a Geometry,
     /// The owner of the leaf.
     pub(super) owner: TreeId,
+    /// The generation of the leaf.
+    pub(super) generation: u64,
     /// Where in the leaf it stands.
     pub(super) slot: usize,
     pub(super) key: Key,

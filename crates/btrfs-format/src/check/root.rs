@@ -14,6 +14,9 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     );
     let root = RootItem::parse(item.data)?;
     item.generation("generation", root.generation.get())?;
+    // Whoever moves the root changes the item.
+    let (root_is_of, leaf_is_of) = (root.generation.get(), item.generation);
+    ensure!(root_is_of <= leaf_is_of, "generation {root_is_of} in a leaf of {leaf_is_of}");
     item.generation("generation_v2", root.generation_v2.get())?;
     item.generation("last_snapshot", root.last_snapshot.get())?;
     item.aligned("bytenr", root.bytenr.get())?;
