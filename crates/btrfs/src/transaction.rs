@@ -216,6 +216,14 @@ impl Live {
         self.counting[index].lock()
     }
 
+    /// How many blocks of the transaction before the running one are in memory, and how many of that.
+    #[cfg(test)]
+    pub(crate) fn blocks_in_memory(&self) -> [usize; 2] {
+        let phases = self.phases.read();
+        let count = |one: &Arc<Transaction>| one.dirty.in_order().len();
+        [phases.before.as_ref().map_or(0, count), count(&phases.running)]
+    }
+
     /// Whether a transaction is being written.
     pub(crate) fn is_committing(&self) -> bool {
         !self.phases.read().is_complete

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Cause, Handle, Live, Transaction, is_named_by_superblock};
+use super::{Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
 use crate::inode::write_back;
 use crate::space::Reserved;
 use crate::subvolume::{malformed, root_item_key};
@@ -125,7 +125,7 @@ impl Engine {
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        let superblock = live.whole(|| {
+        let finished = live.whole(|| {
             self.flush_all_delayed(|| Ok(self.only_handle(live)))?;
             live.delayed.require_empty()?;
             if !is_needed()? {
@@ -134,12 +134,15 @@ impl Engine {
             // Checksums of data that files gave up go now, and what came and went is free again.
             live.epoch.fetch_add(1, Ordering::AcqRel);
             let superblock = self.only_handle(live).finish()?;
-            live.begin_next(transaction.clone());
-            Ok(Some(superblock))
+            let before = live.begin_next(transaction.clone());
+            Ok(Some((superblock, before)))
         })?;
         let outcome = begin(self.only_handle(live));
         drop(gate);
-        let Some(superblock) = superblock else { return outcome };
+        let Some((superblock, before)) = finished else { return outcome };
+        if let Some(before) = before {
+            before.dirty.move_to(&self.cache, |_| true);
+        }
         live.whole(|| {
             self.write_out(&transaction, &superblock)?;
             live.superblock.lock().clone_from(&superblock);
@@ -169,24 +172,22 @@ impl Live {
         superblock.incompat_flags |= Incompat::DEFAULT_SUBVOL.0;
     }
 
-    /// Lets the next transaction run while `finished` is written.
-    fn begin_next(&self, finished: Arc<Transaction>) {
+    /// Lets the next transaction run while `finished` is written. Gives the one before that, whose blocks are many: who lets go of them
+    /// keeps nobody waiting.
+    fn begin_next(&self, finished: Arc<Transaction>) -> Option<Arc<Transaction>> {
         for tree in self.trees.read().values() {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
         }
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
         phases.running = Arc::new(Transaction::new(next, self.space.pending.clone()));
-        phases.before = Some(finished);
         phases.is_complete = false;
+        phases.before.replace(finished)
     }
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
-        for (_, latch) in transaction.dirty.in_order() {
-            volume.cache.insert(latch.read().clone());
-        }
-        transaction.dirty.forget_full_leaves();
+        transaction.dirty.move_to(&volume.cache, dirty::changes_little);
         self.phases.write().is_complete = true;
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);

@@ -4,7 +4,7 @@
 //! address. What a transaction made carries its generation, so the generation in a
 //! pointer says where the block is: of the running transaction, or of the one that
 //! is being written out, in their dirty sets; of any other, in the cache or on the devices. When it is written, what a
-//! transaction has made stays in memory until the next one is to be written, but for leaves in which hardly anything will be changed: names go to
+//! transaction has made stays here until the next one is to be written, but for leaves in which hardly anything will be changed: names go to
 //! leaves all over a directory, and each of these would be read again before it is changed the next time.
 //!
 //! A dirty block is behind a latch. Whoever holds the latch for writing owns the block; a reader
@@ -18,10 +18,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::fast::RandomState;
+use offshoot_btrfs_format::block::Item;
 use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
-use crate::block::TreeBlock;
+use crate::block::{BlockCache, TreeBlock};
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
 /// A dirty block.
@@ -66,13 +67,21 @@ impl Deref for WriteLatch {
     }
 }
 
-/// The part of a leaf that is too little for more than a few items.
-const LITTLE_PARTS: usize = 64;
+/// Less room in a leaf than this is too little for more than one or two items, in bytes.
+const LITTLE_BYTES: usize = 256;
 
 /// Shards of the map, a power of two.
 const SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
+
+/// Whether hardly anything will be changed in `block`: it is a leaf that is full, and no name may come to it. New items of inodes and indexes
+/// come behind the last, hashes of names come anywhere.
+pub(crate) fn changes_little(block: &TreeBlock) -> bool {
+    let is_full = || leaf_free(block.bytes()) < LITTLE_BYTES;
+    let is_hash = |item: &Item| item.key.get().item_type == ItemType::DIR_ITEM;
+    block.is_leaf() && is_full() && !block.items().iter().any(is_hash)
+}
 
 /// The dirty blocks of one transaction, by address.
 #[derive(Default)]
@@ -118,20 +127,21 @@ impl DirtyBlocks {
         }
     }
 
-    /// Forgets leaves in which hardly anything will be changed, because they are full, and new items come behind the last; hashes of
-    /// names come anywhere. All blocks are on the devices.
-    pub(crate) fn forget_full_leaves(&self) {
+    /// Moves the blocks that are `chosen` to the cache. All of them are on the devices.
+    pub(crate) fn move_to(&self, cache: &BlockCache, chosen: impl Fn(&TreeBlock) -> bool) {
         for shard in &self.shards {
             shard.write().retain(|_, latch| {
                 let block = latch.read();
-                let is_full = || leaf_free(block.bytes()) < block.bytes().len() / LITTLE_PARTS;
-                let has_hashes = || block.key(0).item_type == ItemType::DIR_ITEM;
-                !block.is_leaf() || block.is_empty() || !is_full() || has_hashes()
+                let is_chosen = chosen(&block);
+                if is_chosen {
+                    cache.insert(block.clone());
+                }
+                !is_chosen
             });
         }
     }
 
-    /// How many blocks there are.
+    /// How many blocks there are, or were until some were moved to the cache.
     pub(crate) fn len(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
