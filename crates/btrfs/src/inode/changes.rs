@@ -276,6 +276,8 @@ impl<'h, 'v> Changes<'h, 'v> {
         let gone = self.removed.as_ref().and_then(Batch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(Item::phase);
+        // Nothing is queued of what goes besides: of the inode itself names may be, which wait in its node, and of a directory that has
+        // no entries only that they are gone.
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
         let keys = self.items.iter().map(|item| item.key).chain(inodes);
         let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));

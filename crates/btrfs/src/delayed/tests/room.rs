@@ -34,6 +34,11 @@ fn fill_and_empty(options: &OpenOptions) -> Took {
         fs.unlink(place(dir, &format!("file-{number}")), AT).expect("removing always works");
     }
     let flushed = sets() - before;
+    for (number, &dir) in (0..files).zip(dirs.iter().cycle()) {
+        let found = fs.lookup(dir, format!("file-{number}").as_bytes());
+        assert_eq!(found.expect_err("it was removed").errno(), Errno::NOENT);
+    }
+    (0..4).for_each(|number| fs.rmdir(place(fs.root(), &name(number)), AT).expect("it is empty"));
     fs.sync().expect("a commit");
     let held = &fs.volume().live().expect("it is writable").delayed.held;
     assert_eq!(held.load(Ordering::Relaxed), 0, "all came to the tree");
@@ -51,6 +56,40 @@ fn a_full_volume_is_no_dearer_than_without_delayed_items() {
     let (commits, most) = (took.commits, 2 * without.commits);
     assert!(commits <= most, "{commits} commits, and {most} at the most");
     assert!(took.flushed < took.files / 2, "{} flushes of {} files", took.flushed, took.files);
+}
+
+/// Makes files until there is no space for more.
+fn fill(fs: &Filesystem) {
+    let mut names = (0..).map(|number| format!("file-{number}"));
+    let full = names.find_map(|name| fs.create(place(fs.root(), &name), &NEW).err());
+    assert_eq!(full.expect("there is an end").errno(), Errno::NOSPC);
+}
+
+/// What went past the queue on a full volume would lie under something older that waits.
+#[test]
+fn nothing_goes_past_what_waits_in_its_node() {
+    let fs = open(in_memory_of(16384, 128 << 20), &quiet());
+    fill(&fs);
+    let volume = fs.volume();
+    let file = fs.lookup(fs.root(), b"file-0").expect("it was made");
+    let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
+    let stored = || {
+        let root = volume.tree(TreeId::FS).expect("it is there");
+        crate::tree::with_item(volume, root, key, |data| Ok(data.to_vec())).expect("it reads")
+    };
+    {
+        let handle = volume.join_to_remove().expect("removing always works");
+        let tree = handle.tree(TreeId::FS).expect("it is there");
+        let queues = || handle.queues(&tree, [key].into_iter());
+        assert!(!queues(), "nothing waits");
+        let mut queue = handle.queue(&tree, 1).expect("enough is reserved");
+        queue.put(key, stored().expect("the inode is in the tree"), true);
+        drop(queue);
+        assert!(queues(), "something waits");
+    }
+    fs.unlink(place(fs.root(), "file-0"), AT).expect("removing always works");
+    volume.flush_delayed(u64::MAX).expect("a flush");
+    assert_eq!(stored(), None, "it was put back");
 }
 
 /// Makes files until so much is held for them that a chunk should be allocated.
