@@ -62,7 +62,8 @@ fn assert_statistics(counters: &serde_json::Map<String, Value>) {
     let reservations = &counters["reservations"];
     let buckets = reservations["latency"].as_array().expect("an array");
     let counts = buckets.iter().map(|bucket| number(&bucket["count"])).sum::<u64>();
-    let outcomes = ["granted_at_once", "tickets_granted", "tickets_refused", "tickets_failed"];
+    let outcomes =
+        ["granted_at_once", "granted_soon", "tickets_granted", "tickets_refused", "tickets_failed"];
     let sum = outcomes.map(|outcome| number(&reservations[outcome])).iter().sum::<u64>();
     assert_eq!(counts, sum, "{reservations}");
     assert!(buckets.iter().all(|bucket| number(&bucket["below_us"]).is_power_of_two()));

@@ -24,7 +24,7 @@
 //!
 //! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is reserved: it allocates a chunk where
 //! most of the members belongs to none, and a GiB at least, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
-//! at the peak needs it. Elsewhere delayed items are flushed by who queued them (`delayed`). And it writes files back when more is
+//! at the peak needs it. Elsewhere operations put items into trees that would otherwise wait (`delayed`). And it writes files back when more is
 //! promised than is left for others.
 //!
 //! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Who leads the line of

@@ -116,7 +116,8 @@ const CHUNK_PARTS: u64 = 2;
 const SPARE: u64 = 4;
 
 /// How often who finds no room looks again before it joins the line. Most have reserved far more than they take, and are done in less time than
-/// waking a thread takes. While somebody is in line all others join it, and each of them has to be woken.
+/// waking a thread takes. While somebody is in line all others join it, and each of them has to be woken: so they look again then, too, until
+/// the line is empty.
 const LOOKS: u32 = 4;
 
 /// Space that is reserved to change so many items.
@@ -408,11 +409,11 @@ impl Engine {
             thread::yield_now();
             try_grant()
         };
-        let result = if (0..LOOKS).any(look_again) {
-            Ok(())
-        } else {
-            self.wait_in_line(live, purpose, demand)
-        };
+        if (0..LOOKS).any(look_again) {
+            live.space.stats.looked_again(since.elapsed());
+            return Ok(());
+        }
+        let result = self.wait_in_line(live, purpose, demand);
         live.space.stats.waited(since.elapsed(), &result);
         result
     }

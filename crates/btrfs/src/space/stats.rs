@@ -165,7 +165,9 @@ pub struct SpaceStats {
     pub latency: Histogram,
     /// Reservations that were granted without waiting.
     pub granted_at_once: u64,
-    /// Tickets that were granted, and reservations for which there was room before they became tickets.
+    /// Reservations for which there was room a moment later, before they became tickets.
+    pub granted_soon: u64,
+    /// Tickets that were granted.
     pub tickets_granted: u64,
     /// Tickets that were refused, because there was no room.
     pub tickets_refused: u64,
@@ -181,6 +183,7 @@ pub struct SpaceStats {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     latency: [AtomicU64; BUCKETS],
+    granted_soon: AtomicU64,
     granted: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
@@ -192,10 +195,21 @@ pub(super) struct Counters {
 
 impl Counters {
     /// A reservation that was not granted at once took so long.
-    pub(super) fn waited(&self, time: Duration, result: &Result<()>) {
+    fn took(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let bucket = (64 - us.leading_zeros() as usize).min(BUCKETS - 1);
         self.latency[bucket].fetch_add(1, Relaxed);
+    }
+
+    /// A reservation was granted so long after it was not.
+    pub(super) fn looked_again(&self, time: Duration) {
+        self.took(time);
+        self.granted_soon.fetch_add(1, Relaxed);
+    }
+
+    /// A ticket came to this end after so long.
+    pub(super) fn waited(&self, time: Duration, result: &Result<()>) {
+        self.took(time);
         let outcome = match result {
             Ok(()) => &self.granted,
             Err(Error::Posix { errno, .. }) if *errno == Errno::NOSPC => &self.refused,
@@ -306,6 +320,7 @@ impl Engine {
         SpaceStats {
             latency,
             granted_at_once,
+            granted_soon: counters.granted_soon.load(Relaxed),
             tickets_granted: counters.granted.load(Relaxed),
             tickets_refused: counters.refused.load(Relaxed),
             tickets_failed: counters.failed.load(Relaxed),

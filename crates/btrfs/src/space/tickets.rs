@@ -1,6 +1,7 @@
 //! Tickets: who waits for space, and in which order they get it.
 //!
-//! What does not fit, or comes while others wait, becomes a *ticket* in the line of its kind of space. The line has two
+//! What does not fit, or comes while others wait, and does so when it is tried a few times more (`reserve`), becomes a *ticket* in the line of its
+//! kind of space. The line has two
 //! classes, each first in, first out:
 //!
 //! | class | who |

@@ -44,6 +44,7 @@ fn reservations(space: &SpaceStats) -> Value {
     let buckets = buckets.map(|(i, count)| json!({ "below_us": 1u64 << i, "count": count }));
     json!({
         "granted_at_once": space.granted_at_once,
+        "granted_soon": space.granted_soon,
         "tickets_granted": space.tickets_granted,
         "tickets_refused": space.tickets_refused,
         "tickets_failed": space.tickets_failed,
@@ -94,6 +95,11 @@ impl fmt::Display for Statistics {
             line(value, name, about)?;
         }
         let space = &self.space;
+        line(
+            space.granted_soon,
+            "granted_soon",
+            "Reservations that were granted a moment later, before they waited.",
+        )?;
         line(
             space.tickets_granted,
             "tickets_granted",
