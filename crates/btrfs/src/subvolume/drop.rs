@@ -128,9 +128,15 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     })?
 }
 
+/// A block, and the key that all its keys stay below; `None` at the right edge.
+type Bounded = (Arc<TreeBlock>, Option<Key>);
+
 /// A node on the way.
+#[derive(Clone)]
 struct Node {
     block: Arc<TreeBlock>,
+    /// The key that all its keys stay below.
+    upper: Option<Key>,
     /// The pointer that comes next.
     slot: usize,
     /// Whether it refers to what is below it by its own address.
@@ -143,6 +149,19 @@ impl Node {
         let pointer = &self.block.pointers()[self.slot];
         let generation = Generation(pointer.generation.get());
         (pointer.logical(), self.block.header().level - 1, generation)
+    }
+
+    /// The block to which it leads. No walk meets a block twice, because what is below one pointer is before the next.
+    fn child(&self, handle: &Handle<'_>, id: TreeId) -> Result<Bounded> {
+        let block = handle.volume().child(&self.block, self.slot, id)?;
+        let is_last = self.slot + 1 == self.block.len();
+        let upper = if is_last { self.upper } else { Some(self.block.key(self.slot + 1)) };
+        let last = block.key(block.len() - 1);
+        if let Some(upper) = upper.filter(|&upper| last >= upper) {
+            let problem = format!("its last key {last} is not below {upper}, the next one above");
+            return Err(Error::corrupt_at("tree block", address(&block).0, problem));
+        }
+        Ok((block, upper))
     }
 
     fn is_finished(&self) -> bool {
@@ -174,7 +193,7 @@ impl Walk<'_, '_> {
         if progress.objectid == 0 {
             return Ok(());
         }
-        let mut block = root.clone();
+        let (mut block, mut upper) = (root.clone(), None);
         loop {
             let (at, level) = (address(&block), block.header().level);
             let (count, is_full) = self.handle.count_of(at)?;
@@ -193,11 +212,13 @@ impl Walk<'_, '_> {
                 Some(slot) if is_there && block.key(slot) < progress => slot + 1,
                 slot => slot.unwrap_or(0),
             };
-            self.path.push(Node { block: block.clone(), slot, is_full });
+            let node = Node { block, upper, slot, is_full };
             if is_there {
+                self.path.push(node);
                 return Ok(());
             }
-            block = self.handle.volume().child(&block, slot, self.id)?;
+            (block, upper) = node.child(self.handle, self.id)?;
+            self.path.push(node);
         }
     }
 
@@ -205,7 +226,7 @@ impl Walk<'_, '_> {
     fn go_on(&mut self, root: &Arc<TreeBlock>) -> Result<bool> {
         if self.path.is_empty() {
             let (at, level) = (address(root), root.header().level);
-            if !self.give_up(at, level, root.header().generation(), |_| Ok(root.clone()))? {
+            if !self.give_up(at, level, root.header().generation(), || Ok((root.clone(), None)))? {
                 return Ok(false);
             }
         }
@@ -213,10 +234,9 @@ impl Walk<'_, '_> {
         while let Some(node) = self.path.last()
             && self.given_up < STEP_REFERENCES
         {
-            let (block, slot, depth) = (node.block.clone(), node.slot, self.path.len());
+            let (node, depth, handle, id) = (node.clone(), self.path.len(), self.handle, self.id);
             let (at, level, generation) = node.next();
-            let read = |walk: &Self| walk.handle.volume().child(&block, slot, walk.id);
-            let is_done = self.give_up(at, level, generation, read)?;
+            let is_done = self.give_up(at, level, generation, || node.child(handle, id))?;
             if is_done && self.path.len() == depth {
                 self.path[depth - 1].slot += 1;
             }
@@ -232,24 +252,24 @@ impl Walk<'_, '_> {
         at: Logical,
         level: u8,
         generation: Generation,
-        read: impl Fn(&Self) -> Result<Arc<TreeBlock>>,
+        read: impl Fn() -> Result<Bounded>,
     ) -> Result<bool> {
         let owner = self.owner();
         self.given_up += 1;
-        if self.may_count(at, level, generation)? && !self.detach_below(&read(self)?)? {
+        if self.may_count(at, level, generation)? && !self.detach_below(read()?)? {
             return Ok(false);
         }
         self.dropping.detached = None;
         let Some(is_full) = self.handle.leave_if_shared(at, level, owner)? else {
             return Ok(true);
         };
-        let block = read(self)?;
+        let (block, upper) = read()?;
         if !is_full && block.header().owner() != self.id {
             let problem = format!("tree {} counts what it refers to", block.header().owner());
             return Err(Error::corrupt_at("tree block", at.0, problem));
         }
         if level > 0 {
-            self.path.push(Node { block, slot: 0, is_full });
+            self.path.push(Node { block, upper, slot: 0, is_full });
             return Ok(true);
         }
         self.given_up += block.len();
@@ -269,11 +289,11 @@ impl Walk<'_, '_> {
     }
 
     /// Detaches the shared block and what is below it, from where an earlier step ended; whether this step came to the end.
-    fn detach_below(&mut self, shared: &Arc<TreeBlock>) -> Result<bool> {
+    fn detach_below(&mut self, shared: Bounded) -> Result<bool> {
         let from = self.dropping.detached.filter(|(id, _)| *id == self.id);
         let from = from.map_or(Key::MIN, |(_, key)| key);
         let mut below = Vec::new();
-        self.detach(shared.clone(), from, &mut below)?;
+        self.detach(shared, from, &mut below)?;
         while let Some(node) = below.last() {
             if node.is_finished() {
                 below.pop();
@@ -292,7 +312,7 @@ impl Walk<'_, '_> {
             let is_older = generation <= self.made_in;
             let is_detached_leaf = level == 0 && self.handle.count_of(at)?.1;
             if !is_older && !is_detached_leaf {
-                let child = self.handle.volume().child(&node.block, node.slot, self.id)?;
+                let child = node.child(self.handle, self.id)?;
                 self.detach(child, from, &mut below)?;
             }
             if below.len() == depth {
@@ -303,7 +323,7 @@ impl Walk<'_, '_> {
     }
 
     /// Detaches one block, if the subvolume wrote it, and adds it to the way when it is a node. What another one wrote has nothing below it that this one wrote.
-    fn detach(&mut self, block: Arc<TreeBlock>, from: Key, way: &mut Vec<Node>) -> Result<()> {
+    fn detach(&mut self, (block, upper): Bounded, from: Key, way: &mut Vec<Node>) -> Result<()> {
         if block.header().owner() != self.id {
             return Ok(());
         }
@@ -312,7 +332,7 @@ impl Walk<'_, '_> {
         }
         if !block.is_leaf() {
             let slot = block.floor(from).unwrap_or(0);
-            way.push(Node { block, slot, is_full: true });
+            way.push(Node { block, upper, slot, is_full: true });
         }
         Ok(())
     }
