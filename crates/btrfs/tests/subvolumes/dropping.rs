@@ -9,7 +9,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::{fill, judges};
-use offshoot_vfs::{FileSystem, FileSystemMut};
+use offshoot_vfs::{Errno, FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, judge, open, open_read_only, place, subvolume_at, top};
 
@@ -194,4 +194,53 @@ fn ours_goes_on_after_the_kernel() {
         is_half
     });
     assert!(is_half, "the kernel was never stopped half-way");
+}
+
+/// A volume is filled, and a subvolume on it deleted: there is room again.
+#[test]
+fn a_full_volume_is_emptied() {
+    let Some(judges) = judges::require() else { return };
+    for mkfs in [&["-n", "16k"], &["-n", "4k"]] {
+        let disks = Disks::create(&judges, 1, 256);
+        disks.mkfs(mkfs);
+        let (volume, fs) = opened(&disks);
+        let id = fs.create_subvolume(place(fs.root(), "full"), &NEW).expect("a subvolume");
+        let dir = at(&fs, "full");
+        let data = vec![1; 1 << 20];
+        let write = |number: u64, len: usize| {
+            let file = fs.create(place(dir, &number.to_string()), &NEW)?;
+            fs.write(file, 0, &data[..len], AT)
+        };
+        let mut number = 0;
+        for len in [1 << 20, 64 << 10, 4096, 100] {
+            loop {
+                number += 1;
+                match write(number, len) {
+                    Ok(()) => {}
+                    Err(error) if error.errno() == Errno::NOSPC => break,
+                    Err(error) => panic!("{number}: {error}"),
+                }
+            }
+            // Some snapshots have room, others are refused: neither is a reason to fail later.
+            let name = format!("snapshot-{len}");
+            if let Err(error) = fs.snapshot(id, place(fs.root(), &name), true, AT) {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+            }
+        }
+        let all: Vec<_> = volume.subvolumes().map(|one| one.expect("it reads")).collect();
+        for one in all.iter().filter(|one| one.id != SubvolumeId::FS) {
+            let path = String::from_utf8(one.path.as_ref().expect("it reads").clone());
+            let path = path.expect("a plain name");
+            fs.delete_subvolume(place(fs.root(), &path), AT).expect("removals find room");
+        }
+        volume.drop_deleted().expect("so do drops");
+        fs.sync().expect("a commit");
+        let file = fs.create(place(fs.root(), "again"), &NEW).expect("there is room");
+        for part in 0..32 {
+            fs.write(file, part << 20, &data, AT).expect("there is room");
+        }
+        fs.sync().expect("a commit");
+        drop((fs, volume));
+        judge(&disks, 1);
+    }
 }
