@@ -7,12 +7,14 @@
 //! | `turns` | the kernel and ours snapshot, change and delete what the other one made |
 //! | `many` | many snapshots of one tree, deleted again; `cargo xtask campaign snapshots` for ten thousand |
 //! | `moments` | a snapshot among many writers shows one moment |
+//! | `received` | what the kernel finds received subvolumes by is kept |
 //! | `refusals` | what cannot be done fails as it does in the kernel, and changes nothing |
 
 mod common;
 mod dropping;
 mod many;
 mod moments;
+mod received;
 mod refusals;
 mod same;
 mod turns;
