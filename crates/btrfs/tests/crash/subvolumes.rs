@@ -14,7 +14,7 @@ use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::{Devices, seed};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, Timestamp,
+    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, Timestamp,
 };
 
 use crate::accounts;
@@ -65,6 +65,10 @@ const OPS: [Op; 18] = [
     Drop,
     Sync,
 ];
+
+/// What one operation may make of another one.
+const IMPOSSIBLE: [Errno; 5] =
+    [Errno::NOENT, Errno::EXIST, Errno::NOTEMPTY, Errno::PERM, Errno::ROFS];
 
 fn at(fs: &Filesystem, path: &str) -> Result<FileId> {
     let mut names = path.split('/').filter(|name| !name.is_empty());
@@ -182,8 +186,12 @@ impl Explorer<'_> {
         let mut pictures = vec![picture(&fs).map_err(failed)?];
         for (number, op) in ops.iter().enumerate() {
             device.mark(&format!("begin {}", number + 1));
-            // What the operation before made impossible changes nothing.
-            let _ = op.run(&fs);
+            match op.run(&fs) {
+                Ok(()) => {}
+                // What the operation before made impossible changes nothing.
+                Err(error) if IMPOSSIBLE.contains(&error.errno()) && !matches!(op, Sync) => {}
+                Err(error) => return Err(format!("{op:?}: {error}")),
+            }
             pictures.push(picture(&fs).map_err(failed)?);
             if matches!(op, Sync) {
                 device.mark(&format!("kept {}", number + 1));
