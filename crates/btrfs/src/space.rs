@@ -54,7 +54,9 @@ pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use ledger::Ledger;
 pub(crate) use ledger::{Promise, Reservation};
-pub(crate) use reserve::{Claim, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes};
+pub(crate) use reserve::{
+    Claim, DELETION_ITEMS, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
+};
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
 use crate::volume::Engine;

@@ -32,7 +32,8 @@ impl Filesystem {
         Snapshot { source, place, is_read_only, at }.take(&self.volume).map_err(of(place.dir))
     }
 
-    /// Deletes the subvolume at `place` with all that is in it. The space that it alone takes becomes free later, see
+    /// Deletes the subvolume at `place` with all that is in it. Whoever has a file of it open finds it gone (`ENOENT`), and what was written and not synced is
+    /// thrown away. The space that it alone takes becomes free later, see
     /// [`drop_deleted`](crate::Engine::drop_deleted).
     ///
     /// # Errors

@@ -177,6 +177,8 @@ pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
         } else {
             // Old kernels left such items for what they truncated, too.
             let handle = volume.join_to_remove()?;
+            // A subvolume that was deleted meanwhile has no inodes either.
+            handle.tree(tree)?.require_alive()?;
             handle.change(tree, |tree| tree.remove(key).map(drop))?;
         }
     }

@@ -80,6 +80,10 @@ pub(crate) const OPERATION_ITEMS: u64 = 9;
 /// and two leaves of its items; an orphan item. A step of write-back touches no more.
 pub(crate) const REMOVAL_ITEMS: u64 = 7;
 
+/// Places that deleting a subvolume touches at most: a directory item, an index and the inode of the directory; its root item, with the reference beside
+/// it, the reference of the subvolume that holds it, and an orphan item; two UUIDs.
+pub(crate) const DELETION_ITEMS: u64 = 8;
+
 /// Items that a chunk changes beside those of the members: itself, its block group, two of its free space.
 const CHUNK_ITEMS: u64 = 4;
 
@@ -169,7 +173,8 @@ impl Space {
     }
 
     /// What one of `items` may take of `bytes` that were reserved for all of them. Since then trees may have been met that are higher
-    /// or may share blocks, but not the one that these items go to.
+    /// or may share blocks. So may the one that these items go to, when a snapshot of it was taken in between: what is kept for removals pays
+    /// for that.
     pub(crate) fn share_of_an_item(&self, bytes: u64, items: u64) -> u64 {
         bytes.saturating_sub(BLOCKS_OF_A_ROOT * self.node_size) / items.max(1)
     }
@@ -193,7 +198,7 @@ impl Space {
 
     /// What is kept for removals and for chunk allocation.
     pub(super) fn kept_bytes(&self) -> u64 {
-        self.cost(REMOVAL_ITEMS.max(self.chunk_items())) + self.drift()
+        self.cost(REMOVAL_ITEMS.max(DELETION_ITEMS).max(self.chunk_items())) + self.drift()
     }
 
     /// Items that a chunk of all members changes.

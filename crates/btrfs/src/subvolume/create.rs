@@ -4,18 +4,18 @@ use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::root::RootItem;
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Place, Result};
 use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::items::uuids_with;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::xattr::COMPRESSION;
 use crate::inode::{self, ROOT_DIR, acl};
 use crate::space::Claim;
-use crate::tree::TreeRoot;
 use crate::volume::Engine;
 
 /// Items that a new subvolume changes at most: a directory item, an index and the inode of the directory; its root item, both
@@ -39,23 +39,35 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     timespec(new.at)?;
     writable(volume, place.dir)?;
     let _locks = volume.inodes.lock(&[place.dir]);
-    let handle = volume.join_for(NEW_ITEMS, Claim::Work)?;
-    let mut changes = Changes::new(&handle, place.dir)?;
-    changes.directory(place.dir)?;
-    let index = changes.next_index(place.dir)?;
-    let id = volume.live()?.subvolumes.take_id(volume)?;
-    changes.add_entry(place, Target::subvolume(id), index, new.at)?;
     // The kernel takes the umask off in any case, and has the list after that.
     let permissions = new.permissions & !new.umask.unwrap_or(0);
     let new = NewFile { permissions, ..*new };
     let acl = acl::inherited(volume, place.dir, FileType::Directory, &new)?;
     let new = NewFile { permissions: acl.permissions, ..new };
-    let items = directory(volume, handle.generation().0, place.dir, &new, acl.lists)?;
+    let (flags, compression) = compression(volume, place.dir)?;
+    let xattrs: Vec<_> = acl.lists.into_iter().chain(compression).collect();
+
+    let handle = volume.join_for(NEW_ITEMS + xattrs.len() as u64, Claim::Work)?;
+    let mut changes = Changes::new(&handle, place.dir)?;
+    changes.directory(place.dir)?;
+    let index = changes.next_index(place.dir)?;
+    let id = volume.live()?.subvolumes.take_id()?;
+    changes.add_entry(place, Target::subvolume(id), index, new.at)?;
+    let generation = handle.generation();
+    let items = directory(generation, flags, &new)?;
+    let mut item = root_item(volume, generation, &new)?;
+    let uuids = uuids_with(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
     handle.whole(|| {
-        let root = handle.new_root(id, &items)?;
-        let item = root_item(volume, root, &new)?;
-        handle.add_subvolume(Key::new(id.0, ItemType::ROOT_ITEM, 0), &item, place, index)?;
+        item.bytenr = handle.new_root(id, &items)?.logical.0.into();
+        let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);
+        handle.add_subvolume(key, &item, place, index, uuids)?;
+        // They may take more than the leaf of a new tree has room for.
+        for (name, value) in &xattrs {
+            let key = Key::new(ROOT_DIR, ItemType::XATTR_ITEM, name_hash(name));
+            let data = inode::xattr::encode(generation.0, name, value);
+            handle.change(id, |tree| tree.insert(key, &data))?;
+        }
         changes.apply()
     })?;
     drop(handle);
@@ -63,56 +75,52 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     Ok(id)
 }
 
-/// The items of the root directory of a new subvolume in the subvolume of `dir`, with these attributes. It has the compression of that subvolume's root directory, as
-/// the kernel has it, and no other flags.
-fn directory(
-    volume: &Engine,
-    generation: u64,
-    dir: FileId,
-    new: &NewFile,
-    mut xattrs: Vec<(&'static [u8], Vec<u8>)>,
-) -> Result<Vec<(Key, Vec<u8>)>> {
-    const COMPRESSION_FLAGS: u64 = inode_flags::COMPRESS | inode_flags::NOCOMPRESS;
-    let at = timespec(new.at)?;
+/// An extended attribute.
+type Xattr = (&'static [u8], Vec<u8>);
+
+/// The flags and the attribute that say how the root directory of a new subvolume in the subvolume of `dir` is compressed: like the root directory of that
+/// one, as the kernel has it. It has no other flags of it.
+fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
-    let compression = match inode::xattr(volume, parent, COMPRESSION) {
-        Ok(value) => Some(value),
-        Err(Error::Posix { errno: Errno::NODATA, .. }) => None,
-        Err(e) => return Err(e),
-    };
-    let mut item = InodeItem {
-        generation: generation.into(),
-        transid: generation.into(),
+    match inode::xattr(volume, parent, COMPRESSION) {
+        Ok(value) => {
+            let root = inode::tree_of(volume, parent)?;
+            let flags = inode::inode_item(volume, root, parent)?.flags.get();
+            let flags = flags & (inode_flags::COMPRESS | inode_flags::NOCOMPRESS);
+            Ok((flags, Some((COMPRESSION, value))))
+        }
+        Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok((0, None)),
+        Err(e) => Err(e),
+    }
+}
+
+/// The items of the root directory of a new subvolume, but for its attributes.
+fn directory(generation: Generation, flags: u64, new: &NewFile) -> Result<[(Key, Vec<u8>); 2]> {
+    let at = timespec(new.at)?;
+    let item = InodeItem {
+        generation: generation.0.into(),
+        transid: generation.0.into(),
         nlink: 1.into(),
         uid: new.uid.into(),
         gid: new.gid.into(),
         mode: (FileType::Directory.mode_bits() | new.permissions & 0o7777).into(),
+        flags: flags.into(),
         atime: at,
         ctime: at,
         mtime: at,
         otime: at,
         ..InodeItem::new_zeroed()
     };
-    if let Some(value) = compression {
-        let flags = inode::inode_item(volume, inode::tree_of(volume, parent)?, parent)?.flags.get();
-        item.flags = (flags & COMPRESSION_FLAGS).into();
-        xattrs.push((COMPRESSION, value));
-    }
-    let mut items = vec![
+    Ok([
         (Key::new(ROOT_DIR, ItemType::INODE_ITEM, 0), item.as_bytes().to_vec()),
         (Key::new(ROOT_DIR, ItemType::INODE_REF, ROOT_DIR), encode::inode_ref(0, b"..")),
-    ];
-    items.extend(xattrs.iter().map(|(name, value)| {
-        let key = Key::new(ROOT_DIR, ItemType::XATTR_ITEM, name_hash(name));
-        (key, inode::xattr::encode(generation, name, value))
-    }));
-    items.sort_by_key(|(key, _)| *key);
-    Ok(items)
+    ])
 }
 
-fn root_item(volume: &Engine, root: TreeRoot, new: &NewFile) -> Result<RootItem> {
+/// The root item of a new subvolume, but for where its root is.
+fn root_item(volume: &Engine, generation: Generation, new: &NewFile) -> Result<RootItem> {
     let (at, node_size) = (timespec(new.at)?, u64::from(volume.superblock().node_size));
-    let generation = root.generation.0.into();
+    let generation = generation.0.into();
     Ok(RootItem {
         inode: InodeItem {
             generation: 1.into(),
@@ -125,10 +133,8 @@ fn root_item(volume: &Engine, root: TreeRoot, new: &NewFile) -> Result<RootItem>
         },
         generation,
         root_dirid: ROOT_DIR.into(),
-        bytenr: root.logical.0.into(),
         bytes_used: node_size.into(),
         refs: 1.into(),
-        level: root.level,
         generation_v2: generation,
         uuid: Uuid::new_v4().into_bytes(),
         ctransid: generation,

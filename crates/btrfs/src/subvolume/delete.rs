@@ -12,13 +12,13 @@ use offshoot_btrfs_format::root::{ROOT_SUBVOL_DEAD, RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
-use super::items::orphan_key;
+use super::items::{orphan_key, uuids_without};
 use super::{malformed, root_item};
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{has_entries, index_of, require_name};
 use crate::inode::subvolume::writable;
-use crate::inode::{ROOT_DIR, lookup, placeholder_in, write_back};
-use crate::space::{Claim, REMOVAL_ITEMS};
+use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
+use crate::space::{Claim, DELETION_ITEMS};
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
 use crate::volume::Engine;
@@ -49,7 +49,7 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
         let subvolume = volume.inodes.known_subvolume(id);
         let _still = subvolume.as_ref().map(|subvolume| subvolume.still());
         let _locks = volume.inodes.lock(&[place.dir]);
-        let reserved = volume.reserve_for(REMOVAL_ITEMS, Claim::MakesRoom)?;
+        let reserved = volume.reserve_for(DELETION_ITEMS, Claim::MakesRoom)?;
         volume.alone(reserved, |handle| {
             if lookup(volume, place.dir, place.name)? != child {
                 return Err(Error::posix(Errno::NOENT, "the subvolume, which just moved"));
@@ -74,10 +74,12 @@ fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp
     let mut changes = Changes::new(handle, dir)?;
     let parent = changes.directory(dir)?;
     refuse_flags(&parent, inode_flags::APPEND, dir)?;
+    refuse_root_flags(volume, id)?;
     changes.remove_entry(place, index_at(volume, dir, id)?, at)?;
     let tree = handle.tree(id)?;
     let missing = || Error::posix(Errno::NOENT, format!("subvolume {id}"));
     let item = root_item(volume, id)?.ok_or_else(missing)?;
+    let uuids = uuids_without(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
     handle.whole(|| {
         changes.apply()?;
@@ -89,7 +91,7 @@ fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp
             item.drop_level = 0;
         })?;
         handle.change(TreeId::ROOT, |tree| tree.modify(orphan_key(id), 0, |_| Ok(Vec::new())))?;
-        handle.remove_uuids(id, &item)
+        handle.change_uuids(uuids)
     })?;
     tree.set_deleted();
     volume.live()?.subvolumes.add_deleted(id, handle.generation());
@@ -109,6 +111,13 @@ fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
         return Err(Error::posix(Errno::NOTEMPTY, what));
     }
     Ok(())
+}
+
+/// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its name stays.
+pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
+    let root = FileId { dev: id.0, ino: ROOT_DIR };
+    let item = inode_item(volume, tree_of(volume, root)?, root)?;
+    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root)
 }
 
 /// The index of the entry in the subvolume of `dir` that leads to the subvolume `id`.

@@ -29,13 +29,13 @@ pub(super) fn orphan_key(id: TreeId) -> Key {
     Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, id.0)
 }
 
-/// The keys under which the UUID tree has a subvolume.
-fn uuid_keys(item: &RootItem) -> impl Iterator<Item = Key> {
+/// The keys under which the UUID tree has a subvolume, if there is such a tree.
+fn uuid_keys(volume: &Engine, item: &RootItem) -> Result<impl Iterator<Item = Key>> {
     let own = (item.uuid, ItemType::UUID_KEY_SUBVOL);
     let received = (item.received_uuid, ItemType::UUID_KEY_RECEIVED_SUBVOL);
-    [own, received]
-        .into_iter()
-        .filter_map(|(uuid, item_type)| Some(uuid_key(RootItem::uuid(uuid)?, item_type)))
+    let has_tree = has_uuid_tree(volume)?;
+    let keys = [own, received].into_iter().filter(move |_| has_tree);
+    Ok(keys.filter_map(|(uuid, item_type)| Some(uuid_key(RootItem::uuid(uuid)?, item_type))))
 }
 
 fn has_uuid_tree(volume: &Engine) -> Result<bool> {
@@ -52,19 +52,38 @@ fn ids_of(volume: &Engine, key: Key) -> Result<Vec<u8>> {
     Ok(found.unwrap_or_default())
 }
 
-/// `EOVERFLOW` when the UUID tree has no room for one more subvolume that was received from where `item` was.
-pub(super) fn require_uuid_room(volume: &Engine, item: &RootItem) -> Result<()> {
-    if !has_uuid_tree(volume)? {
-        return Ok(());
-    }
-    for key in uuid_keys(item) {
-        let bytes = ids_of(volume, key)?.len() + size_of::<u64>() + ITEM_SIZE;
-        if bytes > leaf_capacity(volume.superblock().node_size) {
+/// What becomes of items of the UUID tree.
+pub(super) type UuidEdits = Vec<(Key, Option<Vec<u8>>)>;
+
+/// The UUID tree with the new subvolume `id`, whose root item this is.
+///
+/// # Errors
+/// `EOVERFLOW` when there is no room for one more that was received from where it was.
+pub(super) fn uuids_with(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+    let mut edits = UuidEdits::new();
+    for key in uuid_keys(volume, item)? {
+        let ids = [&ids_of(volume, key)?[..], &id.0.to_le_bytes()].concat();
+        if ids.len() + ITEM_SIZE > leaf_capacity(volume.superblock().node_size) {
             let what = "one more subvolume that was received from the same one";
             return Err(Error::posix(Errno::OVERFLOW, what));
         }
+        edits.push((key, Some(ids)));
     }
-    Ok(())
+    Ok(edits)
+}
+
+/// The UUID tree without the subvolume `id`, whose root item this is.
+pub(super) fn uuids_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+    let mut edits = UuidEdits::new();
+    for key in uuid_keys(volume, item)? {
+        let stored = ids_of(volume, key)?;
+        let others = stored.chunks(size_of::<u64>()).filter(|&one| one != id.0.to_le_bytes());
+        let left = others.collect::<Vec<_>>().concat();
+        if left.len() < stored.len() {
+            edits.push((key, Some(left).filter(|left| !left.is_empty())));
+        }
+    }
+    Ok(edits)
 }
 
 impl Handle<'_> {
@@ -75,18 +94,22 @@ impl Handle<'_> {
         item: &RootItem,
         place: Place<'_>,
         index: u64,
+        uuids: UuidEdits,
     ) -> Result<()> {
         let Place { dir, name } = place;
         let id = TreeId(key.objectid);
         self.change(TreeId::ROOT, |tree| tree.insert(key, item.as_bytes()))?;
         self.add_place(id, dir, &RootRef { dirid: dir.ino, sequence: index, name })?;
-        if !has_uuid_tree(self.volume())? {
-            return Ok(());
-        }
-        for key in uuid_keys(item) {
-            let mut ids = ids_of(self.volume(), key)?;
-            ids.extend_from_slice(&id.0.to_le_bytes());
-            self.change(TreeId::UUID, |tree| tree.modify(key, size_of::<u64>(), |_| Ok(ids)))?;
+        self.change_uuids(uuids)
+    }
+
+    /// Changes the UUID tree.
+    pub(super) fn change_uuids(&self, edits: UuidEdits) -> Result<()> {
+        for (key, ids) in edits {
+            self.change(TreeId::UUID, |tree| match ids {
+                Some(ids) => tree.modify(key, size_of::<u64>(), |_| Ok(ids)),
+                None => tree.remove(key).map(drop),
+            })?;
         }
         Ok(())
     }
@@ -110,28 +133,6 @@ impl Handle<'_> {
             }
             Err(Error::corrupt("root ref", format!("subvolume {id} is held by one side only")))
         })
-    }
-
-    /// Takes the subvolume `id` out of the UUID tree.
-    pub(super) fn remove_uuids(&self, id: TreeId, item: &RootItem) -> Result<()> {
-        if !has_uuid_tree(self.volume())? {
-            return Ok(());
-        }
-        for key in uuid_keys(item) {
-            let stored = ids_of(self.volume(), key)?;
-            let others = stored.chunks(size_of::<u64>()).filter(|&one| one != id.0.to_le_bytes());
-            let left = others.collect::<Vec<_>>().concat();
-            if left.len() == stored.len() {
-                continue;
-            }
-            self.change(TreeId::UUID, |tree| {
-                if left.is_empty() {
-                    return tree.remove(key).map(drop);
-                }
-                tree.modify(key, 0, |_| Ok(left))
-            })?;
-        }
-        Ok(())
     }
 
     /// Changes the root item of the tree `id`.

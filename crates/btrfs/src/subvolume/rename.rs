@@ -5,7 +5,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
 use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
-use super::delete::index_at;
+use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::Target;
@@ -56,6 +56,11 @@ fn rename_alone(
 ) -> Result<bool> {
     let volume = handle.volume();
     require_outside(volume, to.dir, id)?;
+    refuse_root_flags(volume, id)?;
+    if from.dir != to.dir {
+        // The kernel changes `..` of a directory that moves, though that of a subvolume is stored nowhere.
+        handle.tree(id)?.require_writable()?;
+    }
     let mut source = Changes::new(handle, from.dir)?;
     let dir = source.directory(from.dir)?;
     refuse_flags(&dir, inode_flags::APPEND, from.dir)?;

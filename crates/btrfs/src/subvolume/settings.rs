@@ -3,9 +3,9 @@
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::key::objectid;
-use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
+use offshoot_btrfs_format::root::ROOT_SUBVOL_RDONLY;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Result};
+use offshoot_vfs::{Error, FileId, Result};
 
 use super::{DEFAULT, malformed, require_subvolume, root_item_key};
 use crate::SubvolumeId;
@@ -19,19 +19,15 @@ use crate::volume::Engine;
 const SETTING_ITEMS: u64 = 1;
 
 impl Engine {
-    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is in it.
+    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is in it. One that was received and is changed is not any more what
+    /// others are received on top of: the caller decides whether that may be.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such subvolume; `EPERM` when one is to be changed that was received from another: what is
-    /// received later builds on it.
+    /// `ENOENT` when there is no such subvolume.
     pub fn set_read_only(&self, id: SubvolumeId, is_read_only: bool) -> Result<()> {
         let item = require_subvolume(self, id)?;
         if item.is_read_only() == is_read_only {
             return Ok(());
-        }
-        if !is_read_only && RootItem::uuid(item.received_uuid).is_some() {
-            let what = format!("changing subvolume {id}, which was received");
-            return Err(Error::posix(Errno::PERM, what));
         }
         {
             let subvolume = loaded(self, FileId { dev: id.0, ino: ROOT_DIR })?;

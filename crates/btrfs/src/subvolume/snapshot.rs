@@ -24,7 +24,7 @@ use uuid::Uuid;
 use zerocopy::FromZeros;
 
 use super::create::{NEW_ITEMS, require_new_name};
-use super::items::require_uuid_room;
+use super::items::uuids_with;
 use super::require_subvolume;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
@@ -32,7 +32,7 @@ use crate::inode::subvolume::{loaded, writable};
 use crate::inode::{ROOT_DIR, write_back};
 use crate::space::Claim;
 use crate::transaction::Handle;
-use crate::tree::TreeRoot;
+use crate::tree::{Tree, TreeRoot};
 use crate::volume::Engine;
 
 /// A snapshot that is to be taken.
@@ -54,36 +54,37 @@ impl Snapshot<'_> {
         volume.live()?.space.note_sharing();
         let subvolume = loaded(volume, FileId { dev: self.source.0, ino: ROOT_DIR })?;
         let _still = subvolume.still();
+        let source = volume.live()?.tree(volume, self.source)?;
+        source.require_alive()?;
         write_back::sync_subvolume(volume, self.source)?;
         let _locks = volume.inodes.lock(&[self.place.dir]);
         let reserved = volume.reserve_for(NEW_ITEMS, Claim::Work)?;
         let (id, is_durable) =
-            volume.at_rest(self.source, reserved, |handle| self.take_alone(handle))?;
+            volume.at_rest(&source, reserved, |handle| self.take_alone(handle, &source))?;
         volume.commit_if(is_durable)?;
         Ok(id)
     }
 
     /// Takes it, and says whether it is to be durable at once.
-    fn take_alone(self, handle: &Handle<'_>) -> Result<(TreeId, bool)> {
+    fn take_alone(self, handle: &Handle<'_>, source: &Tree) -> Result<(TreeId, bool)> {
         let (volume, place) = (handle.volume(), self.place);
-        let source = handle.tree(self.source)?;
         source.require_alive()?;
         let stored = require_subvolume(volume, self.source)?;
         let mut changes = Changes::new(handle, place.dir)?;
         changes.directory(place.dir)?;
         let index = changes.next_index(place.dir)?;
-        let id = volume.live()?.subvolumes.take_id(volume)?;
+        let id = volume.live()?.subvolumes.take_id()?;
         changes.add_entry(place, Target::subvolume(id), index, self.at)?;
         let generation = handle.generation();
         let moment = Generation(generation.0 - 1);
         let mut item = self.root_item(&stored, generation, moment)?;
-        require_uuid_room(volume, &item)?;
+        let uuids = uuids_with(volume, id, &item)?;
         let is_durable = changes.is_synchronous();
         handle.whole(|| {
-            let TreeRoot { logical, level, .. } = handle.copy_root(&source, id)?;
+            let TreeRoot { logical, level, .. } = handle.copy_root(source, id)?;
             (item.bytenr, item.level) = (logical.0.into(), level);
             let key = Key::new(id.0, ItemType::ROOT_ITEM, moment.0);
-            handle.add_subvolume(key, &item, place, index)?;
+            handle.add_subvolume(key, &item, place, index, uuids)?;
             source.set_last_snapshot(moment);
             handle.change_root_item(self.source, |item| item.last_snapshot = moment.0.into())?;
             changes.apply()

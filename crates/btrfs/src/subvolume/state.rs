@@ -15,8 +15,8 @@ use crate::volume::Engine;
 /// What is known of the subvolumes.
 #[derive(Default)]
 pub(crate) struct State {
-    /// The number of the next one, when it was looked up. It only grows, so that no number is used twice while the volume is open.
-    next: Mutex<Option<u64>>,
+    /// The number of the next one. It only grows, so that no number is used twice while the volume is open.
+    next: Mutex<u64>,
     /// Those that were deleted and hold blocks, with the transaction that deleted them.
     deleted: Mutex<BTreeMap<TreeId, Generation>>,
     /// Held by who drops what deleted ones hold.
@@ -25,17 +25,14 @@ pub(crate) struct State {
 
 impl State {
     /// A number for a new subvolume.
-    pub(super) fn take_id(&self, volume: &Engine) -> Result<TreeId> {
+    pub(super) fn take_id(&self) -> Result<TreeId> {
         let mut next = self.next.lock();
-        let id = match *next {
-            Some(id) => id,
-            None => highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0),
-        };
-        if id > TreeId::LAST_FREE.0 {
+        if *next > TreeId::LAST_FREE.0 {
             return Err(Error::posix(Errno::NOSPC, "a number for a subvolume"));
         }
-        *next = Some(id + 1);
-        Ok(TreeId(id))
+        let id = TreeId(*next);
+        *next += 1;
+        Ok(id)
     }
 
     /// The transaction `generation` deletes the subvolume `id`.
@@ -64,8 +61,9 @@ impl State {
         self.dropping.lock()
     }
 
-    /// Finds the subvolumes that were deleted before the volume was opened.
-    pub(crate) fn find_deleted(&self, volume: &Engine) -> Result<()> {
+    /// Finds the highest number in use, and the subvolumes that were deleted before the volume was opened.
+    pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
+        *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
         let first = orphan_key(TreeId(0));
         let mut cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
         while let Some((key, _)) = cursor.item_of(first.objectid, first.item_type) {

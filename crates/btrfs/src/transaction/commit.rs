@@ -14,7 +14,7 @@ use super::{Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
 use crate::inode::write_back;
 use crate::space::Reserved;
 use crate::subvolume::{malformed, root_item_key};
-use crate::tree::TreeRoot;
+use crate::tree::{Tree, TreeRoot};
 use crate::volume::Engine;
 
 impl Engine {
@@ -62,7 +62,7 @@ impl Engine {
         if self.dirty_tree_bytes()? <= dirty_bytes {
             return Ok(());
         }
-        self.commit_and(live, cause, || Ok(true), |_| Ok(()))
+        self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
     /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the tree is what all operations
@@ -72,7 +72,7 @@ impl Engine {
     /// As [`sync`](Self::sync), and what `work` fails with.
     pub(crate) fn at_rest<'v, T>(
         &'v self,
-        tree: TreeId,
+        tree: &Tree,
         reserved: Reserved<'v>,
         work: impl FnOnce(&Handle<'v>) -> Result<T>,
     ) -> Result<T> {
@@ -80,10 +80,7 @@ impl Engine {
         #[cfg(debug_assertions)]
         super::lock_order::require_no_handle();
         let _commit = live.commit.lock();
-        let is_changed = || {
-            let root = *live.tree(self, tree)?.root.read();
-            Ok(root.generation == live.phases.read().running.id)
-        };
+        let is_changed = || tree.root.read().generation == live.phases.read().running.id;
         let alone = |handle: Handle<'v>| work(&handle.with_reservation(reserved.0, reserved.1));
         self.commit_and(live, Cause::Snapshot, is_changed, alone)
     }
@@ -117,7 +114,7 @@ impl Engine {
         &'v self,
         live: &'v Live,
         cause: Cause,
-        is_needed: impl FnOnce() -> Result<bool>,
+        is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
         // What is queued until the gate is shut is little.
@@ -128,7 +125,7 @@ impl Engine {
         let finished = live.whole(|| {
             self.flush_all_delayed(|| Ok(self.only_handle(live)))?;
             live.delayed.require_empty()?;
-            if !is_needed()? {
+            if !is_needed() {
                 return Ok(None);
             }
             // Checksums of data that files gave up go now, and what came and went is free again.

@@ -44,7 +44,7 @@ impl Engine {
         let superblock = volume.superblock.item.clone();
         volume.live = Some(Live::new(space, superblock, options));
         volume.live()?.open_trees_of_commits(&volume)?;
-        volume.live()?.subvolumes.find_deleted(&volume)?;
+        volume.live()?.subvolumes.load(&volume)?;
         Ok(volume)
     }
 

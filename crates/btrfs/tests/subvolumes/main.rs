@@ -7,6 +7,7 @@
 //! | `turns` | the kernel and ours snapshot, change and delete what the other one made |
 //! | `many` | many snapshots of one tree, deleted again; `cargo xtask campaign snapshots` for ten thousand |
 //! | `moments` | a snapshot among many writers shows one moment |
+//! | `races` | subvolumes that come and go while others work on them |
 //! | `received` | what the kernel finds received subvolumes by is kept |
 //! | `refusals` | what cannot be done fails as it does in the kernel, and changes nothing |
 
@@ -14,6 +15,7 @@ mod common;
 mod dropping;
 mod many;
 mod moments;
+mod races;
 mod received;
 mod refusals;
 mod same;

@@ -3,7 +3,7 @@
 use offshoot_btrfs::SubvolumeId;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
-use offshoot_vfs::{Errno, FileSystem, FileSystemMut, Result};
+use offshoot_vfs::{Errno, FileFlags, FileSystem, FileSystemMut, NewFile, Result, XattrMode};
 
 use crate::common::{AT, NEW, at, judge, open, place, top};
 
@@ -114,4 +114,63 @@ fn nobody_finds_a_deleted_one() {
     fs.sync().expect("a commit");
     drop((fs, within, volume));
     judge(&disks, 2);
+}
+
+/// The flags of its root directory keep a subvolume where it is, and one that is read-only stays in its directory.
+#[test]
+fn some_stay_where_they_are() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let root = fs.root();
+    let dir = fs.mkdir(place(root, "dir"), &NEW).expect("a directory");
+    let id = fs.create_subvolume(place(root, "one"), &NEW).expect("a subvolume");
+    let rename = |from, old: &str, to, new: &str| fs.rename(place(from, old), place(to, new), AT);
+    for flags in [FileFlags::IMMUTABLE, FileFlags::APPEND] {
+        fs.set_flags(at(&fs, "one"), flags, AT).expect("it is a directory");
+        refused(fs.delete_subvolume(place(root, "one"), AT), Errno::PERM);
+        refused(fs.rmdir(place(root, "one"), AT), Errno::PERM);
+        refused(rename(root, "one", root, "two"), Errno::PERM);
+    }
+    fs.set_flags(at(&fs, "one"), FileFlags::empty(), AT).expect("it is a directory");
+    volume.set_read_only(id, true).expect("it is there");
+    refused(rename(root, "one", dir, "one"), Errno::ROFS);
+    rename(root, "one", root, "two").expect("it stays in its directory");
+    fs.delete_subvolume(place(root, "two"), AT).expect("it is there");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    judge(&disks, 2);
+}
+
+/// Access control lists that a new subvolume inherited had to fit into its first leaf, all together.
+#[test]
+fn a_new_subvolume_inherits_long_lists() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&["-n", "4k"]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let entry = |tag: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &7u16.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let none = u32::MAX;
+    let users = (1000..1400).map(|id| entry(2, id));
+    let list = [2u32.to_le_bytes().to_vec(), entry(1, none)]
+        .into_iter()
+        .chain(users)
+        .chain([entry(4, none), entry(16, none), entry(32, none)])
+        .collect::<Vec<_>>()
+        .concat();
+    let name = b"system.posix_acl_default";
+    fs.set_xattr(fs.root(), name, &list, XattrMode::Set, AT).expect("it fits");
+    let new = NewFile { umask: Some(0o22), ..NEW };
+    fs.create_subvolume(place(fs.root(), "with lists"), &new).expect("a subvolume");
+    let root = at(&fs, "with lists");
+    assert_eq!(fs.xattr(root, name).expect("it is inherited"), list);
+    fs.create(place(root, "file"), &NEW).expect("a file");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    judge(&disks, 3);
 }

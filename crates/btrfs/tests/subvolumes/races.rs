@@ -1,0 +1,207 @@
+//! Subvolumes that come and go while others work on them.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use offshoot_btrfs::{Filesystem, SubvolumeId};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Result};
+
+use crate::common::{AT, NEW, at, judge, open, place, top};
+
+fn root_of(id: SubvolumeId) -> FileId {
+    FileId { dev: id.0, ino: 256 }
+}
+
+/// Makes files with data in a directory, and removes every third.
+fn work(fs: &Filesystem, dir: FileId, prefix: &str, count: u64) -> Result<()> {
+    for number in 0..count {
+        let name = format!("{prefix}-{number}");
+        let file = fs.create(place(dir, &name), &NEW)?;
+        fs.write(file, 0, &[1; 5000], AT)?;
+        if number % 3 == 0 {
+            fs.unlink(place(dir, &name), AT)?;
+        }
+    }
+    Ok(())
+}
+
+#[track_caller]
+fn done_or_gone<T>(result: Result<T>) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.errno(), Errno::NOENT, "{error}");
+            false
+        }
+    }
+}
+
+/// The source of a snapshot was looked up where a failure ends all writing.
+#[test]
+fn a_source_is_deleted_while_a_snapshot_is_taken() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 512);
+    disks.mkfs(&["-n", "4k"]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let mut taken = 0;
+    for round in 0..60 {
+        let [name, to] = ["source", "snapshot"].map(|what| format!("{what}-{round}"));
+        let id = fs.create_subvolume(place(fs.root(), &name), &NEW).expect("a subvolume");
+        work(&fs, root_of(id), "file", 5).expect("there is room");
+        std::thread::scope(|scope| {
+            let snapshot = scope.spawn(|| fs.snapshot(id, place(fs.root(), &to), false, AT));
+            if round % 2 == 0 {
+                std::thread::yield_now();
+            }
+            fs.delete_subvolume(place(fs.root(), &name), AT).expect("it is there");
+            volume.drop_deleted().expect("everything reads");
+            taken += u32::from(done_or_gone(snapshot.join().expect("no panic")));
+        });
+        fs.create(place(fs.root(), &format!("after-{round}")), &NEW).expect("it is written");
+    }
+    fs.sync().expect("a commit");
+    println!("{taken} of 60 snapshots were taken");
+    drop((fs, volume));
+    judge(&disks, 60);
+}
+
+/// Removing what an earlier crash left of unlinked files took a subvolume that was deleted meanwhile for one whose inodes are missing.
+#[test]
+fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 512);
+    disks.mkfs(&["-n", "4k"]);
+    for round in 0..8 {
+        let volume = open(&disks);
+        let fs = top(&volume);
+        let id = fs.create_subvolume(place(fs.root(), "orphans"), &NEW).expect("a subvolume");
+        for number in 0..60 {
+            let name = number.to_string();
+            let file = fs.create(place(root_of(id), &name), &NEW).expect("a file");
+            fs.write(file, 0, &[1; 5000], AT).expect("there is room");
+            fs.open(file).expect("it is there");
+            fs.unlink(place(root_of(id), &name), AT).expect("it is there");
+        }
+        fs.sync().expect("a commit");
+        drop((fs, volume));
+        let volume = open(&disks);
+        let fs = top(&volume);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| fs.create(place(root_of(id), "late"), &NEW));
+            std::thread::sleep(std::time::Duration::from_micros(200 * round));
+            fs.delete_subvolume(place(fs.root(), "orphans"), AT).expect("it is there");
+            volume.drop_deleted().expect("everything reads");
+            done_or_gone(first.join().expect("no panic"));
+        });
+        fs.sync().expect("a commit");
+        drop((fs, volume));
+        disks.assert_checks();
+    }
+}
+
+/// Two snapshots are changed while what they share with their source is dropped: whoever gives up the last but one reference to a block, it is counted right.
+#[test]
+fn shared_blocks_are_copied_while_they_are_dropped() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 1024);
+    disks.mkfs(&["-n", "4k"]);
+    for round in 0..4 {
+        let volume = open(&disks);
+        let fs = top(&volume);
+        let name = |what: &str| format!("{what}-{round}");
+        let source = fs.create_subvolume(place(fs.root(), &name("a")), &NEW).expect("a subvolume");
+        work(&fs, root_of(source), "shared", 1500).expect("there is room");
+        let one = fs.snapshot(source, place(fs.root(), &name("b")), false, AT).expect("one");
+        work(&fs, root_of(one), "first", 20).expect("there is room");
+        let other = fs.snapshot(one, place(fs.root(), &name("c")), false, AT).expect("another");
+        fs.delete_subvolume(place(fs.root(), &name("a")), AT).expect("it is there");
+        fs.sync().expect("a commit");
+        std::thread::scope(|scope| {
+            for id in [one, other] {
+                let fs = &fs;
+                scope.spawn(move || {
+                    for number in 0..1500 {
+                        let path = format!("shared-{number}");
+                        match fs.lookup(root_of(id), path.as_bytes()) {
+                            Ok(file) => fs.write(file, 100, &[2; 10], AT).expect("there is room"),
+                            Err(error) => assert_eq!(error.errno(), Errno::NOENT, "{error}"),
+                        }
+                    }
+                    work(fs, root_of(id), "late", 200).expect("there is room");
+                });
+            }
+            volume.drop_deleted().expect("everything reads");
+        });
+        fs.sync().expect("a commit");
+        drop((fs, volume));
+        disks.assert_checks();
+    }
+    judge(&disks, 100);
+}
+
+/// What is overwritten in place belongs to no snapshot: each shows one byte everywhere, and the bytes ascend.
+#[test]
+fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 512);
+    disks.mkfs(&[]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let live = fs.create_subvolume(place(fs.root(), "live"), &NEW).expect("a subvolume");
+    let file = fs.create(place(root_of(live), "file"), &NEW).expect("a file");
+    fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
+    let write = |byte: u8| fs.write(file, 0, &vec![byte; 64 << 10], AT).expect("there is room");
+    write(0);
+    let stop = AtomicBool::new(false);
+    let count: u8 = 20;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in (1..=u8::MAX).take_while(|_| !stop.load(SeqCst)) {
+                write(byte);
+                fs.sync().expect("a commit");
+            }
+        });
+        for number in 0..count {
+            let name = number.to_string();
+            fs.snapshot(live, place(fs.root(), &name), true, AT).expect("a snapshot");
+        }
+        stop.store(true, SeqCst);
+    });
+    fs.sync().expect("a commit");
+    let mut last = 0;
+    for number in 0..count {
+        let mut data = vec![0; 64 << 10];
+        fs.read(at(&fs, &format!("{number}/file")), 0, &mut data).expect("it reads");
+        assert!(data.iter().all(|&byte| byte == data[0]), "snapshot {number} is torn");
+        assert!(data[0] >= last, "snapshot {number} is older than the one before");
+        last = data[0];
+    }
+    drop((fs, volume));
+    judge(&disks, 20);
+}
+
+/// Numbers of a subvolume, and of inodes in it, were used again when it had the highest number, was not made since the volume was opened, and was dropped.
+#[test]
+fn numbers_are_not_used_again() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let old = fs.create_subvolume(place(fs.root(), "old"), &NEW).expect("a subvolume");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    let volume = open(&disks);
+    let fs = top(&volume);
+    work(&fs, root_of(old), "file", 10).expect("there is room");
+    fs.delete_subvolume(place(fs.root(), "old"), AT).expect("it is there");
+    volume.drop_deleted().expect("everything reads");
+    let new = fs.create_subvolume(place(fs.root(), "new"), &NEW).expect("a subvolume");
+    assert!(new > old, "{new} was used before");
+    work(&fs, root_of(new), "file", 10).expect("there is room");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    judge(&disks, 8);
+}
