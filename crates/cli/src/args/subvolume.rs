@@ -140,6 +140,9 @@ pub(crate) struct SetArguments {
     /// ro=true or ro=false
     #[arg(value_name = "PROPERTY", action = ArgAction::Set, value_parser = parse_read_only)]
     pub(crate) read_only: bool,
+    /// Let one be changed that was received
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 fn parse_read_only(text: &str) -> Result<bool, String> {

@@ -99,14 +99,14 @@ pub(in crate::verbs) fn set_default(
 
 pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) -> Result {
     change(&arguments.subvolume, console, |fs, path| {
-        let id = subvolume_at(fs, path)?;
-        fs.volume().set_read_only(id, arguments.read_only).map_err(|error| match error.errno() {
-            Errno::PERM => {
-                let what = format!("{} was received; make a snapshot of it", Escaped(path));
-                Error::posix(Errno::PERM, what)
-            }
-            _ => at_path(error, path),
-        })
+        let (id, volume) = (subvolume_at(fs, path)?, fs.volume());
+        let is_received = volume.subvolume(id)?.received_uuid.is_some();
+        if is_received && !arguments.read_only && !arguments.force {
+            let why = "was received, and what is received on top of it needs it as it is";
+            let what = format!("{} {why}: --force", Escaped(path));
+            return Err(Error::posix(Errno::PERM, what));
+        }
+        volume.set_read_only(id, arguments.read_only).map_err(|error| at_path(error, path))
     })
 }
 
