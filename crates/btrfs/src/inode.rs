@@ -161,6 +161,19 @@ fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<Fi
 
 /// The file called `name` in `dir`.
 pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
+    let Some(live) = volume.live_part() else { return lookup_once(volume, dir, name) };
+    loop {
+        let moves = live.subvolumes.moves();
+        let found = lookup_once(volume, dir, name)?;
+        // While a subvolume moves it may seem to be elsewhere.
+        if placeholder_in(found).is_none() || live.subvolumes.is_still(moves) {
+            return Ok(found);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
     let missing = || {
         let name = name.escape_ascii();
         Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))
@@ -201,7 +214,14 @@ pub(crate) fn read_dir(
     delayed::for_each_item(volume, root, indexes(dir, first), &mut |key, data| {
         for entry in dir_entries(data) {
             let entry = entry.map_err(malformed)?;
-            let file = target(volume, dir, entry.name, entry.location)?;
+            let mut file = target(volume, dir, entry.name, entry.location)?;
+            if placeholder_in(file).is_some() {
+                file = match lookup(volume, dir, entry.name) {
+                    Ok(found) => found,
+                    Err(Error::Posix { errno: Errno::NOENT, .. }) => continue,
+                    Err(e) => return Err(e),
+                };
+            }
             let entry = offshoot_vfs::DirEntry {
                 name: entry.name,
                 file,

@@ -81,6 +81,7 @@ fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp
     let item = root_item(volume, id)?.ok_or_else(missing)?;
     let uuids = uuids_without(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
+    let _moving = volume.live()?.subvolumes.moving();
     handle.whole(|| {
         changes.apply()?;
         handle.remove_place(id, dir)?;

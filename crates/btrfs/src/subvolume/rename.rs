@@ -73,6 +73,7 @@ fn rename_alone(
     target.add_entry(to, Target::subvolume(id), index, at)?;
     let is_durable = source.is_synchronous() || other.as_ref().is_some_and(Changes::is_synchronous);
     let place = RootRef { dirid: to.dir.ino, sequence: index, name: to.name };
+    let _moving = volume.live()?.subvolumes.moving();
     handle.whole(|| {
         handle.remove_place(id, from.dir)?;
         handle.add_place(id, to.dir, &place)?;

@@ -1,6 +1,7 @@
 //! What is known of the subvolumes of a volume that is written.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
@@ -19,6 +20,8 @@ pub(crate) struct State {
     next: Mutex<u64>,
     /// Those that were deleted and hold blocks, with the transaction that deleted them.
     deleted: Mutex<BTreeMap<TreeId, Generation>>,
+    /// Counted up when one begins to move or to go, and when that is done: what stands where is not told by one tree alone.
+    moves: AtomicU64,
     /// Held by who drops what deleted ones hold.
     dropping: Mutex<Dropping>,
 }
@@ -56,6 +59,22 @@ impl State {
         !self.deleted.lock().is_empty()
     }
 
+    /// One moves or goes until this is dropped.
+    pub(super) fn moving(&self) -> Moving<'_> {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+        Moving(&self.moves)
+    }
+
+    /// How often one began or ended to move.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Whether none has moved since that was said.
+    pub(crate) fn is_still(&self, moves: u64) -> bool {
+        moves.is_multiple_of(2) && self.moves() == moves
+    }
+
     /// Until this is dropped nobody else drops blocks.
     pub(super) fn dropping(&self) -> MutexGuard<'_, Dropping> {
         self.dropping.lock()
@@ -76,6 +95,15 @@ impl State {
             cursor.advance()?;
         }
         Ok(())
+    }
+}
+
+/// That a subvolume moves or goes.
+pub(super) struct Moving<'s>(&'s AtomicU64);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Subvolumes that come and go while others work on them.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
@@ -204,4 +205,51 @@ fn numbers_are_not_used_again() {
     fs.sync().expect("a commit");
     drop((fs, volume));
     judge(&disks, 8);
+}
+
+/// Who looked at a subvolume while it moved, or went, saw an empty directory in its place.
+#[test]
+fn nobody_sees_the_place_of_one_that_moves() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let dirs = [fs.root(), fs.mkdir(place(fs.root(), "dir"), &NEW).expect("a directory")];
+    let id = fs.create_subvolume(place(fs.root(), "one"), &NEW).expect("a subvolume");
+    let stop = AtomicBool::new(false);
+    let mut seen = 0;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = 0;
+            while !stop.load(SeqCst) {
+                for dir in dirs {
+                    match fs.lookup(dir, b"one") {
+                        Ok(found) => assert_eq!(found, root_of(id)),
+                        Err(error) => assert_eq!(error.errno(), Errno::NOENT, "{error}"),
+                    }
+                    fs.read_dir(dir, 0, &mut |entry| {
+                        if entry.name == b"one" {
+                            assert_eq!(entry.file, root_of(id));
+                            seen += 1;
+                        }
+                        ControlFlow::Continue(())
+                    })
+                    .expect("it reads");
+                }
+            }
+            seen
+        });
+        for round in 0..2000 {
+            let (from, to) = (dirs[round % 2], dirs[(round + 1) % 2]);
+            fs.rename(place(from, "one"), place(to, "one"), AT).expect("it moves");
+        }
+        fs.delete_subvolume(place(dirs[0], "one"), AT).expect("it is there");
+        stop.store(true, SeqCst);
+        seen = reader.join().expect("it saw nothing else");
+    });
+    assert!(seen > 0, "nothing was seen at all");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    judge(&disks, 2);
 }
