@@ -108,7 +108,7 @@ fn shared_blocks_are_copied_while_they_are_dropped() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 1024);
     disks.mkfs(&["-n", "4k"]);
-    for round in 0..4 {
+    for round in 0..2 {
         let volume = open(&disks);
         let fs = top(&volume);
         let name = |what: &str| format!("{what}-{round}");
