@@ -18,9 +18,14 @@
 //! stream may also hold less than the extent claims: what is missing reads as zeros.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 
-use flate2::{Decompress, FlushDecompress, Status};
-use zstd::zstd_safe::{self, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
+use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
+use lzokay::compress::Dict;
+use zstd::zstd_safe::{
+    self, CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective,
+};
 
 use crate::Malformed;
 
@@ -224,4 +229,145 @@ fn decompress_segment(segment: &[u8], sector: usize, output: &mut [u8]) -> Resul
     let made = decode(&mut whole)?.min(output.len());
     output[..made].copy_from_slice(&whole[..made]);
     Ok(made)
+}
+
+/// How extents are made: a compression, and how hard it tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Method {
+    /// The compression, which is one.
+    compression: Compression,
+    /// The level, where the compression has levels.
+    level: i32,
+}
+
+impl Method {
+    /// What this compression does if nothing else is asked for; `None` for none.
+    #[must_use]
+    pub fn new(compression: Compression) -> Option<Self> {
+        Some(match compression {
+            Compression::None => return None,
+            Compression::Lzo => Self { compression, level: 0 },
+            Compression::Zlib | Compression::Zstd => Self { compression, level: 3 },
+        })
+    }
+
+    /// The compression.
+    #[must_use]
+    pub fn compression(self) -> Compression {
+        self.compression
+    }
+
+    /// The levels that a compression has, as the kernel has them.
+    fn levels(compression: Compression) -> &'static [RangeInclusive<i32>] {
+        match compression {
+            Compression::None | Compression::Lzo => &[],
+            Compression::Zlib => &[1..=9],
+            Compression::Zstd => &[-15..=-1, 1..=15],
+        }
+    }
+}
+
+impl FromStr for Method {
+    type Err = String;
+
+    /// A method in the words of mount options: `zlib`, `lzo` or `zstd`, and `:` with a level behind the first and the last.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, level) = match text.split_once(':') {
+            Some((name, level)) => (name, Some(level)),
+            None => (text, None),
+        };
+        let all = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
+        let compression = all.into_iter().find(|compression| compression.name() == name);
+        let method = compression.and_then(Self::new);
+        let method = method.ok_or_else(|| format!("no compression is called `{name}`"))?;
+        let Some(level) = level else { return Ok(method) };
+        let wrong = || format!("{name} has no level `{level}`");
+        let level = level.parse().map_err(|_| wrong())?;
+        let is_one = Self::levels(method.compression).iter().any(|levels| levels.contains(&level));
+        is_one.then_some(Self { level, ..method }).ok_or_else(wrong)
+    }
+}
+
+/// Compresses `input`, at most [`MAX_COMPRESSED_EXTENT`](crate::file_extent::MAX_COMPRESSED_EXTENT) bytes, to no more than `most` bytes, without
+/// padding; `None` when it does not become as small.
+#[must_use]
+pub fn compress(method: Method, input: &[u8], sector_size: u32, most: usize) -> Option<Vec<u8>> {
+    let mut output = vec![0; most];
+    let made = COMPRESSORS.with_borrow_mut(|all| match method.compression {
+        Compression::None => None,
+        Compression::Zlib => all.zlib(method.level, input, &mut output),
+        Compression::Zstd => all.zstd(method.level, input, &mut output),
+        Compression::Lzo => compress_lzo(
+            all.lzo.get_or_insert_with(Dict::new),
+            input,
+            sector_size as usize,
+            &mut output,
+        ),
+    })?;
+    output.truncate(made);
+    Some(output)
+}
+
+/// What the encoders keep between extents.
+#[derive(Default)]
+struct Compressors {
+    zlib: Option<(i32, Compress)>,
+    zstd: Option<CCtx<'static>>,
+    lzo: Option<Box<Dict>>,
+}
+
+thread_local! {
+    static COMPRESSORS: RefCell<Compressors> = RefCell::default();
+}
+
+impl Compressors {
+    fn zlib(&mut self, level: i32, input: &[u8], output: &mut [u8]) -> Option<usize> {
+        let kept = self.zlib.take().filter(|(made_for, _)| *made_for == level);
+        let new = || Compress::new(flate2::Compression::new(level.unsigned_abs()), true);
+        let mut context = kept.map_or_else(new, |(_, context)| context);
+        context.reset();
+        let status = context.compress(input, output, FlushCompress::Finish).ok()?;
+        let made = usize::try_from(context.total_out()).ok();
+        // An encoder that has not come to the end cannot be used again: to be reset is not enough for it.
+        if status != Status::StreamEnd {
+            return None;
+        }
+        self.zlib = Some((level, context));
+        made
+    }
+
+    fn zstd(&mut self, level: i32, input: &[u8], output: &mut [u8]) -> Option<usize> {
+        if self.zstd.is_none() {
+            self.zstd = CCtx::try_create();
+        }
+        let context = self.zstd.as_mut()?;
+        context.reset(ResetDirective::SessionAndParameters).ok()?;
+        // The window is that of the input, which is as large as the kernel's at the most.
+        context.set_parameter(CParameter::CompressionLevel(level)).ok()?;
+        context.compress2(output, input).ok()
+    }
+}
+
+/// Writes the framing that [`decompress_lzo`] reads.
+fn compress_lzo(dict: &mut Dict, input: &[u8], sector: usize, output: &mut [u8]) -> Option<usize> {
+    let mut segment = vec![0; lzokay::compress::compress_worst_size(sector)];
+    let mut at = LZO_SIZE_BYTES;
+    for part in input.chunks(sector) {
+        let size = lzokay::compress::compress_no_alloc(part, &mut segment, dict).ok()?;
+        let left_of_sector = sector - at % sector;
+        if left_of_sector < LZO_SIZE_BYTES {
+            at += left_of_sector;
+        }
+        let to = output.get_mut(at..at + LZO_SIZE_BYTES + size)?;
+        to[..LZO_SIZE_BYTES].copy_from_slice(&lzo_size(size));
+        to[LZO_SIZE_BYTES..].copy_from_slice(&segment[..size]);
+        at += LZO_SIZE_BYTES + size;
+    }
+    output.get_mut(..LZO_SIZE_BYTES)?.copy_from_slice(&lzo_size(at));
+    Some(at)
+}
+
+/// A size of the LZO framing, on disk.
+fn lzo_size(size: usize) -> [u8; LZO_SIZE_BYTES] {
+    u32::try_from(size).expect("an extent is small").to_le_bytes()
 }

@@ -9,8 +9,12 @@ mod buffer;
 mod checksums;
 mod drop;
 mod in_place;
+mod pack;
 mod pieces;
+mod prealloc;
 mod scratch;
+mod share;
+mod shift;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -32,12 +36,18 @@ use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, insert_checksums, remove_checksums,
 };
-pub(crate) use drop::drop_range;
-pub(crate) use in_place::{Target, target};
+pub(crate) use drop::{Overlap, drop_range, overlaps};
+pub(crate) use in_place::{Target, is_in_place, target};
+pub(crate) use pack::{Chunk, Chunks, Packing, chunks_of, pack_inline};
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, Piece, Pieces, Source};
+pub(crate) use prealloc::{first_gap, preallocate};
 use scratch::with_scratch;
-pub(crate) use store::{Sectors, insert_hole, store, store_inline, write_data};
+pub(crate) use share::share;
+pub(crate) use shift::shift;
+pub(crate) use store::{
+    Inline, Sectors, insert_hole, store, store_inline, store_packed, store_preallocated, write_data,
+};
 
 /// A first batch that is smaller than this is read at once: telling the devices of it
 /// first would not be ahead of anything.
@@ -113,6 +123,25 @@ pub(crate) fn read_data(
         at = part.end;
     }
     read_stored(volume, data, at..range.end, visit)
+}
+
+/// Fills `buf` with what the file has from `offset` on, and gives how many bytes that were.
+pub(crate) fn read_at(
+    volume: &Engine,
+    data: &FileData,
+    offset: u64,
+    buf: &mut [u8],
+) -> Result<usize> {
+    let available = data.size().saturating_sub(offset);
+    let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
+    buf[..len].fill(0);
+    let range = offset..offset + len as u64;
+    read_data(volume, data, range, &mut |at, bytes| {
+        let start = index(at - offset);
+        buf[start..start + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    })?;
+    Ok(len)
 }
 
 /// As [`read_data`], of what is in extents.

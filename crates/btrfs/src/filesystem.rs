@@ -123,20 +123,9 @@ impl FileSystem for Filesystem {
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let mut read = || {
-            let data = FileData::open(&self.volume, file)?;
-            let available = data.size().saturating_sub(offset);
-            let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
-            buf[..len].fill(0);
-            let range = offset..offset + len as u64;
-            data::read_data(&self.volume, &data, range, &mut |at, bytes| {
-                let start = usize::try_from(at - offset).expect("the piece lies in `buf`");
-                buf[start..start + bytes.len()].copy_from_slice(bytes);
-                Ok(())
-            })?;
-            Ok(len)
-        };
-        read().map_err(of(file))
+        FileData::open(&self.volume, file)
+            .and_then(|data| data::read_at(&self.volume, &data, offset, buf))
+            .map_err(of(file))
     }
 
     fn read_data(

@@ -16,8 +16,11 @@
 //! | `evict` | removing whole inodes, at once or after they were open or a crash |
 
 pub(crate) mod acl;
+pub(crate) mod allocate;
 pub(crate) mod attributes;
 pub(crate) mod changes;
+pub(crate) mod clone;
+pub(crate) mod compression;
 pub(crate) mod create;
 mod directories;
 pub(crate) mod entries;

@@ -47,6 +47,7 @@ mod volume;
 pub use block::TreeBlock;
 pub use filesystem::Filesystem;
 pub use handle::Volume;
+pub use inode::compression::Compress;
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use subvolume::{SubvolumeInfo, Subvolumes};

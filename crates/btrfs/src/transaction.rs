@@ -38,7 +38,7 @@ mod stats;
 mod tests;
 mod writeout;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -47,12 +47,13 @@ use foldhash::fast::RandomState;
 use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
 use offshoot_btrfs_format::edit::{header_mut, insert_items};
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
-use offshoot_btrfs_format::superblock::{CompatRo, SuperblockItem};
+use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::TreeBlock;
 use crate::delayed::{Delayed, Queue};
+use crate::inode::compression::Compress;
 use crate::space::{self, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -104,6 +105,10 @@ pub(crate) struct Live {
     pub(crate) commits_per_cycle: u32,
     /// Told when there is much to bring to the devices.
     pub(crate) pressure: Arc<Signal>,
+    /// How files are compressed that do not say so themselves.
+    pub(crate) compress: Option<Compress>,
+    /// Features that the volume needs since it was opened, by their bits.
+    new_features: AtomicU64,
 }
 
 /// Which transactions have blocks in memory.
@@ -122,6 +127,8 @@ pub(crate) struct Transaction {
     refs: DelayedRefs,
     /// Trees whose root moved since their root items were stored.
     moved_roots: Mutex<BTreeMap<TreeId, TreeRoot>>,
+    /// Extents of data that had other owners before this transaction than they have after it.
+    shared: Mutex<HashSet<u64>>,
     /// Extents without references, to be free when this transaction is on disk.
     pinned: Mutex<Vec<Range<u64>>>,
     /// What of every member belongs to chunks, when the transaction was finished.
@@ -135,6 +142,7 @@ impl Transaction {
             dirty: DirtyBlocks::default(),
             refs: DelayedRefs::new(pending),
             moved_roots: Mutex::default(),
+            shared: Mutex::default(),
             pinned: Mutex::default(),
             allocated: OnceLock::new(),
         }
@@ -190,6 +198,8 @@ impl Live {
             subvolumes: State::default(),
             commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
+            compress: options.compress,
+            new_features: AtomicU64::new(0),
         }
     }
 
@@ -222,6 +232,13 @@ impl Live {
         let phases = self.phases.read();
         let count = |one: &Arc<Transaction>| one.dirty.in_order().len();
         [phases.before.as_ref().map_or(0, count), count(&phases.running)]
+    }
+
+    /// Whether the data at `logical` had other owners before the transaction that is being written, if one is.
+    fn was_shared(&self, logical: Logical) -> bool {
+        let phases = self.phases.read();
+        let before = phases.before.as_ref().filter(|_| !phases.is_complete);
+        before.is_some_and(|one| one.shared.lock().contains(&logical.0))
     }
 
     /// Whether a transaction is being written.
@@ -412,6 +429,11 @@ impl<'v> Handle<'v> {
 
     pub(crate) fn space(&self) -> &'v Space {
         &self.live.space
+    }
+
+    /// Notes that from this transaction on `feature` is needed to read the volume.
+    pub(crate) fn needs(&self, feature: Incompat) {
+        self.live.new_features.fetch_or(feature.0, Ordering::Relaxed);
     }
 
     /// Until this is dropped no checksums are looked for.

@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
+use offshoot_btrfs::Compress;
 
 use bench::BENCH_HELP;
 pub(crate) use bench::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
@@ -188,6 +189,14 @@ pub(crate) struct EditArguments {
     /// At the end, show on standard error what the engine did to each volume that was changed
     #[arg(long)]
     pub(crate) stats: bool,
+    /// Compress what is written: zlib, lzo or zstd, with a level as in zstd:3
+    #[arg(long, value_name = "METHOD", value_parser = parse_compression)]
+    pub(crate) compress: Option<Compress>,
+}
+
+/// How files are compressed that are worth it.
+fn parse_compression(text: &str) -> Result<Compress, String> {
+    Ok(Compress { method: text.parse()?, forced: false })
 }
 
 /// Where in a volume, and how it is opened.

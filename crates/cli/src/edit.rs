@@ -109,7 +109,8 @@ impl<'a> Volumes<'a> {
         if let Some(opened) = known.filter(|opened| opened.access >= access) {
             return Ok(opened.fs.clone());
         }
-        let fs = open_tree(volume, &self.arguments.tree, access, self.console)?;
+        let compress = self.arguments.compress;
+        let fs = open_tree(volume, &self.arguments.tree, access, compress, self.console)?;
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
         Ok(fs)
     }

@@ -48,7 +48,7 @@ impl<'a> Places<'a> {
         if let Some((_, fs)) = self.opened.iter().find(|(opened, _)| *opened == volume) {
             return Ok(PlaceSession { volume, fs: fs.clone(), path });
         }
-        let fs = open_tree(&volume, self.tree, Access::Read, self.console)?;
+        let fs = open_tree(&volume, self.tree, Access::Read, None, self.console)?;
         self.opened.push((volume.clone(), fs.clone()));
         Ok(PlaceSession { volume, fs, path })
     }

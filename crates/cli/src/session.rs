@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Report, SubvolumeId, Volume};
+use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Report, SubvolumeId, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
@@ -50,7 +50,7 @@ impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
         let device = open_device(&arguments.volume)?;
-        Self::open_with(device, &arguments.open, Access::Read, console)
+        Self::open_with(device, &arguments.open, Access::Read, None, console)
     }
 
     /// Opens the volume that begins with `device`.
@@ -58,6 +58,7 @@ impl Session {
         device: FileDevice,
         arguments: &OpenArguments,
         access: Access,
+        compress: Option<Compress>,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
@@ -76,6 +77,7 @@ impl Session {
         let options = OpenOptions {
             degraded: arguments.degraded,
             reporter: Some(Arc::new(reporter)),
+            compress,
             ..OpenOptions::default()
         };
         let volume = match access {
@@ -132,22 +134,24 @@ fn open_named(path: &Path, access: Access, may_have_path: bool) -> Result<FileDe
     })
 }
 
-/// Opens a volume, and in it the tree of files that `arguments` name.
+/// Opens a volume, and in it the tree of files that `arguments` name. A volume that is
+/// written compresses data as `compress` says.
 pub(crate) fn open_tree(
     volume: &Path,
     arguments: &TreeArguments,
     access: Access,
+    compress: Option<Compress>,
     console: &Arc<Console>,
 ) -> Result<Filesystem> {
     let device = open_named(volume, access, true)?;
-    Session::open_with(device, &arguments.open, access, console)?.tree(arguments)
+    Session::open_with(device, &arguments.open, access, compress, console)?.tree(arguments)
 }
 
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
         let Place { volume, path } = Place::parse(&arguments.place);
-        let fs = open_tree(&volume, &arguments.tree, Access::Read, console)?;
+        let fs = open_tree(&volume, &arguments.tree, Access::Read, None, console)?;
         Ok(Self { volume, fs, path })
     }
 

@@ -82,6 +82,37 @@ pub enum Rename {
     Exchange,
 }
 
+/// What [`FileSystemMut::fallocate`] does to a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallocate {
+    /// Space is allocated where there is none, so that writing there does not fail for want of it. What is read stays the
+    /// same: space that was not written reads as zeros.
+    Allocate {
+        /// The file does not become longer.
+        keep_size: bool,
+    },
+    /// The range becomes a hole. The file stays as long as it is.
+    PunchHole,
+    /// The range reads as zeros, and has space allocated.
+    Zero {
+        /// The file does not become longer.
+        keep_size: bool,
+    },
+    /// The range goes, and what is behind it moves down. It is whole sectors and ends before the file does: `EINVAL`.
+    Collapse,
+    /// A hole comes in, and what was there and behind moves up. It is whole sectors and begins in the file: `EINVAL`.
+    Insert,
+}
+
+/// A file and a place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The file.
+    pub file: FileId,
+    /// The place, in bytes.
+    pub offset: u64,
+}
+
 /// A directory and a name in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
@@ -154,6 +185,45 @@ pub trait FileSystemMut: FileSystem {
     ///
     /// A long write is done piece by piece: a crash may leave its beginning.
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+
+    /// Writes as [`write`](Self::write) does, and leaves nothing of the file in memory: what was written is on its devices then, and durable
+    /// with the next [`fsync`](Self::fsync) or [`sync`](Self::sync).
+    fn write_direct(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+
+    /// Allocates, frees, zeros or moves `len` bytes from byte `offset` on of a regular file. `EISDIR` and `EINVAL` for anything else,
+    /// `EINVAL` for no bytes, `EFBIG` beyond the largest file, `EPERM` for all but allocation in a file that can only be
+    /// appended to.
+    ///
+    /// A long range is done piece by piece: a crash may leave its beginning. What moves, moves in one piece: a file of more extents than
+    /// that can be done with is not supported. (Files of the kernel's btrfs do not move at all.)
+    fn fallocate(
+        &self,
+        file: FileId,
+        what: Fallocate,
+        offset: u64,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()>;
+
+    /// Lets `to` have the `len` bytes at `from`, or for 0 all that is there up to the end, without a copy: both share them until
+    /// one is written.
+    ///
+    /// `EINVAL` for what is behind the end of `from`, for ranges of one file that overlap, and for what is not whole sectors, but that
+    /// the end of `from` may become the end of `to`; also where only one of the two has checksums. `EISDIR` and `EINVAL` for what is no regular file,
+    /// `EFBIG` beyond the largest one, `EPERM` where `to` can only be appended to.
+    ///
+    /// A long range is done piece by piece: a crash may leave its beginning.
+    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
+
+    /// Lets two ranges share their space if all their bytes are the same, and says whether they are. Neither file changes
+    /// to those who read it. Errors are those of [`clone_range`](Self::clone_range), and `EINVAL` for what is behind the end of `to`; the end of
+    /// a file that is no whole sector is shared only with another end. (The kernel shortens the range then.) `EINVAL` for more than 16 MiB.
+    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool>;
+
+    /// Copies `len` bytes, or fewer when `from` ends before that, and gives how many they were. What can be shared is, as with
+    /// [`clone_range`](Self::clone_range). `EINVAL` for ranges of one file that overlap; other errors as for
+    /// [`write`](Self::write).
+    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
 
     /// Sets an extended attribute. An access control list changes the permissions, and is not stored when they say
     /// the same. `ERANGE` for a name and `E2BIG` for a value that no system call takes,

@@ -23,7 +23,9 @@ mod flags;
 use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
-pub use change::{FileSystemMut, NewFile, Node, Place, Rename, SetAttr, XattrMode};
+pub use change::{
+    Fallocate, FileSystemMut, NewFile, Node, Place, Position, Rename, SetAttr, XattrMode,
+};
 pub use error::{Corrupt, Errno, Error, OsReason, Result};
 pub use flags::FileFlags;
 
@@ -137,8 +139,29 @@ pub trait FileSystem: Send + Sync {
     /// file; `None` when only a hole follows. Adjacent data is one range.
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>>;
 
+    /// Where data begins at or after `offset`, as `SEEK_DATA` has it: `ENXIO` when there is none, and behind the end.
+    fn seek_data(&self, file: FileId, offset: u64) -> Result<u64> {
+        let next = self.next_data(file, offset)?;
+        next.map(|data| data.start).ok_or_else(|| no_such_place(file, offset))
+    }
+
+    /// Where a hole begins at or after `offset`, as `SEEK_HOLE` has it: the end of the file is one. `ENXIO` at the end
+    /// and behind it.
+    fn seek_hole(&self, file: FileId, offset: u64) -> Result<u64> {
+        match self.next_data(file, offset)? {
+            Some(data) if data.start == offset => Ok(data.end),
+            None if offset >= self.attr(file)?.size => Err(no_such_place(file, offset)),
+            _ => Ok(offset),
+        }
+    }
+
     /// Tells that the caller is about to read all of these regular files. The
     /// filesystem may start to fetch their data, in the order of the device.
     /// It is a hint: a file that cannot be read fails when it is read.
     fn prefetch(&self, files: &[FileId]);
+}
+
+/// `ENXIO`: what was looked for is not in `file` at or after `offset`.
+fn no_such_place(file: FileId, offset: u64) -> Error {
+    Error::posix(Errno::NXIO, format!("from {offset} on in {file}"))
 }

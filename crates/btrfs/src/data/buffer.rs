@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::pack::chunks_of;
 use crate::inode::{SHARDS, shard_of};
 
 /// The longest run of sectors in one piece of memory, in bytes.
@@ -50,12 +51,25 @@ pub(crate) struct Dirty {
     pub(crate) ctime: Timestamp,
     /// Metadata that is promised because write-back makes trees larger, in bytes.
     pub(crate) promised: u64,
+    /// Other data is about to stand beside this, so it is not kept in the extent item.
+    pub(crate) is_beside: bool,
+    /// It has no data reserved: all of it goes where it may be written in place.
+    pub(crate) is_in_place: bool,
 }
 
 impl Dirty {
     /// Nothing yet, of a file of this size.
     fn new(size: u64, at: Timestamp) -> Self {
-        Self { runs: BTreeMap::new(), bytes: 0, size, mtime: None, ctime: at, promised: 0 }
+        Self {
+            runs: BTreeMap::new(),
+            bytes: 0,
+            size,
+            mtime: None,
+            ctime: at,
+            promised: 0,
+            is_beside: false,
+            is_in_place: false,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -74,9 +88,9 @@ impl Dirty {
         self.bytes
     }
 
-    /// How many runs there are.
-    pub(crate) fn run_count(&self) -> usize {
-        self.runs.len()
+    /// How many extents it may become, each run of sectors in chunks that are compressed by themselves.
+    pub(crate) fn extent_count(&self) -> u64 {
+        self.runs.iter().map(|(&at, run)| chunks_of(&(at..at + run.len() as u64))).sum()
     }
 
     /// The runs that overlap `range`, in order.
@@ -208,11 +222,9 @@ impl Buffers {
         self.shard(file).write().entry(file).or_insert_with(new).clone()
     }
 
-    /// Forgets `file`, and gives what it had.
+    /// Takes what is buffered of `file` out of the table. Its bytes are counted until they are removed.
     pub(crate) fn take(&self, file: FileId) -> Option<FileBuffer> {
-        let buffer = self.shard(file).write().remove(&file)?;
-        self.bytes.fetch_sub(buffer.read().bytes(), Ordering::Relaxed);
-        Some(buffer)
+        self.shard(file).write().remove(&file)
     }
 
     /// Bytes in memory, of all files.

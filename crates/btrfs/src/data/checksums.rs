@@ -101,7 +101,8 @@ pub(super) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Resu
     let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, last);
     let cursor = Cursor::seek_floor(volume, root, key)?;
     Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).is_some_and(|(found, data)| {
-        found.offset + (data.len() / sum_len) as u64 * sector > logical.0
+        // Where no item begins before `last`, the cursor is on the first behind it.
+        found <= key && found.offset + (data.len() / sum_len) as u64 * sector > logical.0
     }))
 }
 

@@ -22,6 +22,7 @@ use zerocopy::FromBytes;
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::Cursor;
+use crate::volume::Engine;
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
 const TAIL: usize = size_of::<FileExtentHead>();
@@ -30,14 +31,14 @@ const TAIL: usize = size_of::<FileExtentHead>();
 const BATCH: usize = 256;
 
 /// An extent item that overlaps a range.
-pub(super) struct Overlap {
-    pub(super) key: Key,
-    pub(super) data: Vec<u8>,
-    pub(super) end: u64,
+pub(crate) struct Overlap {
+    pub(crate) key: Key,
+    pub(crate) data: Vec<u8>,
+    pub(crate) end: u64,
 }
 
 /// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its data
-/// became less: what `nbytes` of its inode loses.
+/// became less: what `nbytes` of its inode loses. An empty range parts the item in which it lies.
 ///
 /// # Errors
 /// When an item cannot be read. Half of it may be done then, so this ends all writing.
@@ -46,7 +47,7 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
     let mut from = range.start;
     handle.whole(|| {
         loop {
-            let overlaps = overlaps(handle, file, from..range.end, BATCH)?;
+            let overlaps = overlaps(handle.volume(), file, from..range.end, BATCH)?;
             let Some(last) = overlaps.last() else { return Ok(dropped) };
             from = last.end;
             for overlap in &overlaps {
@@ -60,13 +61,12 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
 }
 
 /// The first extent items that overlap `range`, `most` at the most.
-pub(super) fn overlaps(
-    handle: &Handle<'_>,
+pub(crate) fn overlaps(
+    volume: &Engine,
     file: FileId,
     range: Range<u64>,
     most: usize,
 ) -> Result<Vec<Overlap>> {
-    let volume = handle.volume();
     let sector = u64::from(volume.superblock().sector_size);
     let root = volume.tree(TreeId(file.dev))?;
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
@@ -156,14 +156,14 @@ fn cut_item(
     })
 }
 
-/// The item of the `len` bytes that begin `skip` bytes into the range of the item `data`.
-fn part(data: &[u8], skip: u64, len: u64) -> Result<Vec<u8>> {
+/// The item of the `len` bytes that begin `skip` bytes into the range of the item `data`, or before it where that wraps.
+pub(super) fn part(data: &[u8], skip: u64, len: u64) -> Result<Vec<u8>> {
     let mut part = data.to_vec();
     let (tail, _) = FileExtentTail::mut_from_prefix(part.get_mut(TAIL..).unwrap_or_default())
         .map_err(|_| Error::corrupt("file extent", "it is cut"))?;
     // A hole has no extent to be further into; what its offset says means nothing.
     if tail.disk_bytenr.get() != 0 {
-        tail.offset += skip;
+        tail.offset = tail.offset.get().wrapping_add(skip).into();
     }
     tail.num_bytes = len.into();
     Ok(part)

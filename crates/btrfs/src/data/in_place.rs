@@ -1,8 +1,8 @@
-//! What of a NODATACOW file may be overwritten where it is.
+//! What of a file may be written where it is.
 //!
-//! That is data in an extent that nobody else refers to: no other file, no other part of this one, and no
-//! snapshot, which may share the leaf with the reference instead of having one of its own. What is as old as
-//! the last snapshot of the subvolume counts as shared.
+//! That is preallocated space, and data of NODATACOW files, in an extent that nobody else refers to: no other file, no other
+//! place of this one, and no snapshot, which may share the leaf with the reference instead of having one of its own. What is
+//! as old as the last snapshot of the subvolume counts as shared.
 
 use std::ops::Range;
 
@@ -13,15 +13,25 @@ use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::checksums::has_checksums;
-use super::drop::overlaps;
+use super::drop::{Overlap, overlaps};
 use crate::subvolume::malformed;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Owner};
+
+/// Extent items that are looked at in one go.
+const BATCH: usize = 16;
 
 /// Where the first part of a range goes, and how long that part is, in bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Over what is there.
-    InPlace(Logical, u64),
+    InPlace {
+        /// Where it is.
+        logical: Logical,
+        /// How long.
+        len: u64,
+        /// It was never written.
+        is_preallocated: bool,
+    },
     /// To a new extent.
     New(u64),
 }
@@ -34,39 +44,67 @@ pub(crate) fn target(
     range: &Range<u64>,
 ) -> Result<Target> {
     let all = range.end - range.start;
-    if inode.flags.get() & inode_flags::NODATACOW == 0 {
+    if inode.flags.get() & (inode_flags::NODATACOW | inode_flags::PREALLOC) == 0 {
         return Ok(Target::New(all));
     }
-    let found = overlaps(handle, file, range.clone(), 1)?;
-    let Some(found) = found.first() else { return Ok(Target::New(all)) };
-    if found.key.offset > range.start {
-        return Ok(Target::New(found.key.offset - range.start));
+    let mut at = range.start;
+    loop {
+        let found = overlaps(handle.volume(), file, at..range.end, BATCH)?;
+        for overlap in &found {
+            let part = overlap.key.offset.max(range.start)..overlap.end.min(range.end);
+            let Some(target) = in_place(handle, file, inode, overlap, &part)? else { continue };
+            return Ok(match part.start - range.start {
+                0 => target,
+                before => Target::New(before),
+            });
+        }
+        match found.last() {
+            Some(last) if last.end < range.end => at = last.end,
+            _ => return Ok(Target::New(all)),
+        }
     }
-    let len = found.end.min(range.end) - range.start;
-    let extent = FileExtent::parse(&found.data).map_err(malformed)?;
-    Ok(match alone(handle, file, &extent, range.start - found.key.offset, len)? {
-        Some(logical) => Target::InPlace(logical, len),
-        None => Target::New(len),
-    })
 }
 
-/// Where the byte `into` of the item is, if nothing but the item refers to the extent and `len` bytes from there
-/// on may be overwritten.
-fn alone(
+/// Whether all of `range` of the file may be written in place.
+pub(crate) fn is_in_place(
     handle: &Handle<'_>,
     file: FileId,
-    extent: &FileExtent<'_>,
-    into: u64,
-    len: u64,
-) -> Result<Option<Logical>> {
-    let FileExtentBody::Extent { disk_bytenr, offset, preallocated: false, .. } = extent.body
-    else {
+    inode: &InodeItem,
+    range: &Range<u64>,
+) -> Result<bool> {
+    let mut at = range.start;
+    while at < range.end {
+        match target(handle, file, inode, &(at..range.end))? {
+            Target::InPlace { len, .. } => at += len,
+            Target::New(_) => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// The place of `part` of the file, all of it in the item, if it may be written there.
+fn in_place(
+    handle: &Handle<'_>,
+    file: FileId,
+    inode: &InodeItem,
+    Overlap { key, data, .. }: &Overlap,
+    part: &Range<u64>,
+) -> Result<Option<Target>> {
+    let extent = FileExtent::parse(data).map_err(malformed)?;
+    let FileExtentBody::Extent { disk_bytenr, offset, preallocated, .. } = extent.body else {
         return Ok(None);
     };
-    let logical = Logical(disk_bytenr.0.saturating_add(offset).saturating_add(into));
+    if !preallocated && inode.flags.get() & inode_flags::NODATACOW == 0 {
+        return Ok(None);
+    }
+    let (root, len) = (TreeId(file.dev), part.end - part.start);
+    let owner = Owner::File { root, ino: file.ino, offset: key.offset.wrapping_sub(offset) };
+    let into = offset.saturating_add(part.start - key.offset);
+    let logical = Logical(disk_bytenr.0.saturating_add(into));
     let is_alone = extent.compression == Compression::None
-        && !handle.is_as_old_as_a_snapshot(TreeId(file.dev), extent.generation)?
-        && handle.references_to(disk_bytenr)? == 1
+        && !handle.is_as_old_as_a_snapshot(root, extent.generation)?
+        && handle.is_only_of(disk_bytenr, owner)?
         && !has_checksums(handle.volume(), logical, len)?;
-    Ok(is_alone.then_some(logical))
+    let target = Target::InPlace { logical, len, is_preallocated: preallocated };
+    Ok(is_alone.then_some(target))
 }

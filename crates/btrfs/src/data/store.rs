@@ -3,9 +3,12 @@
 //! Data is on its devices before anything refers to it. It becomes durable with the commit, whose
 //! barrier comes after it.
 
+use std::borrow::Cow;
 use std::io::IoSlice;
+use std::mem::offset_of;
 use std::ops::Range;
 
+use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail, extent_type};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::superblock::Incompat;
@@ -16,6 +19,8 @@ use zerocopy::IntoBytes;
 use super::buffer::Run;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
+use super::pack::Chunk;
+use super::prealloc::mark_written;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
 /// Whole sectors that lie one behind the other in a file.
@@ -44,6 +49,19 @@ impl<'r> Sectors<'r> {
         self.start..self.start + self.len
     }
 
+    /// The bytes of `part` of the file, which is one of them.
+    pub(crate) fn contents(self, part: &Range<u64>) -> Cow<'r, [u8]> {
+        let mut slices = self.slices(part.start - self.start..part.end - self.start);
+        let first = slices.next().unwrap_or_default();
+        match slices.next() {
+            None => Cow::Borrowed(first),
+            Some(second) => {
+                let all = [first, second].into_iter().chain(slices);
+                Cow::Owned(all.flatten().copied().collect())
+            }
+        }
+    }
+
     /// The memory in which `part` of them is, which counts from their beginning.
     fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
@@ -70,33 +88,101 @@ pub(crate) fn store(
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<i64> {
-    write_data(handle, logical, data)?;
-    if inode.flags.get() & inode_flags::NODATASUM == 0 {
-        insert_checksums(handle, logical, data.slices(0..data.len))?;
-    }
+    write_new(handle, inode, data, logical)?;
     let _changing = handle.volume().buffers.changing(file);
     let dropped = drop_range(handle, file, data.range())?;
     let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: data.start };
     handle.refer_new(logical, data.len, ExtentKind::Data, owner);
-    let item = encode(handle, data.len, logical, data.len);
+    let item = encode(handle, data.len, logical, data.len, extent_type::REG);
     insert(handle, file, data.start, &item)?;
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// Makes the first `len` bytes of `data` all that `file` holds, in the extent item. Gives as [`store`].
+/// As [`store`], of a chunk that was compressed, to as many bytes as were taken at `logical`.
+pub(crate) fn store_packed(
+    handle: &Handle<'_>,
+    file: FileId,
+    inode: &InodeItem,
+    Chunk { range, packed }: &Chunk,
+    compression: Compression,
+    logical: Logical,
+) -> Result<i64> {
+    let packed = packed.clone().unwrap_or_default();
+    let disk_len = packed.len() as u64;
+    write_new(handle, inode, Sectors::new(&[(range.start, packed)]), logical)?;
+    note_use(handle, compression);
+    let _changing = handle.volume().buffers.changing(file);
+    let dropped = drop_range(handle, file, range.clone())?;
+    let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: range.start };
+    handle.refer_new(logical, disk_len, ExtentKind::Data, owner);
+    let len = range.end - range.start;
+    let mut item = encode(handle, len, logical, disk_len, extent_type::REG);
+    item[offset_of!(FileExtentHead, compression)] = compression as u8;
+    insert(handle, file, range.start, &item)?;
+    Ok(len.cast_signed() - dropped.cast_signed())
+}
+
+/// The volume says which compressions were ever used in it.
+fn note_use(handle: &Handle<'_>, compression: Compression) {
+    match compression {
+        Compression::Lzo => handle.needs(Incompat::COMPRESS_LZO),
+        Compression::Zstd => handle.needs(Incompat::COMPRESS_ZSTD),
+        Compression::None | Compression::Zlib => {}
+    }
+}
+
+/// Writes `data` at `logical`, with checksums if the file has them.
+fn write_new(
+    handle: &Handle<'_>,
+    inode: &InodeItem,
+    data: Sectors<'_>,
+    logical: Logical,
+) -> Result<()> {
+    write_data(handle, logical, data)?;
+    if inode.flags.get() & inode_flags::NODATASUM == 0 {
+        insert_checksums(handle, logical, data.slices(0..data.len))?;
+    }
+    Ok(())
+}
+
+/// Writes `data` at `logical`, where its place in `file` is preallocated.
+///
+/// # Errors
+/// When a device fails.
+pub(crate) fn store_preallocated(
+    handle: &Handle<'_>,
+    file: FileId,
+    inode: &InodeItem,
+    data: Sectors<'_>,
+    logical: Logical,
+) -> Result<()> {
+    write_new(handle, inode, data, logical)?;
+    let _changing = handle.volume().buffers.changing(file);
+    mark_written(handle, file, &data.range())
+}
+
+/// Data that is kept in an extent item.
+pub(crate) struct Inline<'d> {
+    /// How long it is before it is compressed, in bytes.
+    pub(crate) len: u64,
+    pub(crate) compression: Compression,
+    pub(crate) bytes: Cow<'d, [u8]>,
+}
+
+/// Makes `data` all that `file` holds, instead of what is in `range`. Gives as [`store`].
 pub(crate) fn store_inline(
     handle: &Handle<'_>,
     file: FileId,
-    data: Sectors<'_>,
-    len: u64,
+    range: Range<u64>,
+    data: &Inline<'_>,
 ) -> Result<i64> {
+    note_use(handle, data.compression);
     let _changing = handle.volume().buffers.changing(file);
-    let dropped = drop_range(handle, file, data.range())?;
-    let head = head(handle, len, extent_type::INLINE);
-    let mut item = head.as_bytes().to_vec();
-    data.slices(0..len).for_each(|part| item.extend_from_slice(part));
-    insert(handle, file, 0, &item)?;
-    Ok(len.cast_signed() - dropped.cast_signed())
+    let dropped = drop_range(handle, file, range)?;
+    let mut head = head(handle, data.len, extent_type::INLINE);
+    head.compression = data.compression as u8;
+    insert(handle, file, 0, &[head.as_bytes(), &data.bytes].concat())?;
+    Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
 /// Writes every copy of `data`. What cannot be written ends all writing.
@@ -121,17 +207,18 @@ pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) 
         if hole.is_empty() {
             return Ok(());
         }
-        insert(handle, file, hole.start, &encode(handle, hole.end - hole.start, Logical(0), 0))
+        let item = encode(handle, hole.end - hole.start, Logical(0), 0, extent_type::REG);
+        insert(handle, file, hole.start, &item)
     };
     let mut at = range.start;
-    while let Some(extent) = overlaps(handle, file, at..range.end, 1)?.first() {
+    while let Some(extent) = overlaps(handle.volume(), file, at..range.end, 1)?.first() {
         insert_one(at..extent.key.offset.max(at))?;
         at = extent.end;
     }
     insert_one(at..range.end.max(at))
 }
 
-fn insert(handle: &Handle<'_>, file: FileId, at: u64, item: &[u8]) -> Result<()> {
+pub(super) fn insert(handle: &Handle<'_>, file: FileId, at: u64, item: &[u8]) -> Result<()> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, at);
     handle.change(TreeId(file.dev), |tree| tree.insert(key, item))
 }
@@ -147,12 +234,19 @@ fn head(handle: &Handle<'_>, len: u64, extent_type: u8) -> FileExtentHead {
     }
 }
 
-fn encode(handle: &Handle<'_>, len: u64, logical: Logical, disk_num_bytes: u64) -> Vec<u8> {
+/// The item of an extent, or of a hole, which is at 0.
+pub(super) fn encode(
+    handle: &Handle<'_>,
+    len: u64,
+    logical: Logical,
+    disk_num_bytes: u64,
+    extent_type: u8,
+) -> Vec<u8> {
     let tail = FileExtentTail {
         disk_bytenr: logical.0.into(),
         disk_num_bytes: disk_num_bytes.into(),
         offset: 0.into(),
         num_bytes: len.into(),
     };
-    [head(handle, len, extent_type::REG).as_bytes(), tail.as_bytes()].concat()
+    [head(handle, len, extent_type).as_bytes(), tail.as_bytes()].concat()
 }

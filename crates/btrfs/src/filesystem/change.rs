@@ -1,13 +1,13 @@
 //! Changing a subvolume, and those nested in it.
 
 use offshoot_vfs::{
-    FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Rename, Result, SetAttr, Timestamp,
-    XattrMode,
+    Fallocate, FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Position, Rename, Result,
+    SetAttr, Timestamp, XattrMode,
 };
 
 use super::{Filesystem, of};
 use crate::inode::create::{Kind, make, make_unnamed};
-use crate::inode::{attributes, flags, rename, unlink, write, write_back, xattr};
+use crate::inode::{allocate, attributes, clone, flags, rename, unlink, write, write_back, xattr};
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
@@ -58,6 +58,33 @@ impl FileSystemMut for Filesystem {
 
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
         write::write(&self.volume, file, offset, data, at).map_err(of(file))
+    }
+
+    fn write_direct(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+        write::write_direct(&self.volume, file, offset, data, at).map_err(of(file))
+    }
+
+    fn fallocate(
+        &self,
+        file: FileId,
+        what: Fallocate,
+        offset: u64,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()> {
+        allocate::fallocate(&self.volume, file, what, offset, len, at).map_err(of(file))
+    }
+
+    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()> {
+        clone::clone_range(&self.volume, from, to, len, at).map_err(of(to.file))
+    }
+
+    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool> {
+        clone::dedupe_range(&self.volume, from, to, len).map_err(of(to.file))
+    }
+
+    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
+        clone::copy_range(&self.volume, from, to, len, at).map_err(of(to.file))
     }
 
     fn set_xattr(

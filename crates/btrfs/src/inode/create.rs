@@ -10,6 +10,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Node, Place, Result}
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::changes::{Changes, timespec};
+use super::compression::{PROPERTY, inherited};
 use super::entries::{Target, require_name};
 use super::evict::orphan_key;
 use super::subvolume::writable;
@@ -217,6 +218,7 @@ fn inherited_flags(dir: u64, file_type: FileType) -> u64 {
     flags
 }
 
+/// New files are compressed as their directory says.
 fn inherit_compression(
     changes: &mut Changes<'_, '_>,
     file: FileId,
@@ -229,11 +231,13 @@ fn inherit_compression(
     if !says || !stores {
         return Ok(());
     }
-    match super::xattr(changes.volume(), dir, xattr::COMPRESSION) {
+    match super::xattr(changes.volume(), dir, PROPERTY) {
         Ok(value) => {
-            let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(xattr::COMPRESSION));
-            let item = xattr::encode(changes.generation().0, xattr::COMPRESSION, &value);
-            changes.put_new(key, item);
+            if let Some(value) = inherited(&value) {
+                let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(PROPERTY));
+                let item = xattr::encode(changes.generation().0, PROPERTY, value);
+                changes.put_new(key, item);
+            }
             Ok(())
         }
         Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(()),

@@ -1,9 +1,11 @@
 //! Flags of inodes, as users see and set them.
 
+use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileFlags, FileId, FileType, Result, Timestamp};
 
 use super::changes::Changes;
+use super::compression::PROPERTY;
 use super::subvolume::writable;
 use super::{inode_item, placeholder_in, tree_of, type_of, xattr};
 use crate::volume::Engine;
@@ -21,16 +23,17 @@ const FLAGS: [(FileFlags, u64); 9] = [
     (FileFlags::NODATACOW, inode_flags::NODATACOW),
 ];
 
-/// How data is compressed of a file that is to be compressed in whatever way.
-const COMPRESSION: &[u8] = b"zlib";
-
 /// The flags of `file`.
 pub(crate) fn flags(volume: &Engine, file: FileId) -> Result<FileFlags> {
     if placeholder_in(file).is_some() {
         return Ok(FileFlags::empty());
     }
     let stored = inode_item(volume, tree_of(volume, file)?, file)?.flags.get();
-    Ok(FLAGS.iter().filter(|one| stored & one.1 != 0).map(|one| one.0).collect())
+    let flags: FileFlags =
+        FLAGS.iter().filter(|one| stored & one.1 != 0).map(|one| one.0).collect();
+    // A file that was tried to be compressed in vain has both.
+    let is_tried = flags.contains(FileFlags::NOCOMPRESS);
+    Ok(if is_tried { flags - FileFlags::COMPRESS } else { flags })
 }
 
 /// Sets all flags of `file`.
@@ -54,10 +57,13 @@ pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp
     let flags = flags - without;
     let size = volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size);
     let stored = stored(&item, flags, file_type, size);
-    let compression = Some(COMPRESSION).filter(|_| flags.contains(FileFlags::COMPRESS));
+    // In the way of the volume, if it has one.
+    let method = volume.live()?.compress.map(|compress| compress.method.compression());
+    let name = method.unwrap_or(Compression::Zlib).name().as_bytes();
+    let compression = Some(name).filter(|_| flags.contains(FileFlags::COMPRESS));
     let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
     if flags & says != self::flags(volume, file)? & says {
-        xattr::replace(&mut changes, file, xattr::COMPRESSION, compression)?;
+        xattr::replace(&mut changes, file, PROPERTY, compression)?;
     }
     changes.change_inode(file, at, |item| item.flags = stored.into())?;
     let is_durable = changes.is_synchronous();

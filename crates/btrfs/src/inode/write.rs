@@ -20,7 +20,9 @@ use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
 use super::write_back::{self, Patience};
 use super::{inode_item, tree_of, type_of};
-use crate::data::{FileBuffer, FileData, drop_range, extent_len, next_data, read_data};
+use crate::data::{
+    FileBuffer, FileData, drop_range, extent_len, is_in_place, next_data, read_data,
+};
 use crate::space::{Promise, Reservation};
 use crate::subvolume::malformed;
 use crate::tree::Cursor;
@@ -33,7 +35,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 const MAX_DROPPED: usize = 64;
 
 /// The largest file, in bytes: the offsets of system calls are signed.
-const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
+pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// Writes `data` at `offset` of `file`.
 pub(crate) fn write(
@@ -52,17 +54,51 @@ pub(crate) fn write(
     if length_of(volume, file, &item) != offset {
         refuse_flags(&item, inode_flags::APPEND, file)?;
     }
-    let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE);
-    let end = end.ok_or_else(|| Error::posix(Errno::FBIG, file.to_string()))?;
+    if offset.checked_add(data.len() as u64).is_none_or(|end| end > MAX_SIZE) {
+        return Err(Error::posix(Errno::FBIG, file.to_string()));
+    }
     if data.is_empty() {
         return Ok(());
     }
     timespec(at)?;
-    let size = length_of(volume, file, &item);
+    write_locked(volume, file, offset, data, at)?;
+    keep_synchronous(volume, file)
+}
+
+/// Makes what was done to `file`, whose lock is held, durable if it has the flag SYNC.
+pub(super) fn keep_synchronous(volume: &Engine, file: FileId) -> Result<()> {
+    if regular(volume, file)?.flags.get() & inode_flags::SYNC == 0 {
+        return Ok(());
+    }
+    write_back::write_back(volume, file, Patience::Waits)?;
+    volume.commit_if(true)
+}
+
+/// As [`write`], and leaves nothing of the file in memory only.
+pub(crate) fn write_direct(
+    volume: &Engine,
+    file: FileId,
+    offset: u64,
+    data: &[u8],
+    at: Timestamp,
+) -> Result<()> {
+    write(volume, file, offset, data, at)?;
+    write_back::sync_file(volume, file)
+}
+
+/// Writes `data` at `offset` of `file`, whose lock is held, where that may be.
+pub(super) fn write_locked(
+    volume: &Engine,
+    file: FileId,
+    offset: u64,
+    data: &[u8],
+    at: Timestamp,
+) -> Result<()> {
+    let size = length_of(volume, file, &regular(volume, file)?);
     if size < offset {
         clear_behind(volume, file, size, at)?;
     }
-    let mut from = offset;
+    let (mut from, end) = (offset, offset + data.len() as u64);
     while from < end {
         // Cut at multiples, so that no sector is looked at twice.
         let to = end.min((from / PIECE_BYTES + 1) * PIECE_BYTES);
@@ -78,9 +114,13 @@ pub(crate) fn write(
 }
 
 /// The inode item of a regular file.
-fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
+pub(super) fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     match type_of(&item)? {
+        FileType::Regular if item.size.get() > MAX_SIZE => {
+            let problem = format!("a file of {} bytes", item.size);
+            Err(Error::corrupt("inode item", problem).in_file(file))
+        }
         FileType::Regular => Ok(item),
         FileType::Directory => Err(Error::posix(Errno::ISDIR, file.to_string())),
         _ => Err(Error::posix(Errno::INVAL, format!("{file} has no data"))),
@@ -88,12 +128,18 @@ fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
 }
 
 /// The length of `file`, what is buffered included.
-fn length_of(volume: &Engine, file: FileId, item: &InodeItem) -> u64 {
+pub(super) fn length_of(volume: &Engine, file: FileId, item: &InodeItem) -> u64 {
     volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
 /// Buffers `data` at `offset`; the sector in which `offset` lies, when there is no data.
-fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+pub(super) fn buffer(
+    volume: &Engine,
+    file: FileId,
+    offset: u64,
+    data: &[u8],
+    at: Timestamp,
+) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let new = offset..offset + data.len() as u64;
     let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
@@ -101,14 +147,16 @@ fn buffer(volume: &Engine, file: FileId, offset: u64, data: &[u8], at: Timestamp
         Some(buffer) => buffer.read().size,
         None => regular(volume, file)?.size.get(),
     };
-    let Room { gaps, taken } = Room::reserve(volume, file, &range)?;
+    let Room { gaps, taken, is_in_place } = Room::reserve(volume, file, &range)?;
     let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
     let contents = contents.collect::<Result<Vec<_>>>()?;
     let buffers = &volume.buffers;
     let buffer = buffers.get_or_add(file, size, at);
     if let Some((data, promise)) = taken {
-        data.keep();
-        buffer.write().promised += promise.keep();
+        data.map(Reservation::keep);
+        let mut dirty = buffer.write();
+        dirty.promised += promise.keep();
+        dirty.is_in_place = is_in_place;
     }
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
@@ -130,21 +178,53 @@ struct Room<'v> {
     /// The parts of the range that are not buffered yet.
     gaps: Vec<Range<u64>>,
     /// The space that they will take, and what they make trees larger by.
-    taken: Option<(Reservation<'v>, Promise<'v>)>,
+    taken: Option<(Option<Reservation<'v>>, Promise<'v>)>,
+    /// All that is buffered of the file goes where it may be written in place, and has no space reserved.
+    is_in_place: bool,
 }
 
 impl<'v> Room<'v> {
     fn reserve(volume: &'v Engine, file: FileId, range: &Range<u64>) -> Result<Self> {
-        with_room(volume, file, |buffer| {
+        let reserved = with_room(volume, file, |buffer| {
             let gaps = gaps(volume, file, buffer, range)?;
+            let is_in_place = buffer.is_some_and(|buffer| buffer.read().is_in_place);
             let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
             if bytes == 0 {
-                return Ok(Self { gaps, taken: None });
+                return Ok(Self { gaps, taken: None, is_in_place });
+            }
+            if is_in_place {
+                return Self::in_place(volume, file, buffer, gaps);
             }
             let promise = write_back::promise(volume, buffer, &gaps)?;
             let data = volume.reserve_data(bytes)?;
-            Ok(Self { gaps, taken: Some((data, promise)) })
-        })
+            Ok(Self { gaps, taken: Some((Some(data), promise)), is_in_place })
+        });
+        match reserved {
+            // Nothing is buffered any more. What is preallocated can be written without more space.
+            Err(error) if error.errno() == Errno::NOSPC => {
+                let gaps = gaps(volume, file, None, range)?;
+                Self::in_place(volume, file, None, gaps)
+                    .map_err(|other| if other.errno() == Errno::NOSPC { error } else { other })
+            }
+            reserved => reserved,
+        }
+    }
+
+    /// Room for `gaps` that all may be written in place: `ENOSPC` for others.
+    fn in_place(
+        volume: &'v Engine,
+        file: FileId,
+        buffer: Option<&FileBuffer>,
+        gaps: Vec<Range<u64>>,
+    ) -> Result<Self> {
+        let item = regular(volume, file)?;
+        for gap in &gaps {
+            if !is_in_place(&volume.enter()?, file, &item, gap)? {
+                return Err(Error::posix(Errno::NOSPC, format!("data of {file}")));
+            }
+        }
+        let promise = write_back::promise(volume, buffer, &gaps)?;
+        Ok(Self { gaps, taken: Some((None, promise)), is_in_place: true })
     }
 }
 
@@ -158,10 +238,7 @@ fn with_room<T>(
     loop {
         let buffer = volume.buffers.get(file);
         match reserve(buffer.as_ref()) {
-            Err(error)
-                if error.errno() == Errno::NOSPC
-                    && buffer.is_some_and(|buffer| !buffer.read().is_empty()) =>
-            {
+            Err(error) if error.errno() == Errno::NOSPC && buffer.is_some() => {
                 write_back::write_back(volume, file, Patience::Waits)?;
             }
             outcome => return outcome,
@@ -217,7 +294,7 @@ fn contents(
 }
 
 /// Whether the stored data of `file` is in its extent item.
-fn is_inline(volume: &Engine, file: FileId) -> Result<bool> {
+pub(super) fn is_inline(volume: &Engine, file: FileId) -> Result<bool> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
     let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
     let Some((_, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) else {
@@ -239,7 +316,8 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
         return Err(Error::posix(Errno::FBIG, file.to_string()));
     }
     let old = length_of(volume, file, &item);
-    if size == old {
+    // Behind the end may be space that was preallocated.
+    if size == old && item.flags.get() & inode_flags::PREALLOC == 0 {
         return Ok(());
     }
     timespec(at)?;
@@ -250,7 +328,13 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
 }
 
 /// Makes a file longer: what comes is a hole.
-fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
+pub(super) fn grow(
+    volume: &Engine,
+    file: FileId,
+    old: u64,
+    size: u64,
+    at: Timestamp,
+) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
     let promise = with_room(volume, file, |buffer| write_back::promise(volume, buffer, &[]))?;
@@ -267,14 +351,14 @@ fn grow(volume: &Engine, file: FileId, old: u64, size: u64, at: Timestamp) -> Re
 /// Makes a file shorter: first what is stored, because that may fail, and then what is buffered.
 fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
-    let stored = regular(volume, file)?.size.get();
+    let item = regular(volume, file)?;
     let buffer = volume.buffers.get(file);
-    if size < stored {
+    if size < item.size.get() || item.flags.get() & inode_flags::PREALLOC != 0 {
         // A commit in between must not show zeros in the last sector of a file that is still longer: where that
         // sector is buffered, it is stored with the length.
         let last = size / sector * sector..size.next_multiple_of(sector);
         let is_buffered = buffer.as_ref().is_some_and(|b| b.read().gaps(&last).is_empty());
-        let to = if is_buffered && !last.is_empty() { last.end.min(stored) } else { size };
+        let to = if is_buffered && !last.is_empty() { last.end } else { size };
         cut(volume, file, to, at)?;
     }
     let Some(buffer) = buffer else { return Ok(()) };
@@ -293,7 +377,7 @@ fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()
 
 /// Buffers the sector in which a file ends that is about to grow: what lies behind the end in it is to read as zeros,
 /// and is what was there when the file was cut off, by the kernel or by us.
-fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+pub(super) fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
         return Ok(());
@@ -302,7 +386,7 @@ fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Resul
 }
 
 /// Whether the sector in which `at` lies is stored.
-fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool> {
+pub(super) fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = FileData::stored(volume, file)?;
     let next = next_data(volume, &stored, at / sector * sector)?;
@@ -311,7 +395,7 @@ fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool> {
 
 /// Takes everything behind `size` out of the file, from its end on: a crash leaves a file that is
 /// shorter than it was and not yet as short as it becomes.
-fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
     // No more than a leaf of items at once, so that few blocks change: what a removal reserves is enough.
@@ -330,7 +414,7 @@ fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
                 drop_range(&handle, file, from..u64::MAX)?
             };
             changes.change_inode(file, at, |item| {
-                item.size = if is_done { size } else { item.size.get().min(from) }.into();
+                item.size = item.size.get().min(if is_done { size } else { from }).into();
                 item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
             })?;
             changes.apply()

@@ -30,13 +30,14 @@ use offshoot_vfs::{FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
-use super::{inode_item, tree_of};
-use crate::data::{FileBuffer, Sectors, insert_hole};
+use super::{compression, inode_item, tree_of};
+use crate::data::{Chunks, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
 use crate::transaction::Handle;
 use crate::volume::Engine;
-use step::{Step, hole_items};
+pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
+use step::{Outgoing, Step};
 
 /// Leaves that a step changes beside those of checksums and of many extents that it replaces: two of extents, that of the
 /// checksums which it continues, and that of the inode.
@@ -74,41 +75,46 @@ pub(super) fn promise<'v>(
 ) -> Result<Promise<'v>> {
     volume.limit_dirty_blocks()?;
     let bytes = gaps.iter().map(|gap| gap.end - gap.start).sum();
-    volume.promise(growth(volume, u64::from(buffer.is_none()), gaps.len(), bytes))
+    // Each may become as many extents, if it is compressed.
+    let runs = gaps.iter().map(chunks_of).sum();
+    volume.promise(growth(volume, u64::from(buffer.is_none()), runs, bytes))
 }
 
 /// What so many files with so many bytes in runs of sectors make trees larger by when they are written back.
-fn growth(volume: &Engine, files: u64, runs: usize, bytes: u64) -> u64 {
+fn growth(volume: &Engine, files: u64, runs: u64, bytes: u64) -> u64 {
     let superblock = volume.superblock();
     let sums = bytes / u64::from(superblock.sector_size) * superblock.checksum.len() as u64;
-    let runs = runs as u64;
     growth_bytes(files * FILE_BYTES + runs * RUN_BYTES, runs * RUN_BYTES_OF_COMMITS + sums)
 }
 
 /// Gives up what was reserved for so many bytes of data that are not buffered any more, and what was promised for more than is.
 pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
-    let promised = {
+    let (data, promised) = {
         let mut dirty = buffer.write();
-        let needed = growth(volume, 1, dirty.run_count(), dirty.bytes());
+        let needed = growth(volume, 1, dirty.extent_count(), dirty.bytes());
         let more = dirty.promised.saturating_sub(needed);
         dirty.promised -= more;
-        more
+        (if dirty.is_in_place { 0 } else { data }, more)
     };
     give_up(volume, data, promised);
+}
+
+/// Takes `range` out of what is buffered, and gives up what was reserved for it.
+fn forget_data(volume: &Engine, buffer: &FileBuffer, range: &Range<u64>) {
+    release(volume, buffer, volume.buffers.remove(buffer, range));
 }
 
 /// Forgets what is buffered of a file that is removed, or stored.
 pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
-        let (data, promised) = {
-            let dirty = buffer.read();
-            (dirty.bytes(), dirty.promised)
-        };
-        give_up(volume, data, promised);
+        forget_data(volume, &buffer, &(0..u64::MAX));
+        let promised = std::mem::take(&mut buffer.write().promised);
+        give_up(volume, 0, promised);
     }
 }
 
-fn give_up(volume: &Engine, data: u64, promised: u64) {
+/// Gives up what was reserved for data, and promised, in bytes.
+pub(super) fn give_up(volume: &Engine, data: u64, promised: u64) {
     if let Some(live) = volume.live_part() {
         Reservation::give_up(&live.space, Purpose::Data, data);
         drop(Promise::resume(&live.space, promised));
@@ -214,6 +220,7 @@ fn store_all(
     buffer: &FileBuffer,
     patience: Patience,
 ) -> Result<bool> {
+    let mut chunks = Chunks::default();
     loop {
         if patience == Patience::Waits {
             volume.limit_dirty_blocks()?;
@@ -222,7 +229,14 @@ fn store_all(
         if runs.is_empty() {
             return Ok(true);
         }
-        let Some(step) = Step::begin(volume, file, buffer, Sectors::new(&runs), patience)? else {
+        let data = Sectors::new(&runs);
+        let item = inode_item(volume, tree_of(volume, file)?, file)?;
+        let chosen = compression::choose(volume, file, &item)?;
+        if let Some(chosen) = chosen {
+            chunks.prepare(chosen.packing, data);
+        }
+        let outgoing = Outgoing { data, chunks: &chunks, chosen };
+        let Some(step) = Step::begin(volume, file, buffer, outgoing, patience)? else {
             return Ok(false);
         };
         step.store()?;
@@ -295,6 +309,11 @@ fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle
             volume.try_join(volume.live()?, items, Claim::WritesBack)
         }
     }
+}
+
+/// What to count for an operation that changes so many extent items of a file that lie side by side, and its inode.
+pub(super) fn items_of(volume: &Engine, extents: u64) -> u64 {
+    OTHER_ITEMS + leaves_of(volume, extents)
 }
 
 /// How many more leaves than the two that it begins and ends in a run of extent items is in, where each is a third full.

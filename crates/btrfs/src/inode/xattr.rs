@@ -10,13 +10,11 @@ use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp, XattrMode};
 
 use super::changes::{Changes, refuse_flags};
+use super::compression::{NEVER_COMPRESSED, PROPERTY, flags_of_property};
 use super::entries::without;
 use super::subvolume::writable;
 use super::type_of;
 use crate::volume::Engine;
-
-/// The extended attribute that says how a file is compressed. New files have that of their directory.
-pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// The longest value that a system call takes, in bytes.
 const XATTR_SIZE_MAX: usize = 65_536;
@@ -30,6 +28,15 @@ pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
         name,
         data: value,
     })
+}
+
+/// The flags of the inode when the attribute becomes `value`: the property of compression has some.
+fn with_property(flags: u64, name: &[u8], value: &[u8]) -> u64 {
+    const BOTH: u64 = inode_flags::COMPRESS | inode_flags::NOCOMPRESS;
+    match flags_of_property(value) {
+        Some(new) if name == PROPERTY => flags & !BOTH | new,
+        _ => flags,
+    }
 }
 
 fn show(name: &[u8], file: FileId) -> String {
@@ -53,7 +60,8 @@ fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
         return Acl::parse(value).map(drop);
     }
     if name.starts_with(b"btrfs.") {
-        return Err(Error::Unsupported(format!("changing the property {}", show(name, file))));
+        let is_known = name == PROPERTY && flags_of_property(value).is_some();
+        return if is_known { Ok(()) } else { refuse(Errno::INVAL) };
     }
     match NAMESPACES.iter().find(|namespace| name.starts_with(namespace)) {
         Some(namespace) if namespace.len() == name.len() => refuse(Errno::INVAL),
@@ -62,11 +70,15 @@ fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
     }
 }
 
+fn is_plain(item: &InodeItem) -> Result<bool> {
+    Ok(matches!(type_of(item)?, FileType::Regular | FileType::Directory))
+}
+
 /// Refuses what files of this type, or with these flags, do not have.
 fn require_allowed(file: FileId, item: &InodeItem, name: &[u8]) -> Result<()> {
     refuse_flags(item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
     let file_type = type_of(item)?;
-    let plain = matches!(file_type, FileType::Regular | FileType::Directory);
+    let plain = is_plain(item)?;
     let errno = if name.starts_with(b"user.") && !plain {
         Errno::PERM
     } else if name.starts_with(b"system.") && file_type == FileType::Symlink {
@@ -95,6 +107,9 @@ pub(crate) fn set(
     let mut changes = Changes::new(&handle, file)?;
     let item = changes.inode(file)?;
     require_allowed(file, &item, name)?;
+    if name == PROPERTY && !value.is_empty() && item.flags.get() & NEVER_COMPRESSED != 0 {
+        return Err(Error::posix(Errno::INVAL, show(name, file)));
+    }
     let is_there = without(changes.get(key(file, name))?.unwrap_or_default(), name)?.is_some();
     let refuse = |errno| Err(Error::posix(errno, show(name, file)));
     match mode {
@@ -103,7 +118,11 @@ pub(crate) fn set(
         _ => {}
     }
     let mut permissions = item.mode.get();
-    let mut value = Some(value);
+    // A property that says nothing is none, and files of other types have none.
+    let mut value = Some(value).filter(|value| name != PROPERTY || !value.is_empty());
+    if name == PROPERTY && !is_plain(&item)? {
+        return Ok(());
+    }
     if matches!(name, ACCESS | DEFAULT) {
         let list = Acl::parse(value.unwrap_or_default())?;
         if let Some(list) = list.as_ref().filter(|_| name == ACCESS) {
@@ -113,7 +132,11 @@ pub(crate) fn set(
         changes.volume().inodes.with_directory(file, |dir| dir.has_no_default_acl = false);
     }
     replace(&mut changes, file, name, value)?;
-    changes.change_inode(file, at, |item| item.mode = permissions.into())?;
+    let flags = with_property(item.flags.get(), name, value.unwrap_or_default());
+    changes.change_inode(file, at, |item| {
+        item.mode = permissions.into();
+        item.flags = flags.into();
+    })?;
     let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);
@@ -157,7 +180,9 @@ pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) 
     let all = changes.get(key)?.unwrap_or_default();
     let rest = without(all, name)?.ok_or_else(|| Error::posix(Errno::NODATA, show(name, file)))?;
     changes.put_or_remove(key, rest)?;
-    changes.change_inode(file, at, |_| {})?;
+    changes.change_inode(file, at, |item| {
+        item.flags = with_property(item.flags.get(), name, b"").into();
+    })?;
     let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);

@@ -11,9 +11,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::items::uuids_with;
 use crate::inode::changes::{Changes, timespec};
+use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
-use crate::inode::xattr::COMPRESSION;
 use crate::inode::{self, ROOT_DIR, acl};
 use crate::space::Claim;
 use crate::volume::Engine;
@@ -82,12 +82,12 @@ type Xattr = (&'static [u8], Vec<u8>);
 /// one, as the kernel has it. It has no other flags of it.
 fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
-    match inode::xattr(volume, parent, COMPRESSION) {
+    match inode::xattr(volume, parent, PROPERTY) {
         Ok(value) => {
             let root = inode::tree_of(volume, parent)?;
             let flags = inode::inode_item(volume, root, parent)?.flags.get();
             let flags = flags & (inode_flags::COMPRESS | inode_flags::NOCOMPRESS);
-            Ok((flags, Some((COMPRESSION, value))))
+            Ok((flags, inherited(&value).map(|value| (PROPERTY, value.to_vec()))))
         }
         Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok((0, None)),
         Err(e) => Err(e),

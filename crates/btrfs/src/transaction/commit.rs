@@ -163,10 +163,7 @@ impl Engine {
 impl Live {
     /// Says in the next superblock that the volume has a default subvolume of its own.
     pub(crate) fn note_default_subvolume(&self) {
-        // A commit that runs has its superblock already, and puts it in the place of this one.
-        let _commit = self.commit.lock();
-        let mut superblock = self.superblock.lock();
-        superblock.incompat_flags |= Incompat::DEFAULT_SUBVOL.0;
+        self.new_features.fetch_or(Incompat::DEFAULT_SUBVOL.0, Ordering::Relaxed);
     }
 
     /// Lets the next transaction run while `finished` is written. Gives the one before that, whose blocks are many: who lets go of them
@@ -279,6 +276,7 @@ impl Handle<'_> {
         item.chunk_root = chunk.logical.0.into();
         item.chunk_root_level = chunk.level;
         item.chunk_root_generation = chunk.generation.0.into();
+        item.incompat_flags |= self.live.new_features.load(Ordering::Relaxed);
         item.bytes_used = self.live.space.bytes_used().into();
         self.store_system_chunks(&mut item)?;
         let allocated = self.live.space.allocated();

@@ -271,12 +271,20 @@ impl Handle<'_> {
         Ok((record.refs.saturating_add_signed(net), is_full))
     }
 
-    /// How many references the data at `logical` has, delayed ones included.
-    pub(crate) fn references_to(&self, logical: Logical) -> Result<u64> {
+    /// Whether all references to the data at `logical` are those of `owner`, as a crash would find them too: what others gave up is
+    /// theirs until a commit without it is on the devices.
+    pub(crate) fn is_only_of(&self, logical: Logical, owner: Owner) -> Result<bool> {
         let pending = self.transaction.refs.get(logical);
-        let is_new = pending.as_ref().is_some_and(|pending| pending.is_new);
-        let stored = if is_new { 0 } else { find(self.volume, logical)?.refs };
-        Ok(stored.saturating_add_signed(pending.as_ref().map_or(0, Pending::net)))
+        if pending.as_ref().is_some_and(|one| one.changes.keys().any(|other| *other != owner)) {
+            return Ok(false);
+        }
+        if pending.is_some_and(|pending| pending.is_new) {
+            return Ok(true);
+        }
+        // An owner that has an item of its own had others beside it: that counts as if it still had.
+        let Record { refs, inline, .. } = find(self.volume, logical)?;
+        let count = inline.iter().find(|(one, _)| *one == owner).map_or(0, |(_, count)| *count);
+        Ok(u64::from(count) == refs && !self.live.was_shared(logical))
     }
 
     /// Whether a snapshot may share what came to be in the transaction `generation` in the tree `id`.
@@ -363,6 +371,12 @@ impl Handle<'_> {
         let in_items = record.refs - record.inline.iter().map(|(_, n)| u64::from(*n)).sum::<u64>();
         if left == 0 {
             return self.remove_extent(logical, pending, &record, in_items > 0, run);
+        }
+        let is_own = |owner: &Owner| record.inline.iter().all(|(one, _)| one == owner);
+        if pending.kind == ExtentKind::Data
+            && !(in_items == 0 && pending.changes.keys().all(is_own))
+        {
+            self.transaction.shared.lock().insert(logical.0);
         }
         record.refs = left;
         if pending.full_backref {

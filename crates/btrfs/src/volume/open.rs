@@ -37,6 +37,8 @@ pub struct OpenOptions {
     /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks. A volume that is
     /// written begins to write at half of it, and lets nobody change more at all of it.
     pub dirty_bytes: u64,
+    /// How the data of files is compressed that do not say so themselves; `None` for not at all.
+    pub compress: Option<crate::Compress>,
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that. It waits a millisecond at least, whatever less is asked for.
     pub commit_interval: Option<Duration>,
@@ -82,6 +84,7 @@ impl Default for OpenOptions {
             cache_bytes: 64 << 20,
             reporter: None,
             dirty_bytes: 64 << 20,
+            compress: None,
             commit_interval: Some(Duration::from_secs(30)),
             delayed_items: true,
             reserve_by_item: false,

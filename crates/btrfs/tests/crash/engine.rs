@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use offshoot_btrfs::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{Compress, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::crash::{Devices, Engine, FsyncIs};
@@ -20,13 +20,18 @@ const MEMBER_BYTES: u64 = 160 << 20;
 pub(crate) struct Ours {
     /// What may be changed before it commits by itself, in bytes.
     pub(crate) dirty_bytes: u64,
+    /// How data is compressed.
+    pub(crate) compress: Option<&'static str>,
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20 };
+pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20, compress: None };
 
 /// The engine that commits by itself after almost every change: one tree block is too much.
-pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10 };
+pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, compress: None };
+
+/// The engine that compresses everything.
+pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
 
 impl Engine for Ours {
     fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
@@ -36,7 +41,11 @@ impl Engine for Ours {
 
     fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
         let dirty_bytes = self.dirty_bytes;
-        let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
+        let compress = self
+            .compress
+            .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
+        let options =
+            OpenOptions { commit_interval: None, dirty_bytes, compress, ..OpenOptions::default() };
         let volume = Volume::open_writable(devices, &options)?;
         Ok(Box::new(volume.filesystem(SubvolumeId::FS)?))
     }

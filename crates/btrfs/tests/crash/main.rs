@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `one_operation` | every workload of one operation |
 //! | `two_operations` | a sample of those of two |
+//! | `compressed` | some of these with an engine that compresses everything |
 //! | `several_members` | some of these on several members, which lose their caches one by one |
 //! | `small_nodes` | some of these where trees have more levels |
 //! | `commits_by_itself` | some of these with an engine that commits more often than it is asked to |
@@ -13,7 +14,7 @@
 //! | `subvolumes` | pairs of operations on subvolumes, with drops of deleted ones |
 //! | `faults` | an error, a short write, silent corruption at every request |
 //! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
-//! | `superblocks`, `truncation` | what the explorer found there |
+//! | `superblocks`, `truncation`, `sharing` | what the explorer found there |
 //! | `sabotage` | that the explorer finds what is broken |
 
 mod accounts;
@@ -21,6 +22,7 @@ mod campaign;
 mod engine;
 mod judge;
 mod sabotage;
+mod sharing;
 mod subvolumes;
 mod superblocks;
 mod truncation;
@@ -36,7 +38,9 @@ use offshoot_testkit::crash::workload::Runner;
 use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, seed};
 use offshoot_testkit::random::Random;
 
-use engine::{ALL_TWICE, EAGER, ONE, OURS, Ours, SETS, SMALL, SMALL_NODES, Shape, TINY, volume};
+use engine::{
+    ALL_TWICE, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY, volume,
+};
 use judge::Outside;
 
 /// Workloads of two operations that a test run explores.
@@ -85,6 +89,13 @@ fn one_operation() {
 fn two_operations() {
     let (seed, generator) = (seed(), Generator::default());
     explore(&OURS, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed));
+}
+
+#[test]
+fn compressed() {
+    let (seed, generator) = (seed(), Generator::default());
+    let twos = some_twos(&generator, 30, seed);
+    explore(&PACKING, ONE, plan(seed), 250, twos.chain([long::rounds(6)]));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr, Timestamp};
 use uuid::Uuid;
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
+use crate::layout::sectors;
 
 /// Where an extent item leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +133,26 @@ fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
         fs.read_data(file, offset..offset + 10, &mut count).expect("it reads");
         assert_eq!(pieces, 0, "pieces at {offset}");
     }
+}
+
+/// What was written directly is in the tree before anybody syncs, and what was written before it in the same file too.
+#[test]
+fn direct_writes_leave_nothing_in_memory() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(160 << 20));
+    let options = MkfsOptions::new(Uuid::from_u128(64), AT);
+    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
+    let volume = Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("the top level");
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+    let stored = || sectors(&fs, file).into_keys().collect::<Vec<_>>();
+    fs.write(file, 0, &[1; 9000], AT).expect("there is room");
+    assert_eq!(stored(), [0; 0]);
+    fs.write_direct(file, 20_480, &[2; 4096], AT).expect("there is room");
+    assert_eq!(stored(), [0, 1, 2, 5]);
+    fs.write(file, 4096, &[3; 10], AT).expect("there is room");
+    let mut found = vec![9; 30_000];
+    assert_eq!(fs.read(file, 0, &mut found).expect("it reads"), 24_576);
+    assert_eq!([1, 2, 3].map(|byte| count(&found[..24_576], byte)), [8990, 4096, 10]);
 }
 
 /// A file with NODATACOW is overwritten in place, unless a snapshot or a clone has the same data.

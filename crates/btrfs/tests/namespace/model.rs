@@ -21,7 +21,7 @@ use crate::common::{AT, at, check, judge, open_read_only, open_with, place};
 const THREADS: u64 = 4;
 const STEPS: u64 = 1200;
 
-fn compare(one: &dyn FileSystem, other: &dyn FileSystem) {
+pub(crate) fn compare(one: &dyn FileSystem, other: &dyn FileSystem) {
     let outcome = Compare::default()
         .without(Aspect::Ids)
         .without(Aspect::Order)

@@ -193,7 +193,7 @@ fn play(options: &'static str, maker: Maker, mount: &str) {
         Model::copy(&host).expect("the kernel shows its own volume")
     };
     for step in 0..3 {
-        let fs = open(&disks);
+        let fs = open(&disks, None);
         change(&fs, step);
         change(&model, step);
         assert_shows(&fs, &model);

@@ -1,6 +1,6 @@
 //! Volumes from one description, made by either side.
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_testkit::disks::Disks;
@@ -90,10 +90,13 @@ fn profile(name: &str) -> Profile {
     }
 }
 
-/// The top level, for writing.
-pub(crate) fn open(disks: &Disks) -> Filesystem {
+/// The top level, for writing, which compresses what is written as `method` says.
+pub(crate) fn open(disks: &Disks, method: Option<&str>) -> Filesystem {
     let devices = disks.writable_devices();
-    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    let compress =
+        method.map(|method| Compress { method: method.parse().expect("a method"), forced: true });
+    let options = OpenOptions { compress, ..OpenOptions::default() };
+    let volume = Volume::open_writable(devices, &options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 

@@ -40,8 +40,7 @@ fn mounted(image: &Path, options: &str) -> Mount {
 #[test]
 fn everything_goes_in_and_between_and_out() {
     let Some(judges) = judges::require() else { return };
-    // Compression is a property of a file, which is not changed yet.
-    let disks = Recipe::new().fill(fill::everything_uncompressed).make(&judges);
+    let disks = Recipe::new().fill(fill::everything).make(&judges);
     let source = disks.mount("ro,noatime");
     let dir = scratch_dir();
     volume(dir.path(), "a.img", 1024);
@@ -112,10 +111,42 @@ fn what_a_volume_does_not_take_is_counted() {
     let source = disks.mount("ro,noatime");
     let dir = scratch_dir();
     volume(dir.path(), "v.img", 512);
-    let said = copies(dir.path(), &[source.path(), Path::new("v.img:/data")]);
+    {
+        // What is written in place is never compressed.
+        let mount = mounted(&dir.path().join("v.img"), "rw");
+        let data = mount.path().join("data");
+        fs::create_dir(&data).expect("a directory");
+        run("chattr", &["+C".as_ref(), data.as_os_str()]);
+    }
+    let said = copies(dir.path(), &[&source.path().join("."), Path::new("v.img:/data")]);
     assert!(said.starts_with("offshoot: not everything could be applied:"), "{said}");
     assert!(said.contains("extended attributes (the first: /data/"), "{said}");
     check(&dir.path().join("v.img"));
+}
+
+/// What is copied into a volume is compressed if that is asked for, and reads as it did.
+#[test]
+fn copies_are_compressed() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let path = dir.path();
+    volume(path, "v.img", 512);
+    let text = "the same again and again\n".repeat(40_000);
+    fs::write(path.join("text"), &text).expect("a file");
+    fails(path, "cp --compress gzip text v.img:/", 2);
+    for (name, method) in [("a", "zlib:9"), ("b", "lzo"), ("c", "zstd:3")] {
+        does(path, &format!("cp --compress {method} text v.img:/{name}"));
+        assert_eq!(does(path, &format!("cat v.img:/{name}")), text);
+        let items = does(path, "dump tree v.img fs --json");
+        let (compression, _) = method.split_once(':').unwrap_or((method, ""));
+        let field = format!("\"compression\":\"{compression}\"");
+        assert!(items.contains(&field), "nothing is compressed with {method}");
+    }
+    check(&path.join("v.img"));
+    let mount = mounted(&path.join("v.img"), "ro");
+    for name in ["a", "b", "c"] {
+        assert!(fs::read_to_string(mount.path().join(name)).expect("it reads") == text, "{name}");
+    }
 }
 
 /// A large file with holes, a stream, and a directory deeper than any path.

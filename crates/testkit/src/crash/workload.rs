@@ -8,8 +8,8 @@
 use std::fmt;
 
 use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, Result, SetAttr,
-    Timestamp, XattrMode,
+    Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place,
+    Position, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 /// One change. Paths are below the root, without a slash in front.
@@ -33,6 +33,8 @@ pub enum Op {
     Exchange(String, String),
     /// Makes an empty file without a name, and then gives it one.
     Unnamed(String),
+    /// Lets an empty file be written in place.
+    NoCow(String),
     /// Keeps a file open until the end.
     Open(String),
     /// Writes `len` bytes at `offset`.
@@ -46,6 +48,19 @@ pub enum Op {
     },
     /// Sets the length of a file.
     Truncate(String, u64),
+    /// Allocates, frees, zeros or moves `len` bytes at `offset`. What needs more of a file than there is does nothing.
+    Fallocate {
+        /// The file.
+        path: String,
+        /// What is done.
+        what: Fallocate,
+        /// Where the bytes begin.
+        offset: u64,
+        /// How many they are.
+        len: u64,
+    },
+    /// Copies all of the first file to the beginning of the second, which shares what it can, unless they are one.
+    Copy(String, String),
     /// Sets the extended attribute of this name to a value of so many bytes.
     SetXattr(String, &'static str, usize),
     /// Removes the extended attribute of this name.
@@ -89,10 +104,15 @@ impl fmt::Display for Op {
             Self::Rmdir(path) => write!(f, "rmdir {path}"),
             Self::Rename(from, to) => write!(f, "rename {from} {to}"),
             Self::Exchange(one, other) => write!(f, "exchange {one} {other}"),
+            Self::NoCow(path) => write!(f, "nocow {path}"),
             Self::Unnamed(path) => write!(f, "unnamed {path}"),
             Self::Open(path) => write!(f, "open {path}"),
             Self::Write { path, offset, len } => write!(f, "write {path} {offset}+{len}"),
             Self::Truncate(path, size) => write!(f, "truncate {path} {size}"),
+            Self::Fallocate { path, what, offset, len } => {
+                write!(f, "fallocate {path} {what:?} {offset}+{len}")
+            }
+            Self::Copy(from, to) => write!(f, "copy {from} {to}"),
             Self::SetXattr(path, name, len) => write!(f, "setxattr {path} {name} {len}"),
             Self::RemoveXattr(path, name) => write!(f, "removexattr {path} {name}"),
             Self::Chmod(path, mode) => write!(f, "chmod {path} {mode:o}"),
@@ -234,6 +254,7 @@ impl<'a> Runner<'a> {
                 let file = fs.create_unnamed(place.dir, true, &new)?;
                 fs.link(file, place, at).and(fs.release(file))
             }
+            Op::NoCow(path) => fs.set_flags(open(path)?, FileFlags::NODATACOW, at),
             Op::Open(path) => fs.open(open(path)?),
             Op::Write { path, offset, len } => {
                 fs.write(open(path)?, *offset, &bytes(number, *offset, *len), at)
@@ -241,6 +262,22 @@ impl<'a> Runner<'a> {
             Op::Truncate(path, size) => {
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
                 fs.set_attr(open(path)?, &set, at)
+            }
+            Op::Fallocate { path, what, offset, len } => {
+                let file = open(path)?;
+                let moves = matches!(what, Fallocate::Collapse | Fallocate::Insert);
+                if moves && fs.attr(file)?.size <= offset + len {
+                    return Ok(());
+                }
+                fs.fallocate(file, *what, *offset, *len, at)
+            }
+            Op::Copy(from, to) => {
+                let (from, to) = (open(from)?, open(to)?);
+                if from == to {
+                    return Ok(());
+                }
+                let [start, end] = [from, to].map(|file| Position { file, offset: 0 });
+                fs.copy_range(start, end, fs.attr(from)?.size, at).map(drop)
             }
             Op::SetXattr(path, name, len) => {
                 let value = bytes(number, 0, *len);

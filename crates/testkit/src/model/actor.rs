@@ -198,7 +198,7 @@ impl<'a> Actor<'a> {
     }
 
     fn step(&mut self) {
-        match self.random.below(156) {
+        match self.random.below(180) {
             0..22 => self.make_node(FileType::Regular),
             22..34 => self.make_directory(),
             34..39 => {
@@ -223,8 +223,10 @@ impl<'a> Actor<'a> {
             }
             100..126 => self.write(),
             126..138 => self.resize(),
-            138..141 => self.make_unnamed(),
-            141..144 => self.set_flags(),
+            138..150 => self.fallocate(),
+            150..162 => self.share(),
+            162..165 => self.make_unnamed(),
+            165..168 => self.set_flags(),
             _ => self.read(),
         }
     }

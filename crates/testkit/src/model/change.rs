@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use offshoot_vfs::{
-    Attr, Errno, FileFlags, FileId, FileSystemMut, FileType, NewFile, Node as NodeKind, Parent,
-    Place, Rename, Result, SetAttr, Timestamp, XattrMode,
+    Attr, Errno, Fallocate, FileFlags, FileId, FileSystemMut, FileType, NewFile, Node as NodeKind,
+    Parent, Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
-use super::contents::{Contents, MAX_SIZE};
+use super::contents::{Contents, MAX_SIZE, SECTOR};
 use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
 impl State {
@@ -145,6 +145,46 @@ impl State {
         }
         Ok(false)
     }
+}
+
+impl State {
+    fn sizes(&self, one: FileId, other: FileId) -> Result<[u64; 2]> {
+        let size = |file| self.contents(file).and_then(|_| Ok(self.node(file)?.attr.size));
+        Ok([size(one)?, size(other)?])
+    }
+
+    fn bytes(&self, from: Position, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(len).expect("ranges of the model are small")];
+        self.contents(from.file)?.read(from.offset, &mut bytes);
+        Ok(bytes)
+    }
+
+    /// Puts whole sectors, or those up to an end, in the place of others.
+    fn clone_sectors(&mut self, from: Position, to: Position, len: u64) -> Result<()> {
+        let contents = self.contents(from.file)?;
+        let sectors = contents.moved(from.offset..from.offset + len, to.offset);
+        self.contents_mut(to.file)?.replace(to.offset..to.offset + len, sectors);
+        Ok(())
+    }
+
+    /// A file was written up to `end`.
+    fn written(&mut self, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+        let attr = &mut self.node_mut(file)?.attr;
+        (attr.size, attr.mtime, attr.ctime) = (attr.size.max(end), at, at);
+        Ok(())
+    }
+}
+
+/// `EINVAL` unless two ranges are whole sectors and do not overlap; the last one may be a part when that `may_be_cut`.
+fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> Result<()> {
+    let is_whole = |at: u64| at.is_multiple_of(SECTOR);
+    let are_whole = is_whole(from.offset) && is_whole(to.offset);
+    let overlap =
+        from.file == to.file && from.offset.abs_diff(to.offset) < len.next_multiple_of(SECTOR);
+    if !are_whole || !(is_whole(len) || may_be_cut) || overlap {
+        return posix(Errno::INVAL, to.file);
+    }
+    Ok(())
 }
 
 impl FileSystemMut for Model {
@@ -292,9 +332,111 @@ impl FileSystemMut for Model {
             return Ok(());
         }
         contents.write(offset, data);
+        state.written(file, end, at)
+    }
+
+    fn write_direct(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
+        self.write(file, offset, data, at)
+    }
+
+    fn fallocate(
+        &self,
+        file: FileId,
+        what: Fallocate,
+        offset: u64,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let [size, _] = state.sizes(file, file)?;
+        if len == 0 {
+            return posix(Errno::INVAL, file);
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
+        let Some(end) = end else { return posix(Errno::FBIG, file) };
+        let is_whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
+        let new_size = match what {
+            Fallocate::Allocate { keep_size: false } | Fallocate::Zero { keep_size: false } => {
+                size.max(end)
+            }
+            Fallocate::Collapse if !is_whole || end >= size => return posix(Errno::INVAL, file),
+            Fallocate::Insert if !is_whole || offset >= size => return posix(Errno::INVAL, file),
+            Fallocate::Insert if size > MAX_SIZE - len => return posix(Errno::FBIG, file),
+            Fallocate::Collapse => size - len,
+            Fallocate::Insert => size + len,
+            _ => size,
+        };
+        let contents = state.contents_mut(file)?;
+        match what {
+            Fallocate::Allocate { .. } => {}
+            Fallocate::PunchHole | Fallocate::Zero { .. } => contents.punch(offset..end),
+            Fallocate::Collapse => contents.shift(end, offset),
+            Fallocate::Insert => contents.shift(offset, end),
+        }
         let attr = &mut state.node_mut(file)?.attr;
-        (attr.size, attr.mtime, attr.ctime) = (attr.size.max(end), at, at);
+        (attr.size, attr.mtime, attr.ctime) = (new_size, at, at);
         Ok(())
+    }
+
+    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        let [from_size, to_size] = state.sizes(from.file, to.file)?;
+        let rest = from_size.checked_sub(from.offset).filter(|&rest| len <= rest);
+        let Some(rest) = rest else { return posix(Errno::INVAL, from.file) };
+        let len = if len == 0 { rest } else { len };
+        let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
+        let Some(end) = end else { return posix(Errno::FBIG, to.file) };
+        require_sectors(from, to, len, len == rest && end >= to_size)?;
+        if len > 0 {
+            state.clone_sectors(from, to, len)?;
+            state.written(to.file, end, at)?;
+        }
+        Ok(())
+    }
+
+    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool> {
+        let state = self.state();
+        let [from_size, to_size] = state.sizes(from.file, to.file)?;
+        let [from_rest, to_rest] = [(from_size, from), (to_size, to)]
+            .map(|(size, at)| size.checked_sub(at.offset).filter(|&rest| len <= rest));
+        if from_rest.is_none() || to_rest.is_none() {
+            return posix(Errno::INVAL, to.file);
+        }
+        require_sectors(from, to, len, from_rest == Some(len) && to_rest == Some(len))?;
+        Ok(state.bytes(from, len)? == state.bytes(to, len)?)
+    }
+
+    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
+        let mut state = self.state();
+        let [from_size, to_size] = state.sizes(from.file, to.file)?;
+        let rest = from_size.saturating_sub(from.offset);
+        let len = len.min(rest);
+        let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
+        let Some(end) = end else { return posix(Errno::FBIG, to.file) };
+        if from.file == to.file && from.offset.abs_diff(to.offset) < len {
+            return posix(Errno::INVAL, to.file);
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        let bytes = state.bytes(from, len)?;
+        // Whole sectors keep their holes where they lie alike.
+        let head = from.offset.next_multiple_of(SECTOR) - from.offset;
+        let is_whole = len == rest && end >= to_size;
+        let tail = if is_whole { 0 } else { (from.offset + len) % SECTOR };
+        let lie_alike = from.offset % SECTOR == to.offset % SECTOR && head + tail < len;
+        let whole = if lie_alike { head..len - tail } else { len..len };
+        for part in [0..whole.start, whole.end..len] {
+            let [start, end] = [part.start, part.end].map(|at| usize::try_from(at).expect("small"));
+            state.contents_mut(to.file)?.write(to.offset + part.start, &bytes[start..end]);
+        }
+        if !whole.is_empty() {
+            let place =
+                |position: Position| Position { offset: position.offset + whole.start, ..position };
+            state.clone_sectors(place(from), place(to), whole.end - whole.start)?;
+        }
+        state.written(to.file, end, at)?;
+        Ok(len)
     }
 
     fn set_xattr(

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The unit in which data is kept.
-const SECTOR: u64 = 4096;
+pub(super) const SECTOR: u64 = 4096;
 
 /// The largest file, in bytes: the offsets of system calls are signed.
 pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
@@ -58,6 +58,39 @@ impl Contents {
         if let Some(last) = self.0.get_mut(&(size / SECTOR)) {
             last[usize::try_from(size % SECTOR).expect("below a sector")..].fill(0);
         }
+    }
+
+    /// Makes a range a hole: of sectors that it covers in part, what was written stays data, and is zeros in the range.
+    pub(super) fn punch(&mut self, range: Range<u64>) {
+        let len = usize::try_from(range.end - range.start).expect("ranges of the model are small");
+        for (sector, within, part) in parts(range.start, len) {
+            if part.len() == 4096 {
+                self.0.remove(&sector);
+            } else if let Some(bytes) = self.0.get_mut(&sector) {
+                bytes[within..][..part.len()].fill(0);
+            }
+        }
+    }
+
+    /// Moves what is at `from` and behind it to `to`, both whole sectors. What is between goes, or is a hole.
+    pub(super) fn shift(&mut self, from: u64, to: u64) {
+        let moved = self.0.split_off(&(from / SECTOR));
+        self.0.split_off(&(to / SECTOR));
+        self.0
+            .extend(moved.into_iter().map(|(at, bytes)| (at + to / SECTOR - from / SECTOR, bytes)));
+    }
+
+    /// The sectors of a range, which begins with one, as those that begin at `to`.
+    pub(super) fn moved(&self, range: Range<u64>, to: u64) -> Self {
+        let sectors = self.0.range(range.start / SECTOR..range.end.div_ceil(SECTOR));
+        let new = |at: u64| at - range.start / SECTOR + to / SECTOR;
+        Self(sectors.map(|(&at, bytes)| (new(at), bytes.clone())).collect())
+    }
+
+    /// Puts sectors in the place of those that are in a range, which begins with one.
+    pub(super) fn replace(&mut self, range: Range<u64>, by: Self) {
+        self.0.retain(|&at, _| !(range.start / SECTOR..range.end.div_ceil(SECTOR)).contains(&at));
+        self.0.extend(by.0);
     }
 
     /// The first run of data at or after `offset` of a file of `size` bytes.

@@ -2,18 +2,21 @@
 
 use std::ops::Range;
 
+use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::FileExtent;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::superblock::Incompat;
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{FileId, Result};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use super::super::changes::Changes;
+use super::super::compression::Chosen;
 use super::super::{inode_item, tree_of};
-use super::{MAX_INLINE, OTHER_ITEMS, Patience, change_inode, join, leaves_of, release};
+use super::{MAX_INLINE, OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
-    FileBuffer, Sectors, Target, bytes_with_checksums, checksum_items, extent_len, insert_hole,
-    store, store_inline, target, write_data,
+    Chunk, Chunks, FileBuffer, Inline, Sectors, Target, bytes_with_checksums, checksum_items,
+    extent_len, insert_hole, pack_inline, store, store_inline, store_packed, store_preallocated,
+    target, write_data,
 };
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
 use crate::subvolume::malformed;
@@ -22,11 +25,23 @@ use crate::tree::Cursor;
 use crate::volume::Engine;
 
 /// Extents that one step replaces, at the most.
-const MOST_REPLACED: u64 = 256;
+pub(in crate::inode) const MOST_REPLACED: u64 = 256;
+
+/// Compressed chunks that one step stores, at the most.
+const MOST_PACKED: usize = 16;
 
 /// The same, and the most data in bytes, where there is no more room than what is kept for removals.
 const LEAST_REPLACED: u64 = 4;
 const LEAST_BYTES: u64 = 1 << 20;
+
+/// Data on its way out.
+#[derive(Clone, Copy)]
+pub(super) struct Outgoing<'b> {
+    pub(super) data: Sectors<'b>,
+    /// What its beginning was compressed to, if `chosen` says how.
+    pub(super) chunks: &'b Chunks,
+    pub(super) chosen: Option<Chosen>,
+}
 
 /// One run of sectors on its way, under a handle.
 pub(super) struct Step<'v, 'b> {
@@ -34,83 +49,198 @@ pub(super) struct Step<'v, 'b> {
     file: FileId,
     buffer: &'b FileBuffer,
     data: Sectors<'b>,
+    /// What `data` was compressed to, if it was.
+    packed: &'b [Chunk],
+    chosen: Option<Chosen>,
+    /// The file is to be marked as not worth to be compressed.
+    is_useless: bool,
+}
+
+/// Where data goes.
+enum Destination {
+    InPlace {
+        logical: Logical,
+        is_preallocated: bool,
+    },
+    New(Logical),
+    /// One place for each chunk.
+    Packed(Vec<Logical>),
 }
 
 impl<'v, 'b> Step<'v, 'b> {
-    /// Joins with room for as much of `data` as can be stored in one step. `None` when there is no room for any.
+    /// Joins with room for as much as can be stored in one step. `None` when there is no room for any.
     pub(super) fn begin(
         volume: &'v Engine,
         file: FileId,
         buffer: &'b FileBuffer,
-        data: Sectors<'b>,
+        Outgoing { data, chunks, chosen }: Outgoing<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
         volume.limit_delayed()?;
         let others = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, data.start)?);
+        let is_useless = chosen
+            .is_some_and(|Chosen { packing, is_tried }| is_tried && chunks.are_useless(packing));
+        let first = |data: Sectors<'b>, most| match chosen {
+            Some(_) => chunks.first(data, most),
+            None => (data, &[][..]),
+        };
+        let begun = |handle, (data, packed)| Self {
+            handle,
+            file,
+            buffer,
+            data,
+            packed,
+            chosen,
+            is_useless,
+        };
         let (replaced, len) = until_replaced(volume, file, &data.range(), MOST_REPLACED)?;
-        let most = data.first(len);
+        let (most, packed) = first(data.first(len), MOST_PACKED);
         let least = LEAST_BYTES.min(bytes_with_checksums(volume, REMOVAL_ITEMS - OTHER_ITEMS));
-        if most.len > least || replaced > LEAST_REPLACED {
-            let items = others + leaves_of(volume, replaced) + checksum_items(volume, most.len);
+        if most.len > least || replaced > LEAST_REPLACED || packed.len() > 1 {
+            // Compressed chunks may be far from each other, so each has its own place in the checksum tree.
+            let extents = packed.len() as u64;
+            let items = others
+                + leaves_of(volume, replaced + extents)
+                + checksum_items(volume, most.len)
+                + extents.saturating_sub(1);
             if let Some(handle) = volume.try_join(volume.live()?, items, Claim::Work)? {
-                return Ok(Some(Self { handle, file, buffer, data: most }));
+                return Ok(Some(begun(handle, (most, packed))));
             }
         }
         let data = data.first(least);
-        let data = data.first(until_replaced(volume, file, &data.range(), LEAST_REPLACED)?.1);
+        let len = until_replaced(volume, file, &data.range(), LEAST_REPLACED)?.1;
+        let (data, packed) = first(data.first(len), 1);
         let handle = join(volume, others + checksum_items(volume, data.len), patience)?;
-        Ok(handle.map(|handle| Self { handle, file, buffer, data }))
+        Ok(handle.map(|handle| begun(handle, (data, packed))))
     }
 
     /// Stores what goes to one place, from the beginning on.
     pub(super) fn store(self) -> Result<()> {
-        let Self { handle, file, buffer, data } = self;
+        let Self { handle, file, buffer, data, is_useless, .. } = &self;
         let volume = handle.volume();
-        let mut changes = Changes::accepted(&handle, file)?;
-        let item = changes.inode(file)?;
-        changes.before_data(file)?;
+        let mut changes = Changes::accepted(handle, *file)?;
+        let item = changes.inode(*file)?;
+        changes.before_data(*file)?;
         let size = buffer.read().size;
-        if is_for_inline(volume, file, &item, buffer, data)? {
+        if let Some(inline) = self.inline(&item)? {
             handle.whole(|| {
-                let change = store_inline(&handle, file, data, size)?;
-                change_inode(&mut changes, file, buffer, size, change)?;
+                let change = store_inline(handle, *file, data.range(), &inline)?;
+                change_inode(&mut changes, *file, buffer, size, change)?;
                 changes.apply()
             })?;
-            release(volume, buffer, volume.buffers.remove(buffer, &data.range()));
+            forget_data(volume, buffer, &data.range());
             return Ok(());
         }
-        let (data, logical, is_new) = match target(&handle, file, &item, &data.range())? {
-            Target::InPlace(logical, len) => (data.first(len), logical, false),
-            Target::New(len) => {
-                let room = Reservation::resume(handle.space(), Purpose::Data, data.len);
-                let taken = room.take(volume, len.min(data.len));
-                room.keep();
-                let (logical, len) = taken?;
-                (data.first(len), logical, true)
-            }
-        };
+        let (place, data) = self.place(&item)?;
+        let sector = u64::from(volume.superblock().sector_size);
         handle.whole(|| {
-            let change = if is_new {
-                store(&handle, file, &item, data, logical)?
-            } else {
-                write_data(&handle, logical, data)?;
-                0
-            };
-            let sector = u64::from(volume.superblock().sector_size);
-            insert_hole(&handle, file, item.size.get().next_multiple_of(sector)..data.start)?;
+            let change = self.put(&item, place, data)?;
+            insert_hole(handle, *file, item.size.get().next_multiple_of(sector)..data.start)?;
             // What becomes shorter was cut before, up to the sector in which it ends.
             let is_end = item.size.get() <= data.range().end;
             let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
             let stored = stored.max(data.range().end.min(size));
-            change_inode(&mut changes, file, buffer, stored, change)?;
+            change_inode(&mut changes, *file, buffer, stored, change)?;
+            if *is_useless {
+                changes.adjust_inode(*file, |item| item.flags |= inode_flags::NOCOMPRESS)?;
+            }
             changes.apply()
         })?;
-        release(volume, buffer, volume.buffers.remove(buffer, &data.range()));
+        forget_data(volume, buffer, &data.range());
         Ok(())
+    }
+
+    /// Where the beginning of the data goes, and what that is.
+    fn place(&self, item: &InodeItem) -> Result<(Destination, Sectors<'b>)> {
+        let Self { handle, file, buffer, data, .. } = self;
+        let len = match target(handle, *file, item, &data.range())? {
+            Target::InPlace { logical, len, is_preallocated } => {
+                return Ok((Destination::InPlace { logical, is_preallocated }, data.first(len)));
+            }
+            Target::New(_) if buffer.read().is_in_place => {
+                return Err(Error::posix(Errno::NOSPC, format!("data that {file} shares")));
+            }
+            Target::New(len) => len.min(data.len),
+        };
+        let room = Reservation::resume(handle.space(), Purpose::Data, data.len);
+        let taken = self.take(&room, len);
+        room.keep();
+        taken
+    }
+
+    /// Takes space for the first `len` bytes, or for fewer.
+    fn take(&self, room: &Reservation<'_>, len: u64) -> Result<(Destination, Sectors<'b>)> {
+        let Self { handle, data, packed, .. } = self;
+        let mut places = Vec::new();
+        for chunk in packed.iter().filter_map(|chunk| chunk.packed.as_ref()) {
+            let wanted = chunk.len() as u64;
+            let (logical, found) = match room.take(handle.volume(), wanted) {
+                Ok(taken) => taken,
+                // What got a place is written, and the rest tried again.
+                Err(_) if !places.is_empty() => break,
+                Err(error) => return Err(error),
+            };
+            if found < wanted {
+                // What is compressed is in one piece.
+                handle.space().give_back(logical, found)?;
+                break;
+            }
+            places.push(logical);
+        }
+        if let Some(last) = places.len().checked_sub(1) {
+            let len = packed[last].range.end - data.start;
+            return Ok((Destination::Packed(places), data.first(len)));
+        }
+        let (logical, len) = room.take(handle.volume(), len)?;
+        Ok((Destination::New(logical), data.first(len)))
+    }
+
+    /// Writes `data` and puts it into the file. Gives by how many bytes its data became more or less.
+    fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
+        let Self { handle, file, packed, chosen, .. } = self;
+        match place {
+            Destination::New(logical) => store(handle, *file, item, data, logical),
+            Destination::InPlace { logical, is_preallocated: true } => {
+                store_preallocated(handle, *file, item, data, logical).map(|()| 0)
+            }
+            Destination::InPlace { logical, is_preallocated: false } => {
+                write_data(handle, logical, data).map(|()| 0)
+            }
+            Destination::Packed(places) => {
+                let method = chosen.map(|chosen| chosen.packing.method.compression());
+                let compression = method.unwrap_or(Compression::None);
+                let chunks = packed.iter().zip(places);
+                chunks
+                    .map(|(chunk, at)| store_packed(handle, *file, item, chunk, compression, at))
+                    .sum()
+            }
+        }
+    }
+
+    /// What goes into the extent item, if the data is all of a file that is small enough.
+    fn inline(&self, item: &InodeItem) -> Result<Option<Inline<'b>>> {
+        let Self { handle, file, buffer, data, chosen, .. } = self;
+        let volume = handle.volume();
+        let sector = u64::from(volume.superblock().sector_size);
+        let len = buffer.read().size;
+        let most = if chosen.is_some() { sector } else { MAX_INLINE };
+        if len > most || !is_for_inline(volume, *file, item, buffer, *data)? {
+            return Ok(None);
+        }
+        let bytes = data.contents(&(0..len));
+        if let Some(Chosen { packing, .. }) = chosen
+            && let Some(packed) = pack_inline(*packing, &bytes)
+            && packed.len() as u64 <= MAX_INLINE
+        {
+            let compression = packing.method.compression();
+            return Ok(Some(Inline { len, compression, bytes: packed.into() }));
+        }
+        let is_small = len <= MAX_INLINE.min(sector - 1);
+        Ok(is_small.then_some(Inline { len, compression: Compression::None, bytes }))
     }
 }
 
-/// Whether `data` is all of a file that is small enough to be kept in its extent item.
+/// Whether `data` is all of a file, of which nothing has to stay outside of the extent item.
 fn is_for_inline(
     volume: &Engine,
     file: FileId,
@@ -119,10 +249,10 @@ fn is_for_inline(
     data: Sectors<'_>,
 ) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
-    let size = buffer.read().size;
     if data.range() != (0..sector)
-        || !(1..=MAX_INLINE.min(sector - 1)).contains(&size)
-        || item.flags.get() & inode_flags::NODATACOW != 0
+        || !(1..=sector).contains(&buffer.read().size)
+        || buffer.read().is_beside
+        || item.flags.get() & (inode_flags::NODATACOW | inode_flags::PREALLOC) != 0
     {
         return Ok(false);
     }
@@ -141,7 +271,7 @@ fn is_for_inline(
 
 /// Items that making what lies between the end of the file and `end` a hole takes, where holes have items: one between
 /// any two extents that were preallocated there.
-pub(super) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64> {
+pub(in crate::inode) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64> {
     if volume.superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(0);
     }
@@ -155,7 +285,7 @@ pub(super) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64>
 }
 
 /// How many extents are in `range`, and how much of it has no more than `most`.
-fn until_replaced(
+pub(in crate::inode) fn until_replaced(
     volume: &Engine,
     file: FileId,
     range: &Range<u64>,

@@ -1,5 +1,7 @@
 //! The operations, with what each needs and the points of persistence that may follow it.
 
+use offshoot_vfs::Fallocate;
+
 use super::tree::Need;
 use super::{Op, Step};
 use crate::crash::workload::split;
@@ -28,6 +30,7 @@ pub(super) fn ops() -> Vec<Candidate> {
     links(&mut all);
     renames(&mut all);
     data(&mut all);
+    copies(&mut all);
     attributes(&mut all);
     all
 }
@@ -142,8 +145,33 @@ fn data(all: &mut Vec<Candidate>) {
         ] {
             add(Op::Write { path: path.to_owned(), offset, len });
         }
+        for (what, offset, len) in [
+            // Within and behind the file, and over its end.
+            (Fallocate::Allocate { keep_size: false }, 0, 30_000),
+            (Fallocate::Allocate { keep_size: true }, end, 20_000),
+            (Fallocate::PunchHole, 0, 4096),
+            (Fallocate::PunchHole, 50, 6000),
+            (Fallocate::Zero { keep_size: false }, 3000, 12_000),
+            (Fallocate::Collapse, 0, 4096),
+            (Fallocate::Insert, 4096, 4096),
+        ] {
+            add(Op::Fallocate { path: path.to_owned(), what, offset, len });
+        }
         for size in [0, end / 2, end / 4096 * 4096 + 1, end + 10, 65_536] {
             add(Op::Truncate(path.to_owned(), size));
+        }
+    }
+}
+
+fn copies(all: &mut Vec<Candidate>) {
+    let [one, other] = CHANGED;
+    for (from, to) in [(one, other), (other, one)] {
+        for lengths in [LENGTHS, [LENGTHS[1], LENGTHS[0]]] {
+            all.push(Candidate {
+                op: Op::Copy(from.to_owned(), to.to_owned()),
+                needs: vec![Need::File(from, lengths[0]), Need::File(to, lengths[1])],
+                points: points(&[to, from]),
+            });
         }
     }
 }

@@ -68,8 +68,11 @@ impl Tree {
                 self.rename("aside", other);
             }
             Op::Open(_)
+            | Op::NoCow(_)
             | Op::Write { .. }
             | Op::Truncate(..)
+            | Op::Fallocate { .. }
+            | Op::Copy(..)
             | Op::SetXattr(..)
             | Op::RemoveXattr(..)
             | Op::Chmod(..) => {}

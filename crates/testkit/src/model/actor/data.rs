@@ -3,7 +3,7 @@
 //! Offsets and lengths are of every size from a byte to many sectors, mostly near the beginning, where the
 //! writes of one file meet; some are far behind the end, and some where no file reaches.
 
-use offshoot_vfs::{FileType, SetAttr};
+use offshoot_vfs::{Fallocate, FileId, FileSystemMut, FileType, Position, SetAttr};
 
 use super::{Actor, Pair};
 
@@ -59,8 +59,13 @@ impl Actor<'_> {
         } else {
             self.random.bytes(len)
         };
-        let at = self.at;
-        self.both("write", |fs, of| fs.write(of(file), offset, &data, at));
+        let (at, is_direct) = (self.at, self.random.below(8) == 0);
+        self.both("write", |fs, of| {
+            if is_direct {
+                return fs.write_direct(of(file), offset, &data, at);
+            }
+            fs.write(of(file), offset, &data, at)
+        });
     }
 
     /// Cuts a file off, or lets it grow by a hole.
@@ -72,6 +77,69 @@ impl Actor<'_> {
         };
         let (set, at) = (SetAttr { size: Some(size), ..SetAttr::default() }, self.at);
         self.both("truncate", |fs, of| fs.set_attr(of(file), &set, at));
+    }
+
+    /// Allocates, frees, zeros or moves a range, which is mostly whole sectors.
+    pub(super) fn fallocate(&mut self) {
+        let Some(file) = self.file_or_open() else { return };
+        let keep_size = self.random.below(2) == 0;
+        let what = match self.random.below(8) {
+            0..3 => Fallocate::Allocate { keep_size },
+            3 => Fallocate::Zero { keep_size },
+            4 => Fallocate::Collapse,
+            5 => Fallocate::Insert,
+            _ => Fallocate::PunchHole,
+        };
+        let (offset, len) = match self.random.below(50) {
+            0 => (TOO_FAR - self.random.below(5000), 4096),
+            1..10 => (self.offset(false), self.any_size(16)),
+            _ => (self.any_size(6) * 4096, (1 + self.any_size(5)) * 4096),
+        };
+        // Sectors in part may be zeroed before the rest is refused.
+        let what = match what {
+            Fallocate::Zero { .. } if self.may_be_full => Fallocate::PunchHole,
+            what => what,
+        };
+        let whole = |at: u64| if self.may_be_full { at / 4096 * 4096 } else { at };
+        let (offset, len) = (whole(offset), whole(len));
+        let at = self.at;
+        self.both("fallocate", |fs, of| fs.fallocate(of(file), what, offset, len, at));
+    }
+
+    /// Clones, dedupes or copies a range of one file to another place, mostly of another.
+    pub(super) fn share(&mut self) {
+        let (Some(from), Some(to)) = (self.file_or_open(), self.file_or_open()) else { return };
+        let mut place = || match self.random.below(4) {
+            0 => self.any_size(15),
+            _ => self.any_size(5) * 4096,
+        };
+        let (offset, to_offset, mut len) = (place(), place(), place());
+        let rest = self.both("size", |fs, of| Ok(fs.attr(of(from))?.size.saturating_sub(offset)));
+        if let Some((_, rest)) = rest
+            && self.random.below(3) == 0
+        {
+            len = rest.min(1 << 20);
+        }
+        // A longer one may be refused when its beginning is done.
+        let len = if self.may_be_full { len.min(1 << 17) } else { len };
+        // How much of a copy was done that is refused nobody says.
+        let kind = self.random.below(if self.may_be_full { 3 } else { 4 });
+        // Where holes are not known, some files have no checksums, which the model does not know either.
+        let kind = if self.holes { kind } else { 3 };
+        let at = self.at;
+        let shared = self.both("share", |fs: &dyn FileSystemMut, of: &dyn Fn(Pair) -> FileId| {
+            let from = Position { file: of(from), offset };
+            let to = Position { file: of(to), offset: to_offset };
+            match kind {
+                0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
+                2 => fs.dedupe_range(from, to, len).map(u64::from),
+                _ => fs.copy_range(from, to, len, at),
+            }
+        });
+        if let Some((ours, model)) = shared {
+            let who = self.prefix.escape_ascii();
+            assert_eq!(ours, model, "sharing {len} bytes of {from:?} with {to:?} by {who}");
+        }
     }
 
     /// Reads in one of the ways there are.

@@ -1,0 +1,55 @@
+//! Referring to extents that are there: what clones of ranges are made of.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{FileId, Result};
+
+use super::drop::{Overlap, part};
+use crate::subvolume::malformed;
+use crate::transaction::{ExtentKind, Handle, Owner};
+
+/// What a file got.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// By how many bytes its data became more.
+    pub(crate) bytes: u64,
+    /// Some of it is preallocated.
+    pub(crate) is_preallocated: bool,
+}
+
+/// Gives `file` what of `items`, those of any file, lies in `range` of that one, at `at`, where nothing is and nobody looks. Inline data
+/// and holes are left out.
+pub(crate) fn share(
+    handle: &Handle<'_>,
+    items: &[Overlap],
+    range: &Range<u64>,
+    file: FileId,
+    at: u64,
+) -> Result<Shared> {
+    let root = TreeId(file.dev);
+    let mut shared = Shared::default();
+    let mut new = Vec::new();
+    for Overlap { key, data, end } in items {
+        let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, preallocated, .. } =
+            FileExtent::parse(data).map_err(malformed)?.body
+        else {
+            continue;
+        };
+        let from = key.offset.max(range.start);
+        let Some(len) = range.end.min(*end).checked_sub(from).filter(|&len| len > 0) else {
+            continue;
+        };
+        let (skip, to) = (from - key.offset, at + (from - range.start));
+        let begin = to.wrapping_sub(offset).wrapping_sub(skip);
+        let owner = Owner::File { root, ino: file.ino, offset: begin };
+        handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, 1);
+        new.push((Key::new(file.ino, ItemType::EXTENT_DATA, to), part(data, skip, len)?));
+        shared.bytes += len;
+        shared.is_preallocated |= preallocated;
+    }
+    let new: Vec<_> = new.iter().map(|(key, data)| (*key, &data[..])).collect();
+    handle.change(root, |tree| tree.insert_batch(&new))?;
+    Ok(shared)
+}

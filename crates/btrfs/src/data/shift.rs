@@ -1,0 +1,42 @@
+//! Moving extents to another place of their file.
+//!
+//! The data stays where it is. A reference names where in the file its extent would begin, so each becomes another one.
+
+use std::collections::BTreeMap;
+
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{FileId, Result};
+
+use super::drop::Overlap;
+use crate::subvolume::malformed;
+use crate::transaction::{ExtentKind, Handle, Owner};
+
+/// Moves `items` of the file, where nobody may look, to where they begin `to - from` further, or `from - to` less far. Nothing
+/// else may be there.
+pub(crate) fn shift(
+    handle: &Handle<'_>,
+    file: FileId,
+    items: &[Overlap],
+    from: u64,
+    to: u64,
+) -> Result<()> {
+    let root = TreeId(file.dev);
+    let mut edits: BTreeMap<_, _> = items.iter().map(|item| (item.key.offset, None)).collect();
+    for Overlap { key, data, .. } in items {
+        let new = key.offset.wrapping_add(to.wrapping_sub(from));
+        if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } =
+            FileExtent::parse(data).map_err(malformed)?.body
+        {
+            for (at, delta) in [(key.offset, -1), (new, 1)] {
+                let owner = Owner::File { root, ino: file.ino, offset: at.wrapping_sub(offset) };
+                handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, delta);
+            }
+        }
+        edits.insert(new, Some(data));
+    }
+    let key = |offset| Key::new(file.ino, ItemType::EXTENT_DATA, offset);
+    let edits: Vec<_> =
+        edits.iter().map(|(&at, data)| (key(at), data.map(Vec::as_slice))).collect();
+    handle.change(root, |tree| tree.apply_batch(&edits).map(drop))
+}

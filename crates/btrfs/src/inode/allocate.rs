@@ -1,0 +1,357 @@
+//! Space of files: it is preallocated, given back, zeroed, and moved.
+//!
+//! What is buffered of the file is written back first, so all that is looked at is in extents. Sectors that the
+//! range covers in part are zeroed through the buffer, where there is data; the others are done item by item. That
+//! takes several transactions for a long range, so a crash may leave its beginning done; but extents are moved in one.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_vfs::{Errno, Error, Fallocate, FileId, Result, Timestamp};
+
+use super::changes::{Changes, refuse_flags, timespec};
+use super::subvolume::writable;
+use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
+use super::write_back::{self, MOST_REPLACED, Patience, give_up, items_of, until_replaced};
+use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
+use crate::space::{Claim, Purpose, Reservation};
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::volume::Engine;
+
+/// The longest extent that is preallocated, in bytes, as the kernel has it.
+const MOST_PREALLOCATED: u64 = 256 << 20;
+
+/// Extent items that are punched in one step, at the most.
+const MOST_PUNCHED: usize = 64;
+
+/// Extent items that are moved at the most: they move in one transaction.
+const MOST_MOVED: u64 = 1 << 14;
+
+/// Does `what` to the `len` bytes of `file` from `offset` on.
+pub(crate) fn fallocate(
+    volume: &Engine,
+    file: FileId,
+    what: Fallocate,
+    offset: u64,
+    len: u64,
+    at: Timestamp,
+) -> Result<()> {
+    let subvolume = writable(volume, file)?;
+    let _buffering = subvolume.buffering()?;
+    let _locks = volume.inodes.lock(&[file]);
+    let item = regular(volume, file)?;
+    refuse_flags(&item, inode_flags::IMMUTABLE, file)?;
+    if !matches!(what, Fallocate::Allocate { .. }) {
+        refuse_flags(&item, inode_flags::APPEND, file)?;
+    }
+    let refuse = |errno| Error::posix(errno, format!("{len} bytes at {offset} of {file}"));
+    if len == 0 {
+        return Err(refuse(Errno::INVAL));
+    }
+    let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
+    let range = offset..end.ok_or_else(|| refuse(Errno::FBIG))?;
+    timespec(at)?;
+    write_back::write_back(volume, file, Patience::Waits)?;
+    let work = Work::new(volume, file, at);
+    match what {
+        Fallocate::Allocate { keep_size } => work.allocate(&range, keep_size)?,
+        Fallocate::PunchHole => work.punch(&range)?,
+        Fallocate::Zero { keep_size } => work.zero(&range, keep_size)?,
+        Fallocate::Collapse => work.collapse(&range)?,
+        Fallocate::Insert => work.insert(&range)?,
+    }
+    write::keep_synchronous(volume, file)
+}
+
+/// Puts data that is in the extent item of `file`, of which nothing is buffered, into an extent: something is about to stand
+/// beside it.
+pub(super) fn leave_item(volume: &Engine, file: FileId, at: Timestamp) -> Result<()> {
+    if !is_inline(volume, file)? {
+        return Ok(());
+    }
+    buffer(volume, file, 0, &[], at)?;
+    if let Some(buffer) = volume.buffers.get(file) {
+        buffer.write().is_beside = true;
+    }
+    write_back::write_back(volume, file, Patience::Waits)
+}
+
+/// What is done to one file, whose lock is held and of which nothing was buffered.
+pub(super) struct Work<'v> {
+    pub(super) volume: &'v Engine,
+    file: FileId,
+    /// The size of a sector, in bytes.
+    pub(super) sector: u64,
+    /// When it is done.
+    pub(super) at: Timestamp,
+}
+
+impl<'v> Work<'v> {
+    pub(super) fn new(volume: &'v Engine, file: FileId, at: Timestamp) -> Self {
+        Self { volume, file, sector: u64::from(volume.superblock().sector_size), at }
+    }
+
+    fn size(&self) -> Result<u64> {
+        Ok(regular(self.volume, self.file)?.size.get())
+    }
+
+    /// The sectors that `range` touches.
+    fn touched(&self, range: &Range<u64>) -> Range<u64> {
+        range.start / self.sector * self.sector..range.end.next_multiple_of(self.sector)
+    }
+
+    fn allocate(&self, range: &Range<u64>, keep_size: bool) -> Result<()> {
+        let touched = self.touched(range);
+        if touched.end > self.sector {
+            leave_item(self.volume, self.file, self.at)?;
+        }
+        let is_there =
+            |extent: &FileExtent<'_>| !matches!(extent.body, FileExtentBody::Hole { .. });
+        self.fill(&touched, is_there)?;
+        self.finish(range.end, keep_size)
+    }
+
+    fn zero(&self, range: &Range<u64>, keep_size: bool) -> Result<()> {
+        let touched = self.touched(range);
+        // What has data in a sector that is covered in part keeps it.
+        let kept = |at: u64| -> Result<u64> {
+            let is_kept =
+                !at.is_multiple_of(self.sector) && has_stored(self.volume, self.file, at)?;
+            Ok(if is_kept { self.sector } else { 0 })
+        };
+        let whole = touched.start + kept(range.start)?..touched.end - kept(range.end)?;
+        if whole.end > self.sector {
+            leave_item(self.volume, self.file, self.at)?;
+        }
+        self.zero_edges(range)?;
+        if whole.start < whole.end {
+            let is_preallocated = |extent: &FileExtent<'_>| {
+                matches!(extent.body, FileExtentBody::Extent { preallocated: true, .. })
+            };
+            self.fill(&whole, is_preallocated)?;
+        }
+        self.finish(range.end, keep_size)
+    }
+
+    fn punch(&self, range: &Range<u64>) -> Result<()> {
+        self.zero_edges(range)?;
+        let mut at = range.start.next_multiple_of(self.sector);
+        let end = range.end / self.sector * self.sector;
+        while at < end {
+            at = self.punch_some(at..end)?;
+        }
+        self.finish(0, true)
+    }
+
+    /// Makes the beginning of whole sectors a hole, and gives where it ends.
+    fn punch_some(&self, range: Range<u64>) -> Result<u64> {
+        let items = overlaps(self.volume, self.file, range.clone(), MOST_PUNCHED)?;
+        let end = match items.last() {
+            Some(last) if items.len() == MOST_PUNCHED => last.end.min(range.end),
+            _ => range.end,
+        };
+        let part = range.start..end;
+        let mut held = 0;
+        let mut is_freed = false;
+        for Overlap { key, data, end } in &items {
+            let body = FileExtent::parse(data).map_err(malformed)?.body;
+            if !matches!(body, FileExtentBody::Hole { .. }) {
+                held += 1;
+                is_freed |= part.start <= key.offset && *end <= part.end;
+            }
+        }
+        if held == 0 {
+            return Ok(end);
+        }
+        // To take a part out of an extent makes one more item.
+        let claim = if is_freed { Claim::MakesRoom } else { Claim::Work };
+        let count = 2 * items.len() as u64 + 2;
+        let handle = self.volume.join_for(items_of(self.volume, count), claim)?;
+        let shown = self.size()?.next_multiple_of(self.sector);
+        self.change(&handle, |item| {
+            let dropped = drop_range(&handle, self.file, part.clone())?;
+            insert_hole(&handle, self.file, part.start..part.end.min(shown).max(part.start))?;
+            item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
+            Ok(())
+        })?;
+        Ok(end)
+    }
+
+    /// Zeros the parts of `range` that are not whole sectors, where there is data.
+    fn zero_edges(&self, range: &Range<u64>) -> Result<()> {
+        let (first, last) =
+            (range.start.next_multiple_of(self.sector), range.end / self.sector * self.sector);
+        let edges = if first > last {
+            [range.clone(), range.end..range.end]
+        } else {
+            [range.start..first, last..range.end]
+        };
+        let size = self.size()?;
+        for edge in edges.map(|edge| edge.start..edge.end.min(size)) {
+            if !edge.is_empty() && has_stored(self.volume, self.file, edge.start)? {
+                let zeros = vec![0; usize::try_from(edge.end - edge.start).expect("in a sector")];
+                buffer(self.volume, self.file, edge.start, &zeros, self.at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Preallocates what of `range`, whole sectors, is in no extent that `is_there`.
+    fn fill(&self, range: &Range<u64>, is_there: impl Fn(&FileExtent<'_>) -> bool) -> Result<()> {
+        let next = |at: u64| first_gap(self.volume, self.file, at..range.end, &is_there);
+        let (mut at, mut missing) = (range.start, 0);
+        while let Some(gap) = next(at)? {
+            missing += gap.end - gap.start;
+            at = gap.end;
+        }
+        if missing == 0 {
+            return Ok(());
+        }
+        // Nobody who waits for metadata may hold a reservation.
+        let mut room = self.volume.reserve_data(missing)?.keep();
+        let filled = (|| {
+            let mut at = range.start;
+            while let Some(gap) = next(at)? {
+                at = self.fill_some(&mut room, gap)?;
+            }
+            Ok(())
+        })();
+        give_up(self.volume, room, 0);
+        filled
+    }
+
+    /// Preallocates the beginning of `gap` out of `room` bytes, and gives where that ends.
+    fn fill_some(&self, room: &mut u64, gap: Range<u64>) -> Result<u64> {
+        let gap = gap.start..gap.end.min(gap.start + MOST_PREALLOCATED);
+        let (count, len) = until_replaced(self.volume, self.file, &gap, MOST_REPLACED)?;
+        let handle = self.volume.join_for(items_of(self.volume, count), Claim::Work)?;
+        let begun = self.begin(&handle)?;
+        let reservation = Reservation::resume(handle.space(), Purpose::Data, *room);
+        let taken = reservation.take(self.volume, len);
+        reservation.keep();
+        let (logical, len) = taken?;
+        self.apply(&handle, begun, |item| {
+            let change = preallocate(&handle, self.file, gap.start, logical, len)?;
+            item.nbytes = item.nbytes.get().saturating_add_signed(change).into();
+            item.flags |= inode_flags::PREALLOC;
+            Ok(())
+        })?;
+        give_up(self.volume, len, 0);
+        *room -= len;
+        Ok(gap.start + len)
+    }
+
+    /// Changes extents of the file, where nobody looks meanwhile, and its inode item with them.
+    pub(super) fn change(
+        &self,
+        handle: &Handle<'_>,
+        change: impl FnOnce(&mut InodeItem) -> Result<()>,
+    ) -> Result<()> {
+        self.apply(handle, self.begin(handle)?, change)
+    }
+
+    /// Reads what a change needs.
+    fn begin<'h, 'w>(&self, handle: &'h Handle<'w>) -> Result<(Changes<'h, 'w>, InodeItem)> {
+        let mut changes = Changes::new(handle, self.file)?;
+        let item = changes.inode(self.file)?;
+        changes.before_data(self.file)?;
+        Ok((changes, item))
+    }
+
+    fn apply(
+        &self,
+        handle: &Handle<'_>,
+        (mut changes, mut item): (Changes<'_, '_>, InodeItem),
+        change: impl FnOnce(&mut InodeItem) -> Result<()>,
+    ) -> Result<()> {
+        handle.whole(|| {
+            let _changing = self.volume.buffers.changing(self.file);
+            change(&mut item)?;
+            let (size, nbytes, flags) = (item.size, item.nbytes, item.flags);
+            changes.adjust_inode(self.file, |item| {
+                (item.size, item.nbytes, item.flags) = (size, nbytes, flags);
+            })?;
+            changes.apply()
+        })
+    }
+
+    /// Notes when the file was changed, and lets it reach to `end`.
+    fn finish(&self, end: u64, keep_size: bool) -> Result<()> {
+        let size = self.size()?;
+        if !keep_size && size < end {
+            return write::grow(self.volume, self.file, size, end, self.at);
+        }
+        self.note_time()
+    }
+
+    /// Notes when the file was changed.
+    pub(super) fn note_time(&self) -> Result<()> {
+        let handle = self.volume.join_to_remove()?;
+        let mut changes = Changes::new(&handle, self.file)?;
+        let mtime = timespec(self.at)?;
+        changes.change_inode(self.file, self.at, |item| item.mtime = mtime)?;
+        changes.apply()
+    }
+
+    /// `EINVAL` unless `range` is whole sectors.
+    fn require_whole(&self, range: &Range<u64>) -> Result<()> {
+        if range.start.is_multiple_of(self.sector) && range.end.is_multiple_of(self.sector) {
+            return Ok(());
+        }
+        let what = format!("{range:?} of {}, which are not whole sectors", self.file);
+        Err(Error::posix(Errno::INVAL, what))
+    }
+
+    fn collapse(&self, range: &Range<u64>) -> Result<()> {
+        self.require_whole(range)?;
+        let size = self.size()?;
+        if range.end >= size {
+            let what = format!("{range:?} of {}, which reaches its end", self.file);
+            return Err(Error::posix(Errno::INVAL, what));
+        }
+        self.shift(range.end, range.start, size - (range.end - range.start))
+    }
+
+    fn insert(&self, range: &Range<u64>) -> Result<()> {
+        self.require_whole(range)?;
+        let size = self.size()?;
+        if range.start >= size {
+            let what = format!("a hole at {} behind the end of {}", range.start, self.file);
+            return Err(Error::posix(Errno::INVAL, what));
+        }
+        leave_item(self.volume, self.file, self.at)?;
+        let grown = size.checked_add(range.end - range.start).filter(|&size| size <= MAX_SIZE);
+        let grown = grown.ok_or_else(|| Error::posix(Errno::FBIG, self.file.to_string()))?;
+        self.shift(range.start, range.end, grown)
+    }
+
+    /// Moves everything from `from` on to `to`, after which the file is `size` bytes long. What is between goes, or is a hole.
+    fn shift(&self, from: u64, to: u64, size: u64) -> Result<()> {
+        let (volume, file) = (self.volume, self.file);
+        let (old, start) = (self.size()?, to.min(from));
+        let touched = start..old.next_multiple_of(self.sector);
+        let count = until_replaced(volume, file, &touched, MOST_MOVED + 1)?.0;
+        if count > MOST_MOVED {
+            let what = format!("moving more than {MOST_MOVED} extents of {file} at once");
+            return Err(Error::Unsupported(what));
+        }
+        // Space that was preallocated behind the end is not worth to be moved.
+        write::cut(volume, file, old, self.at)?;
+        let handle = volume.join_for(items_of(volume, 2 * count), Claim::Work)?;
+        self.change(&handle, |item| {
+            let dropped = drop_range(&handle, file, start..from)?;
+            item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
+            let items = overlaps(volume, file, from..u64::MAX, usize::MAX)?;
+            shift(&handle, file, &items, from, to)?;
+            if from < to {
+                insert_hole(&handle, file, from..to)?;
+            }
+            item.size = size.into();
+            Ok(())
+        })?;
+        drop(handle);
+        self.note_time()
+    }
+}

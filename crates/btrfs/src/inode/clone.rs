@@ -1,0 +1,316 @@
+//! Ranges of files that share extents: clones, deduplication, copies.
+//!
+//! What is buffered of both files is written back first, and both are locked. Then the one gets references to the extents of the other, item
+//! by item: several transactions for a long range, so a crash may leave its beginning done. Data that is in an extent item is
+//! copied.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_vfs::{Errno, Error, FileId, Position, Result, Timestamp};
+
+use super::allocate::{Work, leave_item};
+use super::changes::{refuse_flags, timespec};
+use super::in_use::Locks;
+use super::subvolume::writable;
+use super::write::{
+    MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
+};
+use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
+use crate::data::{FileData, drop_range, insert_hole, overlaps, read_at, share};
+use crate::space::Claim;
+use crate::subvolume::{malformed, timestamp};
+use crate::volume::Engine;
+
+/// Extent items that are shared in one step, at the most.
+const MOST_SHARED: usize = 64;
+
+/// The most that is compared in one call, in bytes, as the kernel has it.
+const MOST_COMPARED: u64 = 16 << 20;
+
+/// The most that is compared or copied in one step, in bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Lets `to` have `len` bytes of `from`, or all that is behind that for 0.
+pub(crate) fn clone_range(
+    volume: &Engine,
+    from: Position,
+    to: Position,
+    len: u64,
+    at: Timestamp,
+) -> Result<()> {
+    let subvolume = writable(volume, to.file)?;
+    let _buffering = subvolume.buffering()?;
+    let (_locks, mut pair) = Pair::lock(volume, from, to)?;
+    timespec(at)?;
+    pair.work.at = at;
+    let rest = pair.from_size.checked_sub(from.offset).filter(|&rest| len <= rest);
+    let rest = rest.ok_or_else(|| pair.wrong("which the file does not have"))?;
+    let len = if len == 0 { rest } else { len };
+    let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
+    let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
+    pair.require_alike()?;
+    // What is left of a sector may only be shared with it where nothing is behind that.
+    pair.require_sectors(len, len == rest && end >= pair.to_size)?;
+    if len == 0 {
+        return Ok(());
+    }
+    pair.settle()?;
+    pair.share_all(0..len, Inline::Copied)?;
+    pair.work.note_time()?;
+    keep_synchronous(volume, to.file)
+}
+
+/// Lets two files share `len` bytes if they are the same in both; whether they were.
+pub(crate) fn dedupe_range(
+    volume: &Engine,
+    from: Position,
+    to: Position,
+    len: u64,
+) -> Result<bool> {
+    let subvolume = writable(volume, to.file)?;
+    let _buffering = subvolume.buffering()?;
+    let (_locks, pair) = Pair::lock(volume, from, to)?;
+    if len > MOST_COMPARED {
+        return Err(pair.wrong("which are too many to be compared in one call"));
+    }
+    let [from_rest, to_rest] =
+        [(pair.from_size, from), (pair.to_size, to)].map(|(size, at)| size.checked_sub(at.offset));
+    if [from_rest, to_rest].iter().any(|rest| rest.is_none_or(|rest| rest < len)) {
+        return Err(pair.wrong("which the files do not have"));
+    }
+    pair.require_alike()?;
+    pair.require_sectors(len, from_rest == Some(len) && to_rest == Some(len))?;
+    pair.settle()?;
+    if !pair.is_same(len)? {
+        return Ok(false);
+    }
+    pair.share_all(0..len, Inline::Left)?;
+    Ok(true)
+}
+
+/// Copies at most `len` bytes, of which whole sectors are shared where they lie alike; how many.
+pub(crate) fn copy_range(
+    volume: &Engine,
+    from: Position,
+    to: Position,
+    len: u64,
+    at: Timestamp,
+) -> Result<u64> {
+    let subvolume = writable(volume, to.file)?;
+    let _buffering = subvolume.buffering()?;
+    let (_locks, mut pair) = Pair::lock(volume, from, to)?;
+    timespec(at)?;
+    pair.work.at = at;
+    let rest = pair.from_size.saturating_sub(from.offset);
+    let len = len.min(rest);
+    let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
+    let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
+    if pair.overlaps(len) {
+        return Err(pair.wrong("which overlap in the file"));
+    }
+    if len == 0 {
+        return Ok(0);
+    }
+    let sector = pair.work.sector;
+    let head = from.offset.next_multiple_of(sector) - from.offset;
+    let is_whole = len == rest && end >= pair.to_size;
+    let tail = if is_whole { 0 } else { (from.offset + len) % sector };
+    let lies_alike = from.offset % sector == to.offset % sector && pair.require_alike().is_ok();
+    if !lies_alike || head + tail >= len {
+        pair.copy(0..len)?;
+    } else {
+        pair.copy(0..head)?;
+        pair.settle()?;
+        pair.share_all(head..len - tail, Inline::Copied)?;
+        pair.copy(len - tail..len)?;
+        pair.work.note_time()?;
+    }
+    keep_synchronous(volume, to.file)?;
+    Ok(len)
+}
+
+/// What becomes of data that is in an extent item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Inline {
+    Copied,
+    /// It is the same in both.
+    Left,
+}
+
+/// Two ranges, of files whose locks are held.
+struct Pair<'v> {
+    from: Position,
+    from_item: InodeItem,
+    from_size: u64,
+    to: Position,
+    to_item: InodeItem,
+    to_size: u64,
+    /// On the file of `to`.
+    work: Work<'v>,
+}
+
+impl<'v> Pair<'v> {
+    fn lock(volume: &'v Engine, from: Position, to: Position) -> Result<(Locks, Self)> {
+        let locks = volume.inodes.lock(&[from.file, to.file]);
+        let (from_item, to_item) = (regular(volume, from.file)?, regular(volume, to.file)?);
+        refuse_flags(&to_item, inode_flags::IMMUTABLE | inode_flags::APPEND, to.file)?;
+        let from_size = length_of(volume, from.file, &from_item);
+        let to_size = length_of(volume, to.file, &to_item);
+        let work = Work::new(volume, to.file, timestamp(&to_item.ctime));
+        Ok((locks, Self { from, from_item, from_size, to, to_item, to_size, work }))
+    }
+
+    fn wrong(&self, why: &str) -> Error {
+        let Self { from, to, .. } = self;
+        let what = format!(
+            "bytes at {} of {} and at {} of {}, {why}",
+            from.offset, from.file, to.offset, to.file
+        );
+        Error::posix(Errno::INVAL, what)
+    }
+
+    /// `EINVAL` when one file has checksums and the other has none: an extent has them or not.
+    fn require_alike(&self) -> Result<()> {
+        let [from, to] =
+            [&self.from_item, &self.to_item].map(|item| item.flags.get() & inode_flags::NODATASUM);
+        if from == to { Ok(()) } else { Err(self.wrong("of which one has no checksums")) }
+    }
+
+    fn overlaps(&self, len: u64) -> bool {
+        self.from.file == self.to.file && self.from.offset.abs_diff(self.to.offset) < len
+    }
+
+    /// `EINVAL` unless `len` bytes are whole sectors that do not overlap; the last one may be a part when that `may_be_cut`.
+    fn require_sectors(&self, len: u64, may_be_cut: bool) -> Result<()> {
+        let is_whole = |at: u64| at.is_multiple_of(self.work.sector);
+        let are_whole = is_whole(self.from.offset) && is_whole(self.to.offset);
+        if !are_whole || !(is_whole(len) || may_be_cut) {
+            return Err(self.wrong("which are not whole sectors"));
+        }
+        if self.overlaps(len.next_multiple_of(self.work.sector)) {
+            return Err(self.wrong("which overlap"));
+        }
+        Ok(())
+    }
+
+    /// Has nothing of both files buffered, and nothing inline that something is about to stand beside.
+    fn settle(&self) -> Result<()> {
+        let Work { volume, at, .. } = self.work;
+        write_back::write_back(volume, self.from.file, Patience::Waits)?;
+        let size = length_of(volume, self.to.file, &regular(volume, self.to.file)?);
+        if size < self.to.offset {
+            clear_behind(volume, self.to.file, size, at)?;
+        }
+        write_back::write_back(volume, self.to.file, Patience::Waits)?;
+        if self.to.offset >= self.work.sector {
+            leave_item(volume, self.to.file, at)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the first `len` bytes of both are the same.
+    fn is_same(&self, len: u64) -> Result<bool> {
+        let open = |file: FileId| FileData::open(self.work.volume, file);
+        let files = [(open(self.from.file)?, self.from), (open(self.to.file)?, self.to)];
+        for at in (0..len).step_by(index(PIECE_BYTES)) {
+            let mut bytes = [(); 2].map(|()| vec![0; index((len - at).min(PIECE_BYTES))]);
+            for ((file, position), bytes) in files.iter().zip(&mut bytes) {
+                read_at(self.work.volume, file, position.offset + at, bytes)?;
+            }
+            if bytes[0] != bytes[1] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies `range`, which counts from where both begin.
+    fn copy(&self, range: Range<u64>) -> Result<()> {
+        let Work { volume, at, .. } = self.work;
+        for start in range.clone().step_by(index(PIECE_BYTES)) {
+            let mut bytes = vec![0; index((range.end - start).min(PIECE_BYTES))];
+            let from = FileData::open(volume, self.from.file)?;
+            read_at(volume, &from, self.from.offset + start, &mut bytes)?;
+            write_locked(volume, self.to.file, self.to.offset + start, &bytes, at)?;
+        }
+        Ok(())
+    }
+
+    /// Shares `range`, which counts from where both begin: whole sectors, or up to the end.
+    fn share_all(&self, range: Range<u64>, inline: Inline) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            at = self.share_some(at..range.end, inline)?;
+        }
+        Ok(())
+    }
+
+    /// Shares the beginning of `range`, and gives where that ends.
+    fn share_some(&self, range: Range<u64>, inline: Inline) -> Result<u64> {
+        let (sector, volume, to) = (self.work.sector, self.work.volume, self.to);
+        let whole =
+            range.start..(self.from.offset + range.end).next_multiple_of(sector) - self.from.offset;
+        let of = |position: Position, part: &Range<u64>| {
+            position.offset + part.start..position.offset + part.end
+        };
+        let items = overlaps(volume, self.from.file, of(self.from, &whole), MOST_SHARED)?;
+        if let Some(first) = items.first()
+            && let FileExtentBody::Inline(_) =
+                FileExtent::parse(&first.data).map_err(malformed)?.body
+        {
+            let first = range.start..range.end.min(first.end - self.from.offset);
+            if inline == Inline::Copied {
+                self.copy_inline(&first, first.end < range.end)?;
+            }
+            return Ok(first.end);
+        }
+        let end = match items.last() {
+            Some(last) if items.len() == MOST_SHARED => {
+                (last.end - self.from.offset).min(whole.end)
+            }
+            _ => whole.end,
+        };
+        let part = whole.start..end;
+        let (replaced, len) = until_replaced(volume, to.file, &of(to, &part), MOST_REPLACED)?;
+        let part = part.start..part.start + len;
+        let target = of(to, &part);
+        // Where holes have items, one is between any two others.
+        let before = hole_items(volume, to.file, target.start)?;
+        let count = replaced + before + 2 * items.len() as u64 + 2;
+        let handle = volume.join_for(items_of(volume, count), Claim::Work)?;
+        self.work.change(&handle, |item| {
+            let dropped = drop_range(&handle, to.file, target.clone())?;
+            let shared = share(&handle, &items, &of(self.from, &part), to.file, target.start)?;
+            let shown = item.size.get().next_multiple_of(sector);
+            insert_hole(&handle, to.file, shown.min(target.start)..target.end)?;
+            item.nbytes =
+                item.nbytes.get().saturating_sub(dropped).saturating_add(shared.bytes).into();
+            item.size = item.size.get().max(to.offset + part.end.min(range.end)).into();
+            if shared.is_preallocated {
+                item.flags |= inode_flags::PREALLOC;
+            }
+            Ok(())
+        })?;
+        Ok(part.end.min(range.end))
+    }
+
+    /// Copies data that is in the extent item; whether something `follows` that will be beside it.
+    fn copy_inline(&self, range: &Range<u64>, follows: bool) -> Result<()> {
+        let Work { volume, at, .. } = self.work;
+        let mut bytes = vec![0; index(range.end - range.start)];
+        let from = FileData::open(volume, self.from.file)?;
+        read_at(volume, &from, self.from.offset + range.start, &mut bytes)?;
+        buffer(volume, self.to.file, self.to.offset + range.start, &bytes, at)?;
+        if let Some(buffer) = volume.buffers.get(self.to.file).filter(|_| follows) {
+            buffer.write().is_beside = true;
+        }
+        write_back::write_back(volume, self.to.file, Patience::Waits)
+    }
+}
+
+/// A length of what is in memory.
+fn index(len: u64) -> usize {
+    usize::try_from(len).expect("a piece is small")
+}

@@ -1,0 +1,353 @@
+//! Space of files that is allocated, punched and zeroed: ours and the kernel do the same to two volumes, and come to the same.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use offshoot_btrfs_format::file_extent::FileExtentBody;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
+use offshoot_vfs::{Errno, Fallocate, FileId, FileSystem, FileSystemMut, SetAttr, XattrMode};
+use rustix::fs::{FallocateFlags, SeekFrom};
+
+use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
+use crate::layout::{Sector, for_each_extent, sectors};
+
+const FILES: u64 = 300;
+const STEPS: u64 = 6;
+
+/// Something that is done to a file.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Write { offset: u64, len: usize },
+    Truncate(u64),
+    Fallocate(Fallocate, u64, u64),
+}
+
+impl Op {
+    /// Mostly on the boundaries of sectors, and small, so that ranges meet.
+    fn random(random: &mut Random) -> Self {
+        let mut place = |sectors: u64| match random.below(3) {
+            0 => random.below(sectors * 4096),
+            _ => random.below(sectors) * 4096,
+        };
+        let (offset, len) = (place(12), place(10) + 1);
+        let len = if len % 4096 == 1 { len + 4095 } else { len };
+        match random.below(9) {
+            0..2 => Self::Write { offset, len: usize::try_from(len / 3 + 1).expect("small") },
+            2 => Self::Truncate(offset),
+            3 => Self::Fallocate(Fallocate::Allocate { keep_size: false }, offset, len),
+            4..6 => Self::Fallocate(Fallocate::Allocate { keep_size: true }, offset, len),
+            6 => Self::Fallocate(Fallocate::PunchHole, offset, len),
+            7 => Self::Fallocate(Fallocate::Zero { keep_size: false }, offset, len),
+            _ => Self::Fallocate(Fallocate::Zero { keep_size: true }, offset, len),
+        }
+    }
+
+    fn ours(self, byte: u8, fs: &dyn FileSystemMut, file: FileId) {
+        let done = match self {
+            Self::Write { offset, len } => fs.write(file, offset, &vec![byte; len], AT),
+            Self::Truncate(size) => {
+                fs.set_attr(file, &SetAttr { size: Some(size), ..SetAttr::default() }, AT)
+            }
+            Self::Fallocate(what, offset, len) => fs.fallocate(file, what, offset, len, AT),
+        };
+        done.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+    }
+
+    fn kernel(self, byte: u8, file: &File) {
+        let done = match self {
+            Self::Write { offset, len } => file.write_all_at(&vec![byte; len], offset),
+            Self::Truncate(size) => file.set_len(size),
+            Self::Fallocate(what, offset, len) => {
+                let keep =
+                    |keep| if keep { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+                let flags = match what {
+                    Fallocate::Allocate { keep_size } => keep(keep_size),
+                    Fallocate::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
+                    _ => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                };
+                rustix::fs::fallocate(file, flags, offset, len).map_err(Into::into)
+            }
+        };
+        done.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+    }
+}
+
+/// Where data and holes begin, from everywhere in and behind the file.
+fn assert_seeks_alike(fs: &dyn FileSystem, file: FileId, kernel: &File) {
+    for offset in (0..30 * 4096).step_by(1024) {
+        let seek = |from| rustix::fs::seek(kernel, from).ok();
+        assert_eq!(
+            fs.seek_data(file, offset).ok(),
+            seek(SeekFrom::Data(offset)),
+            "from {offset} on"
+        );
+        assert_eq!(
+            fs.seek_hole(file, offset).ok(),
+            seek(SeekFrom::Hole(offset)),
+            "from {offset} on"
+        );
+    }
+}
+
+/// Short random sequences, each on a file of its own, synced after every step.
+fn the_kernel_does_the_same(mkfs: &[&str]) {
+    let Some(judges) = judges::require() else { return };
+    let mut random = Random::new(seed_of_run());
+    let [theirs, ours] = [(); 2].map(|()| {
+        let disks = Disks::create(&judges, 1, 256);
+        disks.mkfs(mkfs);
+        disks
+    });
+    let ops: Vec<Vec<Op>> =
+        (0..FILES).map(|_| (0..STEPS).map(|_| Op::random(&mut random)).collect()).collect();
+    let name = |number: usize| format!("file{number}");
+    let mount = theirs.mount("rw,noatime");
+    let fs = open_top(&ours);
+    for number in 0..ops.len() {
+        File::create(mount.path().join(name(number))).expect("a file");
+        fs.create(place(fs.root(), &name(number)), &NEW).expect("a file");
+    }
+    let mut cut = vec![BTreeSet::new(); ops.len()];
+    for step in 0..STEPS {
+        let byte = u8::try_from(step + 1).expect("small");
+        for (number, ops) in ops.iter().enumerate() {
+            let op = ops[usize::try_from(step).expect("small")];
+            let file = File::options().write(true).open(mount.path().join(name(number)));
+            op.kernel(byte, &file.expect("it opens"));
+            let file = at(&fs, &name(number));
+            op.ours(byte, &fs, file);
+            cut[number].insert(fs.attr(file).expect("attributes").size / 4096);
+            if let Op::Fallocate(_, offset, len) = op {
+                let edges = [offset, offset + len].into_iter().filter(|edge| edge % 4096 > 0);
+                cut[number].extend(edges.map(|edge| edge / 4096));
+            }
+        }
+        rustix::fs::syncfs(File::open(mount.path()).expect("the root")).expect("a sync");
+        fs.sync().expect("a commit");
+    }
+    let read = |number| std::fs::read(mount.path().join(name(number))).expect("it reads");
+    let expected: Vec<_> = (0..ops.len()).map(read).collect();
+    drop((mount, fs));
+    judge(&ours, FILES);
+    let mount = ours.mount("rw,noatime");
+    let [their_fs, our_fs] = [&theirs, &ours].map(open_read_only);
+    for name in (0..ops.len()).step_by(10).map(name) {
+        let file = File::open(mount.path().join(&name)).expect("a file");
+        assert_seeks_alike(&our_fs, at(&our_fs, &name), &file);
+    }
+    for (number, ops) in ops.iter().enumerate() {
+        let name = name(number);
+        // Into sectors that are punched in part, or in which a file ends, the kernel may write zeros where we do not.
+        let [theirs, ours] = [&their_fs, &our_fs].map(|fs| {
+            let is_inline = |(at, is)| (at, is == Sector::Inline);
+            let all = sectors(fs, at(fs, &name)).into_iter().map(is_inline);
+            all.filter(|(at, _)| !cut[number].contains(at)).collect::<Vec<_>>()
+        });
+        assert_eq!(ours, theirs, "where {name} is after {ops:?}");
+        let path = mount.path().join(&name);
+        let (found, bytes) = (path.metadata().expect("it is there"), &expected[number]);
+        assert_eq!(found.len(), bytes.len() as u64, "size after {ops:?}");
+        assert!(std::fs::read(&path).expect("it reads") == *bytes, "bytes after {ops:?}");
+        let all = sectors(&our_fs, at(&our_fs, &name));
+        if all.values().all(|&is| is != Sector::Inline) {
+            assert_eq!(found.blocks() * 512, all.len() as u64 * 4096, "space after {ops:?}");
+        }
+    }
+    drop((their_fs, our_fs));
+    // The kernel writes into what we allocated.
+    for number in 0..ops.len() {
+        let file = File::options().write(true).open(mount.path().join(name(number)));
+        file.expect("it opens").write_all_at(&[8; 9000], 3000).expect("it writes");
+    }
+    drop(mount);
+    check(&ours);
+}
+
+#[test]
+fn the_kernel_allocates_and_punches_the_same() {
+    the_kernel_does_the_same(&[]);
+}
+
+#[test]
+fn the_kernel_allocates_and_punches_the_same_with_explicit_holes() {
+    the_kernel_does_the_same(&["-n", "4k", "-O", "^no-holes"]);
+}
+
+/// Space that was allocated can be written when nothing else can, and punched.
+#[test]
+fn allocated_space_can_be_written_on_a_full_volume() {
+    const LEN: u64 = 6 << 20;
+    const PIECE: usize = 73 * 4096;
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 160);
+    disks.mkfs(&[]);
+    let fs = open_top(&disks);
+    let [kept, stream, filler] = ["kept", "stream", "filler"]
+        .map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    for file in [kept, stream] {
+        let what = Fallocate::Allocate { keep_size: true };
+        fs.fallocate(file, what, 0, LEN, AT).expect("there is room");
+    }
+    let (mut end, mut piece) = (0, 1 << 20);
+    while piece >= 4096 {
+        match fs.write(filler, end, &vec![1; piece], AT) {
+            Ok(()) => end += piece as u64,
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                piece /= 2;
+            }
+        }
+    }
+    let data = Random::new(5).bytes(usize::try_from(LEN).expect("small"));
+    // In pieces of whole sectors, the last one first.
+    for start in (0..data.len()).step_by(PIECE).rev() {
+        let part = &data[start..data.len().min(start + PIECE)];
+        fs.write(kept, start as u64, part, AT).expect("the space is there");
+    }
+    // And in pieces of any size, which meet in sectors that are not written back yet.
+    for (number, part) in data.chunks(1000).enumerate().take(2000) {
+        fs.write(stream, number as u64 * 1000, part, AT).expect("the space is there");
+    }
+    let set = SetAttr { size: Some(1_500_500), ..SetAttr::default() };
+    fs.set_attr(stream, &set, AT).expect("it is cut");
+    let refused =
+        fs.write(kept, LEN, &vec![1; 100_000], AT).expect_err("no space was allocated there");
+    assert_eq!(refused.errno(), Errno::NOSPC, "{refused}");
+    assert_eq!(fs.attr(kept).expect("attributes").size, LEN);
+    fs.fallocate(filler, Fallocate::PunchHole, 4096, end / 2, AT).expect("it makes room");
+    fs.sync().expect("a commit");
+    fs.write(kept, LEN, &vec![1; 100_000], AT).expect("there is room now");
+    fs.sync().expect("a commit");
+    drop(fs);
+    judge(&disks, 3);
+    let mount = disks.mount("ro");
+    let read = |name| std::fs::read(mount.path().join(name)).expect("it reads");
+    for (name, len) in [("kept", data.len()), ("stream", 1_500_500)] {
+        let found = read(name);
+        let differs = found.iter().zip(&data[..len]).position(|(found, written)| found != written);
+        assert_eq!(differs, None, "{name}: first byte that differs of {}", found.len());
+        assert!(found.len() == len || name == "kept", "{name} has {} bytes", found.len());
+    }
+}
+
+/// Whoever allocated held data while it waited for metadata, which is the same in mixed groups: it waited for itself.
+#[test]
+fn allocation_goes_on_until_mixed_groups_are_full() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 160);
+    disks.mkfs(&["--mixed", "-n", "4096"]);
+    let fs = open_top(&disks);
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+    let (mut end, mut piece) = (0, 64 << 20);
+    while piece >= 4096 {
+        match fs.fallocate(file, Fallocate::Allocate { keep_size: false }, end, piece, AT) {
+            Ok(()) => end += piece,
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                piece /= 2;
+            }
+        }
+    }
+    assert!(end > 100 << 20, "only {end} bytes were allocated");
+    fs.sync().expect("a commit");
+    fs.fallocate(file, Fallocate::PunchHole, 0, end, AT).expect("it makes room");
+    fs.unlink(place(fs.root(), "file"), AT).expect("it goes");
+    fs.sync().expect("a commit");
+    drop(fs);
+    check(&disks);
+}
+
+/// Punching a part out of an extent took what is kept for removals, although it makes trees larger.
+#[test]
+fn removals_work_after_punching_on_full_metadata() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 64);
+    disks.mkfs(&["-m", "single", "-n", "4k", "-O", "^no-holes"]);
+    let fs = open_top(&disks);
+    let large = fs.create(place(fs.root(), "large"), &NEW).expect("a file");
+    fs.write(large, 0, &vec![1; 6 << 20], AT).expect("there is room");
+    fs.sync().expect("a commit");
+    let is_refused = |done: offshoot_vfs::Result<()>| {
+        done.is_err_and(|error| {
+            assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+            true
+        })
+    };
+    let mut made = 0;
+    while let Ok(file) = fs.create(place(fs.root(), &format!("file{made}")), &NEW) {
+        made += 1;
+        if is_refused(fs.set_xattr(file, b"user.fill", &[1; 3000], XattrMode::Set, AT)) {
+            break;
+        }
+    }
+    let punch = |number: u64| fs.fallocate(large, Fallocate::PunchHole, number * 8192, 4096, AT);
+    let refused = (0..700).filter(|&number| is_refused(punch(number))).count();
+    println!("{made} files made, {refused} holes refused");
+    for number in 0..made {
+        fs.unlink(place(fs.root(), &format!("file{number}")), AT)
+            .expect("a removal is not refused");
+    }
+    fs.unlink(place(fs.root(), "large"), AT).expect("a removal is not refused");
+    fs.sync().expect("a commit");
+    drop(fs);
+    check(&disks);
+}
+
+/// What a snapshot or a clone has too is not written in place.
+#[test]
+fn shared_space_is_written_elsewhere() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let fs = open_top(&disks);
+    let names = ["alone", "kept", "cloned"];
+    for name in names {
+        let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 1 << 20, AT).expect("room");
+    }
+    fs.sync().expect("a commit");
+    drop(fs);
+    let first = |name: &str| {
+        let fs = open_read_only(&disks);
+        let mut found = None;
+        for_each_extent(&fs, at(&fs, name), |_, extent| {
+            if let FileExtentBody::Extent { disk_bytenr, .. } = extent.body {
+                found.get_or_insert(disk_bytenr);
+            }
+        });
+        found.expect("an extent")
+    };
+    let before = names.map(first);
+    let write = |names: &[&str]| {
+        let fs = open_top(&disks);
+        for name in names {
+            fs.write(at(&fs, name), 0, &vec![3; 20_000], AT).expect("there is room");
+        }
+        fs.sync().expect("a commit");
+    };
+    write(&["alone"]);
+    let mount = disks.mount("rw,noatime");
+    let [source, target] = ["cloned", "clone"].map(|name| mount.path().join(name));
+    run("cp", &["--reflink=always".as_ref(), source.as_os_str(), target.as_os_str()]);
+    let snapshot = mount.path().join("snapshot");
+    let words = ["subvolume".as_ref(), "snapshot".as_ref(), mount.path().as_os_str()];
+    run("btrfs", &[&words[..], &[snapshot.as_os_str()]].concat());
+    drop(mount);
+    write(&["kept", "cloned"]);
+    let after = names.map(first);
+    assert_eq!(after[0], before[0], "what nobody else has was not written in place");
+    assert!(
+        after[1] != before[1] && after[2] != before[2],
+        "what others have was written in place"
+    );
+    check(&disks);
+    let mount = disks.mount("ro");
+    for name in ["clone", "snapshot/kept", "snapshot/cloned"] {
+        let bytes = std::fs::read(mount.path().join(name)).expect("it reads");
+        assert!(bytes.iter().all(|&byte| byte == 0), "{name} changed");
+    }
+}

@@ -1,0 +1,235 @@
+//! Ranges that files share: ours and the kernel do the same to copies of one volume, and come to the same extents.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::file_extent::FileExtentBody;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
+use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Position};
+use rustix::fs::{FallocateFlags, IFlags};
+
+use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
+use crate::layout::for_each_extent;
+
+/// A range of one file that another one gets.
+#[derive(Clone, Debug)]
+struct Clone {
+    from: usize,
+    offset: u64,
+    to: usize,
+    to_offset: u64,
+    len: u64,
+}
+
+const SOURCES: [&str; 7] =
+    ["plain", "inline", "zstd", "lzo", "allocated", "live/other", "nodatasum"];
+
+/// What the files that are made besides are called, in which only clones are.
+fn name(number: usize) -> String {
+    SOURCES.get(number).map_or_else(|| format!("target{number}"), |name| (*name).to_owned())
+}
+
+const FILES: usize = SOURCES.len() + 8;
+
+/// Files of every kind of extent, by the kernel.
+fn fill(disks: &Disks) {
+    let mut random = Random::new(1);
+    let mount = disks.mount("rw,noatime");
+    let path = |name: &str| mount.path().join(name);
+    run("btrfs", &["subvolume".as_ref(), "create".as_ref(), path("live").as_os_str()]);
+    for name in (0..FILES).map(name) {
+        File::create(path(&name)).expect("a file");
+    }
+    let nocow = File::options().write(true).open(path("nodatasum")).expect("it opens");
+    rustix::fs::ioctl_setflags(&nocow, IFlags::NOCOW).expect("it is empty");
+    drop(nocow);
+    for name in ["plain", "live/other", "nodatasum"] {
+        std::fs::write(path(name), random.text(300_000)).expect("data");
+    }
+    std::fs::write(path("inline"), random.text(900)).expect("data");
+    for name in ["zstd", "lzo"] {
+        run(
+            "btrfs",
+            &[
+                "property".as_ref(),
+                "set".as_ref(),
+                path(name).as_os_str(),
+                "compression".as_ref(),
+                name.as_ref(),
+            ],
+        );
+        std::fs::write(path(name), random.text(300_001)).expect("data");
+    }
+    std::fs::write(path("allocated"), random.text(9000)).expect("data");
+    let file = File::options().write(true).open(path("allocated")).expect("it opens");
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 40_960, 80_000).expect("there is room");
+}
+
+/// The extents of all files: where they begin in the file, how long, from where in which extent, and whether they were written. Extents
+/// have numbers in the order in which they are met.
+fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
+    let (mut all, mut known) = (Vec::new(), Vec::new());
+    for name in (0..FILES).map(name) {
+        for_each_extent(fs, at(fs, &name), |start, extent| {
+            let FileExtentBody::Extent { disk_bytenr, offset, num_bytes, preallocated, .. } =
+                extent.body
+            else {
+                return;
+            };
+            let number = known.iter().position(|one| *one == disk_bytenr).unwrap_or_else(|| {
+                known.push(disk_bytenr);
+                known.len() - 1
+            });
+            all.push((name.clone(), start, num_bytes, number, offset, preallocated));
+        });
+    }
+    all
+}
+
+/// Inline data stays alone: the kernel leaves it in its item where extents come to stand beside it, and we do not.
+fn random_clone(random: &mut Random, sizes: &[u64]) -> Clone {
+    const INLINE: u64 = 1;
+    let mut below = |bound: u64| random.below(bound);
+    let (from, to) = (below(FILES as u64), below(FILES as u64 - 1));
+    let to = if to == INLINE { FILES as u64 - 1 } else { to };
+    let (offset, to_offset) = (below(30) * 4096, below(30) * 4096);
+    let to_offset = if from == INLINE { to_offset + 4096 } else { to_offset };
+    let [from, to] = [from, to].map(|number| usize::try_from(number).expect("small"));
+    let len = match below(3) {
+        // Up to the end of the source.
+        0 => sizes[from].saturating_sub(offset),
+        1 => below(60) * 4096,
+        _ => below(20) * 4096,
+    };
+    Clone { from, offset, to, to_offset, len }
+}
+
+#[test]
+fn the_kernel_shares_the_same_extents() {
+    let Some(judges) = judges::require() else { return };
+    let mut random = Random::new(seed_of_run());
+    let [theirs, ours] = [(); 2].map(|()| {
+        let disks = Disks::create(&judges, 1, 256);
+        disks.mkfs(&[]);
+        fill(&disks);
+        disks
+    });
+    let mount = theirs.mount("rw,noatime");
+    let fs = open_top(&ours);
+    let mut done = 0;
+    for number in 0..250 {
+        let size = |number| fs.attr(at(&fs, &name(number))).expect("attributes").size;
+        let clone = random_clone(&mut random, &(0..FILES).map(size).collect::<Vec<_>>());
+        let Clone { from, offset, to, to_offset, len } = clone.clone();
+        let position = |number: usize, offset| Position { file: at(&fs, &name(number)), offset };
+        let ours = fs.clone_range(position(from, offset), position(to, to_offset), len, AT);
+        let kernel = kernel_clone(mount.path(), &clone);
+        let ours = ours.map_err(|error| error.errno().raw_os_error());
+        assert_eq!(ours, kernel, "{clone:?}, number {number}");
+        done += u64::from(ours.is_ok());
+    }
+    assert!(done > 60, "only {done} clones were made");
+    rustix::fs::syncfs(File::open(mount.path()).expect("the root")).expect("a sync");
+    fs.sync().expect("a commit");
+    let read = |number| std::fs::read(mount.path().join(name(number))).expect("it reads");
+    let expected: Vec<_> = (0..FILES).map(read).collect();
+    drop((mount, fs));
+    judge(&ours, FILES as u64);
+    let [their_layout, our_layout] = [&theirs, &ours].map(|disks| layout(&open_read_only(disks)));
+    let differs = our_layout.iter().zip(&their_layout).find(|(ours, theirs)| ours != theirs);
+    assert_eq!(differs, None, "the first extents that differ");
+    assert_eq!(our_layout.len(), their_layout.len());
+    let mount = ours.mount("rw,noatime");
+    for (number, expected) in expected.iter().enumerate() {
+        let path = mount.path().join(name(number));
+        assert!(std::fs::read(&path).expect("it reads") == *expected, "bytes of {path:?}");
+        // The kernel goes on with what we shared.
+        std::fs::write(&path, b"short").expect("it writes");
+    }
+    drop(mount);
+    check(&ours);
+}
+
+/// `FICLONERANGE`, for which there is no safe function; the error is its number.
+fn kernel_clone(dir: &Path, clone: &Clone) -> Result<(), i32> {
+    const SCRIPT: &str = r#"
+        my ($from, $offset, $to, $to_offset, $len) = @ARGV;
+        open(my $source, "+<", $from) or die; open(my $target, "+<", $to) or die;
+        my $range = pack("qQQQ", fileno($source), $offset, $len, $to_offset);
+        exit(ioctl($target, 0x4020940D, $range) ? 0 : $! + 0);"#;
+    let path = |number| dir.join(name(number)).into_os_string();
+    let args = [
+        path(clone.from),
+        clone.offset.to_string().into(),
+        path(clone.to),
+        clone.to_offset.to_string().into(),
+        clone.len.to_string().into(),
+    ];
+    let status = Command::new("perl").args(["-e", SCRIPT]).args(args).status().expect("perl runs");
+    match status.code() {
+        Some(0) => Ok(()),
+        code => Err(code.expect("it ends by itself")),
+    }
+}
+
+#[test]
+fn the_same_bytes_are_shared_and_others_are_not() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let fs = open_top(&disks);
+    let data = Random::new(2).bytes(300_001);
+    let make = |name: &str, data: &[u8]| {
+        let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        fs.write(file, 0, data, AT).expect("there is room");
+        file
+    };
+    let [one, same] = ["one", "same"].map(|name| make(name, &data));
+    let mut changed = data.clone();
+    changed[299_000] ^= 1;
+    let other = make("other", &changed);
+    let small = make("small", &data[..100]);
+    let place = |file: FileId, offset| Position { file, offset };
+    let whole = data.len() as u64;
+    let before = [one, same, other, small].map(|file| fs.attr(file).expect("attributes"));
+    let dedupe = |from, to, len| fs.dedupe_range(from, to, len);
+    assert!(dedupe(place(one, 0), place(same, 0), whole).expect("they are compared"));
+    assert!(!dedupe(place(one, 0), place(other, 0), whole).expect("they are compared"));
+    assert!(dedupe(place(one, 0), place(other, 0), 65_536).expect("they are compared"));
+    assert!(dedupe(place(one, 0), place(small, 0), 0).expect("nothing is the same as nothing"));
+    for (len, why) in [(100, "a part of a sector"), (4096, "more than there is")] {
+        let refused = dedupe(place(one, 0), place(small, 0), len).expect_err(why);
+        assert_eq!(refused.errno(), Errno::INVAL, "{why}");
+    }
+    let after = [one, same, other, small].map(|file| fs.attr(file).expect("attributes"));
+    assert_eq!(
+        before.map(|a| (a.size, a.mtime, a.ctime)),
+        after.map(|a| (a.size, a.mtime, a.ctime))
+    );
+    fs.sync().expect("a commit");
+    drop(fs);
+    judge(&disks, 4);
+    let fs = open_read_only(&disks);
+    let first = |name: &str| {
+        let mut found = Vec::new();
+        for_each_extent(&fs, at(&fs, name), |start, extent| {
+            if let FileExtentBody::Extent { disk_bytenr, .. } = extent.body {
+                found.push((start, disk_bytenr));
+            }
+        });
+        found
+    };
+    assert_eq!(first("same"), first("one"));
+    assert_eq!(first("other")[0], first("one")[0]);
+    assert_ne!(first("other")[1].1, first("one")[0].1);
+    assert_eq!(
+        disks.mount("ro").path().join("same").metadata().expect("it is there").blocks(),
+        592
+    );
+}
