@@ -11,7 +11,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{
-    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs,
+    Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
 };
 
 /// What is told wrong about the one file, entry or directory that it concerns.
@@ -49,9 +49,10 @@ enum Lie {
     ReadsDirectories,
     Identity,
     HardLink,
+    Flags,
 }
 
-const ALL: [Lie; 31] = [
+const ALL: [Lie; 32] = [
     Lie::EntryMissing,
     Lie::EntryTwice,
     Lie::Order,
@@ -83,6 +84,7 @@ const ALL: [Lie; 31] = [
     Lie::ReadsDirectories,
     Lie::Identity,
     Lie::HardLink,
+    Lie::Flags,
 ];
 
 struct Liar {
@@ -164,6 +166,11 @@ impl FileSystem for Liar {
             }
         }
         Ok(attr)
+    }
+
+    fn flags(&self, file: FileId) -> Result<FileFlags> {
+        let lie = if self.lies(Lie::Flags, file) { FileFlags::NODUMP } else { FileFlags::empty() };
+        Ok(self.truth.flags(self.really(file))? ^ lie)
     }
 
     fn read_dir(
@@ -334,6 +341,7 @@ fn what_is_left_out_is_not_compared() {
         (Lie::Order, Aspect::Order),
         (Lie::ChangeTime, Aspect::StoredTimes),
         (Lie::Allocated, Aspect::Allocation),
+        (Lie::Flags, Aspect::Flags),
     ];
     for (lie, aspect) in cases {
         let compare = Compare::default().without(aspect);
