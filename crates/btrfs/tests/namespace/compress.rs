@@ -13,7 +13,7 @@ use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
-use offshoot_vfs::{Errno, Fallocate, FileSystem, FileSystemMut, SetAttr, XattrMode};
+use offshoot_vfs::{Errno, Fallocate, FileFlags, FileSystem, FileSystemMut, SetAttr, XattrMode};
 
 use crate::common::{AT, NEW, at, judge, open_read_only, open_with, place};
 use crate::layout::{flags, for_each_extent};
@@ -215,6 +215,9 @@ fn force_and_what_no_force_compresses() {
         let file = fs.create(place(fs.root(), &format!("kept{forced}")), &NEW).expect("a file");
         fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 131_072, AT).expect("room");
         fs.write(file, 0, &text, AT).expect("there is room");
+        let file = fs.create(place(fs.root(), &format!("nocow{forced}")), &NEW).expect("a file");
+        fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
+        fs.write(file, 0, &text, AT).expect("there is room");
         fs.sync().expect("a commit");
     }
     let kinds = |path: &str| {
@@ -223,9 +226,11 @@ fn force_and_what_no_force_compresses() {
     };
     assert_eq!(kinds("bothfalse"), [false; 3]);
     assert_eq!(kinds("bothtrue"), [false, true, true]);
-    assert_eq!([kinds("keptfalse"), kinds("kepttrue")], [[false], [false]]);
+    for in_place in ["keptfalse", "kepttrue", "nocowfalse", "nocowtrue"] {
+        assert_eq!(kinds(in_place), [false], "{in_place}");
+    }
     drop(fs);
-    judge(&disks, 4);
+    judge(&disks, 6);
     check_data(&disks);
 }
 
