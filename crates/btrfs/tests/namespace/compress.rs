@@ -257,3 +257,50 @@ fn random_operations_on_compressed_files() {
         judge(&disks, 10);
     }
 }
+
+/// Where what is free is in small pieces, compressed extents go where they fit, and what fits nowhere is not compressed.
+#[test]
+fn a_fragmented_volume_is_filled_with_compressed_files() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 64);
+    disks.mkfs(&["-m", "single"]);
+    let mut random = Random::new(seed_of_run());
+    let fs = open(&disks, &options("lzo", true));
+    // Most of it is not needed.
+    let most = fs.create(place(fs.root(), "most"), &NEW).expect("a file");
+    fs.fallocate(most, Fallocate::Allocate { keep_size: true }, 0, 32 << 20, AT).expect("room");
+    let mut files = Vec::new();
+    let mut fill = |prefix: &str, len: usize, files: &mut Vec<(String, Vec<u8>)>| {
+        for number in 0.. {
+            let (name, data) = (format!("{prefix}{number}"), random.text(len));
+            let file = fs.create(place(fs.root(), &name), &NEW).expect("a file");
+            match fs.write_direct(file, 0, &data, AT) {
+                Ok(()) => files.push((name, data)),
+                Err(error) => {
+                    assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                    fs.unlink(place(fs.root(), &name), AT).expect("it goes");
+                    break;
+                }
+            }
+        }
+    };
+    fill("small", 100_000, &mut files);
+    let mut number = 0;
+    files.retain(|(name, _)| {
+        number += 1;
+        let stays = number % 2 == 0;
+        if !stays {
+            fs.unlink(place(fs.root(), name), AT).expect("it goes");
+        }
+        stays
+    });
+    fs.sync().expect("a commit");
+    let before = files.len();
+    fill("large", 700_000, &mut files);
+    assert!(before > 20 && files.len() > before, "{before} files, then {}", files.len());
+    fs.sync().expect("a commit");
+    drop(fs);
+    judge(&disks, files.len() as u64);
+    check_data(&disks);
+    assert_holds(disks.mount("ro").path(), &files);
+}
