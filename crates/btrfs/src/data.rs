@@ -31,7 +31,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
 use crate::volume::Engine;
-pub(crate) use buffer::{Buffers, FileBuffer};
+pub(crate) use buffer::{Buffers, Dirty, FileBuffer};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, insert_checksums, remove_checksums,

@@ -40,6 +40,8 @@ pub(crate) type FileBuffer = Arc<RwLock<Dirty>>;
 /// What one file has in memory only.
 #[derive(Debug)]
 pub(crate) struct Dirty {
+    /// The file.
+    pub(crate) file: FileId,
     runs: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Bytes in all runs.
     bytes: u64,
@@ -59,8 +61,9 @@ pub(crate) struct Dirty {
 
 impl Dirty {
     /// Nothing yet, of a file of this size.
-    fn new(size: u64, at: Timestamp) -> Self {
+    fn new(file: FileId, size: u64, at: Timestamp) -> Self {
         Self {
+            file,
             runs: BTreeMap::new(),
             bytes: 0,
             size,
@@ -86,6 +89,11 @@ impl Dirty {
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// How many runs there are.
+    pub(crate) fn run_count(&self) -> u64 {
+        self.runs.len() as u64
     }
 
     /// How many extents it may become, each run of sectors in chunks that are compressed by themselves.
@@ -218,7 +226,7 @@ impl Buffers {
 
     /// What of `file`, which is `size` bytes long, is buffered.
     pub(crate) fn get_or_add(&self, file: FileId, size: u64, at: Timestamp) -> FileBuffer {
-        let new = || Arc::new(RwLock::new(Dirty::new(size, at)));
+        let new = || Arc::new(RwLock::new(Dirty::new(file, size, at)));
         self.shard(file).write().entry(file).or_insert_with(new).clone()
     }
 

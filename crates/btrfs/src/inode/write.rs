@@ -195,7 +195,7 @@ impl<'v> Room<'v> {
             if is_in_place {
                 return Self::in_place(volume, file, buffer, gaps);
             }
-            let promise = write_back::promise(volume, buffer, &gaps)?;
+            let promise = write_back::promise(volume, file, buffer, &gaps)?;
             let data = volume.reserve_data(bytes)?;
             Ok(Self { gaps, taken: Some((Some(data), promise)), is_in_place })
         });
@@ -223,7 +223,7 @@ impl<'v> Room<'v> {
                 return Err(Error::posix(Errno::NOSPC, format!("data of {file}")));
             }
         }
-        let promise = write_back::promise(volume, buffer, &gaps)?;
+        let promise = write_back::promise(volume, file, buffer, &gaps)?;
         Ok(Self { gaps, taken: Some((None, promise)), is_in_place: true })
     }
 }
@@ -337,7 +337,7 @@ pub(super) fn grow(
 ) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // With this the new length can be stored, or nothing has happened yet.
-    let promise = with_room(volume, file, |buffer| write_back::promise(volume, buffer, &[]))?;
+    let promise = with_room(volume, file, |b| write_back::promise(volume, file, b, &[]))?;
     if is_inline(volume, file)? {
         // It may have become that for want of room.
         self::buffer(volume, file, 0, &[], at)?;

@@ -10,7 +10,7 @@
 //!
 //! # Reservations
 //!
-//! What is buffered has its data reserved byte for byte, and is promised what it makes trees larger by. What a step copies is
+//! What is buffered has its data reserved byte for byte, and is promised what it makes trees larger by. What else a step copies is
 //! free again after a commit, so steps take what is kept for making room, as removals do, one after the other, and write-back goes on when
 //! nothing else can (`space/reserve`). [`Patience`] says whether a step may wait.
 //!
@@ -31,7 +31,7 @@ use offshoot_vfs::{FileId, Result, Timestamp};
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
-use crate::data::{Chunks, FileBuffer, Sectors, chunks_of, insert_hole};
+use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
 use crate::transaction::Handle;
@@ -67,32 +67,69 @@ pub(crate) enum Patience {
     Tries,
 }
 
-/// Promises what storing `gaps` makes trees larger by, which are about to be buffered of a file of which this is.
+/// Promises what storing `gaps` makes trees larger by, which are about to be buffered of `file`, of which this is: what was promised
+/// for it already is part of that, where runs have become one since.
 pub(super) fn promise<'v>(
     volume: &'v Engine,
+    file: FileId,
     buffer: Option<&FileBuffer>,
     gaps: &[Range<u64>],
 ) -> Result<Promise<'v>> {
     volume.limit_dirty_blocks()?;
-    let bytes = gaps.iter().map(|gap| gap.end - gap.start).sum();
-    // Each may become as many extents, if it is compressed.
-    let runs = gaps.iter().map(chunks_of).sum();
-    volume.promise(growth(volume, u64::from(buffer.is_none()), runs, bytes))
+    let (mut amount, promised) = buffer.map_or_else(Default::default, |buffer| {
+        let dirty = buffer.read();
+        (Amount::of(&dirty), dirty.promised)
+    });
+    for gap in gaps {
+        amount.add(gap);
+    }
+    volume.promise(growth(volume, file, amount)?.saturating_sub(promised))
 }
 
-/// What so many files with so many bytes in runs of sectors make trees larger by when they are written back.
-fn growth(volume: &Engine, files: u64, runs: u64, bytes: u64) -> u64 {
-    let superblock = volume.superblock();
-    let sums = bytes / u64::from(superblock.sector_size) * superblock.checksum.len() as u64;
-    growth_bytes(files * FILE_BYTES + runs * RUN_BYTES, runs * RUN_BYTES_OF_COMMITS + sums)
+/// What is written back of a file.
+#[derive(Clone, Copy, Default)]
+struct Amount {
+    /// Runs of sectors.
+    runs: u64,
+    /// The extents that they may become: what is compressed is cut into chunks.
+    extents: u64,
+    bytes: u64,
+}
+
+impl Amount {
+    fn of(dirty: &Dirty) -> Self {
+        Self { runs: dirty.run_count(), extents: dirty.extent_count(), bytes: dirty.bytes() }
+    }
+
+    fn add(&mut self, gap: &Range<u64>) {
+        self.runs += 1;
+        self.extents += chunks_of(gap);
+        self.bytes += gap.end - gap.start;
+    }
+}
+
+/// What `file` makes trees larger by when so much is written back.
+fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
+    let (superblock, live) = (volume.superblock(), volume.live()?);
+    let Amount { runs, extents, bytes } = amount;
+    let sectors = bytes / u64::from(superblock.sector_size);
+    let sums = sectors * superblock.checksum.len() as u64;
+    let items =
+        growth_bytes(FILE_BYTES + extents * RUN_BYTES, extents * RUN_BYTES_OF_COMMITS + sums);
+    // One is that of the inode. A run may replace an extent for every sector.
+    let places = 1 + runs;
+    let leaves = places + leaves_of(volume, sectors);
+    let tree = live.tree(volume, TreeId(file.dev))?;
+    Ok(items + live.space.lasting_bytes(&tree, places, leaves))
 }
 
 /// Gives up what was reserved for so many bytes of data that are not buffered any more, and what was promised for more than is.
 pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
     let (data, promised) = {
         let mut dirty = buffer.write();
-        let needed = growth(volume, 1, dirty.extent_count(), dirty.bytes());
-        let more = dirty.promised.saturating_sub(needed);
+        // Of a tree that is gone all is forgotten soon.
+        let needed = growth(volume, dirty.file, Amount::of(&dirty));
+        let more = dirty.promised.saturating_sub(needed.unwrap_or(u64::MAX));
         dirty.promised -= more;
         (if dirty.is_in_place { 0 } else { data }, more)
     };

@@ -32,11 +32,16 @@
 //!
 //! # Why write-back always finds room
 //!
-//! A step of write-back takes no more at a time than a removal, and what it copies is free again after the next commit. So nothing is
-//! reserved for the copies of all files that are buffered together: however many they are, their steps take `K` one after the other. But
-//! write-back leaves trees larger. That is promised byte for byte when the data is accepted ([`growth_bytes`]) and given up by
-//! the step that does it: what is added to the trees of a commit counts four times, because it is there, `C` is larger by it, and `K` by
+//! A step of write-back takes no more at a time than a removal, and what it copies is free again after the next commit, unless a snapshot
+//! keeps it. So nothing is reserved for these copies of all files that are buffered together: however many they are, their steps take `K` one
+//! after the other. But write-back leaves trees larger. That is promised when the data is accepted and given up by the step that does it.
+//!
+//! Items are promised byte for byte ([`growth_bytes`]): what is added to the trees of a commit counts four times, because it is there, `C` is larger by it, and `K` by
 //! twice as much ([`Space::drift`]). So what holds after a commit holds after the commit behind the step, with what is still promised.
+//!
+//! Blocks of the tree of the file are promised beside that ([`Space::lasting_bytes`]): a leaf may be full, as series of items leave them, so each
+//! place that items go to may take one more; and where a snapshot was taken of the tree, it keeps what is on the way there. A
+//! file does neither more often than the tree has blocks.
 //!
 //! Where promises count on a chunk that is not there yet, steps leave `K` to its allocation.
 //!
@@ -64,12 +69,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Instant;
 
+use offshoot_btrfs_format::Generation;
 use offshoot_vfs::Result;
 
 use super::ledger::{Floor, Promise, Reservation};
 use super::tickets::{Demand, Kind};
 use super::{Purpose, Space};
 use crate::transaction::{Cause, Handle, Live};
+use crate::tree::Tree;
 use crate::volume::Engine;
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
@@ -164,7 +171,23 @@ impl Space {
     /// The worst case of taking a block, with what its references come to, in bytes of metadata.
     pub(crate) fn block_cost(&self) -> u64 {
         let shared = if self.may_share() { self.node_size * SHARED_PARTS / PARTS } else { 0 };
-        self.node_size + REFERENCES_OF_A_BLOCK + shared
+        self.new_block_cost() + shared
+    }
+
+    /// The same of a block that is no copy.
+    fn new_block_cost(&self) -> u64 {
+        self.node_size + REFERENCES_OF_A_BLOCK
+    }
+
+    /// What items of one file that go to so many places of `tree`, in so many leaves, take for good beside their own bytes, in bytes of metadata.
+    pub(crate) fn lasting_bytes(&self, tree: &Tree, places: u64, leaves: u64) -> u64 {
+        let blocks = tree.used.load(Relaxed) / self.node_size;
+        let split = places.min(blocks) * self.new_block_cost();
+        if tree.last_snapshot() == Generation(0) {
+            return split;
+        }
+        let copied = leaves * (u64::from(self.tallest()) + 1);
+        split + copied.min(blocks) * self.block_cost()
     }
 
     /// The worst case of an operation on so many items, in bytes of metadata.

@@ -45,11 +45,11 @@ fn kind(fs: &Filesystem, is_wanted: impl Fn(SpaceKind) -> bool) -> KindStats {
     kinds.into_iter().find(|one| is_wanted(one.kind)).expect("every volume has it")
 }
 
-fn metadata(fs: &Filesystem) -> KindStats {
+pub(crate) fn metadata(fs: &Filesystem) -> KindStats {
     kind(fs, |kind| matches!(kind, SpaceKind::Metadata | SpaceKind::Mixed))
 }
 
-fn data(fs: &Filesystem) -> KindStats {
+pub(crate) fn data(fs: &Filesystem) -> KindStats {
     kind(fs, |kind| matches!(kind, SpaceKind::Data | SpaceKind::Mixed))
 }
 

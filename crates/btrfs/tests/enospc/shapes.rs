@@ -27,7 +27,7 @@ enum Filling {
 }
 
 /// The device of a volume that `mkfs.btrfs` made.
-fn device(mkfs: &[&str]) -> Option<Arc<MemoryDevice>> {
+pub(crate) fn device(mkfs: &[&str]) -> Option<Arc<MemoryDevice>> {
     let judges = judges::require()?;
     let disks = Disks::create(&judges, 1, MIB);
     disks.mkfs(mkfs);
@@ -35,7 +35,7 @@ fn device(mkfs: &[&str]) -> Option<Arc<MemoryDevice>> {
     Some(Arc::new(MemoryDevice::over(device)))
 }
 
-fn name(number: u64) -> String {
+pub(crate) fn name(number: u64) -> String {
     format!("file-{number}")
 }
 
@@ -54,7 +54,7 @@ fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
 }
 
 /// Whether it was done; only a lack of space is a reason why not.
-fn accepted<T>(result: Result<T>) -> bool {
+pub(crate) fn accepted<T>(result: Result<T>) -> bool {
     match result {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::NOSPC => false,

@@ -1,0 +1,98 @@
+//! What was accepted can be stored, however much larger it makes trees than it is itself.
+//!
+//! Each of many files is alone in two leaves that links fill, so what is written to it copies a block for a few bytes.
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+
+use crate::open;
+use crate::quiet::{assert_no_chunk_is_left, data, metadata};
+use crate::shapes::{accepted, device, name};
+use crate::worker::{AT, NEW};
+
+/// How many files there are.
+const FILES: u64 = 1300;
+
+/// Links that fill the rest of two leaves of 16 KiB, and the target of each: who finds its leaf full may share with the one beside it.
+const LINKS: u64 = 25;
+const TARGET: [u8; 1000] = [b'x'; 1000];
+
+/// The target of links that fill metadata.
+const LARGE_TARGET: [u8; 3000] = [b'x'; 3000];
+
+/// A volume that does nothing by itself.
+fn quiet() -> Option<Filesystem> {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    Some(open(&device(&["-m", "single"])?, &options))
+}
+
+/// Makes the files.
+fn scattered(fs: &Filesystem) -> Vec<FileId> {
+    let make = |number| {
+        let [own, links] = [name(number), format!("link-{number}")];
+        let file = fs.create(Place { dir: fs.root(), name: own.as_bytes() }, &NEW);
+        for link in 0..LINKS {
+            let name = format!("{links}-{link}");
+            let place = Place { dir: fs.root(), name: name.as_bytes() };
+            fs.symlink(place, &TARGET, &NEW).expect("there is room");
+        }
+        file.expect("there is room")
+    };
+    let files = (0..FILES).map(make).collect();
+    fs.sync().expect("a commit");
+    files
+}
+
+/// Makes links in a directory of their own until one is refused; the directory, and how many there are.
+fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
+    let dir = fs.mkdir(Place { dir: fs.root(), name: b"large links" }, &NEW);
+    let dir = dir.expect("there is room");
+    let link = |number: &u64| {
+        let name = name(*number);
+        accepted(fs.symlink(Place { dir, name: name.as_bytes() }, &LARGE_TARGET, &NEW))
+    };
+    let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
+    assert_no_chunk_is_left(fs);
+    (dir, links)
+}
+
+/// A volume where all is allocated and so many large links fitted in metadata once more, and the files.
+fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
+    let fs = quiet()?;
+    let files = scattered(&fs);
+    let (dir, links) = fill_metadata(&fs);
+    fs.sync().expect("a commit");
+    for number in links - free_links..links {
+        let name = name(number);
+        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+    }
+    fs.sync().expect("a commit");
+    Some((fs, files))
+}
+
+/// Writes so many bytes to each of `files` until that is refused. All of it can be stored, and a file removed.
+fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
+    let bytes = vec![7; len];
+    let written = files.iter().take_while(|&&file| accepted(fs.write(file, 0, &bytes, AT))).count();
+    println!("{written} of {FILES} files were written: {:?}", metadata(fs));
+    assert!(data(fs).free_bytes > 1 << 20, "there is room for data");
+    fs.sync().expect("there is room for what was accepted");
+    fs.unlink(Place { dir: fs.root(), name: name(0).as_bytes() }, AT).expect("it is there");
+    fs.sync().expect("a commit");
+}
+
+/// What write-back copies was said to be free again after a commit. The snapshot keeps it.
+#[test]
+fn what_is_written_beside_a_snapshot_can_be_stored() {
+    let Some((fs, files)) = nearly_full(3600) else { return };
+    let place = Place { dir: fs.root(), name: b"snapshot" };
+    fs.snapshot(SubvolumeId::FS, place, true, AT).expect("there is room");
+    assert_can_be_stored(&fs, &files, 4096);
+}
+
+/// What is kept in extent items was promised by the byte, and each file took a leaf.
+#[test]
+fn small_files_in_full_leaves_can_be_stored() {
+    let Some((fs, files)) = nearly_full(3200) else { return };
+    assert_can_be_stored(&fs, &files, 2000);
+}
