@@ -46,16 +46,17 @@ impl Engine {
     /// Allocates a chunk if a device has room for one, or else removes block groups that hold nothing and tries again. The
     /// caller must hold no handle, and leads the line of this kind of space.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
-        if self.try_grow(purpose, || true)? {
+        let space = &self.live()?.space;
+        let is_awaited = || space.ledger(purpose).is_awaited();
+        if self.try_grow(purpose, is_awaited)? {
             return Ok(());
         }
-        let space = &self.live()?.space;
         let is_data = !space.counts_as_metadata(purpose);
         self.remove_empty(is_data)?;
-        let grew = self.try_grow(purpose, || true)?;
+        let grew = self.try_grow(purpose, is_awaited)?;
         // Where promises count on the next chunk of metadata, that comes first.
-        if !grew && is_data && space.is_roomy() && self.try_grow(Purpose::Metadata, || true)? {
-            self.try_grow(purpose, || true)?;
+        if !grew && is_data && space.is_roomy() && self.try_grow(Purpose::Metadata, is_awaited)? {
+            self.try_grow(purpose, is_awaited)?;
         }
         Ok(())
     }

@@ -18,7 +18,8 @@
 //! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
 //! both passes. Where most of the members belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
 //! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
-//! the second pass only. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
+//! the second pass only; there it comes right after looking around too: what it is allocated with, write-back takes as well, and is whole
+//! behind a commit. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
 //! helped nobody the oldest ticket is refused, and younger ones are served if they fit. But when something was changed after the commit of the
 //! cycle, what that gave up is not free yet, and there is one more cycle before.
 //!
@@ -46,8 +47,8 @@ use crate::inode::write_back;
 use crate::transaction::{Cause, Live};
 use crate::volume::Engine;
 
-/// The order of the states where most of the members belongs to no chunk.
-const STATES_WITH_MUCH_ROOM: [FlushState; 5] = [
+/// The order of the states where most of the members belongs to no chunk, and behind a commit.
+const CHUNK_FIRST: [FlushState; 5] = [
     FlushState::LookAround,
     FlushState::AllocateChunk,
     FlushState::DelayedItems,
@@ -116,14 +117,13 @@ impl Engine {
     fn cycle(&self, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
         let (space, ledger) = (&live.space, live.space.ledger(purpose));
         let has_much_room = space.is_roomy();
-        let states = if has_much_room { STATES_WITH_MUCH_ROOM } else { FlushState::ALL };
         for pass in 0..PASSES {
+            let is_chunk_first = has_much_room || pass > 0;
+            let states = if is_chunk_first { CHUNK_FIRST } else { FlushState::ALL };
             for state in states {
                 let is_due = match state {
                     FlushState::Commit => pass < live.commits_per_cycle,
-                    FlushState::AllocateChunk => {
-                        has_much_room || pass > 0 || !space.is_mostly_free(purpose)
-                    }
+                    FlushState::AllocateChunk => is_chunk_first || !space.is_mostly_free(purpose),
                     _ => true,
                 };
                 if !is_due {
