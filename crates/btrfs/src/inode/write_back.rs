@@ -178,7 +178,7 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
     let space = &volume.live()?.space;
     let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= MAX_INLINE);
-    if !space.is_roomy() && (space.is_tight() || space.has_little_data() && is_small()) {
+    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data()) {
         write_back(volume, file, Patience::Tries)?;
     }
     if space.is_tight() {
@@ -337,7 +337,7 @@ fn change_inode(
     })
 }
 
-/// Joins with room for `items`, which what is kept for making room is enough for.
+/// Joins with room for `items`, which what is kept for making room is enough for, but where holes have items and many become one.
 fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),

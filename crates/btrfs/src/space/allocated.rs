@@ -49,6 +49,11 @@ impl Allocated {
         bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
     }
 
+    /// What of all members belongs to no chunk, in bytes.
+    pub(super) fn unallocated(&self) -> u64 {
+        self.usable_bytes.saturating_sub(self.bytes.load(Ordering::Relaxed))
+    }
+
     /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated now.
     pub(super) fn change(&self, member: usize, bytes: u64, is_new: bool) -> u64 {
         let mut members = self.members.lock();

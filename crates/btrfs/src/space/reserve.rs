@@ -278,10 +278,11 @@ impl Space {
         self.ledger(Purpose::Metadata).is_tight(self.floor(Purpose::Metadata))
     }
 
-    /// Whether more data is reserved, for what is buffered most of it, than is left for others.
+    /// Whether more data is reserved, for what is buffered most of it, than is left for others, in chunks that may come too.
     pub(crate) fn has_little_data(&self) -> bool {
-        let data = self.ledger(Purpose::Data);
-        data.reserved() > data.free() / 2
+        let (_, free) = self.totals(Purpose::Data);
+        let left = free + self.allocated.unallocated();
+        self.ledger(Purpose::Data).reserved() > left / 2
     }
 
     /// Whether so much is reserved that a chunk should be allocated before somebody waits, where that is cheap.
