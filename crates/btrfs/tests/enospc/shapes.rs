@@ -1,9 +1,11 @@
 //! Simple shapes of full volumes: what was free once is free again, and for many threads as for one.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::MemoryDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
@@ -159,6 +161,22 @@ fn a_file_takes_the_place_of_one_as_large() {
     fs.sync().expect("there is room for what was accepted");
 }
 
+/// How many extent items a file has.
+fn extents(fs: &Filesystem, file: FileId) -> usize {
+    let volume = fs.volume();
+    let root = volume.tree(TreeId(file.dev)).expect("the subvolume");
+    let (first, mut count) = (Key::new(file.ino, ItemType::EXTENT_DATA, 0), 0);
+    let visit = |key: Key, _: &[u8]| {
+        if key.objectid != file.ino || key.item_type != ItemType::EXTENT_DATA {
+            return ControlFlow::Break(());
+        }
+        count += 1;
+        ControlFlow::Continue(())
+    };
+    volume.for_each_item(root, first, visit).expect("the tree reads");
+    count
+}
+
 /// Free space is in pieces of two sectors and metadata is full. A file that fills all of them has far more extents than runs were written, and
 /// leaves enough to remove everything.
 #[test]
@@ -177,10 +195,14 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
         let name = name(*number);
         accepted(fs.symlink(Place { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
     };
-    let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
     let written = write(&fs, file, usize::MAX);
+    let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
     fs.sync().expect("there is room for what was accepted");
     println!("{written} bytes in pieces of {PIECE_BYTES}, beside {links} links");
+    let extents = extents(&fs, file);
+    // Some pieces lie side by side.
+    let pieces = written / PIECE_BYTES;
+    assert!(extents > 5000 && extents > pieces / 10 * 9, "{extents} extents of {pieces} pieces");
     for number in 0..links {
         let name = name(number);
         fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
