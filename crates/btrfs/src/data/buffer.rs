@@ -45,6 +45,8 @@ pub(crate) struct Dirty {
     runs: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Bytes in all runs.
     bytes: u64,
+    /// What [`chunks_of`] all runs come to.
+    extents: u64,
     /// The length of the file, in bytes.
     pub(crate) size: u64,
     /// When it was written, unless another time was set since.
@@ -66,6 +68,7 @@ impl Dirty {
             file,
             runs: BTreeMap::new(),
             bytes: 0,
+            extents: 0,
             size,
             mtime: None,
             ctime: at,
@@ -98,7 +101,7 @@ impl Dirty {
 
     /// How many extents it may become, each run of sectors in chunks that are compressed by themselves.
     pub(crate) fn extent_count(&self) -> u64 {
-        self.runs.iter().map(|(&at, run)| chunks_of(&(at..at + run.len() as u64))).sum()
+        self.extents
     }
 
     /// The runs that overlap `range`, in order.
@@ -147,12 +150,15 @@ impl Dirty {
     /// Adds whole sectors, none of which is buffered.
     fn add(&mut self, start: u64, bytes: Vec<u8>) {
         self.bytes += bytes.len() as u64;
+        let end = start + bytes.len() as u64;
         if let Some((&at, run)) = self.runs.range_mut(..start).next_back()
             && at + run.len() as u64 == start
             && run.len() + bytes.len() <= RUN_BYTES
         {
             Arc::make_mut(run).extend_from_slice(&bytes);
+            self.extents += chunks_of(&(at..end)) - chunks_of(&(at..start));
         } else {
+            self.extents += chunks_of(&(start..end));
             self.runs.insert(start, Arc::new(bytes));
         }
     }
@@ -177,10 +183,13 @@ impl Dirty {
             let end = at + run.len() as u64;
             self.runs.remove(&at);
             self.bytes -= end.min(range.end) - at.max(range.start);
+            self.extents -= chunks_of(&(at..end));
             if at < range.start {
+                self.extents += chunks_of(&(at..range.start));
                 self.runs.insert(at, Arc::new(run[..index(range.start - at)].to_vec()));
             }
             if range.end < end {
+                self.extents += chunks_of(&(range.end..end));
                 self.runs.insert(range.end, Arc::new(run[index(range.end - at)..].to_vec()));
             }
         }
@@ -292,6 +301,8 @@ mod tests {
         const SECTOR: u64 = 16;
         const SECTOR_BYTES: usize = 16;
         const SECTORS: u64 = 40;
+        // A chunk ends in the middle.
+        const BASE: u64 = (128 << 10) - 20 * SECTOR;
         let mut random = offshoot_testkit::random::Random::new(7);
         let buffers = Buffers::default();
         let file = FileId { dev: 5, ino: 257 };
@@ -300,7 +311,7 @@ mod tests {
         for step in 0..20_000u64 {
             let start = random.below(SECTORS);
             let end = start + 1 + random.below(SECTORS - start);
-            let range = start * SECTOR..end * SECTOR;
+            let range = BASE + start * SECTOR..BASE + end * SECTOR;
             let sectors = index(start)..index(end);
             if random.below(4) == 0 {
                 let removed = buffers.remove(&buffer, &range);
@@ -311,7 +322,8 @@ mod tests {
                 let byte = u8::try_from(step % 251).expect("below 251");
                 let gaps = buffer.read().gaps(&range);
                 for gap in gaps {
-                    let missing = index(gap.start / SECTOR)..index(gap.end / SECTOR);
+                    let sector = |at: u64| index((at - BASE) / SECTOR);
+                    let missing = sector(gap.start)..sector(gap.end);
                     assert!(model[missing].iter().all(Option::is_none));
                     buffers.add(&buffer, gap.start, vec![0; index(gap.end - gap.start)]);
                 }
@@ -319,12 +331,16 @@ mod tests {
                 model[sectors].fill(Some([byte; SECTOR_BYTES]));
             }
             let mut found = vec![None; index(SECTORS)];
-            for (at, run) in buffer.read().runs(&(0..SECTORS * SECTOR)) {
+            let runs = buffer.read().runs(&(0..u64::MAX));
+            for (at, run) in &runs {
                 for (i, sector) in run.chunks(SECTOR_BYTES).enumerate() {
-                    found[index(at / SECTOR) + i] = Some(sector.try_into().expect("whole sectors"));
+                    found[index((at - BASE) / SECTOR) + i] =
+                        Some(sector.try_into().expect("whole sectors"));
                 }
             }
             assert_eq!(found, model, "step {step}");
+            let chunks = runs.iter().map(|(at, run)| chunks_of(&(*at..at + run.len() as u64)));
+            assert_eq!(buffer.read().extent_count(), chunks.sum::<u64>());
             assert_eq!(buffers.bytes(), model.iter().flatten().count() as u64 * SECTOR);
         }
     }
