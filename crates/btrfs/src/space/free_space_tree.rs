@@ -53,7 +53,15 @@ fn for_each_item(
     let uses_bitmaps = info.flags.get() & FREE_SPACE_USING_BITMAPS != 0;
     let mut cursor = Cursor::seek(volume, volume.tree(TREE)?, info_key(group))?;
     cursor.advance()?;
+    let mut behind = group.start.0;
     while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < group.end()) {
+        let end = key.objectid.saturating_add(key.offset);
+        if key.objectid < behind || end > group.end() {
+            let what =
+                format!("{:#x} to {end:#x} is free twice, or in no block group", key.objectid);
+            return Err(Error::corrupt_at("free space tree", key.objectid, what));
+        }
+        behind = end;
         match key.item_type {
             ItemType::FREE_SPACE_EXTENT if !uses_bitmaps => visit(key, data),
             ItemType::FREE_SPACE_BITMAP if uses_bitmaps => visit(key, data),

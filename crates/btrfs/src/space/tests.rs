@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error, Result};
@@ -282,4 +282,20 @@ fn empty_groups_are_removed_by_several_threads() {
         });
     }
     volume.sync().expect("a commit");
+}
+
+/// An image in which space was free twice ended the program.
+#[test]
+fn space_that_is_free_twice_is_damage() {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let device = in_memory_of(16384, 1 << 30);
+    let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
+    let find = || super::free_space_tree::for_each_free_range(&volume, &group, |_| {});
+    find().expect("a new volume is sound");
+    let again = Key::new(group.end() - 4096, ItemType::FREE_SPACE_EXTENT, 4096);
+    let handle = volume.join_for(1, Claim::Work).expect("there is room");
+    handle.change(TreeId::FREE_SPACE, |tree| tree.insert(again, &[])).expect("nothing fails");
+    drop(handle);
+    assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
