@@ -24,7 +24,7 @@ use crate::volume::Engine;
 const MOST_PREALLOCATED: u64 = 256 << 20;
 
 /// Extent items that are punched in one step, at the most.
-const MOST_PUNCHED: usize = 64;
+const MOST_PUNCHED: usize = 16;
 
 /// Extent items that are moved at the most: they move in one transaction.
 const MOST_MOVED: u64 = 1 << 14;

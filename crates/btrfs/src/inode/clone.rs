@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, Position, Result, Timestamp};
@@ -56,7 +57,7 @@ pub(crate) fn clone_range(
     if len == 0 {
         return Ok(());
     }
-    pair.settle()?;
+    pair.settle(0)?;
     pair.share_all(0..len, Inline::Copied)?;
     pair.work.note_time()?;
     keep_synchronous(volume, to.file)
@@ -82,7 +83,7 @@ pub(crate) fn dedupe_range(
     }
     pair.require_alike()?;
     pair.require_sectors(len, from_rest == Some(len) && to_rest == Some(len))?;
-    pair.settle()?;
+    pair.settle(0)?;
     if !pair.is_same(len)? {
         return Ok(false);
     }
@@ -122,7 +123,7 @@ pub(crate) fn copy_range(
         pair.copy(0..len)?;
     } else {
         pair.copy(0..head)?;
-        pair.settle()?;
+        pair.settle(head)?;
         pair.share_all(head..len - tail, Inline::Copied)?;
         pair.copy(len - tail..len)?;
         pair.work.note_time()?;
@@ -195,8 +196,9 @@ impl<'v> Pair<'v> {
         Ok(())
     }
 
-    /// Has nothing of both files buffered, and nothing inline that something is about to stand beside.
-    fn settle(&self) -> Result<()> {
+    /// Has nothing of both files buffered, and nothing inline that something is about to stand beside, which is shared `begin` bytes behind where
+    /// both begin.
+    fn settle(&self, begin: u64) -> Result<()> {
         let Work { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;
         let size = length_of(volume, self.to.file, &regular(volume, self.to.file)?);
@@ -204,7 +206,7 @@ impl<'v> Pair<'v> {
             clear_behind(volume, self.to.file, size, at)?;
         }
         write_back::write_back(volume, self.to.file, Patience::Waits)?;
-        if self.to.offset >= self.work.sector {
+        if self.to.offset + begin >= self.work.sector {
             leave_item(volume, self.to.file, at)?;
         }
         Ok(())
@@ -280,6 +282,8 @@ impl<'v> Pair<'v> {
         let before = hole_items(volume, to.file, target.start)?;
         let count = replaced + before + 2 * items.len() as u64 + 2;
         let handle = volume.join_for(items_of(volume, count), Claim::Work)?;
+        // What was read is no longer there if its subvolume was deleted and dropped meanwhile.
+        handle.tree(TreeId(self.from.file.dev))?.require_alive()?;
         self.work.change(&handle, |item| {
             let dropped = drop_range(&handle, to.file, target.clone())?;
             let shared = share(&handle, &items, &of(self.from, &part), to.file, target.start)?;

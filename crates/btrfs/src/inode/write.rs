@@ -200,8 +200,8 @@ impl<'v> Room<'v> {
             Ok(Self { gaps, taken: Some((Some(data), promise)), is_in_place })
         });
         match reserved {
-            // Nothing is buffered any more. What is preallocated can be written without more space.
-            Err(error) if error.errno() == Errno::NOSPC => {
+            // What is preallocated can be written without more space, if write-back was not refused itself.
+            Err(error) if error.errno() == Errno::NOSPC && volume.buffers.get(file).is_none() => {
                 let gaps = gaps(volume, file, None, range)?;
                 Self::in_place(volume, file, None, gaps)
                     .map_err(|other| if other.errno() == Errno::NOSPC { error } else { other })
