@@ -79,12 +79,12 @@ impl Engine {
     /// is place for a chunk; who leads that itself cannot.
     fn join_for_chunk(&self, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
         let live = self.live()?;
-        let joined = self.try_join(live, items, Claim::MakesRoom)?;
+        let joined = self.try_join(live, items, Claim::LastResort)?;
         let may_wait = !live.space.counts_as_metadata(purpose);
         if joined.is_some() || !may_wait || !self.has_place(purpose)? {
             return Ok(joined);
         }
-        match self.join_for(items, Claim::MakesRoom) {
+        match self.join_for(items, Claim::LastResort) {
             Err(error) if error.errno() == Errno::NOSPC => Ok(None),
             joined => joined.map(Some),
         }
@@ -133,7 +133,7 @@ impl Engine {
         let live = self.live()?;
         for group in live.space.empty_groups() {
             let items = live.space.chunk_items() + bitmap_leaves(self, &group);
-            let Some(handle) = self.try_join(live, items, Claim::MakesRoom)? else {
+            let Some(handle) = self.try_join(live, items, Claim::LastResort)? else {
                 return Ok(());
             };
             let _chunks = live.space.chunk_lock.lock();

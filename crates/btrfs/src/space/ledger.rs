@@ -68,6 +68,8 @@ pub(super) struct Floor {
     pub(super) commit: u64,
     /// What is kept for removals and for chunk allocation.
     pub(super) kept: u64,
+    /// What removals leave of that.
+    pub(super) last: u64,
 }
 
 impl Ledger {
@@ -197,13 +199,14 @@ impl Ledger {
     /// Whether the invariants hold with `bytes` more.
     fn fits(&self, kind: Kind, bytes: u64, floor: &impl Fn() -> Floor) -> bool {
         let (reserved, promised) = (self.reserved(), self.promised());
-        let Floor { commit, kept } = floor();
+        let Floor { commit, kept, last } = floor();
         let (free, next_chunk) = (self.free(), self.next_chunk());
         let kept = match kind {
             Kind::Work | Kind::Promise => kept,
             // A chunk is allocated with what is kept.
             Kind::WritesBack if next_chunk > 0 => kept,
-            Kind::WritesBack | Kind::MakesRoom => 0,
+            Kind::MakesRoom => last,
+            Kind::WritesBack | Kind::LastResort => 0,
         };
         let now = if kind == Kind::Promise { 0 } else { bytes };
         let floor = reserved.saturating_add(commit).saturating_add(kept);

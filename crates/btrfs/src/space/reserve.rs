@@ -30,6 +30,10 @@
 //! granted past the line, and removals stand at its front. Those who hold the next places in front of it are
 //! removals too, and done after one commit each.
 //!
+//! Where a snapshot shares blocks, it keeps what a removal copies, and removals of names whose items lie scattered may use `K` up. So they leave
+//! the last of it to what gives back what snapshots keep: deleting subvolumes, and dropping them. Beside a snapshot a removal may
+//! be refused on a full volume; deleting a subvolume is not.
+//!
 //! # Why write-back always finds room
 //!
 //! A step of write-back takes no more at a time than a removal, and what it copies is free again after the next commit, unless a snapshot
@@ -139,8 +143,10 @@ pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
 pub(crate) enum Claim {
     /// Work that may be refused.
     Work,
-    /// Work that makes room.
+    /// Work that makes room, but where a snapshot keeps what it copies.
     MakesRoom,
+    /// Work that makes room in any case: deleting and dropping subvolumes, and chunks.
+    LastResort,
     /// Work that stores what was accepted.
     WritesBack,
 }
@@ -156,6 +162,7 @@ impl From<Claim> for Kind {
         match claim {
             Claim::Work => Self::Work,
             Claim::MakesRoom => Self::MakesRoom,
+            Claim::LastResort => Self::LastResort,
             Claim::WritesBack => Self::WritesBack,
         }
     }
@@ -221,7 +228,18 @@ impl Space {
 
     /// What is kept for removals and for chunk allocation.
     pub(super) fn kept_bytes(&self) -> u64 {
-        self.cost(REMOVAL_ITEMS.max(DELETION_ITEMS).max(self.chunk_items())) + self.drift()
+        let removal = if self.may_share() { self.cost(REMOVAL_ITEMS) } else { 0 };
+        self.most_of_last_resort() + removal + self.drift()
+    }
+
+    /// The most that deleting a subvolume, dropping it, or a chunk takes at a time.
+    fn most_of_last_resort(&self) -> u64 {
+        self.cost(REMOVAL_ITEMS.max(DELETION_ITEMS).max(self.chunk_items()))
+    }
+
+    /// What removals leave of what is kept: where snapshots keep what they copy, they may take it for good.
+    fn left_by_removals(&self) -> u64 {
+        if self.may_share() { self.most_of_last_resort() } else { 0 }
     }
 
     /// Items that a chunk of all members changes.
@@ -232,7 +250,8 @@ impl Space {
     /// What must be left of this kind of space.
     pub(super) fn floor(&self, purpose: Purpose) -> Floor {
         if self.counts_as_metadata(purpose) {
-            Floor { commit: self.commit_cost(), kept: self.kept_bytes() }
+            let (commit, kept) = (self.commit_cost(), self.kept_bytes());
+            Floor { commit, kept, last: self.left_by_removals() }
         } else {
             Floor::default()
         }
@@ -240,7 +259,7 @@ impl Space {
 
     /// What is free of metadata beside what is kept back, reserved or not, in bytes.
     pub(crate) fn left_of_metadata(&self) -> u64 {
-        let Floor { commit, kept } = self.floor(Purpose::Metadata);
+        let Floor { commit, kept, .. } = self.floor(Purpose::Metadata);
         self.ledger(Purpose::Metadata).free().saturating_sub(commit + kept)
     }
 
@@ -404,7 +423,7 @@ impl Engine {
         let demand = Demand { kind: claim.into(), bytes };
         let is_granted = match claim {
             Claim::Work => space.try_grant(Purpose::Metadata, demand),
-            Claim::MakesRoom | Claim::WritesBack => {
+            Claim::MakesRoom | Claim::LastResort | Claim::WritesBack => {
                 space.try_grant_aside(Purpose::Metadata, demand)
             }
         };

@@ -26,8 +26,10 @@ use parking_lot::{Condvar, MutexGuard};
 pub(super) enum Kind {
     /// Work that may be refused.
     Work,
-    /// Work that makes room.
+    /// Work that makes room, but where a snapshot keeps what it copies.
     MakesRoom,
+    /// Work that makes room in any case.
+    LastResort,
     /// What will be needed later.
     Promise,
     /// Work that stores what was accepted.
@@ -37,7 +39,7 @@ pub(super) enum Kind {
 impl Kind {
     fn class(self) -> usize {
         match self {
-            Self::MakesRoom | Self::WritesBack => 0,
+            Self::MakesRoom | Self::LastResort | Self::WritesBack => 0,
             Self::Work | Self::Promise => 1,
         }
     }

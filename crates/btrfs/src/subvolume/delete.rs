@@ -49,7 +49,7 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
         let subvolume = volume.inodes.known_subvolume(id);
         let _still = subvolume.as_ref().map(|subvolume| subvolume.still());
         let _locks = volume.inodes.lock(&[place.dir]);
-        let reserved = volume.reserve_for(DELETION_ITEMS, Claim::MakesRoom)?;
+        let reserved = volume.reserve_for(DELETION_ITEMS, Claim::LastResort)?;
         volume.alone(reserved, |handle| {
             if lookup(volume, place.dir, place.name)? != child {
                 return Err(Error::posix(Errno::NOENT, "the subvolume, which just moved"));

@@ -33,6 +33,7 @@ use offshoot_vfs::{Error, Result};
 use super::items::orphan_key;
 use super::{root_item, root_item_key, root_of};
 use crate::block::TreeBlock;
+use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Handle, Owner};
 use crate::volume::Engine;
 
@@ -82,7 +83,7 @@ impl Engine {
             self.commit_over(0, Cause::DirtyBlocks)?;
         }
         let is_done = {
-            let handle = self.join_to_remove()?;
+            let handle = self.join_for(REMOVAL_ITEMS, Claim::LastResort)?;
             if handle.generation() <= deleted_in {
                 return Ok(Progress::Waits);
             }
