@@ -84,7 +84,7 @@ fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
 /// What write-back copies was said to be free again after a commit. The snapshot keeps it.
 #[test]
 fn what_is_written_beside_a_snapshot_can_be_stored() {
-    let Some((fs, files)) = nearly_full(3600) else { return };
+    let Some((fs, files)) = nearly_full(5200) else { return };
     let place = Place { dir: fs.root(), name: b"snapshot" };
     fs.snapshot(SubvolumeId::FS, place, true, AT).expect("there is room");
     assert_can_be_stored(&fs, &files, 4096);
