@@ -153,7 +153,9 @@ impl Walk<'_> {
     fn end_of_file(&mut self, pair: &Pair, size: u64) {
         let mut buf = [0; 64];
         let back = size.min(10);
-        let counts = [size - back, size, size + 5000].map(|offset| {
+        // System calls refuse to read where no file can be.
+        let behind = (size + 5000).min(i64::MAX.unsigned_abs() - buf.len() as u64);
+        let counts = [size - back, size, behind].map(|offset| {
             self.ours.read(pair.ours, offset, &mut buf).map_err(|error| error.to_string())
         });
         let back = usize::try_from(back).expect("at most 10");
