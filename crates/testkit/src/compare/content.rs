@@ -153,10 +153,11 @@ impl Walk<'_> {
     fn end_of_file(&mut self, pair: &Pair, size: u64) {
         let mut buf = [0; 64];
         let back = size.min(10);
-        // System calls refuse to read where no file can be.
-        let behind = (size + 5000).min(i64::MAX.unsigned_abs() - buf.len() as u64);
-        let counts = [size - back, size, behind].map(|offset| {
-            self.ours.read(pair.ours, offset, &mut buf).map_err(|error| error.to_string())
+        let largest = i64::MAX.unsigned_abs();
+        let counts = [size - back, size, largest.min(size + 5000)].map(|offset| {
+            // System calls refuse to read where no file can be.
+            let len = usize::try_from(largest - offset).map_or(buf.len(), |len| len.min(buf.len()));
+            self.ours.read(pair.ours, offset, &mut buf[..len]).map_err(|error| error.to_string())
         });
         let back = usize::try_from(back).expect("at most 10");
         self.same(pair, "counts at the end of the file", &counts, &[Ok(back), Ok(0), Ok(0)]);

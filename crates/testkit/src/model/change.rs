@@ -395,7 +395,7 @@ impl FileSystemMut for Model {
     }
 
     fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool> {
-        let state = self.state();
+        let mut state = self.state();
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
         let [from_rest, to_rest] = [(from_size, from), (to_size, to)]
             .map(|(size, at)| size.checked_sub(at.offset).filter(|&rest| len <= rest));
@@ -403,7 +403,12 @@ impl FileSystemMut for Model {
             return posix(Errno::INVAL, to.file);
         }
         require_sectors(from, to, len, from_rest == Some(len) && to_rest == Some(len))?;
-        Ok(state.bytes(from, len)? == state.bytes(to, len)?)
+        if state.bytes(from, len)? != state.bytes(to, len)? {
+            return Ok(false);
+        }
+        // Zeros that are written and a hole are the same, and become what the other is.
+        state.clone_sectors(from, to, len)?;
+        Ok(true)
     }
 
     fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
