@@ -31,7 +31,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
 use crate::volume::Engine;
-pub(crate) use buffer::{Buffers, Dirty, FileBuffer};
+pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, insert_checksums, remove_checksums,
@@ -343,9 +343,4 @@ pub(crate) fn next_data(
             None => found = Some(next),
         }
     }
-}
-
-/// A length that the bounds of a piece keep within memory.
-fn index(len: u64) -> usize {
-    usize::try_from(len).expect("the lengths of a piece are bounded")
 }

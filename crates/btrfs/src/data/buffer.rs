@@ -284,8 +284,8 @@ impl Buffers {
     }
 }
 
-/// A length of what is in memory.
-fn index(len: u64) -> usize {
+/// A length of what is in memory, or about to be.
+pub(crate) fn index(len: u64) -> usize {
     usize::try_from(len).expect("it is in memory")
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn fallocate(
         Fallocate::Collapse => work.collapse(&range)?,
         Fallocate::Insert => work.insert(&range)?,
     }
-    write::keep_synchronous(volume, file)
+    write::keep_synchronous(volume, file, &item)
 }
 
 /// Puts data that is in the extent item of `file`, of which nothing is buffered, into an extent: something is about to stand

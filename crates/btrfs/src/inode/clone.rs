@@ -19,7 +19,7 @@ use super::write::{
     MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
-use crate::data::{FileData, drop_range, insert_hole, overlaps, read_at, share};
+use crate::data::{FileData, drop_range, index, insert_hole, overlaps, read_at, share};
 use crate::space::Claim;
 use crate::subvolume::{malformed, timestamp};
 use crate::volume::Engine;
@@ -60,7 +60,7 @@ pub(crate) fn clone_range(
     pair.settle(0)?;
     pair.share_all(0..len, Inline::Copied)?;
     pair.work.note_time()?;
-    keep_synchronous(volume, to.file)
+    keep_synchronous(volume, to.file, &pair.to_item)
 }
 
 /// Lets two files share `len` bytes if they are the same in both; whether they were.
@@ -128,7 +128,7 @@ pub(crate) fn copy_range(
         pair.copy(len - tail..len)?;
         pair.work.note_time()?;
     }
-    keep_synchronous(volume, to.file)?;
+    keep_synchronous(volume, to.file, &pair.to_item)?;
     Ok(len)
 }
 
@@ -235,7 +235,9 @@ impl<'v> Pair<'v> {
             let mut bytes = vec![0; index((range.end - start).min(PIECE_BYTES))];
             let from = FileData::open(volume, self.from.file)?;
             read_at(volume, &from, self.from.offset + start, &mut bytes)?;
-            write_locked(volume, self.to.file, self.to.offset + start, &bytes, at)?;
+            let file = self.to.file;
+            let size = length_of(volume, file, &regular(volume, file)?);
+            write_locked(volume, file, size, self.to.offset + start, &bytes, at)?;
         }
         Ok(())
     }
@@ -312,9 +314,4 @@ impl<'v> Pair<'v> {
         }
         write_back::write_back(volume, self.to.file, Patience::Waits)
     }
-}
-
-/// A length of what is in memory.
-fn index(len: u64) -> usize {
-    usize::try_from(len).expect("a piece is small")
 }

@@ -109,16 +109,14 @@ pub(crate) fn make(
     let acl = acl::inherited(volume, place.dir, kind.file_type(), new)?;
     let handle = volume.join_for(NEW_ITEMS + acl.items(), Claim::Work)?;
     let mut changes = Changes::new(&handle, place.dir)?;
-    let dir = changes.directory(place.dir)?;
+    changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
     let file =
         FileId { dev: place.dir.dev, ino: volume.inodes.take_number(place.dir, &subvolume)? };
     let target = Target::inode(file.ino, kind.file_type());
     changes.add_entry(place, target, index, new.at)?;
     changes.first_name(file.ino, place, index);
-    add_inode(&mut changes, file, kind, &NewFile { permissions: acl.permissions, ..*new }, &dir)?;
-    acl.put(&mut changes, file)?;
-    inherit_compression(&mut changes, file, kind, place.dir, &dir)?;
+    add_file(&mut changes, file, kind, new, acl, place.dir)?;
     if matches!(kind, Kind::Directory) {
         volume.inodes.directory_made(file);
     }
@@ -142,17 +140,9 @@ pub(crate) fn make_unnamed(
     let acl = acl::inherited(volume, dir, kind.file_type(), new)?;
     let handle = volume.join_for(NEW_ITEMS + acl.items(), Claim::Work)?;
     let mut changes = Changes::new(&handle, dir)?;
-    let dir_item = changes.directory(dir)?;
+    changes.directory(dir)?;
     let file = FileId { dev: dir.dev, ino: volume.inodes.take_number(dir, &subvolume)? };
-    add_inode(
-        &mut changes,
-        file,
-        kind,
-        &NewFile { permissions: acl.permissions, ..*new },
-        &dir_item,
-    )?;
-    acl.put(&mut changes, file)?;
-    inherit_compression(&mut changes, file, kind, dir, &dir_item)?;
+    add_file(&mut changes, file, kind, new, acl, dir)?;
     changes.put_new(orphan_key(file.ino), Vec::new());
     changes.adjust_inode(file, |item| item.nlink = 0.into())?;
     changes.apply()?;
@@ -160,6 +150,22 @@ pub(crate) fn make_unnamed(
     *locks.opens(file) = 1;
     *locks.is_linkable(file) = is_linkable;
     Ok(file)
+}
+
+/// Adds everything of a new file in `dir` but its name.
+fn add_file(
+    changes: &mut Changes<'_, '_>,
+    file: FileId,
+    kind: Kind<'_>,
+    new: &NewFile,
+    acl: acl::Inherited,
+    dir: FileId,
+) -> Result<()> {
+    let dir_item = changes.inode(dir)?;
+    let new = NewFile { permissions: acl.permissions, ..*new };
+    add_inode(changes, file, kind, &new, &dir_item)?;
+    acl.put(changes, file)?;
+    inherit_compression(changes, file, kind, dir, &dir_item)
 }
 
 fn add_inode(

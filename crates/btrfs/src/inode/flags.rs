@@ -28,12 +28,17 @@ pub(crate) fn flags(volume: &Engine, file: FileId) -> Result<FileFlags> {
     if placeholder_in(file).is_some() {
         return Ok(FileFlags::empty());
     }
-    let stored = inode_item(volume, tree_of(volume, file)?, file)?.flags.get();
+    Ok(shown(&inode_item(volume, tree_of(volume, file)?, file)?))
+}
+
+/// The flags that an inode shows.
+fn shown(item: &InodeItem) -> FileFlags {
+    let stored = item.flags.get();
     let flags: FileFlags =
         FLAGS.iter().filter(|one| stored & one.1 != 0).map(|one| one.0).collect();
     // A file that was tried to be compressed in vain has both.
     let is_tried = flags.contains(FileFlags::NOCOMPRESS);
-    Ok(if is_tried { flags - FileFlags::COMPRESS } else { flags })
+    if is_tried { flags - FileFlags::COMPRESS } else { flags }
 }
 
 /// Sets all flags of `file`.
@@ -62,7 +67,7 @@ pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp
     let name = method.unwrap_or(Compression::Zlib).name().as_bytes();
     let compression = Some(name).filter(|_| flags.contains(FileFlags::COMPRESS));
     let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
-    if flags & says != self::flags(volume, file)? & says {
+    if flags & says != shown(&item) & says {
         xattr::replace(&mut changes, file, PROPERTY, compression)?;
     }
     changes.change_inode(file, at, |item| item.flags = stored.into())?;

@@ -21,7 +21,7 @@ use super::subvolume::writable;
 use super::write_back::{self, Patience};
 use super::{inode_item, tree_of, type_of};
 use crate::data::{
-    FileBuffer, FileData, drop_range, extent_len, is_in_place, next_data, read_data,
+    FileBuffer, FileData, drop_range, extent_len, index, is_in_place, next_data, read_data,
 };
 use crate::space::{Promise, Reservation};
 use crate::subvolume::malformed;
@@ -51,7 +51,8 @@ pub(crate) fn write(
     let _locks = volume.inodes.lock(&[file]);
     let item = regular(volume, file)?;
     refuse_flags(&item, inode_flags::IMMUTABLE, file)?;
-    if length_of(volume, file, &item) != offset {
+    let size = length_of(volume, file, &item);
+    if size != offset {
         refuse_flags(&item, inode_flags::APPEND, file)?;
     }
     if offset.checked_add(data.len() as u64).is_none_or(|end| end > MAX_SIZE) {
@@ -61,13 +62,13 @@ pub(crate) fn write(
         return Ok(());
     }
     timespec(at)?;
-    write_locked(volume, file, offset, data, at)?;
-    keep_synchronous(volume, file)
+    write_locked(volume, file, size, offset, data, at)?;
+    keep_synchronous(volume, file, &item)
 }
 
-/// Makes what was done to `file`, whose lock is held, durable if it has the flag SYNC.
-pub(super) fn keep_synchronous(volume: &Engine, file: FileId) -> Result<()> {
-    if regular(volume, file)?.flags.get() & inode_flags::SYNC == 0 {
+/// Makes what was done to `file`, whose lock is held, durable if it has the flag SYNC, as its inode `item` says, also one that was read before.
+pub(super) fn keep_synchronous(volume: &Engine, file: FileId, item: &InodeItem) -> Result<()> {
+    if item.flags.get() & inode_flags::SYNC == 0 {
         return Ok(());
     }
     write_back::write_back(volume, file, Patience::Waits)?;
@@ -86,15 +87,15 @@ pub(crate) fn write_direct(
     write_back::sync_file(volume, file)
 }
 
-/// Writes `data` at `offset` of `file`, whose lock is held, where that may be.
+/// Writes `data` at `offset` of `file`, whose lock is held and which has `size` bytes, where that may be.
 pub(super) fn write_locked(
     volume: &Engine,
     file: FileId,
+    size: u64,
     offset: u64,
     data: &[u8],
     at: Timestamp,
 ) -> Result<()> {
-    let size = length_of(volume, file, &regular(volume, file)?);
     if size < offset {
         clear_behind(volume, file, size, at)?;
     }
@@ -449,9 +450,4 @@ fn offsets_from_end(volume: &Engine, file: FileId, start: u64, most: usize) -> R
 /// Where `part` is in a buffer of `whole`.
 fn within(whole: &Range<u64>, part: &Range<u64>) -> Range<usize> {
     index(part.start - whole.start)..index(part.end - whole.start)
-}
-
-/// A length that fits in memory, because a buffer of it exists or is about to.
-fn index(len: u64) -> usize {
-    usize::try_from(len).expect("a piece is small")
 }

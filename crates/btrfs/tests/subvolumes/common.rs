@@ -5,6 +5,7 @@ use std::sync::Arc;
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 
 /// The moment of all changes.
@@ -17,6 +18,15 @@ pub(crate) const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, um
 pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Volume::open_writable(disks.writable_devices(), &options).expect("the volume opens")
+}
+
+/// A new volume of 256 MiB on a disk of its own, opened for writing, and its top level; `None` where there are no judges.
+pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
+    let disks = Disks::create(&judges::require()?, 1, 256);
+    disks.mkfs(mkfs);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    Some((disks, volume, fs))
 }
 
 /// The top level of a volume.

@@ -8,7 +8,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Result};
 
-use crate::common::{AT, NEW, at, judge, open, place, top};
+use crate::common::{AT, NEW, at, fresh, judge, open, place, top};
 
 fn root_of(id: SubvolumeId) -> FileId {
     FileId { dev: id.0, ino: 256 }
@@ -186,11 +186,7 @@ fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
 /// Numbers of a subvolume, and of inodes in it, were used again when it had the highest number, was not made since the volume was opened, and was dropped.
 #[test]
 fn numbers_are_not_used_again() {
-    let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&[]);
-    let volume = open(&disks);
-    let fs = top(&volume);
+    let Some((disks, volume, fs)) = fresh(&[]) else { return };
     let old = fs.create_subvolume(place(fs.root(), "old"), &NEW).expect("a subvolume");
     fs.sync().expect("a commit");
     drop((fs, volume));
@@ -210,11 +206,7 @@ fn numbers_are_not_used_again() {
 /// Who looked at a subvolume while it moved, or went, saw an empty directory in its place.
 #[test]
 fn nobody_sees_the_place_of_one_that_moves() {
-    let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&[]);
-    let volume = open(&disks);
-    let fs = top(&volume);
+    let Some((disks, volume, fs)) = fresh(&[]) else { return };
     let dirs = [fs.root(), fs.mkdir(place(fs.root(), "dir"), &NEW).expect("a directory")];
     let id = fs.create_subvolume(place(fs.root(), "one"), &NEW).expect("a subvolume");
     let stop = AtomicBool::new(false);

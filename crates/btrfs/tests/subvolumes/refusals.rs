@@ -1,11 +1,9 @@
 //! What cannot be done with subvolumes fails as it does in the kernel, and changes nothing.
 
 use offshoot_btrfs::SubvolumeId;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, FileFlags, FileSystem, FileSystemMut, NewFile, Result, XattrMode};
 
-use crate::common::{AT, NEW, at, judge, open, place, top};
+use crate::common::{AT, NEW, at, fresh, judge, place};
 
 #[track_caller]
 fn refused<T>(result: Result<T>, errno: Errno) {
@@ -15,11 +13,7 @@ fn refused<T>(result: Result<T>, errno: Errno) {
 
 #[test]
 fn what_cannot_be_done() {
-    let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&[]);
-    let volume = open(&disks);
-    let fs = top(&volume);
+    let Some((disks, volume, fs)) = fresh(&[]) else { return };
     let root = fs.root();
     fs.create(place(root, "file"), &NEW).expect("a file");
     let outer = fs.create_subvolume(place(root, "outer"), &NEW).expect("a subvolume");
@@ -74,11 +68,7 @@ fn what_cannot_be_done() {
 /// Whoever has something open in a subvolume that is deleted finds it gone, and what was buffered goes as well.
 #[test]
 fn nobody_finds_a_deleted_one() {
-    let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&[]);
-    let volume = open(&disks);
-    let fs = top(&volume);
+    let Some((disks, volume, fs)) = fresh(&[]) else { return };
     let root = fs.root();
     let id = fs.create_subvolume(place(root, "gone"), &NEW).expect("a subvolume");
     let within = volume.filesystem(id).expect("it is there");
@@ -119,11 +109,7 @@ fn nobody_finds_a_deleted_one() {
 /// The flags of its root directory keep a subvolume where it is, and one that is read-only stays in its directory.
 #[test]
 fn some_stay_where_they_are() {
-    let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&[]);
-    let volume = open(&disks);
-    let fs = top(&volume);
+    let Some((disks, volume, fs)) = fresh(&[]) else { return };
     let root = fs.root();
     let dir = fs.mkdir(place(root, "dir"), &NEW).expect("a directory");
     let id = fs.create_subvolume(place(root, "one"), &NEW).expect("a subvolume");
@@ -147,11 +133,7 @@ fn some_stay_where_they_are() {
 /// Access control lists that a new subvolume inherited had to fit into its first leaf, all together.
 #[test]
 fn a_new_subvolume_inherits_long_lists() {
-    let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&["-n", "4k"]);
-    let volume = open(&disks);
-    let fs = top(&volume);
+    let Some((disks, volume, fs)) = fresh(&["-n", "4k"]) else { return };
     let entry = |tag: u16, id: u32| {
         [&tag.to_le_bytes()[..], &7u16.to_le_bytes(), &id.to_le_bytes()].concat()
     };
