@@ -5,6 +5,7 @@
 //! and decoded. Bytes reach the caller only after their checksums matched, unless the inode has NODATASUM,
 //! which means that there are none.
 
+mod ahead;
 mod buffer;
 mod checksums;
 mod drop;
@@ -18,6 +19,7 @@ mod shift;
 mod store;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,6 +33,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
 use crate::volume::Engine;
+pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
@@ -38,7 +41,7 @@ pub(crate) use checksums::{
 };
 pub(crate) use drop::{Overlap, drop_range, overlaps};
 pub(crate) use in_place::{Target, is_in_place, target};
-pub(crate) use pack::{Chunk, Chunks, Packing, chunks_of, pack_inline};
+pub(crate) use pack::{Chunk, Chunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, Piece, Pieces, Source};
 pub(crate) use prealloc::{first_gap, preallocate};
@@ -48,10 +51,14 @@ pub(crate) use shift::shift;
 pub(crate) use store::{
     Inline, Sectors, insert_hole, store, store_inline, store_packed, store_preallocated, write_data,
 };
+use workers::Task;
 
 /// A first batch that is smaller than this is read at once: telling the devices of it
 /// first would not be ahead of anything.
 const WORTH_A_HINT: u64 = 256 << 10;
+
+/// Compressed pieces that are read ahead of the one that is wanted next, to be decoded at once.
+const MOST_DECODED: usize = 16;
 
 /// An open file: what all reads of it need.
 pub(crate) struct FileData {
@@ -136,6 +143,9 @@ pub(crate) fn read_at(
     let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
     buf[..len].fill(0);
     let range = offset..offset + len as u64;
+    if let Some(next) = volume.read_ahead.next(data.file, &range) {
+        prefetch_range(volume, data, next);
+    }
     read_data(volume, data, range, &mut |at, bytes| {
         let start = index(at - offset);
         buf[start..start + bytes.len()].copy_from_slice(bytes);
@@ -189,14 +199,23 @@ fn read_batches(
     while !batch.is_empty() {
         pieces.fill(&mut next)?;
         hint(&next);
-        for piece in batch.drain(..) {
-            if !read_piece(volume, data, &piece, still, visit)? {
-                return Ok(Some(piece.start));
-            }
+        if let Some(at) = read_batch(volume, data, &mut batch, still, visit)? {
+            return Ok(Some(at));
         }
         std::mem::swap(&mut batch, &mut next);
     }
     Ok(None)
+}
+
+/// Tells the devices of what lies in `range`.
+fn prefetch_range(volume: &Engine, data: &FileData, range: Range<u64>) {
+    let sector = u64::from(volume.superblock().sector_size);
+    let mut batch = Vec::new();
+    // What fails here fails again, with an error, when it is read.
+    let Ok(mut pieces) = data.pieces(volume, range) else { return };
+    while pieces.fill(&mut batch).is_ok() && !batch.is_empty() {
+        volume.prefetch(batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
+    }
 }
 
 /// Tells the devices of the first batch of each of `files`.
@@ -216,6 +235,78 @@ pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
     volume.prefetch(ranges);
 }
 
+/// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones decoded at once
+/// (`workers`), and gives them to `visit` in their order. Gives where it stopped, if `still` did not hold any more.
+fn read_batch(
+    volume: &Engine,
+    data: &FileData,
+    batch: &mut Vec<Piece>,
+    still: &dyn Fn() -> bool,
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<Option<u64>> {
+    let is_alone = batch.len() == 1;
+    let mut coming = VecDeque::new();
+    for piece in batch.drain(..) {
+        let is_packed = matches!(piece.source, Source::Compressed { .. }) && !is_alone;
+        while coming.len() == MOST_DECODED || !is_packed && !coming.is_empty() {
+            coming.pop_front().map_or(Ok(()), |one: Decoding| one.finish(visit))?;
+        }
+        let read = if is_packed {
+            let decoding = Decoding::start(volume, data, &piece, still);
+            decoding.map(|decoding| decoding.map(|one| coming.push_back(one)).is_some())
+        } else {
+            read_piece(volume, data, &piece, still, visit)
+        };
+        if !matches!(read, Ok(true)) {
+            coming.into_iter().try_for_each(|one| one.finish(visit))?;
+            return read.map(|_| Some(piece.start));
+        }
+    }
+    coming.into_iter().try_for_each(|one| one.finish(visit))?;
+    Ok(None)
+}
+
+/// A piece that was read, verified, and is being decoded.
+struct Decoding {
+    start: u64,
+    wanted: usize,
+    extent: Logical,
+    task: Task<Result<Vec<u8>>>,
+}
+
+impl Decoding {
+    /// Reads `piece`, which is compressed; `None` if `still` does not hold after that.
+    fn start(
+        volume: &Engine,
+        data: &FileData,
+        piece: &Piece,
+        still: &dyn Fn() -> bool,
+    ) -> Result<Option<Self>> {
+        let Source::Compressed { extent, disk_bytes, decode } = piece.source else {
+            return Ok(None);
+        };
+        let mut stored = vec![0; index(disk_bytes)];
+        let read = read_verified(volume, data, extent, &mut stored);
+        if !still() {
+            return Ok(None);
+        }
+        read?;
+        let (wanted, sector) = (index(piece.end - piece.start), volume.superblock().sector_size);
+        let task = Task::start(move || {
+            let mut bytes = Vec::new();
+            decode_into(sector, &stored, decode, wanted, &mut bytes).map(drop)?;
+            Ok(bytes)
+        });
+        Ok(Some(Self { start: piece.start, wanted, extent, task }))
+    }
+
+    /// Gives what it was decoded to to `visit`.
+    fn finish(self, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        let bytes = self.task.finish().map_err(|e| at(e, self.extent))?;
+        visit(self.start, &bytes[bytes.len() - self.wanted..])
+    }
+}
+
 /// Reads, verifies and decodes one piece and gives it to `visit`, if `still` holds after it was read.
 fn read_piece(
     volume: &Engine,
@@ -225,7 +316,8 @@ fn read_piece(
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<bool> {
     let wanted = index(piece.end - piece.start);
-    let sector = u64::from(volume.superblock().sector_size);
+    let sector_size = volume.superblock().sector_size;
+    let sector = u64::from(sector_size);
     // Whatever is wrong with what was read does not matter when it is not the file's any more.
     let read = |from, buf: &mut [u8]| {
         let result = read_verified(volume, data, from, buf);
@@ -247,26 +339,30 @@ fn read_piece(
             if !read(*extent, stored)? {
                 return Ok(false);
             }
-            decoded(volume, stored, *decode, wanted, |bytes| visit(piece.start, bytes))
-                .map_err(|e| at(e, *extent))?;
+            with_scratch(|buf| {
+                let bytes = decode_into(sector_size, stored, *decode, wanted, buf);
+                visit(piece.start, bytes.map_err(|e| at(e, *extent))?)
+            })?;
             Ok(true)
         }),
         Source::Inline { stored, decode } => {
-            decoded(volume, stored, *decode, wanted, |bytes| visit(piece.start, bytes))?;
+            with_scratch(|buf| {
+                visit(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
+            })?;
             Ok(true)
         }
     }
 }
 
-/// Gives the `wanted` bytes that `stored` decodes to, after those to skip, to `visit`. What the
+/// Decodes `stored` into `buf`, which ends with the `wanted` bytes after those to skip then, and gives these. What the
 /// stream does not reach is zeros, as in the kernel.
-fn decoded(
-    volume: &Engine,
+fn decode_into<'b>(
+    sector_size: u32,
     stored: &[u8],
     decode: Decode,
     wanted: usize,
-    visit: impl FnOnce(&[u8]) -> Result<()>,
-) -> Result<()> {
+    buf: &'b mut Vec<u8>,
+) -> Result<&'b [u8]> {
     let Decode { compression, ram_bytes, skip } = decode;
     let end = skip.saturating_add(wanted as u64);
     let beyond = || {
@@ -274,18 +370,16 @@ fn decoded(
         Error::corrupt("file extent", problem)
     };
     if compression == Compression::None {
-        return visit(stored.get(index(skip)..index(end)).ok_or_else(beyond)?);
-    }
-    if end > ram_bytes || end > MAX_COMPRESSED_EXTENT {
+        buf.clear();
+        buf.extend_from_slice(stored.get(..index(end)).ok_or_else(beyond)?);
+    } else if end > ram_bytes || end > MAX_COMPRESSED_EXTENT {
         return Err(beyond());
-    }
-    with_scratch(|buf| {
+    } else {
         buf.resize(index(end), 0);
-        let made = decompress(compression, stored, volume.superblock().sector_size, buf)
-            .map_err(malformed)?;
+        let made = decompress(compression, stored, sector_size, buf).map_err(malformed)?;
         buf[made..].fill(0);
-        visit(&buf[index(skip)..])
-    })
+    }
+    Ok(&buf[index(skip)..])
 }
 
 fn read_verified(volume: &Engine, data: &FileData, from: Logical, buf: &mut [u8]) -> Result<()> {

@@ -65,6 +65,7 @@ pub struct Engine {
     pub(crate) inodes: crate::inode::Inodes,
     /// Data that was written and is in no extent yet.
     pub(crate) buffers: crate::data::Buffers,
+    pub(crate) read_ahead: crate::data::ReadAhead,
     reporter: Option<Reporter>,
     /// What can change, in a volume that was opened for writing.
     live: Option<Live>,

@@ -1,29 +1,31 @@
 //! Compressing what is about to be written back.
 //!
 //! Data is cut into chunks at multiples of the longest extent that may be compressed, and each chunk is compressed by itself: several of
-//! them at once, and before a transaction is joined, so that nobody waits for it. A chunk that does not become a sector
-//! smaller stays as it is.
+//! them at once (`workers`), while those before them are written, and before a transaction is joined, so that nobody waits for it. A
+//! chunk that does not become a sector smaller stays as it is.
 
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
-use std::thread;
+use std::sync::Arc;
 
 use offshoot_btrfs_format::compress::{Method, compress, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
-use parking_lot::Mutex;
 
 use super::store::Sectors;
+use super::workers::Task;
 
 /// The most that is compressed before some of it is written, in bytes.
 const AHEAD_BYTES: u64 = 8 << 20;
+
+/// The most compressed chunks that are written at once.
+pub(crate) const MOST_AT_ONCE: usize = 16;
 
 /// A part of a file that becomes one extent, or a part of one.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) range: Range<u64>,
     /// What it is compressed, in whole sectors, if that is less.
-    pub(crate) packed: Option<Arc<Vec<u8>>>,
+    pub(crate) packed: Packed,
 }
 
 /// How a file is compressed.
@@ -34,37 +36,70 @@ pub(crate) struct Packing {
     pub(crate) sector: u32,
 }
 
+/// What a chunk becomes.
+type Packed = Option<Arc<Vec<u8>>>;
+
 /// Chunks that are about to be written, one behind the other.
-#[derive(Debug, Default)]
-pub(crate) struct Chunks(Vec<Chunk>);
+#[derive(Default)]
+pub(crate) struct Chunks {
+    ready: Vec<Chunk>,
+    /// Those behind them, which are being compressed.
+    coming: VecDeque<(Range<u64>, Task<Packed>)>,
+}
 
 impl Chunks {
-    /// Has the beginning of `data` compressed, as far as it is not yet.
+    /// Has the beginning of `data` compressed, as far as it is not yet, and waits for the first of it.
     pub(crate) fn prepare(&mut self, packing: Packing, data: Sectors<'_>) {
-        self.0.retain(|chunk| chunk.range.start >= data.start);
-        let known = self.0.first().map_or(u64::MAX, |chunk| chunk.range.start);
+        self.ready.retain(|chunk| chunk.range.start >= data.start);
+        self.coming.retain(|(range, _)| range.start >= data.start);
         let ahead = (data.start + AHEAD_BYTES) / MAX_COMPRESSED_EXTENT * MAX_COMPRESSED_EXTENT;
-        if known > ahead {
-            self.0.clear();
+        let ahead = ahead.min(data.range().end);
+        let (mut first, mut last) = self.known().unwrap_or((data.start, data.start));
+        if first > ahead {
+            *self = Self::default();
+            (first, last) = (data.start, data.start);
         }
-        self.0.splice(..0, pack(packing, data.first(known.min(ahead) - data.start)));
+        let start = |range: Range<u64>| {
+            let (runs, wanted) = (data.runs_of(&range), range.clone());
+            let pack = move || pack_one(packing, &Sectors::new(&runs).contents(&wanted));
+            let is_alone = ahead - data.start <= MAX_COMPRESSED_EXTENT;
+            (range, if is_alone { Task::now(pack) } else { Task::start(pack) })
+        };
+        // Of a chunk that was stored in part, the rest is another one.
+        let before: Vec<_> = cut(data.start..first).map(start).collect();
+        self.coming.extend(cut(last..ahead.max(last)).map(start));
+        let finished = |(range, task): (_, Task<_>)| Chunk { range, packed: task.finish() };
+        self.ready.splice(..0, before.into_iter().map(finished));
+        while self.ready.len() < MOST_AT_ONCE
+            && let Some((range, task)) = self.coming.pop_front()
+        {
+            self.ready.push(Chunk { range, packed: task.finish() });
+        }
+    }
+
+    /// From where to where chunks are known.
+    fn known(&self) -> Option<(u64, u64)> {
+        let ready = self.ready.iter().map(|chunk| &chunk.range);
+        let mut all = ready.chain(self.coming.iter().map(|(range, _)| range));
+        let first = all.next()?;
+        Some((first.start, all.last().unwrap_or(first).end))
     }
 
     /// What of `data`, which was prepared, can be written at once: `most` compressed chunks, or what is not compressed.
     pub(crate) fn first<'s>(&self, data: Sectors<'s>, most: usize) -> (Sectors<'s>, &[Chunk]) {
         let end = data.range().end;
         let is_packed = |chunk: &&Chunk| chunk.packed.is_some() && chunk.range.end <= end;
-        let packed = self.0.iter().take(most).take_while(is_packed).count();
-        let packed = &self.0[..packed];
+        let packed = self.ready.iter().take(most).take_while(is_packed).count();
+        let packed = &self.ready[..packed];
         // A chunk of which only a part can be replaced now goes as it is.
-        let plain = || self.0.iter().take_while(|chunk| chunk.packed.is_none()).last();
-        let last = packed.last().or_else(plain).or(self.0.first());
+        let plain = || self.ready.iter().take_while(|chunk| chunk.packed.is_none()).last();
+        let last = packed.last().or_else(plain).or(self.ready.first());
         (last.map_or(data, |last| data.first(last.range.end - data.start)), packed)
     }
 
     /// Whether the file begins with these, and is not worth to be compressed if that tells it.
     pub(crate) fn are_useless(&self, packing: Packing) -> bool {
-        self.0.first().is_some_and(|Chunk { range, packed }| {
+        self.ready.first().is_some_and(|Chunk { range, packed }| {
             // A single sector says nothing.
             range.start == 0 && range.end > u64::from(packing.sector) && packed.is_none()
         })
@@ -86,37 +121,8 @@ pub(crate) fn chunks_of(range: &Range<u64>) -> u64 {
     range.end.div_ceil(MAX_COMPRESSED_EXTENT) - range.start / MAX_COMPRESSED_EXTENT
 }
 
-/// Held by the one who compresses on several threads: others do it on their own.
-static WIDE: Mutex<()> = Mutex::new(());
-
-/// Compresses `data`, on all cores when nobody else does.
-fn pack(packing: Packing, data: Sectors<'_>) -> Vec<Chunk> {
-    let ranges: Vec<_> = cut(data.range()).collect();
-    let done: Vec<OnceLock<_>> = ranges.iter().map(|_| OnceLock::new()).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some((range, place)) = {
-            let at = next.fetch_add(1, Relaxed);
-            ranges.get(at).zip(done.get(at))
-        } {
-            place.get_or_init(|| pack_one(packing, &data.contents(range)));
-        }
-    };
-    let permit = if ranges.len() > 1 { WIDE.try_lock() } else { None };
-    let cores = permit.map_or(1, |_| thread::available_parallelism().map_or(1, usize::from));
-    thread::scope(|scope| {
-        for _ in 1..cores.min(ranges.len()) {
-            // Without a thread it takes longer.
-            let _ = thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let packed = done.into_iter().map(|one| one.into_inner().expect("all were worked on"));
-    ranges.into_iter().zip(packed).map(|(range, packed)| Chunk { range, packed }).collect()
-}
-
 /// Whole sectors, compressed and filled up to whole sectors, if at least one is saved.
-fn pack_one(packing: Packing, bytes: &[u8]) -> Option<Arc<Vec<u8>>> {
+fn pack_one(packing: Packing, bytes: &[u8]) -> Packed {
     let sector = packing.sector as usize;
     let most = bytes.len().checked_sub(sector).filter(|&most| most > 0)?;
     let mut packed = pack_bytes(packing, bytes, most)?;

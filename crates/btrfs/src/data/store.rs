@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::io::IoSlice;
 use std::mem::offset_of;
 use std::ops::Range;
+use std::sync::Arc;
 
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail, extent_type};
@@ -62,6 +63,12 @@ impl<'r> Sectors<'r> {
         }
     }
 
+    /// The runs that have bytes of `part` of the file, which is one of them.
+    pub(crate) fn runs_of(self, part: &Range<u64>) -> Vec<Run> {
+        let overlaps = |(at, run): &&Run| *at < part.end && part.start < at + run.len() as u64;
+        self.runs.iter().filter(overlaps).cloned().collect()
+    }
+
     /// The memory in which `part` of them is, which counts from their beginning.
     fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
@@ -98,28 +105,65 @@ pub(crate) fn store(
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// As [`store`], of a chunk that was compressed, to as many bytes as were taken at `logical`.
+/// As [`store`], of chunks that were compressed and lie one behind the other in the file, each to as many bytes as were taken for it at
+/// one of `places`.
 pub(crate) fn store_packed(
     handle: &Handle<'_>,
     file: FileId,
     inode: &InodeItem,
-    Chunk { range, packed }: &Chunk,
+    chunks: &[Chunk],
     compression: Compression,
-    logical: Logical,
+    places: &[Logical],
 ) -> Result<i64> {
-    let packed = packed.clone().unwrap_or_default();
-    let disk_len = packed.len() as u64;
-    write_new(handle, inode, Sectors::new(&[(range.start, packed)]), logical)?;
+    let extents: Vec<PackedExtent<'_>> = chunks
+        .iter()
+        .zip(places)
+        .filter_map(|(Chunk { range, packed }, &logical)| {
+            packed.as_ref().map(|packed| PackedExtent { range, packed, logical })
+        })
+        .collect();
+    for row in extents.chunk_by(|one, next| one.end() == next.logical) {
+        let mut at = 0;
+        let runs = row.iter().map(|extent| {
+            let run = (at, extent.packed.clone());
+            at += extent.packed.len() as u64;
+            run
+        });
+        write_new(handle, inode, Sectors::new(&runs.collect::<Vec<_>>()), row[0].logical)?;
+    }
     note_use(handle, compression);
     let _changing = handle.volume().buffers.changing(file);
-    let dropped = drop_range(handle, file, range.clone())?;
-    let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: range.start };
-    handle.refer_new(logical, disk_len, ExtentKind::Data, owner);
-    let len = range.end - range.start;
-    let mut item = encode(handle, len, logical, disk_len, extent_type::REG);
-    item[offset_of!(FileExtentHead, compression)] = compression as u8;
-    insert(handle, file, range.start, &item)?;
-    Ok(len.cast_signed() - dropped.cast_signed())
+    let start = extents.first().map_or(0, |extent| extent.range.start);
+    let end = extents.last().map_or(start, |extent| extent.range.end);
+    let dropped = drop_range(handle, file, start..end)?;
+    let items: Vec<_> = extents
+        .into_iter()
+        .map(|PackedExtent { range, packed, logical }| {
+            let disk_len = packed.len() as u64;
+            let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: range.start };
+            handle.refer_new(logical, disk_len, ExtentKind::Data, owner);
+            let len = range.end - range.start;
+            let mut item = encode(handle, len, logical, disk_len, extent_type::REG);
+            item[offset_of!(FileExtentHead, compression)] = compression as u8;
+            (Key::new(file.ino, ItemType::EXTENT_DATA, range.start), item)
+        })
+        .collect();
+    let items: Vec<_> = items.iter().map(|(key, item)| (*key, &item[..])).collect();
+    handle.change(TreeId(file.dev), |tree| tree.insert_batch(&items))?;
+    Ok((end - start).cast_signed() - dropped.cast_signed())
+}
+
+/// A chunk that was compressed, and where it goes.
+struct PackedExtent<'c> {
+    range: &'c Range<u64>,
+    packed: &'c Arc<Vec<u8>>,
+    logical: Logical,
+}
+
+impl PackedExtent<'_> {
+    fn end(&self) -> Logical {
+        Logical(self.logical.0 + self.packed.len() as u64)
+    }
 }
 
 /// The volume says which compressions were ever used in it.

@@ -171,6 +171,7 @@ impl Engine {
             subvolume_roots: RootCache::default(),
             inodes: crate::inode::Inodes::new(options.cache_bytes / 2),
             buffers: crate::data::Buffers::default(),
+            read_ahead: crate::data::ReadAhead::default(),
             reporter: options.reporter.clone(),
             live: None,
             chunk_tree_uuid: [0; 16],

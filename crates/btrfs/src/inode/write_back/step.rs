@@ -14,9 +14,9 @@ use super::super::compression::Chosen;
 use super::super::{inode_item, tree_of};
 use super::{MAX_INLINE, OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
-    Chunk, Chunks, FileBuffer, Inline, Sectors, Target, bytes_with_checksums, checksum_items,
-    extent_len, insert_hole, pack_inline, store, store_inline, store_packed, store_preallocated,
-    target, write_data,
+    Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Target, bytes_with_checksums,
+    checksum_items, extent_len, insert_hole, pack_inline, store, store_inline, store_packed,
+    store_preallocated, target, write_data,
 };
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
 use crate::subvolume::malformed;
@@ -26,9 +26,6 @@ use crate::volume::Engine;
 
 /// Extents that one step replaces, at the most.
 pub(in crate::inode) const MOST_REPLACED: u64 = 256;
-
-/// Compressed chunks that one step stores, at the most.
-const MOST_PACKED: usize = 16;
 
 /// The same, and the most data in bytes, where there is no more room than what is kept for removals.
 const LEAST_REPLACED: u64 = 4;
@@ -94,7 +91,7 @@ impl<'v, 'b> Step<'v, 'b> {
             is_useless,
         };
         let (replaced, len) = until_replaced(volume, file, &data.range(), MOST_REPLACED)?;
-        let (most, packed) = first(data.first(len), MOST_PACKED);
+        let (most, packed) = first(data.first(len), MOST_AT_ONCE);
         let least = LEAST_BYTES.min(bytes_with_checksums(volume, REMOVAL_ITEMS - OTHER_ITEMS));
         if most.len > least || replaced > LEAST_REPLACED || packed.len() > 1 {
             // Compressed chunks may be far from each other, so each has its own place in the checksum tree.
@@ -209,10 +206,7 @@ impl<'v, 'b> Step<'v, 'b> {
             Destination::Packed(places) => {
                 let method = chosen.map(|chosen| chosen.packing.method.compression());
                 let compression = method.unwrap_or(Compression::None);
-                let chunks = packed.iter().zip(places);
-                chunks
-                    .map(|(chunk, at)| store_packed(handle, *file, item, chunk, compression, at))
-                    .sum()
+                store_packed(handle, *file, item, packed, compression, &places)
             }
         }
     }

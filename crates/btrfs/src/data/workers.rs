@@ -1,0 +1,204 @@
+//! Threads that compress and decompress.
+//!
+//! The process has one for each core, shared by all volumes. They are started when there is work for the first time, and
+//! keep what their encoders and decoders need for the next time. They know nothing but the bytes that they are given: they hold no
+//! lock and no volume, and wait for nobody.
+//!
+//! Who wants a result may find that nobody has begun with it, and then does the work itself: so nothing depends on these
+//! threads, and where none can be started it only takes longer. What nobody wants any more is not begun.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Work that was handed over, and its result.
+pub(super) struct Task<T>(Arc<Job<T>>);
+
+struct Job<T> {
+    state: Mutex<State<T>>,
+    is_done: Condvar,
+}
+
+enum State<T> {
+    Waiting(Box<dyn FnOnce() -> T + Send>),
+    /// Somebody does it, or nobody wants it.
+    Taken,
+    Done(Result<T, Box<dyn Any + Send>>),
+}
+
+/// What a thread sees of a job.
+trait Work: Send + Sync {
+    fn run(&self);
+}
+
+impl<T: Send> Work for Job<T> {
+    fn run(&self) {
+        let Some(work) = self.take() else { return };
+        let result = catch_unwind(AssertUnwindSafe(work));
+        *self.state.lock() = State::Done(result);
+        self.is_done.notify_all();
+    }
+}
+
+impl<T> Job<T> {
+    /// The work, if nobody has begun with it.
+    fn take(&self) -> Option<Box<dyn FnOnce() -> T + Send>> {
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Waiting(work) => Some(work),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+}
+
+impl<T: Send + 'static> Task<T> {
+    /// Hands `work` over.
+    pub(super) fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
+        let state = Mutex::new(State::Waiting(Box::new(work) as Box<_>));
+        let job = Arc::new(Job { state, is_done: Condvar::new() });
+        if let Some(workers) = Workers::get() {
+            workers.add(job.clone());
+        }
+        Self(job)
+    }
+
+    /// Does `work` now: it is not worth to be handed over.
+    pub(super) fn now(work: impl FnOnce() -> T) -> Self {
+        let state = Mutex::new(State::Done(Ok(work())));
+        Self(Arc::new(Job { state, is_done: Condvar::new() }))
+    }
+
+    /// Its result.
+    ///
+    /// # Panics
+    /// When the work did.
+    pub(super) fn finish(self) -> T {
+        if let Some(work) = self.0.take() {
+            return work();
+        }
+        let mut state = self.0.state.lock();
+        loop {
+            match std::mem::replace(&mut *state, State::Taken) {
+                State::Done(result) => return result.unwrap_or_else(|panic| resume_unwind(panic)),
+                other => *state = other,
+            }
+            self.0.is_done.wait(&mut state);
+        }
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+/// The threads, and what they have not begun with.
+#[derive(Default)]
+struct Workers {
+    queue: Mutex<VecDeque<Arc<dyn Work>>>,
+    is_added: Condvar,
+}
+
+impl Workers {
+    /// Those of the process; `None` where no thread can be started.
+    fn get() -> Option<&'static Self> {
+        static WORKERS: OnceLock<Workers> = OnceLock::new();
+        static THREADS: OnceLock<usize> = OnceLock::new();
+        let workers = WORKERS.get_or_init(Self::default);
+        let start = || {
+            let thread = thread::Builder::new().name("offshoot-pack".into());
+            thread.spawn(|| workers.work()).is_ok()
+        };
+        let cores = || thread::available_parallelism().map_or(1, usize::from);
+        let threads = THREADS.get_or_init(|| (0..cores()).filter(|_| start()).count());
+        (*threads > 0).then_some(workers)
+    }
+
+    fn add(&self, job: Arc<dyn Work>) {
+        self.queue.lock().push_back(job);
+        self.is_added.notify_one();
+    }
+
+    fn work(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            let job = loop {
+                match queue.pop_front() {
+                    Some(job) => break job,
+                    None => self.is_added.wait(&mut queue),
+                }
+            };
+            drop(queue);
+            job.run();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn every_result_is_that_of_its_work() {
+        let users: Vec<_> = (0..4)
+            .map(|user| {
+                thread::spawn(move || {
+                    let start = |n| Task::start(move || user * 1000 + n);
+                    let tasks: Vec<_> = (0..500).map(start).collect();
+                    for (n, task) in (0..).zip(tasks) {
+                        assert_eq!(task.finish(), user * 1000 + n);
+                    }
+                })
+            })
+            .collect();
+        for user in users {
+            user.join().expect("it has its results");
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_who_wants_the_result_and_nobody_else() {
+        let tasks: Vec<_> =
+            (0..50).map(|n| Task::start(move || assert!(n % 2 == 0, "odd"))).collect();
+        for (n, task) in tasks.into_iter().enumerate() {
+            let result = catch_unwind(AssertUnwindSafe(|| task.finish()));
+            assert_eq!(result.is_ok(), n % 2 == 0);
+        }
+        assert_eq!(Task::start(|| 7).finish(), 7);
+    }
+
+    #[test]
+    fn what_nobody_wants_is_not_begun() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let gate = Arc::new(Mutex::new(()));
+        let held = gate.lock();
+        // As many as occupy all threads.
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let busy: Vec<_> = (0..cores)
+            .map(|_| {
+                let gate = gate.clone();
+                Task::start(move || drop(gate.lock()))
+            })
+            .collect();
+        for _ in 0..10 {
+            let count = count.clone();
+            drop(Task::start(move || count.fetch_add(1, Ordering::Relaxed)));
+        }
+        drop(held);
+        busy.into_iter().for_each(Task::finish);
+        while Workers::get().is_some_and(|workers| !workers.queue.lock().is_empty()) {
+            thread::yield_now();
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 0, "it was done");
+    }
+}
