@@ -12,9 +12,11 @@
 //! | `extract` | a whole volume into a directory and into a tar stream |
 //! | `tree` | many threads insert into one tree |
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
-//! | `workload` | what these two do; the program has it too |
+//! | `data` | large files, clones and snapshots, on ours and on the kernel |
+//! | `workload` | what the seed workloads do; the program has it too |
 //! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
 
+mod data;
 mod enospc;
 mod extract;
 mod fs_mark;
@@ -42,6 +44,8 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
                       [--rounds N] [--size BYTES] [--turns N] [--no-proof]
        offshoot-bench enospc --offshoot PROGRAM --dir DIR [--mib N] [--workers N]
                       [--file-size BYTES] [--turns N]
+       offshoot-bench data --dir DIR [--groups GROUP,GROUP...] [--mib N] [--random-mib N]
+                      [--snapshots N] [--files N] [--turns N] [--no-proof]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
@@ -53,9 +57,15 @@ Options:
                       makes its files [default: 10]
   --items N           Items to insert into a tree [default: 1000000]
   --threads N,N...    Threads that make files [default: 1,2,12]
-  --files N           Files that each thread makes in a round [default: 100000]
+  --files N           Files that each thread makes in a round [default: 100000]; of data, those
+                      of the subvolume that has snapshots [default: 10000]
   --size BYTES        What each of them holds [default: 0]
-  --mib N             The size of the volume that is filled [default: 256]
+  --mib N             The size of the volume that is filled [default: 256]; of data, that of the
+                      files that are written and read [default: 1024]
+  --groups GROUPS     What is measured of plain, zstd:3, zstd:15, direct and snapshots
+                      [default: all]
+  --random-mib N      What of a file is read and written in random order [default: 64]
+  --snapshots N       How many are taken [default: 1000]
   --workers N         Threads that fill it [default: 8]
   --file-size BYTES   What each file in it holds [default: 1024]
   --turns N           How often each side runs [default: 3]
@@ -69,6 +79,7 @@ fn main() -> ExitCode {
         "tree" => tree::benchmark(args),
         "fs-mark" => fs_mark::benchmark(args),
         "enospc" => enospc::benchmark(args),
+        "data" => data::benchmark(args),
         _ => None,
     });
     let Some(done) = done else {

@@ -1,0 +1,273 @@
+//! The two sides: the library in this process, and the kernel.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_testkit::disks::Mount;
+use offshoot_testkit::run::{command, try_run};
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Position, Timestamp};
+use rustix::fs::OFlags;
+use uuid::Uuid;
+
+use crate::Result;
+use crate::kernel::remove_image;
+use crate::measure::drop_caches;
+
+/// How a request is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It may wait in memory.
+    Buffered,
+    /// It is on the device when it returned.
+    Direct,
+}
+
+/// A volume that is open.
+pub(super) trait Side: Sized + Sync {
+    /// A file that is open.
+    type File: Send + Sync;
+    /// A subvolume.
+    type Subvolume;
+    /// What it writes is to be proved.
+    const IS_OURS: bool;
+
+    /// Makes a new volume on an image of this size, which replaces what is there.
+    fn make(image: &Path, size_bytes: u64) -> Result;
+    /// Opens it with nothing in memory, and compresses what is written, all of it, if that is said.
+    fn open(image: &Path, compress: Option<&str>) -> Result<Self>;
+    /// Makes a file in the root directory.
+    fn create(&self, name: &str) -> Result<Self::File>;
+    /// Opens one.
+    fn file(&self, name: &str) -> Result<Self::File>;
+    /// Writes all of `data` at `offset`.
+    fn write(&self, file: &Self::File, offset: u64, data: &[u8], way: Way) -> Result;
+    /// Fills `buf` with what is at `offset`.
+    fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> Result;
+    /// Lets `to`, which is empty, have all that `from` has.
+    fn clone(&self, from: &Self::File, to: &Self::File) -> Result;
+    /// Makes a subvolume with so many files of these bytes.
+    fn make_subvolume(&self, name: &str, files: u64, data: &[u8]) -> Result<Self::Subvolume>;
+    /// Takes so many snapshots of it, and writes `data` into another of its files before each.
+    fn snapshots(&self, source: &Self::Subvolume, files: u64, count: u64, data: &[u8]) -> Result;
+    /// Makes everything durable.
+    fn sync(&self) -> Result;
+}
+
+/// The name of a file in a subvolume.
+fn file_name(number: u64) -> String {
+    format!("file{number}")
+}
+
+/// The name of a snapshot.
+pub(super) fn snapshot_name(number: u64) -> String {
+    format!("snapshot{number}")
+}
+
+fn said(error: impl ToString) -> String {
+    error.to_string()
+}
+
+/// The library in this process.
+pub(super) struct Ours(Filesystem);
+
+impl Ours {
+    fn place<'n>(&self, name: &'n str) -> Place<'n> {
+        Place { dir: self.0.root(), name: name.as_bytes() }
+    }
+}
+
+/// What a new file begins with, now.
+fn new_file() -> NewFile {
+    NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
+}
+
+impl Side for Ours {
+    type File = FileId;
+    type Subvolume = SubvolumeId;
+    const IS_OURS: bool = true;
+
+    fn make(image: &Path, size_bytes: u64) -> Result {
+        remove_image(image)?;
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(FileDevice::create(image, size_bytes).map_err(said)?);
+        let options = MkfsOptions::new(Uuid::new_v4(), Timestamp::now());
+        mkfs(std::slice::from_ref(&device), &options).map(drop).map_err(said)
+    }
+
+    fn open(image: &Path, compress: Option<&str>) -> Result<Self> {
+        drop_caches()?;
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(FileDevice::open_writable(image).map_err(said)?);
+        let method = compress.map(str::parse).transpose().map_err(said)?;
+        let options = OpenOptions {
+            compress: method.map(|method| Compress { method, forced: true }),
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open_writable(vec![device], &options).map_err(said)?;
+        Ok(Self(volume.filesystem(SubvolumeId::FS).map_err(said)?))
+    }
+
+    fn create(&self, name: &str) -> Result<FileId> {
+        self.0.create(self.place(name), &new_file()).map_err(said)
+    }
+
+    fn file(&self, name: &str) -> Result<FileId> {
+        self.0.lookup(self.0.root(), name.as_bytes()).map_err(said)
+    }
+
+    fn write(&self, &file: &FileId, offset: u64, data: &[u8], way: Way) -> Result {
+        let now = Timestamp::now();
+        match way {
+            Way::Buffered => self.0.write(file, offset, data, now),
+            Way::Direct => self.0.write_direct(file, offset, data, now),
+        }
+        .map_err(said)
+    }
+
+    fn read(&self, &file: &FileId, offset: u64, buf: &mut [u8]) -> Result {
+        let read = self.0.read(file, offset, buf).map_err(said)?;
+        if read == buf.len() { Ok(()) } else { Err(format!("{read} bytes at {offset}")) }
+    }
+
+    fn clone(&self, &from: &FileId, &to: &FileId) -> Result {
+        let at = |file| Position { file, offset: 0 };
+        self.0.clone_range(at(from), at(to), 0, Timestamp::now()).map_err(said)
+    }
+
+    fn make_subvolume(&self, name: &str, files: u64, data: &[u8]) -> Result<SubvolumeId> {
+        let id = self.0.create_subvolume(self.place(name), &new_file()).map_err(said)?;
+        let dir = self.file(name)?;
+        for number in 0..files {
+            let name = file_name(number);
+            let file = self.0.create(Place { dir, name: name.as_bytes() }, &new_file());
+            self.0.write(file.map_err(said)?, 0, data, Timestamp::now()).map_err(said)?;
+        }
+        Ok(id)
+    }
+
+    fn snapshots(&self, &source: &SubvolumeId, files: u64, count: u64, data: &[u8]) -> Result {
+        let dir = self.0.volume().filesystem(source).map_err(said)?.root();
+        for number in 0..count {
+            let file = self.0.lookup(dir, file_name(number % files).as_bytes()).map_err(said)?;
+            self.0.write(file, 0, data, Timestamp::now()).map_err(said)?;
+            let name = snapshot_name(number);
+            self.0.snapshot(source, self.place(&name), false, Timestamp::now()).map_err(said)?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result {
+        self.0.sync().map_err(said)
+    }
+}
+
+/// A volume that the kernel has mounted.
+pub(super) struct Kernel(Mount);
+
+/// A file of it, opened twice.
+pub(super) struct KernelFile {
+    buffered: File,
+    direct: File,
+}
+
+impl Kernel {
+    fn open_file(&self, name: &str, is_new: bool) -> Result<KernelFile> {
+        let path = self.0.path().join(name);
+        let open = |flags: OFlags| {
+            let mut options = File::options();
+            options.read(true).write(true).create(is_new);
+            options.custom_flags(flags.bits().cast_signed());
+            options.open(&path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        Ok(KernelFile { buffered: open(OFlags::empty())?, direct: open(OFlags::DIRECT)? })
+    }
+}
+
+impl Side for Kernel {
+    type File = KernelFile;
+    type Subvolume = String;
+    const IS_OURS: bool = false;
+
+    fn make(image: &Path, size_bytes: u64) -> Result {
+        remove_image(image)?;
+        File::create(image).and_then(|file| file.set_len(size_bytes)).map_err(said)?;
+        try_run("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]).map(drop)
+    }
+
+    fn open(image: &Path, compress: Option<&str>) -> Result<Self> {
+        let options = compress.map_or_else(String::new, |how| format!("compress-force={how}"));
+        let mount = Mount::try_new(&[PathBuf::from(image)], &options)?;
+        for device in mount.devices() {
+            try_run::<&str>("losetup", &["--direct-io=on", device])?;
+        }
+        drop_caches()?;
+        Ok(Self(mount))
+    }
+
+    fn create(&self, name: &str) -> Result<KernelFile> {
+        self.open_file(name, true)
+    }
+
+    fn file(&self, name: &str) -> Result<KernelFile> {
+        self.open_file(name, false)
+    }
+
+    fn write(&self, file: &KernelFile, offset: u64, data: &[u8], way: Way) -> Result {
+        let file = if way == Way::Direct { &file.direct } else { &file.buffered };
+        file.write_all_at(data, offset).map_err(said)
+    }
+
+    fn read(&self, file: &KernelFile, offset: u64, buf: &mut [u8]) -> Result {
+        file.buffered.read_exact_at(buf, offset).map_err(said)
+    }
+
+    fn clone(&self, from: &KernelFile, to: &KernelFile) -> Result {
+        rustix::fs::ioctl_ficlone(&to.buffered, &from.buffered).map_err(said)
+    }
+
+    fn make_subvolume(&self, name: &str, files: u64, data: &[u8]) -> Result<String> {
+        let path = self.0.path().join(name);
+        try_run("btrfs", &["subvolume".as_ref(), "create".as_ref(), path.as_os_str()])?;
+        for number in 0..files {
+            std::fs::write(path.join(file_name(number)), data).map_err(said)?;
+        }
+        Ok(name.to_owned())
+    }
+
+    /// By `BTRFS_IOC_SNAP_CREATE_V2`, which takes unsafe code here and none in Perl: a program for each snapshot would take
+    /// longer than the snapshot.
+    fn snapshots(&self, name: &String, files: u64, count: u64, data: &[u8]) -> Result {
+        const SCRIPT: &str = r#"
+            my ($root, $name, $files, $count, $byte, $size) = @ARGV;
+            open(my $dir, '<', $root) or die "$root: $!";
+            open(my $source, '<', "$root/$name") or die "$name: $!";
+            for my $n (0 .. $count - 1) {
+                my $path = "$root/$name/file" . $n % $files;
+                open(my $file, '+<', $path) or die "$path: $!";
+                syswrite($file, chr($byte) x $size) == $size or die "$path: $!";
+                close($file) or die "$path: $!";
+                my $args = pack('q Q Q x32 a4040', fileno($source), 0, 0, "snapshot$n");
+                ioctl($dir, 0x50009417, $args) or die "snapshot $n: $!";
+            }"#;
+        let numbers =
+            [files, count, data.first().copied().unwrap_or_default().into(), data.len() as u64];
+        let mut perl = command("perl");
+        perl.args(["-e", SCRIPT]).arg(self.0.path()).arg(name);
+        perl.args(numbers.map(|number| number.to_string()));
+        let output = perl.output().map_err(|error| format!("perl: {error}"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(format!("perl: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    fn sync(&self) -> Result {
+        let root: OwnedFd = File::open(self.0.path()).map_err(said)?.into();
+        rustix::fs::syncfs(root).map_err(said)
+    }
+}

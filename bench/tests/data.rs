@@ -1,0 +1,64 @@
+//! `offshoot-bench data`, short: every row is there on both sides, and what ours wrote is proved.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::judges;
+use serde_json::Value;
+
+fn bench(line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_offshoot-bench"))
+        .args(line.split_whitespace())
+        .output()
+        .expect("the program starts")
+}
+
+#[test]
+fn every_row_is_measured_on_both_sides_and_proved() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let line = format!(
+        "data --dir {} --mib 9 --random-mib 1 --snapshots 5 --files 20 --turns 2",
+        dir.path().display()
+    );
+    let output = bench(&line);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    let data =
+        ["write", "read", "random read", "random write", "write, 2 threads", "read, 2 threads"];
+    let mut expected = Vec::new();
+    for group in ["plain", "zstd:3", "zstd:15"] {
+        expected.extend(data.map(|row| (group, row)));
+    }
+    expected.extend([("direct", "write direct"), ("direct", "clone"), ("snapshots", "snapshots")]);
+
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(table.lines().count(), 2 + expected.len(), "{table}");
+    let json = fs::read(dir.path().join("data.json")).expect("all runs");
+    let rows: Vec<Value> = serde_json::from_slice(&json).expect("JSON");
+    let found: Vec<_> = rows.iter().map(|row| (text(row, "group"), text(row, "row"))).collect();
+    assert_eq!(found, expected);
+    for row in &rows {
+        for side in ["ours_s", "kernel_s"] {
+            let times = row[side].as_array().expect("an array");
+            assert_eq!(times.len(), 2, "{row}");
+            assert!(times.iter().all(|time| time.as_f64().is_some_and(|time| time > 0.0)), "{row}");
+        }
+    }
+}
+
+fn text<'r>(row: &'r Value, name: &str) -> &'r str {
+    row[name].as_str().expect("text")
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    for line in
+        ["data", "data --dir x --groups lzo", "data --dir x --mib 0", "data --dir x --turns 0"]
+    {
+        let output = bench(line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("Usage"), "{line}");
+    }
+}
