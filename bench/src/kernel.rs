@@ -2,7 +2,9 @@
 //!
 //! A fresh volume of default features on a sparse image, over a loop device, mounted with default options. A file is
 //! made with the system calls that `fs_mark` makes: open, write, close. The paths begin at an open directory and not at the
-//! root of the host, and nothing is written to an empty file, so this is a little less work than `fs_mark` has.
+//! root of the host, and nothing is written to an empty file, so this is a little less work than `fs_mark` has. A file that is written
+//! directly gets `O_DIRECT` before that; where it is no whole sector the kernel writes it to its page cache and from there to
+//! the device.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,7 +12,9 @@ use std::path::Path;
 
 use offshoot_testkit::disks::Mount;
 use offshoot_testkit::run::try_run;
-use rustix::fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, syncfs, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstatvfs, mkdirat, openat, syncfs, unlinkat,
+};
 use rustix::io::{Errno, pwrite};
 
 use crate::Result;
@@ -76,6 +80,11 @@ impl Site for Kernel {
             }
         }
         Ok(())
+    }
+
+    fn write_direct(&self, file: &OwnedFd, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?;
+        self.write(file, offset, data)
     }
 
     fn remove(&self, dir: &OwnedFd, name: &[u8]) -> Result<(), Errno> {

@@ -67,7 +67,8 @@ Options:
   --random-mib N      What of a file is read and written in random order [default: 64]
   --snapshots N       How many are taken [default: 1000]
   --workers N         Threads that fill it [default: 8]
-  --file-size BYTES   What each file in it holds [default: 1024]
+  --file-size BYTES   What each file in it holds [default: 1024]; twice that where half of them
+                      are written directly
   --turns N           How often each side runs [default: 3]
   --no-proof          Let nobody look at what was made
 ";

@@ -12,7 +12,8 @@
 //! *fs-mark* is what the program `fs_mark` does with `-S 0 -k -L ROUNDS -n FILES -s SIZE` and a directory for each thread. Its
 //! names have 40 bytes: the time in hexadecimal seconds, filled up with `~` to 16, and 24 random letters and
 //! digits. Here the time is that of the beginning and not of each file, so that who knows it and the seed knows
-//! all names. *enospc* is the test case of the patch set that brought tickets to the kernel, its files all buffered.
+//! all names. *enospc* is the test case of the patch set that brought tickets to the kernel: its files are all buffered, or every second one
+//! is written directly.
 //!
 //! A file that was made is *acknowledged* when all calls for it succeeded. One that could not be written for want of
 //! space is removed again at once, so that what is there at the end are the acknowledged files and no other.
@@ -45,6 +46,8 @@ pub(crate) trait Site: Sync {
     fn create(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::File, Self::Error>;
     /// Writes to a file at `offset`.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<(), Self::Error>;
+    /// As `write`, and leaves nothing of the file in memory only.
+    fn write_direct(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<(), Self::Error>;
     /// Removes a file.
     fn remove(&self, dir: &Self::Dir, name: &[u8]) -> Result<(), Self::Error>;
     /// The bytes of data that may still be written.
@@ -186,6 +189,8 @@ pub(crate) struct Enospc {
     pub(crate) workers: u64,
     /// The bytes that each file holds.
     pub(crate) size: usize,
+    /// Every second file is written directly.
+    pub(crate) half_direct: bool,
 }
 
 /// What one worker of *enospc* has made.
@@ -257,7 +262,14 @@ impl Enospc {
             Err(error) if S::is_no_space(&error) => return Ok(false),
             created => created?,
         };
-        match write_all(site, &file, Content::new(self.size).of(name.as_bytes())) {
+        let mut content = Content::new(self.size);
+        let data = content.of(name.as_bytes());
+        let written = if self.half_direct && worker.files % 2 == 1 {
+            site.write_direct(&file, 0, data)
+        } else {
+            write_all(site, &file, data)
+        };
+        match written {
             Err(error) if S::is_no_space(&error) => {
                 site.remove(&worker.dir, name.as_bytes())?;
                 Ok(false)

@@ -234,9 +234,16 @@ fn enospc_loses_nothing_that_was_acknowledged() {
     let Some(_judges) = judges::require() else { return };
     let dir = scratch_dir();
     let image = dir.path().join("disk.img");
-    for (mib, workers, size) in [(128, 8, 1024), (256, 8, 1024), (128, 4, 3000), (192, 2, 10_000)] {
-        let line =
-            format!("enospc disk.img -f --size {mib}M --workers {workers} --file-size {size}");
+    for (mib, workers, size, other) in [
+        (128, 8, 1024, ""),
+        (256, 8, 1024, ""),
+        (128, 4, 3000, ""),
+        (192, 2, 10_000, ""),
+        (128, 8, 2048, "--half-direct"),
+    ] {
+        let line = format!(
+            "enospc disk.img -f --size {mib}M --workers {workers} --file-size {size} {other}"
+        );
         let _ = fs::remove_file(&image);
         let said = measures(dir.path(), &format!("{line} --keep"));
         assert_eq!(said["rounds"].as_array().map(Vec::len), Some(1));

@@ -146,6 +146,9 @@ pub(crate) struct EnospcArguments {
     /// How much each file holds, up to 1G
     #[arg(long, value_name = "SIZE", default_value = "1K", value_parser = parse_file_size)]
     pub(crate) file_size: usize,
+    /// Write every second file directly: on the device, and not in memory, when the call returns
+    #[arg(long)]
+    pub(crate) half_direct: bool,
     /// Stop when there is no space, and remove nothing
     #[arg(long)]
     pub(crate) keep: bool,

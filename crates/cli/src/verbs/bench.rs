@@ -67,7 +67,8 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 }
 
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    let work = Enospc { workers: arguments.workers, size: arguments.file_size };
+    let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
+    let work = Enospc { workers, size, half_direct };
     let site =
         Engine::new(&arguments.volume, Some(arguments.size), arguments.dirty_bytes, console)?;
     Enospc::prepare(&site)?;
@@ -82,16 +83,18 @@ fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Consol
     }
     let sync = timed_sync(&site)?;
     let title = format!(
-        "enospc: {} workers on {}, files of {}; at most {} dirty",
+        "enospc: {} workers on {}, files of {}{}; at most {} dirty",
         work.workers,
         human_size(arguments.size),
         human_size(work.size as u64),
+        if half_direct { ", half of them direct" } else { "" },
         human_size(arguments.dirty_bytes)
     );
     let settings = serde_json::json!({
         "workload": "enospc",
         "workers": work.workers,
         "file_size": work.size,
+        "half_direct": half_direct,
         "size": arguments.size,
         "files_of_workers": files,
         "dirty_bytes": arguments.dirty_bytes,
@@ -153,6 +156,10 @@ impl Site for Engine {
 
     fn write(&self, &file: &FileId, offset: u64, data: &[u8]) -> Result<(), Error> {
         self.0.write(file, offset, data, Timestamp::now())
+    }
+
+    fn write_direct(&self, &file: &FileId, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.0.write_direct(file, offset, data, Timestamp::now())
     }
 
     fn remove(&self, &dir: &FileId, name: &[u8]) -> Result<(), Error> {
