@@ -144,3 +144,64 @@ fn pack_bytes(Packing { method, sector }: Packing, bytes: &[u8], most: usize) ->
     }
     Some(packed)
 }
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs_format::compress::Compression;
+    use offshoot_testkit::random::{Random, seed_of_run};
+
+    use super::*;
+
+    /// Stores a file in steps of which some store less than they could, and in the middle of a chunk.
+    #[test]
+    fn what_is_stored_in_steps_is_what_was_given() {
+        const SECTOR: u64 = 4096;
+        let mut random = Random::new(seed_of_run());
+        let method = Method::new(Compression::Zstd).expect("it is one");
+        let packing = Packing { method, sector: 4096 };
+        let len = 20 << 20;
+        let from = SECTOR * random.below(64);
+        let text = random.text(len);
+        let runs: Vec<_> = (from..)
+            .step_by(1 << 20)
+            .zip(text.chunks(1 << 20))
+            .map(|(at, bytes)| (at, Arc::new(bytes.to_vec())))
+            .collect();
+        let mut chunks = Chunks::default();
+        let mut at = from;
+        let end = from + len as u64;
+        while at < end {
+            let all = Sectors::new(&runs);
+            let rest: Vec<_> = all.runs_of(&(at..end));
+            let (start, first) = &rest[0];
+            let skip = usize::try_from(at - start).expect("small");
+            let first = (at, Arc::new(first[skip..].to_vec()));
+            let rest: Vec<_> = [first].into_iter().chain(rest[1..].iter().cloned()).collect();
+            let data = Sectors::new(&rest);
+            chunks.prepare(packing, data);
+            let (stored, packed) =
+                chunks.first(data, 1 + usize::try_from(random.below(16)).unwrap());
+            assert_eq!(stored.start, at);
+            if packed.is_empty() {
+                assert_eq!(stored.len, SECTOR, "text becomes smaller");
+                at = stored.range().end;
+                continue;
+            }
+            let mut next = at;
+            for Chunk { range, packed } in packed {
+                assert_eq!(range.start, next, "one behind the other");
+                let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
+                let packed = packed.as_ref().expect("it is packed");
+                decompress(Compression::Zstd, packed, 4096, &mut bytes).expect("a frame");
+                assert!(*bytes == *data.contents(range), "{range:?} holds something else");
+                next = range.end;
+            }
+            assert_eq!(stored.range().end, next);
+            at = match random.below(4) {
+                0 => (at + SECTOR * (1 + random.below(100))).min(next),
+                1 => packed[0].range.end,
+                _ => next,
+            };
+        }
+    }
+}
