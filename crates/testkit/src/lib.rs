@@ -21,6 +21,7 @@
 //! | [`names`] | names whose hashes collide |
 //! | [`random`] | reproducible bytes |
 //! | [`recipe`] | how a volume is made |
+//! | [`sharing`] | space that files share, by the kernel |
 //!
 //! What it sets up for a test either succeeds or panics with the reason: a test
 //! without its volume has nothing to go on with. What it finds it returns.
@@ -46,3 +47,4 @@ pub mod progs;
 pub mod random;
 pub mod recipe;
 pub mod run;
+pub mod sharing;

@@ -11,7 +11,7 @@
 //! | `layout` | where the sectors of a file are |
 //! | `full` | volumes without space: what was accepted is there, and can be removed |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
-//! | `twins` | access control lists, flags, exchanges, files without names: the kernel does the same beside us |
+//! | `twins` | access control lists, flags, exchanges, files without names, shared space: the kernel does the same beside us |
 //! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
 //! | `share` | ranges that files share, as the kernel shares them |
 //! | `refusals` | what cannot be done fails as POSIX has it, and changes nothing |

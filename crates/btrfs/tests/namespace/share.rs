@@ -2,8 +2,6 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::Command;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::file_extent::FileExtentBody;
@@ -11,6 +9,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
+use offshoot_testkit::sharing;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Position};
 use rustix::fs::{FallocateFlags, IFlags};
 
@@ -129,7 +128,8 @@ fn the_kernel_shares_the_same_extents() {
         let Clone { from, offset, to, to_offset, len } = clone.clone();
         let position = |number: usize, offset| Position { file: at(&fs, &name(number)), offset };
         let ours = fs.clone_range(position(from, offset), position(to, to_offset), len, AT);
-        let kernel = kernel_clone(mount.path(), &clone);
+        let path = |number| mount.path().join(name(number));
+        let kernel = sharing::clone_range((&path(from), offset), (&path(to), to_offset), len);
         let ours = ours.map_err(|error| error.errno().raw_os_error());
         assert_eq!(ours, kernel, "{clone:?}, number {number}");
         done += u64::from(ours.is_ok());
@@ -141,6 +141,9 @@ fn the_kernel_shares_the_same_extents() {
     let expected: Vec<_> = (0..FILES).map(read).collect();
     drop((mount, fs));
     judge(&ours, FILES as u64);
+    let [our_mount, their_mount] = [&ours, &theirs].map(|disks| disks.mount("ro,noatime"));
+    sharing::assert_alike(our_mount.path(), their_mount.path(), FILES / 2);
+    drop((our_mount, their_mount));
     let [their_layout, our_layout] = [&theirs, &ours].map(|disks| layout(&open_read_only(disks)));
     let differs = our_layout.iter().zip(&their_layout).find(|(ours, theirs)| ours != theirs);
     assert_eq!(differs, None, "the first extents that differ");
@@ -154,28 +157,6 @@ fn the_kernel_shares_the_same_extents() {
     }
     drop(mount);
     check(&ours);
-}
-
-/// `FICLONERANGE`, for which there is no safe function; the error is its number.
-fn kernel_clone(dir: &Path, clone: &Clone) -> Result<(), i32> {
-    const SCRIPT: &str = r#"
-        my ($from, $offset, $to, $to_offset, $len) = @ARGV;
-        open(my $source, "+<", $from) or die; open(my $target, "+<", $to) or die;
-        my $range = pack("qQQQ", fileno($source), $offset, $len, $to_offset);
-        exit(ioctl($target, 0x4020940D, $range) ? 0 : $! + 0);"#;
-    let path = |number| dir.join(name(number)).into_os_string();
-    let args = [
-        path(clone.from),
-        clone.offset.to_string().into(),
-        path(clone.to),
-        clone.to_offset.to_string().into(),
-        clone.len.to_string().into(),
-    ];
-    let status = Command::new("perl").args(["-e", SCRIPT]).args(args).status().expect("perl runs");
-    match status.code() {
-        Some(0) => Ok(()),
-        code => Err(code.expect("it ends by itself")),
-    }
 }
 
 #[test]

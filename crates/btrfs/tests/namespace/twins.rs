@@ -2,43 +2,53 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::judges;
+use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
+use offshoot_testkit::sharing;
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Rename, SetAttr,
-    XattrMode,
+    Errno, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
+    Position, Rename, SetAttr, XattrMode,
 };
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 
 use crate::common::{AT, NEW, at, check, open_read_only, open_top, place};
 
 /// The kernel runs this in the root of its volume, and `ours` does the same to ours.
 fn twins(theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
+    twins_that_share(0, theirs, ours);
+}
+
+/// As [`twins`], and so many files or more share space with others then, the same on both volumes.
+fn twins_that_share(shared: usize, theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
     let Some(judges) = judges::require() else { return };
     let [kernel, disks] = [(); 2].map(|()| Disks::create(&judges, 1, 256));
     kernel.mkfs(&[]);
     disks.mkfs(&[]);
-    let mount = kernel.mount("rw,noatime");
-    theirs(mount.path());
+    let kernel = kernel.mount("rw,noatime");
+    theirs(kernel.path());
     let fs = open_top(&disks);
     ours(&fs);
     fs.sync().expect("a commit");
     drop(fs);
     check(&disks);
     let compare = Compare::default().without(Aspect::Ids).without(Aspect::StoredTimes);
-    let judge = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
+    let judge = HostFilesystem::new(kernel.path()).expect("the mounted directory opens");
     compare.clone().run_filesystems(&open_read_only(&disks), &judge).assert_same(3);
     // The kernel reads from ours what we read.
     let mount = disks.mount("ro,noatime");
     let of_ours = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
     compare.run_filesystems(&of_ours, &judge).assert_same(3);
+    sharing::assert_alike(mount.path(), kernel.path(), shared);
 }
 
 fn shell(path: &Path, script: &str) {
@@ -331,5 +341,212 @@ fn files_without_names() {
         assert_eq!(refused.expect_err("it lost its name").errno(), Errno::NOENT);
         // It is still open: what a crash leaves of it goes when the volume is changed again.
         fs.sync().expect("a commit");
+    });
+}
+
+const SECTOR: u64 = 4096;
+
+/// The bytes of a file of [`shared_space`]: some that are larger when they are compressed, or text.
+fn bytes_of(name: &str) -> Vec<u8> {
+    let mut random = Random::new(7);
+    match name {
+        "small" => random.text(1000),
+        "text" | "same-text" => random.text(300_001),
+        _ => random.bytes(300_001),
+    }
+}
+
+/// What is done to files of both volumes: two names, and offsets and a length in sectors.
+#[derive(Clone, Copy, Debug)]
+enum Share {
+    Clone(&'static str, u64, &'static str, u64, u64),
+    Dedupe(&'static str, u64, &'static str, u64, u64),
+    Copy(&'static str, u64, &'static str, u64, u64),
+    Write(&'static str, u64, u64),
+    Punch(&'static str, u64, u64),
+    Cut(&'static str, u64),
+    Snapshot(&'static str, bool),
+}
+
+use Share::{Clone as Cloned, Copy as Copied, Cut, Dedupe, Punch, Snapshot, Write};
+
+/// Lengths of 0 go up to the end.
+const SHARES: &[Share] = &[
+    Cloned("live/data", 0, "whole", 0, 0),
+    Cloned("live/data", 3, "parts", 0, 20),
+    Cloned("live/data", 3, "parts", 40, 20),
+    Cloned("text", 0, "whole-text", 0, 0),
+    Cloned("text", 10, "parts", 70, 30),
+    Cloned("live/room", 0, "parts", 120, 20),
+    Cloned("small", 0, "whole-small", 0, 0),
+    Cloned("nocow", 2, "nocow-clone", 5, 30),
+    Copied("live/data", 8, "copied", 0, 16),
+    Copied("text", 0, "copied", 32, 32),
+    Dedupe("live/data", 0, "live/same", 0, 16),
+    Dedupe("live/data", 30, "live/same", 30, 20),
+    Dedupe("text", 0, "same-text", 0, 0),
+    Snapshot("snapshot", false),
+    Snapshot("kept", true),
+    Write("live/data", 20, 3),
+    Write("live/room", 12, 4),
+    Write("snapshot/room", 15, 2),
+    Cloned("kept/same", 10, "snapshot/data", 40, 10),
+    Punch("whole", 5, 10),
+    Punch("snapshot/same", 16, 4),
+    Cut("whole-text", 33),
+    Cut("nocow-clone", 20),
+    Write("nocow", 0, 4),
+    Write("nocow", 40, 4),
+    Snapshot("last", true),
+    Write("nocow", 60, 2),
+];
+
+fn share_by_kernel(mount: &Path, share: Share) {
+    let open = |name: &str| {
+        File::options().write(true).read(true).open(mount.join(name)).expect("it opens")
+    };
+    let place = |name: &str| mount.join(name);
+    match share {
+        Cloned(from, at, to, to_at, len) => {
+            let (from, to) = (place(from), place(to));
+            sharing::clone_range((&from, at * SECTOR), (&to, to_at * SECTOR), len * SECTOR)
+                .unwrap_or_else(|errno| panic!("{share:?}: error {errno}"));
+        }
+        Dedupe(from, at, to, to_at, len) => {
+            let (from, to) = (place(from), place(to));
+            let rest = from.metadata().expect("it is there").len() - at * SECTOR;
+            let len = if len == 0 { rest } else { len * SECTOR };
+            assert!(
+                sharing::dedupe_range((&from, at * SECTOR), (&to, to_at * SECTOR), len),
+                "{share:?}: the bytes differ"
+            );
+        }
+        Copied(from, at, to, to_at, len) => {
+            let (mut at, mut to_at) = (at * SECTOR, to_at * SECTOR);
+            let len = usize::try_from(len * SECTOR).expect("small");
+            let done = rustix::fs::copy_file_range(
+                open(from),
+                Some(&mut at),
+                open(to),
+                Some(&mut to_at),
+                len,
+            );
+            assert_eq!(done, Ok(len), "{share:?}");
+        }
+        Write(name, at, len) => {
+            let bytes = vec![1; usize::try_from(len * SECTOR).expect("small")];
+            open(name).write_all_at(&bytes, at * SECTOR).expect("it writes");
+        }
+        Punch(name, at, len) => {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(open(name), flags, at * SECTOR, len * SECTOR).expect("a hole");
+        }
+        Cut(name, len) => open(name).set_len(len * SECTOR).expect("it is cut"),
+        Snapshot(name, is_read_only) => {
+            let option = if is_read_only { "-r" } else { "" };
+            let touch = TOUCH.replace("find .", "find live");
+            shell(mount, &format!("{touch}; btrfs -q subvolume snapshot {option} live {name}"));
+        }
+    }
+}
+
+fn share_by_ours(fs: &Filesystem, share: Share) {
+    let position =
+        |name: &str, sector: u64| Position { file: at(fs, name), offset: sector * SECTOR };
+    let size = |name: &str| fs.attr(at(fs, name)).expect("attributes").size;
+    let done = match share {
+        Cloned(from, at, to, to_at, len) => {
+            fs.clone_range(position(from, at), position(to, to_at), len * SECTOR, AT)
+        }
+        Dedupe(from, at, to, to_at, len) => {
+            let len = if len == 0 { size(from) - at * SECTOR } else { len * SECTOR };
+            let same = fs.dedupe_range(position(from, at), position(to, to_at), len);
+            same.map(|same| assert!(same, "{share:?}: the bytes differ"))
+        }
+        Copied(from, at, to, to_at, len) => {
+            let len = len * SECTOR;
+            let done = fs.copy_range(position(from, at), position(to, to_at), len, AT);
+            done.map(|done| assert_eq!(done, len, "{share:?}"))
+        }
+        Write(name, sector, len) => {
+            let bytes = vec![1; usize::try_from(len * SECTOR).expect("small")];
+            fs.write(at(fs, name), sector * SECTOR, &bytes, AT)
+        }
+        Punch(name, sector, len) => {
+            fs.fallocate(at(fs, name), Fallocate::PunchHole, sector * SECTOR, len * SECTOR, AT)
+        }
+        Cut(name, len) => {
+            let set = SetAttr { size: Some(len * SECTOR), ..SetAttr::default() };
+            fs.set_attr(at(fs, name), &set, AT)
+        }
+        Snapshot(name, is_read_only) => {
+            let live = TreeId(at(fs, "live").dev);
+            fs.snapshot(live, place(fs.root(), name), is_read_only, AT).map(drop)
+        }
+    };
+    done.unwrap_or_else(|error| panic!("{share:?}: {error}"));
+}
+
+const SOURCES: [&str; 6] = ["live/data", "live/same", "text", "same-text", "small", "nocow"];
+const TARGETS: [&str; 6] = ["whole", "parts", "whole-text", "whole-small", "nocow-clone", "copied"];
+
+/// Clones, dedupes, copies and snapshots, and what is written, punched and cut after them: the kernel tells of both volumes that the same
+/// ranges of the same files are shared.
+#[test]
+fn shared_space() {
+    let theirs = |path: &Path| {
+        shell(path, "umask 022; btrfs -q subvolume create live; chmod 755 live");
+        for name in TARGETS.iter().chain(&["nocow"]) {
+            File::create(path.join(name)).expect("a file");
+        }
+        shell(path, "chattr +C nocow nocow-clone; : > text; chattr +c text");
+        for name in SOURCES {
+            std::fs::write(path.join(name), bytes_of(name)).expect("data");
+        }
+        shell(
+            path,
+            "chattr -c text; printf start > live/room; truncate -s 8192 live/room; fallocate -o 40960 -l 80000 live/room",
+        );
+        shell(path, TOUCH);
+        for &share in SHARES {
+            rustix::fs::syncfs(File::open(path).expect("the root")).expect("a sync");
+            share_by_kernel(path, share);
+        }
+        shell(path, &format!("{TOUCH} || :"));
+    };
+    twins_that_share(14, theirs, |fs| {
+        let new = NewFile { permissions: 0o755, ..NEW };
+        fs.create_subvolume(place(fs.root(), "live"), &new).expect("a subvolume");
+        let live = at(fs, "live");
+        let create = |dir, name: &str| fs.create(place(dir, name), &NEW).expect("a file");
+        for name in TARGETS.iter().chain(&["nocow"]) {
+            let file = create(fs.root(), name);
+            if name.starts_with("nocow") {
+                fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
+            }
+        }
+        for name in SOURCES {
+            let file = match name.strip_prefix("live/") {
+                Some(below) => create(live, below),
+                None if name == "nocow" => at(fs, name),
+                None => create(fs.root(), name),
+            };
+            if name == "text" {
+                fs.set_flags(file, FileFlags::COMPRESS, AT).expect("flags");
+            }
+            fs.write(file, 0, &bytes_of(name), AT).expect("data");
+        }
+        fs.sync().expect("a commit");
+        fs.set_flags(at(fs, "text"), FileFlags::empty(), AT).expect("flags");
+        let room = create(live, "room");
+        fs.write(room, 0, b"start", AT).expect("data");
+        let set = SetAttr { size: Some(8192), ..SetAttr::default() };
+        fs.set_attr(room, &set, AT).expect("a longer file");
+        let what = Fallocate::Allocate { keep_size: false };
+        fs.fallocate(room, what, 40_960, 80_000, AT).expect("room");
+        for &share in SHARES {
+            fs.sync().expect("a commit");
+            share_by_ours(fs, share);
+        }
     });
 }

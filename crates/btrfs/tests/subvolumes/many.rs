@@ -1,6 +1,6 @@
 //! Many snapshots of one tree that changes between them, half of them deleted, and at last all.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use offshoot_btrfs::Filesystem;
 use offshoot_testkit::compare::Compare;
@@ -15,8 +15,8 @@ use crate::common::{AT, NEW, at, open, open_read_only, place, subvolume_at, top}
 /// Changes between two snapshots.
 const CHANGES: u64 = 30;
 
-/// One snapshot of so many is compared with what the source was.
-const KEPT: u64 = 40;
+/// So many snapshots are compared with what the source was, which is in memory for that.
+const KEPT: u64 = 5;
 
 fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
     let mut random = Random::new(seed);
@@ -30,6 +30,7 @@ fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
         .collect();
     let began = Instant::now();
     let mut kept = Vec::new();
+    let mut times = Vec::new();
     for number in 0..snapshots {
         // Now and then nothing changes: then one commit does for several.
         for _ in 0..if number % 10 < 8 { CHANGES } else { 0 } {
@@ -38,9 +39,11 @@ fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
             fs.write(file, random.below(20_000), &random.bytes(len), AT).expect("there is room");
         }
         let name = number.to_string();
+        let asked = Instant::now();
         let id = fs.snapshot(live, place(fs.root(), &name), number % 2 == 0, AT);
+        times.push(asked.elapsed());
         let snapshot = volume.filesystem(id.expect("a snapshot")).expect("it is there");
-        if number % KEPT == 7 {
+        if number % (snapshots / KEPT).max(1) == 7 {
             let source = volume.filesystem(live).expect("it is there");
             kept.push((number, Model::copy(&source).expect("it reads")));
             assert_same(&snapshot, &kept[kept.len() - 1].1);
@@ -52,6 +55,9 @@ fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
         began.elapsed().as_millis(),
         stats.commits_for_snapshots
     );
+    let first = &times[..times.len().min(100)];
+    let last = &times[times.len().saturating_sub(100)..];
+    println!("one of the first: {}, of the last: {}", middle(first), middle(last));
     assert!(stats.commits_for_snapshots <= snapshots * 9 / 10, "{stats:?}");
     let full = fs.statfs().expect("sizes").used_bytes;
     let began = Instant::now();
@@ -84,6 +90,13 @@ fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
     assert!(half < full && used < empty + (2 << 20));
     drop((fs, volume));
     disks.assert_checks();
+}
+
+/// The median and the longest of some times.
+fn middle(times: &[Duration]) -> String {
+    let mut times = times.to_vec();
+    times.sort();
+    format!("{:.1?}, at most {:.1?}", times[times.len() / 2], times[times.len() - 1])
 }
 
 fn assert_same(snapshot: &Filesystem, model: &Model) {

@@ -6,7 +6,7 @@ use offshoot_btrfs::Filesystem;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{judges, progs};
+use offshoot_testkit::{judges, progs, sharing};
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile};
 
 use crate::common::{AT, NEW, at, judge, open, place, split, subvolume_at, top};
@@ -179,7 +179,7 @@ fn play(mkfs: &[&str], look: &str) {
         disks.mkfs(mkfs);
     }
     let look = format!("{look},noatime,subvolid=5");
-    for steps in STEPS.chunks(6) {
+    for (number, steps) in STEPS.chunks(6).enumerate() {
         let volume = open(&ours);
         let fs = top(&volume);
         let kernel = theirs.mount("rw,noatime,subvolid=5");
@@ -198,6 +198,8 @@ fn play(mkfs: &[&str], look: &str) {
         let id = |text: String| text.split_whitespace().nth(1).map(str::to_owned);
         assert_eq!(id(default(ours.path())), id(default(theirs.path())), "after {steps:?}");
         assert_eq!(files(ours.path()), files(theirs.path()), "after {steps:?}");
+        // The first steps make no snapshot.
+        sharing::assert_alike(ours.path(), theirs.path(), number.min(1));
     }
     // All that was deleted goes, and what stays is sound.
     let volume = open(&ours);

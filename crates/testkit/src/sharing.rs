@@ -1,0 +1,132 @@
+//! Space that files share, by the kernel: the calls that share it, and what it tells of the extents of a mounted volume.
+//!
+//! The two volumes of a comparison hold the same at different addresses, so of an extent count only where in the file it is and what it
+//! is: inline, encoded, preallocated, shared. Neighbours that are the same are one, because the kernel itself shows two extents as one
+//! when one lies behind the other on the disk by chance.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+use crate::run::{command, run};
+
+/// Where in a file: its path, and a byte offset.
+pub type At<'p> = (&'p Path, u64);
+
+/// `FICLONERANGE`: lets `to` share `len` bytes of `from`.
+///
+/// # Errors
+/// The error number of the kernel.
+pub fn clone_range(from: At<'_>, to: At<'_>, len: u64) -> Result<(), i32> {
+    const CALL: &str = r#"
+        my $range = pack("qQQQ", fileno($source), $offset, $len, $to_offset);
+        exit(ioctl($target, 0x4020940D, $range) ? 0 : $! + 0);"#;
+    match call(CALL, from, to, len) {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+/// `FIDEDUPERANGE`: lets two files share `len` bytes when they are the same in both, and tells whether they were.
+#[must_use]
+pub fn dedupe_range(from: At<'_>, to: At<'_>, len: u64) -> bool {
+    const CALL: &str = r#"
+        my $range = pack("QQSSL", $offset, $len, 1, 0, 0)
+            . pack("qQQlL", fileno($target), $to_offset, 0, 0, 0);
+        ioctl($source, 0xC0189436, $range) or die "dedupe: $!";
+        my (undef, undef, undef, undef, undef, undef, undef, $done, $status) = unpack("QQSSLqQQl", $range);
+        $status < 0 || ($status == 0 && $done != $len) and die "dedupe of $done bytes: $status";
+        exit($status);"#;
+    call(CALL, from, to, len) == 0
+}
+
+/// Calls of two open files for which there is no safe function.
+fn call(script: &str, from: At<'_>, to: At<'_>, len: u64) -> i32 {
+    const OPEN: &str = r#"
+        my ($from, $offset, $to, $to_offset, $len) = @ARGV;
+        open(my $source, "<", $from) or die; open(my $target, "+<", $to) or die;"#;
+    let args: [OsString; 5] = [
+        from.0.into(),
+        from.1.to_string().into(),
+        to.0.into(),
+        to.1.to_string().into(),
+        len.to_string().into(),
+    ];
+    let status = command("perl").arg("-e").arg([OPEN, script].concat()).args(args).status();
+    let code = status.expect("perl runs").code().expect("it ends by itself");
+    assert!(code < 255, "the script fails");
+    code
+}
+
+/// What the kernel tells of one file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// The extents of `filefrag`: where in the file, in bytes, and what they are.
+    pub extents: Vec<(Range<u64>, Vec<String>)>,
+    /// All that `btrfs filesystem du` counts, in bytes, and the part of it that no other file has.
+    pub usage: (u64, u64),
+}
+
+/// What the kernel tells of all regular files below a mounted directory, by their paths from there.
+#[must_use]
+pub fn spaces(mount: &Path) -> BTreeMap<String, Space> {
+    rustix::fs::syncfs(File::open(mount).expect("the directory opens")).expect("a sync");
+    let mut all: BTreeMap<String, Space> = BTreeMap::new();
+    let shell = |script: &str| {
+        run("sh", &["-ec".as_ref(), script.as_ref(), "sh".as_ref(), mount.as_os_str()])
+    };
+    let mut space = None;
+    for line in shell(r#"cd "$1"; find . -type f -exec filefrag -v -b1 {} +"#).lines() {
+        if let Some(rest) = line.strip_prefix("File size of ") {
+            let (path, _) = rest.rsplit_once(" is ").expect("a path");
+            space = Some(all.entry(path.to_owned()).or_default());
+        } else if let (Some(space), Some(extent)) = (&mut space, extent(line)) {
+            match space.extents.last_mut() {
+                Some((last, flags)) if last.end == extent.0.start && *flags == extent.1 => {
+                    last.end = extent.0.end;
+                }
+                _ => space.extents.push(extent),
+            }
+        }
+    }
+    for line in shell(r#"cd "$1"; btrfs filesystem du --raw ."#).lines().skip(1) {
+        let path = &line[line.find("./").unwrap_or(line.len())..];
+        // The others are directories.
+        if let Some(space) = all.get_mut(path) {
+            let mut words = line.split_whitespace();
+            let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
+            space.usage = (number(), number());
+        }
+    }
+    all
+}
+
+/// `0:  0..  4095:  13631488..  13635583:  4096:  13631489: last,shared,eof`
+fn extent(line: &str) -> Option<(Range<u64>, Vec<String>)> {
+    let (number, rest) = line.split_once(':')?;
+    number.trim().parse::<u64>().ok()?;
+    let (logical, rest) = rest.split_once(':')?;
+    let (start, last) = logical.split_once("..")?;
+    let [start, last] = [start, last].map(|at| at.trim().parse::<u64>().expect("an offset"));
+    let (_, flags) = rest.rsplit_once(':')?;
+    let counts = |flag: &&str| !matches!(*flag, "last" | "eof" | "merged" | "");
+    let flags = flags.trim().split(',').filter(counts).map(str::to_owned).collect();
+    Some((start..last + 1, flags))
+}
+
+/// The kernel tells the same of the extents of all files below both directories, of which `at_least` are shared with others.
+#[track_caller]
+pub fn assert_alike(ours: &Path, theirs: &Path, at_least: usize) {
+    let [ours, theirs] = [ours, theirs].map(spaces);
+    for (path, theirs) in &theirs {
+        assert_eq!(ours.get(path), Some(theirs), "extents of {path}, ours and the kernel's");
+    }
+    assert_eq!(ours.len(), theirs.len(), "files");
+    let is_shared = |space: &&Space| {
+        space.extents.iter().any(|(_, flags)| flags.iter().any(|flag| flag == "shared"))
+    };
+    let shared = theirs.values().filter(is_shared).count();
+    assert!(shared >= at_least, "only {shared} files share extents, not {at_least}");
+}
