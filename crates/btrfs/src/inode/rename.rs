@@ -11,7 +11,7 @@ use super::in_use::Locks;
 use super::subvolume::{Subvolume, writable};
 use super::unlink::{Rest, require_stored_here};
 use super::write_back::{self, Patience};
-use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
+use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_of};
 use parking_lot::MutexGuard;
 
 use crate::space::{Claim, OPERATION_ITEMS};
@@ -41,12 +41,11 @@ impl Ends {
         Ok(Self { moved, replaced })
     }
 
-    /// Refuses ends that such a move to `to` cannot have.
+    /// `EEXIST` and `ENOENT` for what is at `to` and may not be, or must.
     fn require(self, how: Rename, to: Place<'_>) -> Result<()> {
         let errno = match (how, self.replaced) {
             (Rename::NoReplace, Some(_)) => Errno::EXIST,
             (Rename::Exchange, None) => Errno::NOENT,
-            (Rename::Exchange, Some(other)) => return require_stored_here(to, other),
             _ => return Ok(()),
         };
         Err(Error::posix(errno, format!("`{}` in {}", to.name.escape_ascii(), to.dir)))
@@ -67,19 +66,24 @@ pub(crate) fn rename(
     writable(volume, to.dir)?;
     loop {
         let ends = Ends::find(volume, from, to)?;
+        ends.require(how, to)?;
         if ends.moved.ino == ROOT_DIR && how != Rename::Exchange {
-            ends.require(how, to)?;
             return subvolume::rename::rename(volume, from, to, ends.moved, at);
         }
         if from.dir.dev != to.dir.dev {
             return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));
         }
+        if placeholder_in(ends.moved).is_some() && how != Rename::Exchange {
+            let name = from.name.escape_ascii();
+            let what = format!("`{name}`, the place of a subvolume that is elsewhere");
+            return Err(Error::posix(Errno::NOTEMPTY, what));
+        }
         require_stored_here(from, ends.moved)?;
-        ends.require(how, to)?;
         if ends.replaced == Some(ends.moved) {
             return Ok(());
         }
         let back = ends.replaced.filter(|_| how == Rename::Exchange).map(|other| (other, from.dir));
+        back.map_or(Ok(()), |(other, _)| require_stored_here(to, other))?;
         let moves = [(ends.moved, to.dir)].into_iter().chain(back);
         let _still = if from.dir == to.dir { None } else { still(volume, &of_both, moves)? };
         let mut files = vec![from.dir, to.dir, ends.moved];
@@ -188,10 +192,13 @@ fn rename_locked(
     let file_type = type_of(&item)?;
     let mut rest = Rest::Nothing;
     if let Some(replaced) = replaced {
-        require_stored_here(to, replaced)?;
-        let opens = *locks.opens(replaced);
         let directory = file_type == FileType::Directory;
-        rest = changes.take_away(to, replaced, directory, opens, at)?;
+        if require_stored_here(to, replaced).is_ok() {
+            let opens = *locks.opens(replaced);
+            rest = changes.take_away(to, replaced, directory, opens, at)?;
+        } else {
+            changes.take_place_away(to, replaced, directory, at)?;
+        }
     }
     let old_index = changes.remove_name(moved.ino, from)?;
     changes.remove_entry(from, old_index, at)?;

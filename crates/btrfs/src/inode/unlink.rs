@@ -4,7 +4,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
-use super::entries::{Target, has_entries, require_name};
+use super::entries::{Target, has_entries, index_of, require_name};
 use super::evict::{self, orphan_key};
 use super::in_use::Locks;
 use super::names::LINK_MAX;
@@ -175,5 +175,25 @@ impl Changes<'_, '_> {
         self.change_inode(file, at, |item| item.nlink = 0.into())?;
         self.put_new(orphan_key(file.ino), Vec::new());
         Ok(if opens == 0 { Rest::Evict(file) } else { Rest::Nothing })
+    }
+
+    /// Takes the name at `place` from the place of a subvolume that is elsewhere, for a `directory`. The name of a subvolume that is here stays.
+    pub(crate) fn take_place_away(
+        &mut self,
+        place: Place<'_>,
+        file: FileId,
+        directory: bool,
+        at: Timestamp,
+    ) -> Result<()> {
+        let refuse = |errno| Err(Error::posix(errno, place.name.escape_ascii().to_string()));
+        if !directory {
+            return refuse(Errno::ISDIR);
+        }
+        if placeholder_in(file).is_none() {
+            return refuse(Errno::NOTEMPTY);
+        }
+        let dir = self.directory(place.dir)?;
+        refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
+        self.remove_entry(place, index_of(self.volume(), place.dir, place.name)?, at)
     }
 }

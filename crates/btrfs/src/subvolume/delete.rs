@@ -15,7 +15,7 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 use super::items::{orphan_key, uuids_without};
 use super::{malformed, root_item};
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::{has_entries, index_of, require_name};
+use crate::inode::entries::{has_entries, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
 use crate::space::{Claim, DELETION_ITEMS};
@@ -143,9 +143,7 @@ fn remove_placeholder(
     if lookup(volume, place.dir, place.name)? != placeholder {
         return Err(Error::posix(Errno::NOENT, "the place of a subvolume, which just moved"));
     }
-    let dir = changes.directory(place.dir)?;
-    refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
-    changes.remove_entry(place, index_of(volume, place.dir, place.name)?, at)?;
+    changes.take_place_away(place, placeholder, true, at)?;
     let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);

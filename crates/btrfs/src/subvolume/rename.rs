@@ -3,13 +3,13 @@
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::Target;
-use crate::inode::lookup;
+use crate::inode::entries::{Target, has_entries};
+use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, type_of};
 use crate::space::Claim;
 use crate::transaction::Handle;
 use crate::volume::Engine;
@@ -33,10 +33,7 @@ pub(crate) fn rename(
         }
         match lookup(volume, to.dir, to.name) {
             Ok(same) if same == moved => Ok(false),
-            Ok(_) => {
-                let name = to.name.escape_ascii();
-                Err(Error::Unsupported(format!("replacing `{name}` by a subvolume")))
-            }
+            Ok(other) => refuse_to_replace(volume, to, other),
             Err(Error::Posix { errno: Errno::NOENT, .. }) => {
                 rename_alone(handle, from, to, TreeId(moved.dev), at)
             }
@@ -44,6 +41,24 @@ pub(crate) fn rename(
         }
     })?;
     volume.commit_if(is_durable)
+}
+
+/// Only an empty directory could be replaced by a subvolume.
+fn refuse_to_replace(volume: &Engine, to: Place<'_>, other: FileId) -> Result<bool> {
+    let name = to.name.escape_ascii();
+    let refuse = |errno| Err(Error::posix(errno, format!("replacing `{name}` by a subvolume")));
+    if placeholder_in(other).is_none() {
+        if other.ino == ROOT_DIR {
+            return refuse(Errno::NOTEMPTY);
+        }
+        if type_of(&inode_item(volume, tree_of(volume, other)?, other)?)? != FileType::Directory {
+            return refuse(Errno::NOTDIR);
+        }
+        if has_entries(volume, other)? {
+            return refuse(Errno::NOTEMPTY);
+        }
+    }
+    Err(Error::Unsupported(format!("replacing the empty directory `{name}` by a subvolume")))
 }
 
 /// Moves it, and says whether that is to be durable at once.

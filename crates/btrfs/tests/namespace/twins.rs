@@ -550,3 +550,72 @@ fn shared_space() {
         }
     });
 }
+
+/// Moves of subvolumes, and onto them, and what the kernel makes of each.
+const MOVES: &[(&str, &str, Rename, Option<Errno>)] = &[
+    ("sub", "file", Rename::Replace, Some(Errno::NOTDIR)),
+    ("sub", "full", Rename::Replace, Some(Errno::NOTEMPTY)),
+    ("sub", "void", Rename::Replace, Some(Errno::NOTEMPTY)),
+    ("full", "void", Rename::Replace, Some(Errno::NOTEMPTY)),
+    ("file", "void", Rename::Replace, Some(Errno::ISDIR)),
+    ("file", "sub/file", Rename::Replace, Some(Errno::XDEV)),
+    ("full", "sub/new", Rename::Replace, Some(Errno::XDEV)),
+    ("file", "sub/new", Rename::Exchange, Some(Errno::NOENT)),
+    ("file", "sub/file", Rename::NoReplace, Some(Errno::EXIST)),
+    ("sub", "sub/new", Rename::Replace, Some(Errno::INVAL)),
+    ("sub", "bare", Rename::NoReplace, Some(Errno::EXIST)),
+    ("sub", "none", Rename::Exchange, Some(Errno::NOENT)),
+    // In `all` the places of `sub` and `void` are empty directories.
+    ("all/sub", "all/new", Rename::Replace, Some(Errno::NOTEMPTY)),
+    ("all/file", "all/sub", Rename::Replace, Some(Errno::ISDIR)),
+    ("all/full", "all/sub", Rename::Replace, None),
+    ("sub", "sub", Rename::Replace, None),
+    ("sub", "bare/sub", Rename::NoReplace, None),
+    ("bare/sub", "all/moved", Rename::Replace, None),
+];
+
+#[test]
+fn moves_of_subvolumes() {
+    let theirs = |path: &Path| {
+        shell(
+            path,
+            "umask 022; btrfs -q subvolume create sub void; chmod 755 sub void; : > file; : > sub/file; \
+            mkdir full bare; : > full/file; btrfs -q subvolume snapshot . all",
+        );
+        for &(from, to, how, errno) in MOVES {
+            let flags = match how {
+                Rename::Replace => RenameFlags::empty(),
+                Rename::NoReplace => RenameFlags::NOREPLACE,
+                Rename::Exchange => RenameFlags::EXCHANGE,
+            };
+            let done = rustix::fs::renameat_with(CWD, path.join(from), CWD, path.join(to), flags);
+            assert_eq!(done.err(), errno, "{from} to {to}");
+        }
+        // Its times are those of the moment at which it is looked at.
+        shell(path, &format!("rmdir all/void; {TOUCH}"));
+    };
+    twins(theirs, |fs| {
+        let root = fs.root();
+        let new = NewFile { permissions: 0o755, ..NEW };
+        for name in ["sub", "void"] {
+            fs.create_subvolume(place(root, name), &new).expect("a subvolume");
+        }
+        let create = |dir| fs.create(place(dir, "file"), &NEW).expect("a file");
+        create(root);
+        let [full, _] = ["full", "bare"].map(|name| mkdir(fs, root, name, &new));
+        for dir in [at(fs, "sub"), full] {
+            create(dir);
+        }
+        fs.snapshot(TreeId(root.dev), place(root, "all"), false, AT).expect("a snapshot");
+        for &(from, to, how, errno) in MOVES {
+            let split = |path: &'static str| {
+                let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+                let dir = if dir.is_empty() { root } else { at(fs, dir) };
+                place(dir, name)
+            };
+            let done = fs.rename_with(split(from), split(to), how, AT);
+            assert_eq!(done.err().map(|error| error.errno()), errno, "{from} to {to}");
+        }
+        fs.rmdir(place(at(fs, "all"), "void"), AT).expect("nothing is there");
+    });
+}
