@@ -13,8 +13,9 @@ mod change;
 mod contents;
 mod copy;
 mod read;
+pub mod subvolumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use contents::Contents;
@@ -33,11 +34,15 @@ pub struct Model {
 struct State {
     nodes: BTreeMap<u64, Node>,
     next_ino: u64,
+    /// Subvolumes that refuse to be changed.
+    read_only: BTreeSet<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Node {
     attr: Attr,
+    /// The inode number of the root of its subvolume.
+    subvolume: u64,
     body: Body,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     flags: FileFlags,
@@ -46,7 +51,7 @@ struct Node {
     is_linkable: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Body {
     Directory(Directory),
     Regular(Contents),
@@ -54,7 +59,7 @@ enum Body {
     Other,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Directory {
     parent: Option<Parent>,
     /// Name and inode number of each entry, by its cookie.
@@ -79,8 +84,10 @@ impl Model {
         let attr = Attr { file: id(ROOT), size: 0, nlink: 1, ..*root };
         let body = Body::Directory(Directory::default());
         let (xattrs, flags) = (BTreeMap::new(), FileFlags::empty());
-        let node = Node { attr, body, xattrs, flags, opens: 0, is_linkable: false };
-        Self { state: Mutex::new(State { nodes: [(ROOT, node)].into(), next_ino: ROOT + 1 }) }
+        let subvolume = ROOT;
+        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
+        let (nodes, read_only) = ([(ROOT, node)].into(), BTreeSet::new());
+        Self { state: Mutex::new(State { nodes, next_ino: ROOT + 1, read_only }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -95,6 +102,22 @@ impl State {
 
     fn node_mut(&mut self, file: FileId) -> Result<&mut Node> {
         self.nodes.get_mut(&file.ino).map_or_else(|| posix(Errno::NOENT, file), Ok)
+    }
+
+    /// `EROFS` when `file` is in a subvolume that refuses to be changed.
+    fn require_writable(&self, file: FileId) -> Result<()> {
+        match self.nodes.get(&file.ino) {
+            Some(node) if self.read_only.contains(&node.subvolume) => posix(Errno::ROFS, file),
+            _ => Ok(()),
+        }
+    }
+
+    /// `EXDEV` unless two files are in one subvolume.
+    fn require_same_subvolume(&self, one: FileId, other: FileId) -> Result<()> {
+        if self.node(one)?.subvolume == self.node(other)?.subvolume {
+            return Ok(());
+        }
+        posix(Errno::XDEV, one)
     }
 
     fn directory(&self, dir: FileId) -> Result<&Directory> {

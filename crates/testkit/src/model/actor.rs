@@ -7,6 +7,7 @@
 //! transactions. All use one moment, so that not even the times of shared directories depend on who came last.
 
 mod data;
+mod subvolumes;
 
 use offshoot_vfs::{
     Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Rename,
@@ -14,6 +15,7 @@ use offshoot_vfs::{
 };
 
 use super::Model;
+use super::subvolumes::Subvolumes;
 use crate::names;
 use crate::random::Random;
 
@@ -42,6 +44,7 @@ pub struct Actor<'a> {
     opened: Vec<Pair>,
     holes: bool,
     may_be_full: bool,
+    subvolumes: Option<&'a dyn Subvolumes>,
     tell: &'a (dyn Fn(&'static str) + Sync),
 }
 
@@ -83,6 +86,7 @@ impl<'a> Actor<'a> {
             opened: Vec::new(),
             holes: true,
             may_be_full: false,
+            subvolumes: None,
             tell: &|_| {},
         }
     }
@@ -135,15 +139,25 @@ impl<'a> Actor<'a> {
         call: impl Fn(&dyn FileSystemMut, &dyn Fn(Pair) -> FileId) -> Result<T>,
     ) -> Option<(T, T)> {
         (self.tell)(what);
-        let ours = call(self.ours, &|pair: Pair| pair.ours);
+        self.agree(what, call(self.ours, &|pair: Pair| pair.ours), || {
+            call(self.model, &|pair: Pair| pair.model)
+        })
+    }
+
+    /// What both sides say: `ours`, and what the model does then.
+    fn agree<T>(
+        &self,
+        what: &'static str,
+        ours: Result<T>,
+        model: impl FnOnce() -> Result<T>,
+    ) -> Option<(T, T)> {
         if self.may_be_full
             && !MUST_WORK.contains(&what)
             && ours.as_ref().is_err_and(|error| error.errno() == Errno::NOSPC)
         {
             return None;
         }
-        let model = call(self.model, &|pair: Pair| pair.model);
-        match (ours, model) {
+        match (ours, model()) {
             (Ok(ours), Ok(model)) => Some((ours, model)),
             (Err(ours), Err(model)) if ours.errno() == model.errno() => None,
             (ours, model) => panic!(
@@ -198,7 +212,7 @@ impl<'a> Actor<'a> {
     }
 
     fn step(&mut self) {
-        match self.random.below(180) {
+        match self.random.below(if self.subvolumes.is_some() { 195 } else { 180 }) {
             0..22 => self.make_node(FileType::Regular),
             22..34 => self.make_directory(),
             34..39 => {
@@ -227,7 +241,8 @@ impl<'a> Actor<'a> {
             150..162 => self.share(),
             162..165 => self.make_unnamed(),
             165..168 => self.set_flags(),
-            _ => self.read(),
+            168..180 => self.read(),
+            _ => self.change_subvolumes(),
         }
     }
 
@@ -262,6 +277,8 @@ impl<'a> Actor<'a> {
     fn remove(&mut self) {
         let (dir, name, at) = (self.dir(), self.name(), self.at);
         if self.random.below(3) == 0 {
+            // An empty subvolume goes as well, with what is open in it.
+            self.close_subvolume(dir, &name);
             self.both("rmdir", |fs, of| fs.rmdir(Place { dir: of(dir), name: &name }, at));
         } else {
             self.both("unlink", |fs, of| fs.unlink(Place { dir: of(dir), name: &name }, at));
@@ -270,6 +287,9 @@ impl<'a> Actor<'a> {
 
     fn rename(&mut self) {
         let (from, old, to, new) = (self.dir(), self.name(), self.dir(), self.name());
+        if !self.may_move((from, &old), (to, &new)) {
+            return;
+        }
         let at = self.at;
         let how = match self.random.below(6) {
             0 => Rename::NoReplace,

@@ -12,7 +12,7 @@ use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
 impl State {
     /// `EEXIST` when the name is taken, and what else forbids a new name.
-    fn require_free(&self, place: Place<'_>) -> Result<()> {
+    pub(super) fn require_free(&self, place: Place<'_>) -> Result<()> {
         self.directory(place.dir)?;
         if self.node(place.dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, place.dir);
@@ -23,7 +23,12 @@ impl State {
         Ok(())
     }
 
-    fn add_entry(&mut self, place: Place<'_>, file: FileId, at: Timestamp) -> Result<()> {
+    pub(super) fn add_entry(
+        &mut self,
+        place: Place<'_>,
+        file: FileId,
+        at: Timestamp,
+    ) -> Result<()> {
         let parent = Parent { dir: place.dir, name: place.name.to_vec() };
         if let Body::Directory(directory) = &mut self.node_mut(file)?.body {
             directory.parent = Some(parent);
@@ -35,20 +40,21 @@ impl State {
         self.touch(place.dir, at)
     }
 
-    fn remove_entry(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    pub(super) fn remove_entry(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
         let directory = self.directory_mut(place.dir)?;
         let cookie = directory.names.remove(place.name);
         cookie.and_then(|cookie| directory.entries.remove(&cookie));
         self.touch(place.dir, at)
     }
 
-    fn make(
+    pub(super) fn make(
         &mut self,
         place: Place<'_>,
         body: Body,
         kind: NodeKind,
         new: &NewFile,
     ) -> Result<FileId> {
+        self.require_writable(place.dir)?;
         self.require_free(place)?;
         let file = self.insert(place.dir, body, kind, new)?;
         self.add_entry(place, file, new.at)?;
@@ -80,14 +86,15 @@ impl State {
             ctime: new.at,
             btime: new.at,
         };
-        let xattrs = BTreeMap::new();
-        let node = Node { attr, body, xattrs, flags, opens: 0, is_linkable: false };
+        let (xattrs, subvolume) = (BTreeMap::new(), self.node(dir)?.subvolume);
+        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         self.nodes.insert(file.ino, node);
         Ok(file)
     }
 
     /// Takes a name away; the file goes with the last one unless it is open.
     fn take_away(&mut self, place: Place<'_>, directory: bool, at: Timestamp) -> Result<()> {
+        self.require_writable(place.dir)?;
         let file = self.lookup(place.dir, place.name)?;
         match (directory, &self.node(file)?.body) {
             (true, Body::Directory(inner)) if !inner.names.is_empty() => {
@@ -104,6 +111,7 @@ impl State {
         node.attr.ctime = at;
         if node.attr.nlink == 0 && node.opens == 0 {
             self.nodes.remove(&file.ino);
+            self.read_only.remove(&file.ino);
         }
         Ok(())
     }
@@ -208,6 +216,7 @@ impl FileSystemMut for Model {
 
     fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId> {
         let mut state = self.state();
+        state.require_writable(dir)?;
         state.directory(dir)?;
         if state.node(dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, dir);
@@ -221,7 +230,9 @@ impl FileSystemMut for Model {
 
     fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(place.dir)?;
         let attr = state.node(file)?.attr;
+        state.require_same_subvolume(file, place.dir)?;
         state.require_free(place)?;
         if attr.file_type == FileType::Directory {
             return posix(Errno::PERM, file);
@@ -253,6 +264,8 @@ impl FileSystemMut for Model {
         at: Timestamp,
     ) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(from.dir)?;
+        state.require_writable(to.dir)?;
         let moved = state.lookup(from.dir, from.name)?;
         let is_directory = state.file_type(moved)? == FileType::Directory;
         let replaced = state.lookup(to.dir, to.name);
@@ -262,16 +275,23 @@ impl FileSystemMut for Model {
         match (how, &replaced) {
             (Rename::NoReplace, Ok(_)) => return posix(Errno::EXIST, to.name.escape_ascii()),
             (Rename::Exchange, Err(_)) => return posix(Errno::NOENT, to.name.escape_ascii()),
-            (Rename::Exchange, Ok(other)) => {
-                return state.exchange([from, to], [moved, *other], at);
-            }
             _ => {}
+        }
+        if state.node(moved)?.subvolume != moved.ino {
+            state.require_same_subvolume(from.dir, to.dir)?;
+        }
+        if let (Rename::Exchange, Ok(other)) = (how, &replaced) {
+            return state.exchange([from, to], [moved, *other], at);
         }
         if replaced.as_ref().is_ok_and(|file| *file == moved) {
             return Ok(());
         }
         if is_directory && state.is_below(to.dir, moved)? {
             return posix(Errno::INVAL, moved);
+        }
+        if from.dir != to.dir {
+            // What is in a directory that moves changes, were it only `..`.
+            state.require_writable(moved)?;
         }
         if state.node(to.dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, to.dir);
@@ -281,12 +301,17 @@ impl FileSystemMut for Model {
         }
         state.remove_entry(from, at)?;
         state.add_entry(to, moved, at)?;
-        state.node_mut(moved)?.attr.ctime = at;
+        let node = state.node_mut(moved)?;
+        // In a subvolume is nothing that says where it stands.
+        if node.subvolume != moved.ino {
+            node.attr.ctime = at;
+        }
         Ok(())
     }
 
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(file)?;
         if set.permissions.is_some() && state.file_type(file)? == FileType::Symlink {
             return posix(Errno::OPNOTSUPP, file);
         }
@@ -311,6 +336,7 @@ impl FileSystemMut for Model {
 
     fn set_flags(&self, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(file)?;
         let node = state.node_mut(file)?;
         if !matches!(node.attr.file_type, FileType::Regular | FileType::Directory) {
             return posix(Errno::OPNOTSUPP, file);
@@ -325,6 +351,7 @@ impl FileSystemMut for Model {
 
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(file)?;
         let contents = state.contents_mut(file)?;
         let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE);
         let Some(end) = end else { return posix(Errno::FBIG, file) };
@@ -348,6 +375,7 @@ impl FileSystemMut for Model {
         at: Timestamp,
     ) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(file)?;
         let [size, _] = state.sizes(file, file)?;
         if len == 0 {
             return posix(Errno::INVAL, file);
@@ -380,6 +408,7 @@ impl FileSystemMut for Model {
 
     fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
         let rest = from_size.checked_sub(from.offset).filter(|&rest| len <= rest);
         let Some(rest) = rest else { return posix(Errno::INVAL, from.file) };
@@ -396,6 +425,7 @@ impl FileSystemMut for Model {
 
     fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool> {
         let mut state = self.state();
+        state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
         let [from_rest, to_rest] = [(from_size, from), (to_size, to)]
             .map(|(size, at)| size.checked_sub(at.offset).filter(|&rest| len <= rest));
@@ -413,6 +443,7 @@ impl FileSystemMut for Model {
 
     fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
         let mut state = self.state();
+        state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
         let rest = from_size.saturating_sub(from.offset);
         let len = len.min(rest);
@@ -453,6 +484,7 @@ impl FileSystemMut for Model {
         at: Timestamp,
     ) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(file)?;
         let node = state.node_mut(file)?;
         require_plain(node)?;
         match (mode, node.xattrs.contains_key(name)) {
@@ -467,6 +499,7 @@ impl FileSystemMut for Model {
 
     fn remove_xattr(&self, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
         let mut state = self.state();
+        state.require_writable(file)?;
         let node = state.node_mut(file)?;
         require_plain(node)?;
         if node.xattrs.remove(name).is_none() {

@@ -18,7 +18,8 @@ impl Model {
     /// # Errors
     /// Those of `fs`.
     pub fn copy(fs: &dyn FileSystem) -> Result<Self> {
-        let mut copy = Copy { fs, nodes: BTreeMap::new(), known: HashMap::new() };
+        let mut copy =
+            Copy { fs, nodes: BTreeMap::new(), known: HashMap::new(), subvolumes: HashMap::new() };
         copy.node(fs.root())?;
         let mut left = vec![fs.root()];
         while let Some(dir) = left.pop() {
@@ -36,6 +37,8 @@ struct Copy<'a> {
     nodes: BTreeMap<u64, Node>,
     /// The inode number here of each file there.
     known: HashMap<FileId, u64>,
+    /// The inode number here of the root of each subvolume there.
+    subvolumes: HashMap<u64, u64>,
 }
 
 impl Copy<'_> {
@@ -86,7 +89,10 @@ impl Copy<'_> {
         })?;
         self.known.insert(file, ino);
         let flags = self.fs.flags(file)?;
-        self.nodes.insert(ino, Node { attr, body, xattrs, flags, opens: 0, is_linkable: false });
+        // The root of a subvolume is met before all that is in it.
+        let subvolume = *self.subvolumes.entry(file.dev).or_insert(ino);
+        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
+        self.nodes.insert(ino, node);
         Ok(ino)
     }
 

@@ -1,0 +1,132 @@
+//! Subvolumes, which not every filesystem has: the calls, and what the model makes of them.
+//!
+//! A subvolume is named by its root directory. The model has no subvolumes within those that it makes snapshots of: what a snapshot
+//! shows in their place is left to other tests.
+
+use std::collections::BTreeMap;
+
+use offshoot_vfs::{
+    Errno, FileId, FileType, NewFile, Node as NodeKind, Parent, Place, Result, Timestamp,
+};
+
+use super::{Body, Directory, Model, Node, State, id, posix};
+
+/// What is done to subvolumes. Errors are those of new and of removed directories where nothing else is said.
+pub trait Subvolumes: Sync {
+    /// Makes an empty subvolume, and gives its root.
+    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
+
+    /// Makes a snapshot of the subvolume with this root, and gives the root of the snapshot.
+    fn snapshot(
+        &self,
+        source: FileId,
+        place: Place<'_>,
+        is_read_only: bool,
+        at: Timestamp,
+    ) -> Result<FileId>;
+
+    /// Deletes a subvolume with all that is in it. `EINVAL` for anything else.
+    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+
+    /// Lets the subvolume with this root refuse to be changed, or not any more.
+    fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()>;
+}
+
+impl Model {
+    /// Whether this is the root of a subvolume.
+    #[must_use]
+    pub fn is_subvolume(&self, file: FileId) -> bool {
+        self.state().nodes.get(&file.ino).is_some_and(|node| node.subvolume == file.ino)
+    }
+
+    /// Whether two files, which are there, are in one subvolume.
+    #[must_use]
+    pub fn are_in_one_subvolume(&self, one: FileId, other: FileId) -> bool {
+        self.state().require_same_subvolume(one, other).is_ok()
+    }
+}
+
+impl Subvolumes for Model {
+    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+        let mut state = self.state();
+        let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
+        let root = state.make(place, Body::Directory(Directory::default()), kind, new)?;
+        state.node_mut(root)?.subvolume = root.ino;
+        Ok(root)
+    }
+
+    fn snapshot(
+        &self,
+        source: FileId,
+        place: Place<'_>,
+        is_read_only: bool,
+        at: Timestamp,
+    ) -> Result<FileId> {
+        let mut state = self.state();
+        state.require_writable(place.dir)?;
+        state.require_free(place)?;
+        let root = state.copy_subvolume(source)?;
+        if is_read_only {
+            state.read_only.insert(root.ino);
+        }
+        state.add_entry(place, root, at)?;
+        Ok(root)
+    }
+
+    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        let mut state = self.state();
+        state.require_writable(place.dir)?;
+        let root = state.lookup(place.dir, place.name)?;
+        if state.node(root)?.subvolume != root.ino {
+            return posix(Errno::INVAL, root);
+        }
+        state.remove_entry(place, at)?;
+        state.nodes.retain(|_, node| node.subvolume != root.ino);
+        state.read_only.remove(&root.ino);
+        Ok(())
+    }
+
+    fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
+        let mut state = self.state();
+        state.node(root)?;
+        if is_read_only {
+            state.read_only.insert(root.ino);
+        } else {
+            state.read_only.remove(&root.ino);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Copies all that has a name in the subvolume with this root; gives the root of the copy, which has no name yet.
+    fn copy_subvolume(&mut self, source: FileId) -> Result<FileId> {
+        let named = |node: &&Node| node.subvolume == source.ino && node.attr.nlink > 0;
+        let inos: Vec<u64> =
+            self.nodes.values().filter(named).map(|node| node.attr.file.ino).collect();
+        let copies: BTreeMap<u64, u64> = inos.iter().copied().zip(self.next_ino..).collect();
+        self.next_ino += inos.len() as u64;
+        for ino in inos {
+            let mut node = self.node(id(ino))?.clone();
+            node.attr.file = id(copies[&ino]);
+            (node.subvolume, node.opens, node.is_linkable) = (copies[&source.ino], 0, false);
+            if let Body::Directory(directory) = &mut node.body {
+                directory.follow(&copies);
+            }
+            self.nodes.insert(copies[&ino], node);
+        }
+        Ok(id(copies[&source.ino]))
+    }
+}
+
+impl Directory {
+    /// Leads to the copies of what it led to.
+    fn follow(&mut self, copies: &BTreeMap<u64, u64>) {
+        self.parent = self.parent.take().and_then(|Parent { dir, name }| {
+            copies.get(&dir.ino).map(|&dir| Parent { dir: id(dir), name })
+        });
+        for (_, ino) in self.entries.values_mut() {
+            *ino = copies[ino];
+        }
+    }
+}
