@@ -139,6 +139,29 @@ fn the_kernel_reads_what_every_method_makes() {
     }
 }
 
+/// The level arrives where data is compressed: trying harder makes the same data smaller, and the kernel reads it.
+#[test]
+fn levels_make_a_difference() {
+    let Some(judges) = judges::require() else { return };
+    let text = Random::new(11).text(2 << 20);
+    for levels in [["zlib:1", "zlib:9"], ["zstd:1", "zstd:15"]] {
+        let on_disk = levels.map(|level| {
+            let disks = Disks::create(&judges, 1, 256);
+            disks.mkfs(&[]);
+            let fs = open(&disks, &options(level, false));
+            let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+            fs.write(file, 0, &text, AT).expect("there is room");
+            fs.sync().expect("a commit");
+            let on_disk: u64 = extents(&fs, "file").iter().map(|extent| extent.2).sum();
+            drop(fs);
+            check_data(&disks);
+            assert_holds(disks.mount("ro").path(), &[("file".into(), text.clone())]);
+            on_disk
+        });
+        assert!(on_disk[1] < on_disk[0], "{levels:?} make {on_disk:?} bytes");
+    }
+}
+
 /// A property goes from a directory to what is made in it, as the kernel has it, and says how a file is compressed where the volume
 /// says nothing.
 #[test]
@@ -239,7 +262,10 @@ fn force_and_what_no_force_compresses() {
 fn random_operations_on_compressed_files() {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
-    for (method, mkfs) in [("lzo", &["-O", "^no-holes"][..]), ("zstd:1", &[])] {
+    let small_nodes = &["-n", "4k", "-O", "^no-holes"][..];
+    for (method, mkfs) in
+        [("lzo", &["-O", "^no-holes"][..]), ("zstd:1", &[]), ("zlib:1", small_nodes)]
+    {
         let disks = Disks::create(&judges, 1, 512);
         disks.mkfs(mkfs);
         let fs = open(&disks, &options(method, true));
