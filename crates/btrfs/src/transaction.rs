@@ -109,6 +109,8 @@ pub(crate) struct Live {
     pub(crate) compress: Option<Compress>,
     /// Features that the volume needs since it was opened, by their bits.
     new_features: AtomicU64,
+    /// The label since it was changed.
+    pub(crate) new_label: Mutex<Option<Box<[u8; 256]>>>,
 }
 
 /// Which transactions have blocks in memory.
@@ -200,6 +202,7 @@ impl Live {
             pressure: Arc::default(),
             compress: options.compress,
             new_features: AtomicU64::new(0),
+            new_label: Mutex::new(None),
         }
     }
 

@@ -3,6 +3,7 @@
 mod bench;
 mod edit;
 mod mkfs;
+mod property;
 mod subvolume;
 
 use std::ffi::OsString;
@@ -14,12 +15,18 @@ use offshoot_btrfs::Compress;
 use bench::BENCH_HELP;
 pub(crate) use bench::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
 pub(crate) use edit::{
-    Attribute, ChattrArguments, CpArguments, FlagChange, LnArguments, MkdirArguments, MvArguments,
-    RmArguments,
+    Attribute, ChattrArguments, CpArguments, FallocateArguments, FlagChange, GetfattrArguments,
+    LnArguments, MkdirArguments, MvArguments, Reflink, RmArguments, SetfattrArguments,
 };
-use edit::{CHATTR_HELP, CP_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP};
+use edit::{
+    CHATTR_HELP, CP_HELP, FALLOCATE_HELP, GETFATTR_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP,
+    SETFATTR_HELP,
+};
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
+pub(crate) use property::{
+    GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
+};
 pub(crate) use subvolume::{
     EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumeArguments, SubvolumeVerb,
     SubvolumesArguments,
@@ -140,6 +147,18 @@ pub(crate) enum Verb {
     /// Change flags of files and directories
     #[command(after_help = CHATTR_HELP)]
     Chattr(ChattrArguments),
+    /// Allocate, free, zero or move a range of a file
+    #[command(after_help = FALLOCATE_HELP)]
+    Fallocate(FallocateArguments),
+    /// Set or remove an extended attribute
+    #[command(after_help = SETFATTR_HELP)]
+    Setfattr(SetfattrArguments),
+    /// Show extended attributes
+    #[command(after_help = GETFATTR_HELP)]
+    Getfattr(GetfattrArguments),
+    /// Show and set properties
+    #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
+    Property(PropertyVerb),
     /// Make a volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),

@@ -37,6 +37,7 @@ use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
 };
 
+use crate::args::Reflink;
 use crate::edit::{HostId, NewName};
 use crate::extract::{Counters, Limits, LinkTable, Problems};
 use crate::resolve::climb;
@@ -62,6 +63,8 @@ pub(crate) struct IntoVolume<'a> {
     pub(crate) counters: &'a Counters,
     /// The devices of the volumes, which cannot be copied into themselves.
     pub(crate) devices: &'a [HostId],
+    /// Whether data is shared inside the volume.
+    pub(crate) reflink: Reflink,
     /// Names that inodes of the source were given that have several.
     links: &'a Mutex<LinkTable>,
 }
@@ -74,6 +77,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) progress: &'a ProgressBar,
     pub(crate) counters: &'a Counters,
     pub(crate) devices: &'a [HostId],
+    pub(crate) reflink: Reflink,
 }
 
 /// Where one source goes.
@@ -114,8 +118,8 @@ impl<'a> IntoVolume<'a> {
         shared: Shared<'a>,
         links: &'a Mutex<LinkTable>,
     ) -> Self {
-        let Shared { preserve, problems, progress, counters, devices } = shared;
-        Self { fs, at, preserve, problems, progress, counters, devices, links }
+        let Shared { preserve, problems, progress, counters, devices, reflink } = shared;
+        Self { fs, at, preserve, problems, progress, counters, devices, reflink, links }
     }
 
     /// Copies the file or directory of the host at `path`.
@@ -150,11 +154,12 @@ impl<'a> IntoVolume<'a> {
                 self.require_elsewhere(&attr, goal)?;
             }
             if attr.file_type != FileType::Directory {
-                return self.one(goal, &VolumeFile { fs, attr });
+                return self.one(goal, &VolumeFile { fs, attr, is_same });
             }
             require_recursive(recursive)?;
             self.below(path, goal, &attr, |source, id, is_new| {
-                tree::copy_volume(source, fs, &attr, id, is_new)
+                let top = VolumeFile { fs, attr, is_same };
+                tree::copy_volume(source, &top, id, is_new)
             })
         };
         self.report_if(path, copy());

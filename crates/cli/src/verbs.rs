@@ -6,12 +6,15 @@ mod chattr;
 mod cp;
 mod dump;
 mod extract;
+mod fallocate;
+mod fattr;
 mod info;
 mod ln;
 mod ls;
 mod mkdir;
 mod mkfs;
 mod mv;
+mod property;
 mod rm;
 mod stat;
 mod stats;
@@ -38,6 +41,10 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Mv(arguments) => mv::run(arguments, console),
         Verb::Ln(arguments) => ln::run(arguments, console),
         Verb::Chattr(arguments) => chattr::run(arguments, console),
+        Verb::Fallocate(arguments) => fallocate::run(arguments, console),
+        Verb::Setfattr(arguments) => fattr::set(arguments, console),
+        Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
+        Verb::Property(verb) => property::run(verb, out, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Subvolume(verb) => subvolume::run(verb, out, console),

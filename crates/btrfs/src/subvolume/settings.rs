@@ -1,11 +1,11 @@
-//! What can be set of a subvolume: whether it may be changed, and whether it is the default one.
+//! What can be set of a subvolume: whether it may be changed, and whether it is the default one; and of the volume: its label.
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::ROOT_SUBVOL_RDONLY;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Error, FileId, Result};
+use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use super::{DEFAULT, malformed, require_subvolume, root_item_key};
 use crate::SubvolumeId;
@@ -75,6 +75,35 @@ impl Engine {
                 return Err(Error::corrupt("root tree", problem));
             }
             handle.change(TreeId::ROOT, |tree| tree.modify(key, 0, |_| Ok(all)))
+        })
+    }
+
+    /// The label of the volume, as the next commit has it.
+    #[must_use]
+    pub fn label(&self) -> Vec<u8> {
+        let changed = self.live().ok().and_then(|live| live.new_label.lock().clone());
+        match changed {
+            Some(label) => label.split(|&byte| byte == 0).next().unwrap_or_default().to_vec(),
+            None => self.superblock().item.label().to_vec(),
+        }
+    }
+
+    /// Gives the volume another label. Like any change it is durable after the next sync.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than 255 bytes, and for one with NUL or a line break.
+    pub fn set_label(&self, label: &[u8]) -> Result<()> {
+        let mut field = Box::new([0; 256]);
+        if label.len() >= field.len() || label.contains(&0) || label.contains(&b'\n') {
+            return Err(Error::posix(Errno::INVAL, "a label of such bytes"));
+        }
+        field[..label.len()].copy_from_slice(label);
+        let reserved = self.reserve_for(SETTING_ITEMS, Claim::Work)?;
+        self.alone(reserved, |handle| {
+            // The kernel takes a superblock only with a root of the same generation, so one item is written anew.
+            handle.change_root_item(SubvolumeId::FS, |_| ())?;
+            *self.live()?.new_label.lock() = Some(field);
+            Ok(())
         })
     }
 }

@@ -277,6 +277,9 @@ impl Handle<'_> {
         item.chunk_root_level = chunk.level;
         item.chunk_root_generation = chunk.generation.0.into();
         item.incompat_flags |= self.live.new_features.load(Ordering::Relaxed);
+        if let Some(label) = &*self.live.new_label.lock() {
+            item.label = **label;
+        }
         item.bytes_used = self.live.space.bytes_used().into();
         self.store_system_chunks(&mut item)?;
         let allocated = self.live.space.allocated();

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use offshoot_vfs::FileFlags;
 
 use super::EditArguments;
+use super::mkfs::parse_size;
 
 pub(crate) const CP_HELP: &str = "\
 SOURCE and DESTINATION are paths of the host or places in volumes; one of them at least is a \
@@ -28,6 +29,7 @@ Examples:
   offshoot cp -r rootfs/. disk.img:/
   offshoot cp disk.img:/var/log/messages .
   offshoot cp -r old.img:/home new.img:/
+  offshoot cp --reflink=always disk.img:/vm.raw disk.img:/vm-2.raw
   zcat data.gz | offshoot cp - disk.img:/data";
 
 pub(crate) const MKDIR_HELP: &str = "\
@@ -61,6 +63,30 @@ Examples:
   offshoot chattr +C disk.img:/var/lib/machines
   offshoot chattr -- -i disk.img:/etc/resolv.conf";
 
+pub(crate) const FALLOCATE_HELP: &str = "\
+Without -p, -z, -c or -i, space is allocated, and a file that is not there is made. Sizes are in bytes, or with K, M, G. With -c and -i the \
+range is whole sectors.
+
+Examples:
+  offshoot fallocate -l 10G disk.img:/vm.raw
+  offshoot fallocate -p -o 1M -l 512K disk.img:/vm.raw";
+
+pub(crate) const SETFATTR_HELP: &str = "\
+A value is text, or bytes as 0x and digits. A name begins with user., trusted., security. or system. The default access control \
+list of a directory is system.posix_acl_default.
+
+Examples:
+  offshoot setfattr -n user.origin -v somewhere disk.img:/file
+  offshoot setfattr -n security.capability -v 0x0100000200200000000000000000000000000000 disk.img:/usr/bin/ping
+  offshoot setfattr -x user.origin disk.img:/file";
+
+pub(crate) const GETFATTR_HELP: &str = "\
+Values are shown as text when they are, otherwise as 0x and digits.
+
+Examples:
+  offshoot getfattr disk.img:/file
+  offshoot getfattr -n user.origin disk.img:/file";
+
 pub(crate) const LN_HELP: &str = "\
 Without -s, TARGET is a place in the same subvolume and gets one more name. With -s, it is the text \
 that the link will hold.
@@ -86,6 +112,17 @@ pub(crate) enum Attribute {
     All,
 }
 
+/// When a copy shares its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Reflink {
+    /// Where both are in one volume, and can
+    Auto,
+    /// Nothing is copied that cannot share
+    Always,
+    /// Everything is written anew
+    Never,
+}
+
 #[derive(Args)]
 pub(crate) struct CpArguments {
     /// What is copied, and at the end where to
@@ -97,6 +134,10 @@ pub(crate) struct CpArguments {
     /// The destination is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
+    /// Share data inside one volume, where that can be, must be (always) or is not wanted
+    #[arg(long, value_name = "WHEN", default_value = "auto", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "always")]
+    pub(crate) reflink: Reflink,
     /// Do not keep these
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) no_preserve: Vec<Attribute>,
@@ -211,6 +252,94 @@ pub(crate) struct LnArguments {
     pub(crate) edit: EditArguments,
 }
 
+#[derive(Args)]
+#[command(group = clap::ArgGroup::new("what").multiple(false))]
+#[expect(clippy::struct_excessive_bools, reason = "they are the options of util-linux")]
+pub(crate) struct FallocateArguments {
+    /// The place, VOLUME:/PATH
+    #[arg(value_name = "PLACE")]
+    pub(crate) place: OsString,
+    /// Where the range begins
+    #[arg(short = 'o', long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    pub(crate) offset: u64,
+    /// How long it is
+    #[arg(short = 'l', long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) length: u64,
+    /// The file does not become longer
+    #[arg(short = 'n', long, conflicts_with_all = ["collapse_range", "insert_range"])]
+    pub(crate) keep_size: bool,
+    /// The range becomes a hole
+    #[arg(short = 'p', long, group = "what")]
+    pub(crate) punch_hole: bool,
+    /// The range reads as zeros, and stays allocated
+    #[arg(short = 'z', long, group = "what")]
+    pub(crate) zero_range: bool,
+    /// The range goes, and what is behind it moves down
+    #[arg(short = 'c', long, group = "what")]
+    pub(crate) collapse_range: bool,
+    /// A hole comes in, and what is there and behind moves up
+    #[arg(short = 'i', long, group = "what")]
+    pub(crate) insert_range: bool,
+    #[command(flatten)]
+    pub(crate) edit: EditArguments,
+}
+
+#[derive(Args)]
+#[command(group = clap::ArgGroup::new("change").required(true))]
+pub(crate) struct SetfattrArguments {
+    /// The places, each VOLUME or VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
+    /// The attribute to set
+    #[arg(short = 'n', long, value_name = "NAME", group = "change")]
+    pub(crate) name: Option<OsString>,
+    /// Its value; empty otherwise
+    #[arg(short = 'v', long, value_name = "VALUE", requires = "name", value_parser = parse_value)]
+    pub(crate) value: Option<XattrValue>,
+    /// The attribute to remove
+    #[arg(short = 'x', long, value_name = "NAME", group = "change")]
+    pub(crate) remove: Option<OsString>,
+    /// A symbolic link at the end is the file that is meant
+    #[arg(long)]
+    pub(crate) no_dereference: bool,
+    #[command(flatten)]
+    pub(crate) edit: EditArguments,
+}
+
+/// The value of an extended attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct XattrValue(pub(crate) Vec<u8>);
+
+fn parse_value(text: &str) -> Result<XattrValue, String> {
+    let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) else {
+        if text.starts_with("0s") || text.starts_with("0S") {
+            return Err("base64 is not supported: give the bytes as 0x and digits".to_owned());
+        }
+        return Ok(XattrValue(text.as_bytes().to_vec()));
+    };
+    let pair = |pair: &[u8]| {
+        let digits = std::str::from_utf8(pair).ok().filter(|digits| !digits.starts_with('+'));
+        digits.filter(|_| pair.len() == 2).and_then(|digits| u8::from_str_radix(digits, 16).ok())
+    };
+    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(pair).collect();
+    bytes.map(XattrValue).ok_or_else(|| "0x is followed by pairs of hexadecimal digits".to_owned())
+}
+
+#[derive(Args)]
+pub(crate) struct GetfattrArguments {
+    #[command(flatten)]
+    pub(crate) places: super::PlacesArguments,
+    /// This attribute alone
+    #[arg(short = 'n', long, value_name = "NAME")]
+    pub(crate) name: Option<OsString>,
+    /// A symbolic link at the end is the file that is meant
+    #[arg(long)]
+    pub(crate) no_dereference: bool,
+    /// Write one JSON object on each line: place, name and value
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 fn parse_mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
@@ -222,7 +351,18 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 mod tests {
     use offshoot_vfs::FileFlags;
 
-    use super::{FlagChange, parse_flags, parse_mode};
+    use super::{FlagChange, parse_flags, parse_mode, parse_value};
+
+    #[test]
+    fn values() {
+        for (text, bytes) in [("text", &b"text"[..]), ("", b""), ("0x", b""), ("0x00fF", b"\0\xff")]
+        {
+            assert_eq!(parse_value(text).map(|value| value.0), Ok(bytes.to_vec()), "{text}");
+        }
+        for text in ["0x1", "0xg0", "0x+1", "0sYQ=="] {
+            parse_value(text).expect_err(text);
+        }
+    }
 
     #[test]
     fn flags() {

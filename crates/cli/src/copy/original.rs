@@ -34,6 +34,11 @@ pub(super) trait Original {
     /// where reading gives nothing more.
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>>;
 
+    /// The file, when it is in the volume that is copied into: that may share its data.
+    fn in_same_volume(&self) -> Option<FileId> {
+        None
+    }
+
     /// Reads data; the count is short at the end only.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 }
@@ -42,9 +47,15 @@ pub(super) trait Original {
 pub(super) struct VolumeFile<'a> {
     pub(super) fs: &'a dyn FileSystem,
     pub(super) attr: Attr,
+    /// It is in the volume that is copied into.
+    pub(super) is_same: bool,
 }
 
 impl Original for VolumeFile<'_> {
+    fn in_same_volume(&self) -> Option<FileId> {
+        self.is_same.then_some(self.attr.file)
+    }
+
     fn attr(&self) -> &Attr {
         &self.attr
     }

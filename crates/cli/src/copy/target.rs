@@ -7,12 +7,12 @@
 use std::sync::PoisonError;
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, SetAttr, XattrMode,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, XattrMode,
 };
 
 use super::original::Original;
 use super::{IntoVolume, Trouble};
-use crate::args::Attribute;
+use crate::args::{Attribute, Reflink};
 use crate::extract::{Known, Name, SafeName, Unapplied};
 use crate::xattrs::Xattr;
 
@@ -166,13 +166,47 @@ fn fill(
     let mut set =
         SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() };
     if attr.file_type == FileType::Regular {
-        let end = copy_data(into, file, original, buf)?;
+        let end = match share_data(into, file, original)? {
+            Some(end) => end,
+            None => copy_data(into, file, original, buf)?,
+        };
         set.size = (end < attr.size).then_some(attr.size);
     }
     if into.preserve.keeps(Attribute::Xattr) {
         set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)?;
     }
     into.fs.set_attr(file, &set, into.at).map_err(Trouble::Target)
+}
+
+/// Shares the data where both files are in one volume, and gives its end; `None` for data that is to be copied.
+fn share_data(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    original: &dyn Original,
+) -> Result<Option<u64>, Trouble> {
+    let size = original.attr().size;
+    let position = |file| Position { file, offset: 0 };
+    let shared = match original.in_same_volume() {
+        _ if into.reflink == Reflink::Never => return Ok(None),
+        Some(from) => into.fs.clone_range(position(from), position(file), 0, into.at),
+        None => Err(Error::posix(Errno::XDEV, "sharing its data")),
+    };
+    match shared {
+        Ok(()) => {
+            into.count_bytes(usize::try_from(size).unwrap_or(usize::MAX));
+            Ok(Some(size))
+        }
+        // One of them has no checksums, or they are in two volumes.
+        Err(Error::Posix { errno: Errno::INVAL | Errno::XDEV, .. })
+            if into.reflink == Reflink::Auto =>
+        {
+            Ok(None)
+        }
+        Err(Error::Posix { errno, .. }) if matches!(errno, Errno::INVAL | Errno::XDEV) => {
+            Err(Trouble::Source(Error::posix(errno, "sharing its data")))
+        }
+        Err(error) => Err(Trouble::Target(error)),
+    }
 }
 
 /// Copies the data, holes left out, and gives the end of what was written.

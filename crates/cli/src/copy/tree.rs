@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
-use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Error, FileId, FileType};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
@@ -31,7 +31,7 @@ pub(super) enum Seen<'a> {
     /// It is in the directory of the host, and of this type.
     Host(FileType),
     /// It is in this volume.
-    Volume(&'a dyn FileSystem, Attr),
+    Volume(VolumeFile<'a>),
 }
 
 /// A file to be copied.
@@ -59,9 +59,7 @@ impl Job<'_> {
                 let file = HostFile::found(self.directory.host_fd(), &self.name, file_type);
                 target::put(into, dir, &self.name, &file.map_err(Trouble::Source)?, buf)
             }
-            Seen::Volume(fs, attr) => {
-                target::put(into, dir, &self.name, &VolumeFile { fs, attr }, buf)
-            }
+            Seen::Volume(ref file) => target::put(into, dir, &self.name, file, buf),
         }
     }
 }
@@ -99,9 +97,11 @@ fn prefetch(batch: &[Job<'_>]) {
     let mut fs = None;
     let with_data: Vec<FileId> = batch
         .iter()
-        .filter_map(|job| match job.seen {
-            Seen::Volume(from, attr) if attr.file_type == FileType::Regular && attr.size > 0 => {
-                fs = Some(from);
+        .filter_map(|job| match &job.seen {
+            Seen::Volume(VolumeFile { fs: from, attr, .. })
+                if attr.file_type == FileType::Regular && attr.size > 0 =>
+            {
+                fs = Some(*from);
                 Some(attr.file)
             }
             _ => None,
@@ -140,25 +140,26 @@ pub(super) fn with_workers<'a>(
     });
 }
 
-/// Copies what is below a directory of a volume, which has become `file`.
+/// Copies what is below the directory `original` of a volume, which has become `file`.
 pub(super) fn copy_volume(
     source: &Source<'_>,
-    fs: &dyn FileSystem,
-    attr: &Attr,
+    original: &VolumeFile<'_>,
     file: FileId,
     is_new: bool,
 ) -> Result<(), Trouble> {
-    target::dress_directory(source.into, file, &VolumeFile { fs, attr: *attr })?;
-    let top = DirectoryRef::new(source, file, *attr, is_new, None);
+    let VolumeFile { fs, attr, .. } = *original;
+    target::dress_directory(source.into, file, original)?;
+    let top = DirectoryRef::new(source, file, attr, is_new, None);
     with_workers(source.into, BATCH_FILES, |batches| {
-        walk(fs, attr.file, top, DEPTH_MAX, &mut Copying { fs, source, batches });
+        walk(fs, attr.file, top, DEPTH_MAX, &mut Copying { original, source, batches });
     });
     Ok(())
 }
 
 /// The visitor that copies.
 struct Copying<'w, 'a> {
-    fs: &'a dyn FileSystem,
+    /// The top.
+    original: &'w VolumeFile<'a>,
     source: &'a Source<'a>,
     batches: &'w mut Batches<'a>,
 }
@@ -167,7 +168,7 @@ impl<'a> Visitor for Copying<'_, 'a> {
     type Directory = DirectoryRef<'a>;
 
     fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
-        let original = VolumeFile { fs: self.fs, attr: *entry.attr };
+        let original = VolumeFile { attr: *entry.attr, ..*self.original };
         let made = enter(parent, entry.name, &original);
         made.map(|(file, is_new)| DirectoryRef::new(self.source, file, *entry.attr, is_new, None))
     }
@@ -176,7 +177,7 @@ impl<'a> Visitor for Copying<'_, 'a> {
         self.batches.push(Job {
             directory: parent.clone(),
             name: entry.name.clone(),
-            seen: Seen::Volume(self.fs, *entry.attr),
+            seen: Seen::Volume(VolumeFile { attr: *entry.attr, ..*self.original }),
         });
     }
 

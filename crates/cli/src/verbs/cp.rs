@@ -10,7 +10,7 @@ use offshoot_btrfs::{Filesystem, Volume};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
 
-use crate::args::CpArguments;
+use crate::args::{CpArguments, Reflink};
 use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
@@ -60,6 +60,11 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         progress: &progress,
         counters: &counters,
         devices: &devices,
+        reflink: match arguments.reflink {
+            // What is to be compressed is written anew.
+            Reflink::Auto if arguments.edit.compress.is_some() => Reflink::Never,
+            reflink => reflink,
+        },
     };
     let job = Copying { arguments, shared, at };
     let result = match &target {
@@ -225,6 +230,10 @@ impl Copying<'_> {
     }
 
     fn to_host(&self, sources: &[Opened], path: &Path, failures: &mut Failures<'_>) -> Result {
+        if self.arguments.reflink == Reflink::Always {
+            let message = "--reflink=always is for copies inside one volume";
+            return Err(Failure::Usage(message.into()));
+        }
         if let Some(mistake) = mistaken_for_place(path, true).filter(|_| !path.exists()) {
             return Err(Failure::Usage(mistake));
         }

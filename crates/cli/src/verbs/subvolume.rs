@@ -12,6 +12,8 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{Errno, Error, FileSystem};
 use serde::Serialize;
 
+pub(super) use edit::set_read_only;
+
 use crate::args::{InfoArguments, SubvolumeVerb};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name, json_time};
@@ -68,7 +70,7 @@ pub(super) fn run(verb: &SubvolumeVerb, out: &mut dyn Write, console: &Arc<Conso
 }
 
 /// The subvolume whose root is at `path`.
-fn subvolume_at(fs: &Filesystem, path: &[u8]) -> Result<SubvolumeId, Error> {
+pub(super) fn subvolume_at(fs: &Filesystem, path: &[u8]) -> Result<SubvolumeId, Error> {
     let file = resolve(fs, path, LastLink::Follow)?;
     let id = TreeId(file.dev);
     if fs.volume().filesystem(id)?.root() != file {

@@ -5,10 +5,12 @@
 //! | `coreutils` | the core utilities of the host, which do the same beside it |
 //! | `judged` | `btrfs check`, and the kernel, which mounts what was made |
 //! | `refused` | what must not be done: volumes in use, no space, no rights |
+//! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
 //! | `subvolume` | `btrfs check`, and the list of the kernel |
 
 mod coreutils;
 mod judged;
+mod properties;
 mod refused;
 mod subvolume;
 

@@ -99,15 +99,25 @@ pub(in crate::verbs) fn set_default(
 
 pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) -> Result {
     change(&arguments.subvolume, console, |fs, path| {
-        let (id, volume) = (subvolume_at(fs, path)?, fs.volume());
-        let is_received = volume.subvolume(id)?.received_uuid.is_some();
-        if is_received && !arguments.read_only && !arguments.force {
-            let why = "was received, and what is received on top of it needs it as it is";
-            let what = format!("{} {why}: --force", Escaped(path));
-            return Err(Error::posix(Errno::PERM, what));
-        }
-        volume.set_read_only(id, arguments.read_only).map_err(|error| at_path(error, path))
+        set_read_only(fs, path, arguments.read_only, arguments.force)
     })
+}
+
+/// Makes the subvolume at `path` read-only, or not any more: one that was received only with `force`.
+pub(in crate::verbs) fn set_read_only(
+    fs: &Filesystem,
+    path: &[u8],
+    is_read_only: bool,
+    force: bool,
+) -> Result<(), Error> {
+    let (id, volume) = (subvolume_at(fs, path)?, fs.volume());
+    let is_received = volume.subvolume(id)?.received_uuid.is_some();
+    if is_received && !is_read_only && !force {
+        let why = "was received, and what is received on top of it needs it as it is";
+        let what = format!("{} {why}: --force", Escaped(path));
+        return Err(Error::posix(Errno::PERM, what));
+    }
+    volume.set_read_only(id, is_read_only).map_err(|error| at_path(error, path))
 }
 
 /// Does something to the subvolume at a place.

@@ -1,0 +1,152 @@
+//! `offshoot property`: what can be set of volumes, subvolumes and files, by the names of `btrfs property`.
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_vfs::{
+    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, XattrMode,
+};
+
+use super::subvolume::{set_read_only, subvolume_at};
+use crate::args::{
+    GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
+};
+use crate::edit::{at_every_place, moment};
+use crate::exit::Result;
+use crate::output::{Console, Escaped};
+use crate::place::Place;
+use crate::resolve::{LastLink, at_path, resolve};
+use crate::session::PlaceSession;
+
+/// The extended attribute that holds the property.
+const COMPRESSION: &[u8] = b"btrfs.compression";
+
+pub(super) fn run(verb: &PropertyVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    match verb {
+        PropertyVerb::Get(arguments) => get(arguments, out, console),
+        PropertyVerb::Set(arguments) => set(arguments, console),
+        PropertyVerb::List(arguments) => list(arguments, out, console),
+    }
+}
+
+/// A file whose properties are asked for.
+struct Object<'a> {
+    fs: &'a Filesystem,
+    path: &'a [u8],
+    file: FileId,
+}
+
+impl<'a> Object<'a> {
+    fn at(fs: &'a Filesystem, path: &'a [u8]) -> Result<Self, Error> {
+        Ok(Self { fs, path, file: resolve(fs, path, LastLink::Follow)? })
+    }
+
+    /// Whether it has the property, set or not.
+    fn knows(&self, property: Property) -> Result<bool, Error> {
+        Ok(match property {
+            Property::Ro => subvolume_at(self.fs, self.path).is_ok(),
+            Property::Label => self.file == self.fs.root(),
+            Property::Compression => {
+                let file_type = self.fs.attr(self.file)?.file_type;
+                matches!(file_type, FileType::Regular | FileType::Directory)
+            }
+        })
+    }
+
+    fn require(&self, property: Property) -> Result<(), Error> {
+        if self.knows(property)? {
+            return Ok(());
+        }
+        let what = format!("{} has no property {}", Escaped(self.path), property.words().0);
+        Err(Error::posix(Errno::INVAL, what))
+    }
+
+    /// Its value; `None` when it is not set.
+    fn get(&self, property: Property) -> Result<Option<Vec<u8>>, Error> {
+        let volume = self.fs.volume();
+        match property {
+            Property::Ro => {
+                let id = subvolume_at(self.fs, self.path)?;
+                Ok(Some(volume.subvolume(id)?.read_only.to_string().into_bytes()))
+            }
+            Property::Label => Ok(Some(volume.label())),
+            Property::Compression => match self.fs.xattr(self.file, COMPRESSION) {
+                Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),
+                value => value.map(Some),
+            },
+        }
+    }
+
+    fn set(
+        &self,
+        property: Property,
+        value: &[u8],
+        force: bool,
+        at: Timestamp,
+    ) -> Result<(), Error> {
+        let wrong = || {
+            let name = property.words().0;
+            Error::posix(Errno::INVAL, format!("{name} cannot be {}", Escaped(value)))
+        };
+        match property {
+            Property::Ro => {
+                let text = std::str::from_utf8(value).ok();
+                let is_read_only = text.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
+                set_read_only(self.fs, self.path, is_read_only, force)
+            }
+            Property::Label => self.fs.volume().set_label(value).map_err(|error| match error {
+                Error::Posix { errno: Errno::INVAL, .. } => wrong(),
+                other => other,
+            }),
+            Property::Compression => {
+                let set = self.fs.set_xattr(self.file, COMPRESSION, value, XattrMode::Set, at);
+                set.map_err(|error| match error {
+                    Error::Posix { errno: Errno::INVAL, .. } => wrong(),
+                    other => at_path(other, self.path),
+                })
+            }
+        }
+    }
+}
+
+fn get(arguments: &GetPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let session = PlaceSession::open(&arguments.place, console)?;
+    let object = Object::at(&session.fs, &session.path)?;
+    if let Some(property) = arguments.name {
+        object.require(property)?;
+    }
+    for property in Property::ALL {
+        let is_asked = arguments.name.is_none_or(|name| name == property);
+        if !is_asked || !object.knows(property)? {
+            continue;
+        }
+        if let Some(value) = object.get(property)? {
+            writeln!(out, "{}={}", property.words().0, Escaped(&value))?;
+        }
+    }
+    Ok(())
+}
+
+fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let places = vec![Place::parse(&arguments.place)];
+    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+        let object = Object::at(fs, path)?;
+        object.require(arguments.name)?;
+        object.set(arguments.name, arguments.value.as_bytes(), arguments.force, at)
+    })
+}
+
+fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let session = PlaceSession::open(&arguments.place, console)?;
+    let object = Object::at(&session.fs, &session.path)?;
+    for property in Property::ALL {
+        if object.knows(property)? {
+            let (name, what) = property.words();
+            writeln!(out, "{name:<20}{what}")?;
+        }
+    }
+    Ok(())
+}
