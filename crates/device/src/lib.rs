@@ -47,7 +47,7 @@ use std::{fmt, ops};
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
 pub use fault::{Fault, FaultDevice, Requests};
 pub use file::FileDevice;
-pub use memory::MemoryDevice;
+pub use memory::{MemoryBudget, MemoryDevice};
 
 /// What a device writes whole or not at all, at multiples of this size: half a
 /// thousand bytes is what every device promises, even one with larger sectors.

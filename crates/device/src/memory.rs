@@ -18,11 +18,15 @@
 //!
 //! A snapshot shares everything: the map of a shard is copied by the first write to the
 //! shard after it, and a page by the first write to the page.
+//!
+//! Devices may share a [`MemoryBudget`]: a write that would make more pages than it allows fails. Pages that a
+//! snapshot makes its own are not counted.
 
 use std::collections::{HashMap, hash_map};
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, io};
 
 use parking_lot::RwLock;
@@ -43,6 +47,30 @@ pub struct MemoryDevice {
     size_bytes: u64,
     base: Base,
     shards: Vec<RwLock<Arc<Pages>>>,
+    budget: Option<Arc<MemoryBudget>>,
+}
+
+/// What the pages of some devices may take together.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    most_bytes: u64,
+    left_bytes: AtomicU64,
+}
+
+impl MemoryBudget {
+    /// A budget of so many bytes.
+    #[must_use]
+    pub fn new(most_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { most_bytes, left_bytes: AtomicU64::new(most_bytes) })
+    }
+
+    fn take_page(&self) -> io::Result<()> {
+        let less = |left: u64| left.checked_sub(PAGE_BYTES);
+        let taken = self.left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.map(drop).map_err(|_| {
+            io::Error::other(format!("more than {} bytes to keep in memory", self.most_bytes))
+        })
+    }
 }
 
 /// The pages of one shard by number. `None` is a page of zeros that hides the base.
@@ -76,9 +104,15 @@ impl MemoryDevice {
         Self::with(below.size_bytes(), Base::Device(below))
     }
 
+    /// The same, with the memory for what is written taken from `budget`.
+    #[must_use]
+    pub fn over_within(below: Arc<dyn BlockDevice>, budget: &Arc<MemoryBudget>) -> Self {
+        Self { budget: Some(budget.clone()), ..Self::over(below) }
+    }
+
     fn with(size_bytes: u64, base: Base) -> Self {
         let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
-        Self { size_bytes, base, shards }
+        Self { size_bytes, base, shards, budget: None }
     }
 
     /// The device as it is now, as one of its own. Both share what neither writes, and
@@ -91,6 +125,7 @@ impl MemoryDevice {
             size_bytes: self.size_bytes,
             base: self.base.clone(),
             shards: shards.iter().map(|pages| RwLock::new((*pages).clone())).collect(),
+            budget: self.budget.clone(),
         }
     }
 
@@ -118,6 +153,7 @@ impl MemoryDevice {
         let slot = match Arc::make_mut(pages).entry(number) {
             hash_map::Entry::Occupied(slot) => slot.into_mut(),
             hash_map::Entry::Vacant(slot) => {
+                self.budget.as_ref().map_or(Ok(()), |budget| budget.take_page())?;
                 let start = number * PAGE_BYTES;
                 let mut page = [0; PAGE_LEN];
                 let inside = small(PAGE_BYTES.min(self.size_bytes - start));
@@ -162,8 +198,11 @@ impl fmt::Debug for MemoryDevice {
 }
 
 impl BlockDevice for MemoryDevice {
-    fn name(&self) -> &'static str {
-        "memory"
+    fn name(&self) -> &str {
+        match &self.base {
+            Base::Device(below) => below.name(),
+            Base::Zeros | Base::Bytes(_) => "memory",
+        }
     }
 
     fn size_bytes(&self) -> u64 {
@@ -177,6 +216,12 @@ impl BlockDevice for MemoryDevice {
             self.read_extent(at..at + piece.len() as u64, piece)?;
         }
         Ok(())
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        if let Base::Device(below) = &self.base {
+            below.prefetch(offset, len);
+        }
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
