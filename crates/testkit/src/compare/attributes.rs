@@ -30,7 +30,9 @@ impl Walk<'_> {
         self.same(pair, "device number", &ours.rdev, &judge.rdev);
         if self.compare.with(Aspect::StoredTimes) {
             self.same(pair, "access time", &ours.atime, &judge.atime);
-            self.same(pair, "change time", &ours.ctime, &judge.ctime);
+            if self.compare.with(Aspect::TimesOfNames) {
+                self.same(pair, "change time", &ours.ctime, &judge.ctime);
+            }
             self.same(pair, "birth time", &ours.btime, &judge.btime);
         }
         // System calls tell the flags of no other files.
@@ -40,11 +42,14 @@ impl Walk<'_> {
             self.same_results(pair, "flags", flags.0, flags.1);
         }
         let is_dir = judge.file_type == FileType::Directory;
-        if !is_dir || self.compare.with(Aspect::DirectoryShape) {
+        let has_shape = !is_dir || self.compare.with(Aspect::DirectoryShape);
+        if has_shape && (!is_dir || self.compare.with(Aspect::TimesOfNames)) {
             self.same(pair, "modification second", &ours.mtime.secs, &judge.mtime.secs);
             if self.compare.with(Aspect::Nanoseconds) {
                 self.same(pair, "modification time", &ours.mtime, &judge.mtime);
             }
+        }
+        if has_shape {
             self.same(pair, "links", &ours.nlink, &judge.nlink);
             self.same(pair, "size", &ours.size, &judge.size);
             if self.compare.with(Aspect::Allocation) {
