@@ -37,7 +37,8 @@ pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
-    bytes_with_checksums, checksum_items, insert_checksums, remove_checksums,
+    bytes_with_checksums, checksum_items, has_checksums, insert_checksums, insert_sums,
+    remove_checksums,
 };
 pub(crate) use drop::{Overlap, drop_range, overlaps};
 pub(crate) use in_place::{Target, is_in_place, target};

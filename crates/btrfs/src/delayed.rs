@@ -86,8 +86,7 @@
 //! A name for which there is no room beside the others goes to the tree at once, as INODE_EXTREF, and counts as the INODE_REF that it
 //! would be.
 //!
-//! Replaying a log, when there is one, joins without a reservation: then nodes keep none either, because what a log
-//! holds was reserved for before the crash.
+//! Replaying a log joins without a reservation, because there is nobody to wait for: it is done by an engine without delayed items.
 //!
 //! Two options take the mechanisms away to measure them: [`OpenOptions::delayed_items`] and
 //! [`OpenOptions::reserve_by_item`].

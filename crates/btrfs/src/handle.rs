@@ -9,7 +9,7 @@ use offshoot_vfs::{FileSystem, Result};
 use crate::filesystem::Filesystem;
 use crate::transaction::Committer;
 use crate::volume::{Engine, OpenOptions};
-use crate::{SubvolumeId, inode};
+use crate::{SubvolumeId, inode, log};
 
 /// A btrfs volume that is open: an [`Engine`], and the thread that commits what is changed in it.
 ///
@@ -29,7 +29,8 @@ impl Deref for Volume {
 }
 
 impl Volume {
-    /// Opens the volume that `devices` are members of. The order does not matter.
+    /// Opens the volume that `devices` are members of. The order does not matter. A pending tree log is replayed in memory,
+    /// unless it is to be ignored; the devices are not written.
     ///
     /// # Errors
     /// [`Error::Posix`](offshoot_vfs::Error::Posix) when the devices do not make up one volume, or one is missing
@@ -37,12 +38,12 @@ impl Volume {
     /// what is not there; [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its chunk tree or root tree
     /// cannot be read.
     pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
-        let engine = Arc::new(Engine::open_engine(devices, options)?);
+        let engine = Arc::new(log::open(devices, options)?);
         Ok(Arc::new(Self { _committer: None, engine }))
     }
 
     /// Opens the volume that `devices` are members of, to read and to write it. The devices must be
-    /// writable, and nobody else may use them.
+    /// writable, and nobody else may use them. A pending tree log is replayed first, with a commit.
     ///
     /// # Errors
     /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for what may only be read.
@@ -50,7 +51,7 @@ impl Volume {
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
     ) -> Result<Arc<Self>> {
-        let engine = Arc::new(Engine::open_writable_engine(devices, options)?);
+        let engine = Arc::new(log::open_writable(devices, options)?);
         let interval = options.commit_interval;
         let committer = interval.map(|interval| Committer::start(&engine, interval)).transpose()?;
         Ok(Arc::new(Self { _committer: committer, engine }))

@@ -13,6 +13,7 @@
 //! | `create`, `unlink`, `rename`, `attributes`, `flags`, `xattr`, `write` | the operations |
 //! | `acl` | how access control lists and permissions follow each other |
 //! | `write_back` | from buffered data to extents |
+//! | `logged` | names as a tree log has them |
 //! | `evict` | removing whole inodes, at once or after they were open or a crash |
 
 pub(crate) mod acl;
@@ -29,6 +30,7 @@ pub(crate) mod evict;
 mod faults;
 pub(crate) mod flags;
 mod in_use;
+pub(crate) mod logged;
 mod names;
 pub(crate) mod rename;
 pub(crate) mod subvolume;
@@ -51,6 +53,7 @@ use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
 use crate::volume::Engine;
 use entries::indexes;
+pub(crate) use evict::orphan_key;
 pub(crate) use in_use::{Inodes, SHARDS, shard_of};
 
 /// The inode number of the root directory of every subvolume.
@@ -67,7 +70,7 @@ pub(crate) fn placeholder_in(file: FileId) -> Option<FileId> {
     (file.ino & PLACEHOLDER != 0).then_some(FileId { ino: file.ino & !PLACEHOLDER, ..file })
 }
 
-fn no_such_file(file: FileId) -> Error {
+pub(crate) fn no_such_file(file: FileId) -> Error {
     Error::posix(Errno::NOENT, file.to_string())
 }
 

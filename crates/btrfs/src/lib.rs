@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
 //! | `handle` | what a user has of an open volume; the end of its thread |
+//! | `log` | what fsync wrote since the last commit, and how it comes into the trees when a volume is opened |
 //! | `mkfs` | new volumes |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
@@ -34,6 +35,7 @@ mod delayed;
 mod filesystem;
 mod handle;
 mod inode;
+mod log;
 mod mkfs;
 mod space;
 mod subvolume;
@@ -48,6 +50,7 @@ pub use block::TreeBlock;
 pub use filesystem::Filesystem;
 pub use handle::Volume;
 pub use inode::compression::Compress;
+pub use log::{LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use subvolume::{SubvolumeInfo, Subvolumes};

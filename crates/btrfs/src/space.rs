@@ -18,7 +18,7 @@
 //! 3. `used` of a block group is what its extent items add up to, so it changes when the delayed
 //!    references run, not when space is taken.
 //! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
-//!    happens inside changes of trees, where no tree can be read.
+//!    happens inside changes of trees, where no tree can be read. Who replays a log is alone, and reserves nothing.
 
 mod allocated;
 mod block_group;
@@ -176,6 +176,22 @@ impl Space {
                 return Err(Error::posix(Errno::NOSPC, format!("{len} bytes for {purpose}")));
             }
         }
+    }
+
+    /// Takes exactly this range of a block group, if all of it is free; whether it is.
+    pub(crate) fn take_range(
+        &self,
+        volume: &Engine,
+        group: &BlockGroup,
+        logical: Logical,
+        len: u64,
+    ) -> Result<bool> {
+        self.load(volume, group)?;
+        let is_taken = group.take_range(logical, len);
+        if is_taken && let Some(ledger) = self.ledger_of(group) {
+            ledger.remove_free(len);
+        }
+        Ok(is_taken)
     }
 
     fn take_known(&self, purpose: Purpose, len: u64) -> Option<Logical> {

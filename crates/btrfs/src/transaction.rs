@@ -609,6 +609,16 @@ impl<'v> Handle<'v> {
         self.transaction.refs.add_new(at, len, kind, owner);
     }
 
+    /// Has a range that was taken, and that no extent is in, stay untouched until this transaction is on the devices. Then it is free.
+    pub(crate) fn pin(&self, logical: Logical, len: u64) {
+        self.transaction.pinned.lock().push(logical.0..logical.0 + len);
+    }
+
+    /// Whether this transaction changes who refers to an extent.
+    pub(crate) fn is_referred(&self, at: Logical) -> bool {
+        self.transaction.refs.get(at).is_some()
+    }
+
     /// Notes that the root of a tree moved.
     pub(crate) fn root_changed(&self, root: &TreeRoot) {
         self.live.space.note_level(root.level);

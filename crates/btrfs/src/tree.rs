@@ -130,7 +130,7 @@ impl<'v> Cursor<'v> {
     /// Stands on the last item whose key is `key` or less, or else on the first item.
     pub fn seek_floor(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
         let mut cursor = Self { volume, id: root.id, path: Vec::with_capacity(4) };
-        if let Some(live) = volume.live_part() {
+        if let Some(live) = cursor.live() {
             cursor.seek_live(live, key)?;
             return Ok(cursor);
         }
@@ -139,6 +139,11 @@ impl<'v> Cursor<'v> {
             cursor.push(block, None, |block| block.floor(key).unwrap_or(0))?;
         }
         Ok(cursor)
+    }
+
+    /// What can change, unless the tree is a log's: nobody changes that, or knows it by its id.
+    fn live(&self) -> Option<&'v Live> {
+        self.volume.live_part().filter(|_| self.id != TreeId::TREE_LOG)
     }
 
     /// The same in a tree that others change meanwhile.
@@ -198,7 +203,7 @@ impl<'v> Cursor<'v> {
 
     /// Goes on to the next item.
     pub fn advance(&mut self) -> Result<()> {
-        if let Some(live) = self.volume.live_part() {
+        if let Some(live) = self.live() {
             return self.advance_live(live);
         }
         while let Some(step) = self.path.last_mut() {

@@ -47,8 +47,10 @@ use crate::tree::TreeRoot;
 use chunk_map::{ChunkMap, MappedChunk};
 pub use members::Member;
 use members::Members;
+pub(crate) use members::superblock_at;
 pub use open::{Latching, OpenOptions, Unlock};
 pub use report::{Report, Reporter};
+pub(crate) use writable::Change;
 
 /// The engine of an open volume: everything that a [`Volume`](crate::Volume) can do.
 pub struct Engine {

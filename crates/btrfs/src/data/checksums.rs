@@ -93,7 +93,7 @@ pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) 
 }
 
 /// Whether a sector of the `len` bytes from `logical` on has a checksum.
-pub(super) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
+pub(crate) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
     let Some(root) = volume.csum_tree() else { return Ok(false) };
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
@@ -126,15 +126,21 @@ pub(crate) fn insert_checksums<'d>(
     data: impl Iterator<Item = &'d [u8]>,
 ) -> Result<()> {
     let superblock = handle.volume().superblock();
-    let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
     let mut sums = Vec::new();
-    for sector in data.flat_map(|slice| slice.chunks(sector)) {
+    for sector in data.flat_map(|slice| slice.chunks(superblock.sector_size as usize)) {
         sums.extend_from_slice(superblock.checksum.compute(sector).bytes());
     }
+    insert_sums(handle, logical, &sums)
+}
+
+/// Stores `sums`, the checksums of consecutive sectors from `logical` on, which have none.
+pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) -> Result<()> {
+    let superblock = handle.volume().superblock();
+    let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
     let most = most_per_item(superblock.node_size, sum_len);
     let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
     let mut at = logical.0;
-    let mut rest = &sums[..];
+    let mut rest = sums;
     // What continues the item before goes into it, as long as there is room.
     if let Some((before, len)) = item_that_ends_at(handle, logical)? {
         let joined = rest.len().min(most.saturating_sub(len));

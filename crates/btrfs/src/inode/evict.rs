@@ -28,7 +28,7 @@ const BATCH: usize = 64;
 const QUEUED: usize = 2;
 
 /// The key of the orphan item of the inode `ino`.
-pub(super) fn orphan_key(ino: u64) -> Key {
+pub(crate) fn orphan_key(ino: u64) -> Key {
     Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, ino)
 }
 

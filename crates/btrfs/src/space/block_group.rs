@@ -73,6 +73,17 @@ impl BlockGroup {
         taken.map(Logical)
     }
 
+    /// Takes exactly this range, if it is known that all of it is free; whether it is.
+    pub(crate) fn take_range(&self, logical: Logical, len: u64) -> bool {
+        let mut state = self.state.lock();
+        let Some(end) = logical.0.checked_add(len) else { return false };
+        let is_taken = state.free.as_mut().is_some_and(|free| free.take_range(logical.0, end));
+        if is_taken {
+            state.between += len;
+        }
+        is_taken
+    }
+
     /// Whether it is known what is free here.
     pub(crate) fn is_loaded(&self) -> bool {
         self.state.lock().free.is_some()

@@ -110,6 +110,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Finds out where `bytes` of metadata are free, and allocates a chunk if that is less and there is place for one. The caller
+    /// must hold no handle.
+    pub(crate) fn look_for_room(&self, bytes: u64) -> Result<()> {
+        let metadata = self.live()?.space.ledger(Purpose::Metadata);
+        let is_wanted = || metadata.free() < bytes;
+        self.look_around(Purpose::Metadata, is_wanted)?;
+        self.try_grow(Purpose::Metadata, is_wanted).map(drop)
+    }
+
     /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes or removes a chunk notes it anew, but where
     /// the chunk tree had no room a commit may have made some. The caller must hold no handle.
     pub(crate) fn note_next_chunk(&self) -> Result<()> {

@@ -41,6 +41,22 @@ impl FreeSpace {
         self.ranges.insert(start, end);
     }
 
+    /// Takes exactly `start..end`, if all of it is free; whether it is.
+    pub(crate) fn take_range(&mut self, start: u64, end: u64) -> bool {
+        let around = self.ranges.range(..=start).next_back().map(|(&from, &to)| (from, to));
+        let Some((from, to)) = around.filter(|&(_, to)| start < end && end <= to) else {
+            return false;
+        };
+        self.ranges.remove(&from);
+        for (from, to) in [(from, start), (end, to)] {
+            if from < to {
+                self.ranges.insert(from, to);
+            }
+        }
+        self.total -= end - start;
+        true
+    }
+
     /// Takes `len` bytes in one piece, the first that fits from the last place on.
     pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
         if len > self.total {
@@ -81,5 +97,18 @@ mod tests {
         assert_eq!(free.take(20), Some(100), "what lies before the last place is found too");
         assert_eq!(free.take(50), Some(250));
         assert_eq!(free.total(), 30);
+    }
+
+    #[test]
+    fn a_range_is_taken_when_all_of_it_is_free() {
+        let mut free = FreeSpace::default();
+        free.add(100, 200);
+        free.add(300, 400);
+        for (start, end) in [(90, 110), (190, 210), (150, 350), (120, 120), (500, 510)] {
+            assert!(!free.take_range(start, end), "{start}..{end}");
+        }
+        assert!(free.take_range(120, 150) && !free.take_range(149, 151));
+        assert!(free.take_range(300, 400) && free.take_range(100, 120));
+        assert_eq!((free.total(), free.take(50)), (50, Some(150)));
     }
 }

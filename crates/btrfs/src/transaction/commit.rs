@@ -271,6 +271,10 @@ impl Handle<'_> {
             item.uuid_tree_generation = generation;
         }
         item.generation = generation;
+        // Whatever a log had is in the trees now.
+        item.log_root = 0.into();
+        item.log_root_transid = 0.into();
+        item.log_root_level = 0;
         item.root = root.logical.0.into();
         item.root_level = root.level;
         item.chunk_root = chunk.logical.0.into();

@@ -238,7 +238,7 @@ mod tests {
         let count = counted(&mut options);
         let memory = in_memory(16384);
         let device = Arc::new(FaultDevice::new(memory.clone()));
-        let volume = Engine::open_writable_engine(vec![device.clone()], &options).unwrap();
+        let volume = crate::log::open_writable(vec![device.clone()], &options).unwrap();
         let volume = Arc::new(volume);
         let (key, data) = xattr(b"user.x", b"value");
         volume.join().unwrap().change(TreeId::FS, |tree| tree.insert(key, &data)).unwrap();

@@ -37,10 +37,19 @@ impl Engine {
     ) -> Result<()> {
         self.write_blocks(&transaction.dirty.in_order())?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
+        let allocated = transaction.allocated.get().map(Vec::as_slice);
         self.flush_members()?;
-        self.write_superblocks(transaction, superblock, &[primary])?;
+        self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
-        self.write_superblocks(transaction, superblock, &copies)
+        self.write_superblocks(superblock, allocated, &copies)
+    }
+
+    /// Has the copies of all superblocks say what the volume was opened with. The kernel tells of a log in the primary ones alone; a commit that tears
+    /// one of these must find it in a copy.
+    pub(crate) fn refresh_superblock_copies(&self) -> Result<()> {
+        let [_, copies @ ..] = SUPERBLOCK_OFFSETS;
+        self.write_superblocks(&self.superblock().item, None, &copies)?;
+        self.flush_members()
     }
 
     /// Seals and writes blocks, about a request at a time. The requests are the same however many threads seal.
@@ -120,8 +129,8 @@ impl Engine {
 
     fn write_superblocks(
         &self,
-        transaction: &Transaction,
         superblock: &SuperblockItem,
+        allocated: Option<&[u64]>,
         offsets: &[u64],
     ) -> Result<()> {
         for &offset in offsets {
@@ -131,7 +140,7 @@ impl Engine {
                 }
                 let mut item = Box::new(*superblock);
                 item.dev_item = member.item;
-                if let Some(allocated) = transaction.allocated.get() {
+                if let Some(allocated) = allocated {
                     item.dev_item.bytes_used = allocated[index].into();
                 }
                 let checksum = self.superblock().checksum;
@@ -158,7 +167,8 @@ impl Engine {
             .map_err(|e| Error::io(format!("{}: writing at {offset}", device.name()), e))
     }
 
-    fn flush_members(&self) -> Result<()> {
+    /// The barrier, on all members.
+    pub(crate) fn flush_members(&self) -> Result<()> {
         for device in self.members().iter().filter_map(|member| member.device.as_ref()) {
             device.flush().map_err(|e| Error::io(format!("{}: flushing", device.name()), e))?;
         }

@@ -160,9 +160,12 @@ impl Found {
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         let fits = |offset: u64| offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes();
         let read_copies = || {
-            copies.into_iter().filter(|&offset| fits(offset)).map(|o| (o, read_one(&*device, o)))
+            copies
+                .into_iter()
+                .filter(|&offset| fits(offset))
+                .map(|o| (o, superblock_at(&*device, o)))
         };
-        let problem = match read_one(&*device, primary) {
+        let problem = match superblock_at(&*device, primary) {
             Ok(superblock) => {
                 report.extend(read_copies().filter_map(|(offset, copy)| {
                     let problem = copy.err()?.to_string();
@@ -206,7 +209,11 @@ fn has_magic(device: &dyn BlockDevice, offset: u64) -> bool {
         && SuperblockItem::view(&bytes).is_ok_and(|item| item.magic == MAGIC)
 }
 
-fn read_one(device: &dyn BlockDevice, offset: u64) -> Result<Superblock> {
+/// The superblock at `offset` of a device.
+///
+/// # Errors
+/// When it does not verify.
+pub(crate) fn superblock_at(device: &dyn BlockDevice, offset: u64) -> Result<Superblock> {
     let mut bytes = [0; SUPERBLOCK_SIZE];
     device.read_at(offset, &mut bytes).map_err(|e| {
         Error::io(format!("{}: reading the superblock at {offset}", device.name()), e)

@@ -26,9 +26,16 @@ use crate::tree::TreeRoot;
 
 /// How a volume is opened.
 #[derive(Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct OpenOptions {
     /// Open it although members are missing.
     pub degraded: bool,
+    /// Leave a pending tree log alone: the volume is read as the last commit left it, without what was fsynced since. It cannot be
+    /// written then.
+    pub ignore_log: bool,
+    /// What replaying a pending log may take of memory, in bytes: the tree blocks that it changes, and once more those that a volume
+    /// which is opened for reading keeps instead of writing them.
+    pub replay_bytes: u64,
     /// What the cache of tree blocks may hold, in bytes. In a volume that is written, the names that are
     /// remembered of new directories may take half as much beside it.
     pub cache_bytes: u64,
@@ -81,6 +88,8 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self {
             degraded: false,
+            ignore_log: false,
+            replay_bytes: 1 << 30,
             cache_bytes: 64 << 20,
             reporter: None,
             dirty_bytes: 64 << 20,
@@ -121,6 +130,9 @@ impl Engine {
             .collect::<Result<Vec<_>>>()?;
         let superblock = choose(&found, &mut reports)?.clone();
         require_supported(&superblock)?;
+        if options.ignore_log && superblock.log_is_pending() {
+            reports.push(Report::LogIgnored);
+        }
         let mut volume = Self::bootstrap(superblock, &found, options)?;
         for report in &reports {
             volume.report(report);
@@ -132,6 +144,16 @@ impl Engine {
             Err(e) => return Err(e),
         };
         Ok(volume)
+    }
+
+    /// Opens the volume again, without the reports that opening it has made before.
+    pub(crate) fn open_again(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        options: &OpenOptions,
+    ) -> Result<Self> {
+        let quiet = OpenOptions { reporter: None, ..options.clone() };
+        let volume = Self::open_engine(devices, &quiet)?;
+        Ok(Self { reporter: options.reporter.clone(), ..volume })
     }
 
     /// A volume that knows the system chunks and the devices that were given, which is
@@ -316,11 +338,9 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
         .iter()
         .map(|one| &one.superblock)
         .filter(|superblock| superblock.fsid == fsid)
-        .max_by_key(|superblock| superblock.generation)
+        // A copy, which is there for a primary one that is damaged, may not know of the log that others tell of.
+        .max_by_key(|superblock| (superblock.generation, superblock.log_is_pending()))
         .expect("`main` is one of them");
-    if newest.log_is_pending() {
-        reports.push(Report::LogPending);
-    }
     if newest.item.flags.get() & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0 {
         reports.push(Report::MetadataOnly);
     }

@@ -62,8 +62,13 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
-    /// A tree log was not taken over by a commit: an fsync is not in what is read.
-    LogPending,
+    /// The tree log that is pending is ignored: what was fsynced after the last commit is not in what is read.
+    LogIgnored,
+    /// The tree log that was pending was replayed: what was fsynced after the last commit is there.
+    LogReplayed {
+        /// On the devices too: else in memory alone, and the log is still pending.
+        is_stored: bool,
+    },
     /// The volume holds metadata only (it was made by `btrfs-image`).
     MetadataOnly,
     /// A member is not there.
@@ -128,9 +133,13 @@ impl fmt::Display for Report {
             Self::DropFailed { problem } => {
                 write!(f, "dropping what a deleted subvolume holds: {problem}")
             }
-            Self::LogPending => f.write_str(
-                "a tree log is pending: what was fsynced after the last commit is not shown",
+            Self::LogIgnored => f.write_str(
+                "the pending tree log is ignored: what was fsynced after the last commit is not shown",
             ),
+            Self::LogReplayed { is_stored: true } => f.write_str("the tree log was replayed"),
+            Self::LogReplayed { is_stored: false } => {
+                f.write_str("the tree log was replayed in memory: the devices stay as they are")
+            }
             Self::MetadataOnly => {
                 f.write_str("the volume was made by btrfs-image and holds no data of files")
             }

@@ -3,8 +3,6 @@
 //! Whoever writes must keep everything consistent that the volume holds. What the engine does not keep is
 //! refused by name here, before anything is changed; reading it stays possible.
 
-use std::sync::Arc;
-
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
@@ -12,7 +10,6 @@ use offshoot_btrfs_format::superblock::{
     CompatRo, Incompat, SUPER_FLAG_METADUMP, SUPER_FLAG_METADUMP_V2, SUPER_FLAG_SEEDING,
 };
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::{Engine, Member, OpenOptions};
@@ -26,16 +23,28 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
     .union(CompatRo::FREE_SPACE_TREE_VALID)
     .union(CompatRo::BLOCK_GROUP_TREE);
 
+/// What becomes of what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It is what later writers find, so all that they rely on is kept.
+    Stored,
+    /// It is in memory, and read there: what only writers need may be out of date.
+    InMemory,
+}
+
 impl Engine {
-    /// Opens the volume to read and to write it.
-    pub(crate) fn open_writable_engine(
-        devices: Vec<Arc<dyn BlockDevice>>,
-        options: &OpenOptions,
-    ) -> Result<Self> {
-        let mut volume = Self::open_engine(devices, options)?;
+    /// The volume, to be written too.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for what may only be read.
+    pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
+        let mut volume = self;
+        if change == Change::Stored {
+            volume.require_kept_features()?;
+            volume.require_quiet_trees()?;
+        }
         volume.require_writable_features()?;
         volume.require_whole_members()?;
-        volume.require_quiet_trees()?;
         let chunk_root = chunk_tree_root(&volume).expected();
         volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let space = Space::new(volume.block_groups()?, &volume);
@@ -48,13 +57,20 @@ impl Engine {
         Ok(volume)
     }
 
+    /// Refuses features that writers have to keep and that are not kept.
+    fn require_kept_features(&self) -> Result<()> {
+        let unknown = self.superblock().compat_ro.without(KEPT).names();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let what = format!("writing a volume with the feature {}", unknown.join(", "));
+        Err(Error::Unsupported(what))
+    }
+
+    /// Refuses what cannot be written at all.
     fn require_writable_features(&self) -> Result<()> {
         let refuse = |what: &str| Err(Error::Unsupported(format!("writing {what}")));
         let superblock = self.superblock();
-        let unknown = superblock.compat_ro.without(KEPT).names();
-        if !unknown.is_empty() {
-            return refuse(&format!("a volume with the feature {}", unknown.join(", ")));
-        }
         let has = |feature| superblock.compat_ro.has(feature);
         if has(CompatRo::FREE_SPACE_TREE) && !has(CompatRo::FREE_SPACE_TREE_VALID) {
             return refuse("a volume whose free-space tree is not valid; the kernel rebuilds it");
@@ -68,9 +84,6 @@ impl Engine {
         }
         if flags & SUPER_FLAG_SEEDING != 0 {
             return refuse("a seed");
-        }
-        if superblock.log_is_pending() {
-            return refuse("a volume with a pending tree log");
         }
         if self.csum_tree().is_none() {
             return refuse("a volume without a checksum tree");
@@ -160,7 +173,10 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use offshoot_btrfs_format::encode::seal_block;
+    use offshoot_device::BlockDevice;
 
     use super::*;
     use crate::test_volumes::{edit_root, in_memory};

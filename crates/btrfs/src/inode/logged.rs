@@ -1,0 +1,47 @@
+//! Names as a tree log has them. Nothing here tells when: the log says what times inodes have.
+
+use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_vfs::{FileId, Place, Result, Timestamp};
+
+use super::changes::Changes;
+use super::entries::Target;
+use super::type_of;
+use crate::transaction::Handle;
+
+/// Where a time is asked for. It does not stay.
+const NEVER: Timestamp = Timestamp { secs: 0, nanos: 0 };
+
+/// Gives `file` the name at `place`, with this index, both of which are free. The links are not counted.
+pub(crate) fn add_name(
+    handle: &Handle<'_>,
+    place: Place<'_>,
+    file: FileId,
+    index: u64,
+) -> Result<()> {
+    let mut changes = Changes::accepted(handle, place.dir)?;
+    let before = changes.inode(place.dir)?;
+    let file_type = type_of(&changes.inode(file)?)?;
+    changes.add_entry(place, Target::inode(file.ino, file_type), index, NEVER)?;
+    changes.add_name(file.ino, place, index)?;
+    changes.keep_times(place.dir, &before)?;
+    changes.apply()
+}
+
+/// Takes the name at `place` from `file`. The links are not counted.
+pub(crate) fn remove_name(handle: &Handle<'_>, place: Place<'_>, file: FileId) -> Result<()> {
+    let mut changes = Changes::accepted(handle, place.dir)?;
+    let before = changes.inode(place.dir)?;
+    let index = changes.remove_name(file.ino, place)?;
+    changes.remove_entry(place, index, NEVER)?;
+    changes.keep_times(place.dir, &before)?;
+    changes.apply()
+}
+
+impl Changes<'_, '_> {
+    /// Gives the inode of `file` the times that it had before.
+    fn keep_times(&mut self, file: FileId, before: &InodeItem) -> Result<()> {
+        self.adjust_inode(file, |item| {
+            (item.mtime, item.ctime, item.sequence) = (before.mtime, before.ctime, before.sequence);
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! Names of a log, from both sides: entries of directories, and names of inodes.
+//!
+//! An entry leads to an inode, and the inode knows the name: both come and go together.
+
+use std::ops::RangeInclusive;
+
+use offshoot_btrfs_format::dir::{DirEntry, dir_entries, extref_hash, name_hash};
+use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::space::DirLogItem;
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_vfs::{Error, Place, Result};
+
+use super::replay::Replay;
+use crate::inode::logged;
+use crate::subvolume::malformed;
+use crate::tree::{Cursor, TreeRoot, with_item};
+
+/// An entry of a directory, or a name of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Name {
+    dir: u64,
+    index: u64,
+    bytes: Vec<u8>,
+}
+
+impl From<InodeName<'_>> for Name {
+    fn from(one: InodeName<'_>) -> Self {
+        Self { dir: one.parent, index: one.index, bytes: one.name.to_vec() }
+    }
+}
+
+/// The names in an INODE_REF or INODE_EXTREF item.
+fn names_of(key: Key, data: &[u8]) -> Result<Vec<Name>> {
+    let all: Result<Vec<_>, _> = if key.item_type == ItemType::INODE_REF {
+        inode_refs(key.offset, data).map(|one| one.map(Name::from)).collect()
+    } else {
+        inode_extrefs(data).map(|one| one.map(Name::from)).collect()
+    };
+    all.map_err(malformed)
+}
+
+/// The one entry in a DIR_INDEX item.
+fn only_entry(data: &[u8]) -> Result<DirEntry<'_>> {
+    let one = dir_entries(data).next();
+    one.ok_or_else(|| Error::corrupt("directory index", "an item without an entry"))?
+        .map_err(malformed)
+}
+
+impl Replay<'_, '_> {
+    /// What the entry called `name` leads to.
+    fn target_of_name(&self, dir: u64, name: &[u8]) -> Result<Option<Key>> {
+        let key = Key::new(dir, ItemType::DIR_ITEM, name_hash(name));
+        let found = with_item(self.volume, self.root()?, key, |data| {
+            for entry in dir_entries(data) {
+                let entry = entry.map_err(malformed)?;
+                if entry.name == name {
+                    return Ok(Some(entry.location));
+                }
+            }
+            Ok(None)
+        })?;
+        Ok(found.flatten())
+    }
+
+    /// The name of the entry at `index`, and what it leads to.
+    fn entry_at(&self, tree: TreeRoot, dir: u64, index: u64) -> Result<Option<(Vec<u8>, Key)>> {
+        let key = Key::new(dir, ItemType::DIR_INDEX, index);
+        let owned = |data: &[u8]| only_entry(data).map(|one| (one.name.to_vec(), one.location));
+        with_item(self.volume, tree, key, owned)
+    }
+
+    /// Takes the name from what the entry leads to.
+    fn unlink(&mut self, dir: u64, name: &[u8], location: Key) -> Result<()> {
+        if location.item_type != ItemType::INODE_ITEM {
+            let name = name.escape_ascii();
+            let what =
+                format!("replaying a tree log that removes `{name}`, the place of a subvolume");
+            return Err(Error::Unsupported(what));
+        }
+        let (dir, file) = (self.file(dir), self.file(location.objectid));
+        logged::remove_name(self.handle, Place { dir, name }, file)?;
+        self.uncounted.insert(file.ino);
+        Ok(())
+    }
+
+    /// Gives the inode the name, unless it has that at this index already. Who is in the way gives it up.
+    fn link(&mut self, ino: u64, Name { dir, index, bytes: name }: &Name) -> Result<()> {
+        let location = Key::new(ino, ItemType::INODE_ITEM, 0);
+        let (by_name, at_index) =
+            (self.target_of_name(*dir, name)?, self.entry_at(self.root()?, *dir, *index)?);
+        let is_there =
+            at_index.as_ref().is_some_and(|(other, at)| other == name && *at == location);
+        if by_name == Some(location) && is_there {
+            return Ok(());
+        }
+        if let Some(other) = by_name {
+            self.unlink(*dir, name, other)?;
+        }
+        if let Some((other, at)) = at_index.filter(|(other, _)| other != name) {
+            self.unlink(*dir, &other, at)?;
+        }
+        let place = Place { dir: self.file(*dir), name };
+        logged::add_name(self.handle, place, self.file(ino), *index)?;
+        self.uncounted.insert(ino);
+        Ok(())
+    }
+
+    /// Removes the entries of a directory that the log covers and does not have.
+    pub(super) fn drop_entries(&mut self, dir: u64) -> Result<()> {
+        let volume = self.volume;
+        let first = Key::new(dir, ItemType::DIR_LOG_INDEX, 0);
+        let mut ranges = Cursor::seek(volume, self.log, first)?;
+        let mut done = 0;
+        while let Some((key, data)) = ranges.item_of(dir, ItemType::DIR_LOG_INDEX) {
+            let end = DirLogItem::view(data).map_err(malformed)?.end.get();
+            let from = key.offset.max(done);
+            if from <= end {
+                self.drop_entries_in(dir, from..=end, true)?;
+                done = end.saturating_add(1);
+            }
+            ranges.advance()?;
+        }
+        Ok(())
+    }
+
+    /// Removes all entries of a directory that has no name any more.
+    pub(super) fn drop_all_entries(&mut self, dir: u64) -> Result<()> {
+        self.drop_entries_in(dir, 0..=u64::MAX, false)
+    }
+
+    /// Removes the entries of `dir` in a range of indexes, but for those that the log has too where `log_keeps`.
+    fn drop_entries_in(
+        &mut self,
+        dir: u64,
+        range: RangeInclusive<u64>,
+        log_keeps: bool,
+    ) -> Result<()> {
+        let (first, last) = range.into_inner();
+        let mut next = Some(Key::new(dir, ItemType::DIR_INDEX, first));
+        while let Some(from) = next {
+            let cursor = Cursor::seek(self.volume, self.root()?, from)?;
+            let Some((key, data)) =
+                cursor.item_of(dir, ItemType::DIR_INDEX).filter(|(key, _)| key.offset <= last)
+            else {
+                return Ok(());
+            };
+            let DirEntry { name, location, .. } = only_entry(data)?;
+            let name = name.to_vec();
+            next = key.successor();
+            drop(cursor);
+            let logged = if log_keeps { self.entry_at(self.log, dir, key.offset)? } else { None };
+            if logged.is_none_or(|(kept, _)| kept != name) {
+                self.unlink(dir, &name, location)?;
+                self.require_little()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts an entry where the log has one. Where the inode knows the name itself, that is left to its names.
+    pub(super) fn replay_entry(&mut self, key: Key, data: &[u8]) -> Result<()> {
+        let (dir, index) = (key.objectid, key.offset);
+        let DirEntry { name, location, .. } = only_entry(data)?;
+        if self.inode(dir)?.is_none() {
+            return Err(self.wrong(key, "an entry of a directory that there is not"));
+        }
+        let by_name = self.target_of_name(dir, name)?;
+        let at_index = self.entry_at(self.root()?, dir, index)?;
+        let is_there =
+            at_index.as_ref().is_some_and(|(other, at)| other == name && *at == location);
+        if by_name == Some(location) && is_there {
+            return Ok(());
+        }
+        if location.item_type != ItemType::INODE_ITEM {
+            let name = name.escape_ascii();
+            let what = format!("replaying a tree log with `{name}`, the place of a subvolume");
+            return Err(Error::Unsupported(what));
+        }
+        let ino = location.objectid;
+        // An entry may be newer than what the log knows of the inode: then it stays as it was.
+        if self.inode(ino)?.is_none() {
+            return Ok(());
+        }
+        let new = Name { dir, index, bytes: name.to_vec() };
+        if let Some(other) = by_name.filter(|other| *other != location) {
+            self.unlink(dir, name, other)?;
+        }
+        if let Some((other, at)) = at_index.filter(|(other, at)| other != name && *at != location) {
+            self.unlink(dir, &other, at)?;
+        }
+        if self.knows_name(ino, &new)? || by_name == Some(location) {
+            return Ok(());
+        }
+        self.link(ino, &new)
+    }
+
+    /// Whether the log has this name of the inode.
+    fn knows_name(&self, ino: u64, name: &Name) -> Result<bool> {
+        let keys = [
+            Key::new(ino, ItemType::INODE_REF, name.dir),
+            Key::new(ino, ItemType::INODE_EXTREF, extref_hash(name.dir, &name.bytes)),
+        ];
+        for key in keys {
+            let has = |one: &Name| one.dir == name.dir && one.bytes == name.bytes;
+            let found = with_item(self.volume, self.log, key, |data| {
+                Ok(names_of(key, data)?.iter().any(has))
+            })?;
+            if found == Some(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives an inode the names of an item, and takes those away that the same item of the subvolume has beside them.
+    pub(super) fn replay_names(&mut self, key: Key, data: &[u8]) -> Result<()> {
+        let (ino, new) = (key.objectid, names_of(key, data)?);
+        // A root directory has no name but in itself.
+        if key.offset == ino {
+            return Ok(());
+        }
+        if self.inode(ino)?.is_none() {
+            return Err(self.wrong(key, "a name of an inode that there is not"));
+        }
+        let stored = with_item(self.volume, self.root()?, key, |data| names_of(key, data))?;
+        let is_gone =
+            |one: &Name| !new.iter().any(|kept| kept.dir == one.dir && kept.bytes == one.bytes);
+        let location = Key::new(ino, ItemType::INODE_ITEM, 0);
+        for gone in stored.unwrap_or_default().iter().filter(|one| is_gone(one)) {
+            self.unlink(gone.dir, &gone.bytes, location)?;
+        }
+        for name in &new {
+            // A directory that was deleted takes the name with it.
+            if self.inode(name.dir)?.is_some() {
+                self.link(ino, name)?;
+            }
+        }
+        Ok(())
+    }
+}

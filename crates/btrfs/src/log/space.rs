@@ -1,0 +1,164 @@
+//! The space of what a log holds: nothing else may be put there before the log is replayed and its commit is on the devices.
+//!
+//! Blocks of logs, and extents that only a log refers to, are free as far as the trees know. They are taken from what is free before
+//! anything is allocated. When one of them is not free, the log and the trees contradict each other.
+
+use std::collections::BTreeMap;
+
+use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::chunk::BlockGroupFlags;
+use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, Extent};
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{Error, Result};
+
+use super::LogTree;
+use crate::block::TreeBlock;
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::tree::{TreeRoot, with_item};
+use crate::volume::Engine;
+
+/// An extent that only the log refers to.
+struct NewExtent {
+    len: u64,
+    /// A file refers to it that was replayed.
+    is_used: bool,
+}
+
+/// What was taken.
+pub(super) struct Taken<'v> {
+    volume: &'v Engine,
+    /// The blocks of all logs.
+    blocks: Vec<Logical>,
+    /// New extents of data by their address.
+    extents: BTreeMap<u64, NewExtent>,
+    /// The items of all logs.
+    items: u64,
+}
+
+fn contradiction(logical: Logical, problem: &str) -> Error {
+    Error::corrupt_at("tree log", logical.0, problem)
+}
+
+impl<'v> Taken<'v> {
+    /// Takes what `logs` and the tree of them hold.
+    ///
+    /// # Errors
+    /// When a log is damaged, or holds what is not free.
+    pub(super) fn take(volume: &'v Engine, logs: &[LogTree]) -> Result<Self> {
+        let mut taken = Self { volume, blocks: Vec::new(), extents: BTreeMap::new(), items: 0 };
+        let roots = volume.log_root_tree().into_iter().chain(logs.iter().map(|log| log.root));
+        for root in roots {
+            taken.walk(&root.expected())?;
+        }
+        Ok(taken)
+    }
+
+    /// What the blocks take, in bytes.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.blocks.len() as u64 * self.node_size()
+    }
+
+    /// How many items there are.
+    pub(super) fn items(&self) -> u64 {
+        self.items
+    }
+
+    fn node_size(&self) -> u64 {
+        u64::from(self.volume.superblock().node_size)
+    }
+
+    fn walk(&mut self, expected: &Expected) -> Result<()> {
+        let at = expected.logical;
+        if expected.generation != self.volume.log_generation() {
+            return Err(contradiction(at, "a block of another transaction"));
+        }
+        if !self.take_one(at, self.node_size(), BlockGroupFlags::METADATA)? {
+            return Err(contradiction(at, "a block of the log lies where something else is"));
+        }
+        self.blocks.push(at);
+        let block = self.volume.block(expected)?;
+        if block.is_leaf() {
+            return self.leaf(&block);
+        }
+        (0..block.len())
+            .try_for_each(|slot| self.walk(&block.child_expected(slot, TreeId::TREE_LOG)))
+    }
+
+    /// Takes a range where block groups hold what `flags` say; whether it was free.
+    fn take_one(&self, logical: Logical, len: u64, flags: u64) -> Result<bool> {
+        let space = &self.volume.live()?.space;
+        let group = space.group_of(logical)?;
+        if !group.serves(flags) {
+            return Ok(false);
+        }
+        space.take_range(self.volume, &group, logical, len)
+    }
+
+    fn leaf(&mut self, leaf: &TreeBlock) -> Result<()> {
+        self.items += leaf.len() as u64;
+        for slot in 0..leaf.len() {
+            if leaf.key(slot).item_type != ItemType::EXTENT_DATA {
+                continue;
+            }
+            let extent = FileExtent::parse(leaf.data(slot)).map_err(malformed)?;
+            if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, .. } = extent.body {
+                self.extent(disk_bytenr, disk_num_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn extent(&mut self, logical: Logical, len: u64) -> Result<()> {
+        if let Some(known) = self.extents.get(&logical.0) {
+            let is_same = known.len == len;
+            return if is_same {
+                Ok(())
+            } else {
+                Err(contradiction(logical, "an extent of two lengths"))
+            };
+        }
+        if is_allocated(self.volume, logical, len)? {
+            return Ok(());
+        }
+        if !self.take_one(logical, len, BlockGroupFlags::DATA)? {
+            return Err(contradiction(
+                logical,
+                "an extent of the log lies where something else is",
+            ));
+        }
+        self.extents.insert(logical.0, NewExtent { len, is_used: false });
+        Ok(())
+    }
+
+    /// Whether nothing refers to the data at `logical` yet. From now on something does.
+    pub(super) fn is_first_use(&mut self, logical: Logical) -> bool {
+        let extent = self.extents.get_mut(&logical.0);
+        extent.is_some_and(|extent| !std::mem::replace(&mut extent.is_used, true))
+    }
+
+    /// Makes the blocks, and the extents that no file refers to after all, free when the transaction of `handle` is on the devices.
+    pub(super) fn give_up(self, handle: &Handle<'_>) {
+        for &block in &self.blocks {
+            handle.pin(block, self.node_size());
+        }
+        for (&at, extent) in self.extents.iter().filter(|(_, extent)| !extent.is_used) {
+            handle.pin(Logical(at), extent.len);
+        }
+    }
+}
+
+/// Whether the extent tree has this extent of data.
+fn is_allocated(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
+    let key = Key::new(logical.0, ItemType::EXTENT_ITEM, len);
+    let root: TreeRoot = volume.tree(TreeId::EXTENT)?;
+    let is_data = with_item(volume, root, key, |data| {
+        let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
+        Ok(extent.item.flags.get() & EXTENT_FLAG_DATA != 0)
+    })?;
+    match is_data {
+        Some(false) => Err(contradiction(logical, "data of a file that is a tree block")),
+        is_data => Ok(is_data.is_some()),
+    }
+}

@@ -1,0 +1,83 @@
+//! Throwing a log away: what was fsynced since the last commit is lost.
+
+use std::io::IoSlice;
+use std::ops::ControlFlow;
+
+use offshoot_btrfs_format::encode::sealed_superblock;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use offshoot_btrfs_format::{ItemType, Key, Physical};
+use offshoot_vfs::{Error, Result};
+
+use crate::SubvolumeId;
+use crate::volume::{Engine, superblock_at};
+
+/// What was in a log that is thrown away.
+#[derive(Debug)]
+pub struct LostLog {
+    /// The subvolumes that it was about, each with how many inodes of it the log had.
+    pub inodes: Vec<(SubvolumeId, u64)>,
+    /// Why not all of it could be read.
+    pub problem: Option<Error>,
+}
+
+impl Engine {
+    /// Has no superblock name a log any more, and says what was in the log; `None` when none is pending. The volume was
+    /// opened to be read, without its log, from devices that can be written, and is to be opened anew afterwards.
+    ///
+    /// # Errors
+    /// When a superblock cannot be written. Others may have been by then: the log is pending as long as the primary superblocks name it.
+    pub fn zero_log(&self) -> Result<Option<LostLog>> {
+        if !self.superblock().log_is_pending() {
+            return Ok(None);
+        }
+        let lost = self.lost_log();
+        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
+        self.zero_log_at(&[primary])?;
+        self.flush_members()?;
+        self.zero_log_at(&copies)?;
+        self.flush_members()?;
+        Ok(Some(lost))
+    }
+
+    fn lost_log(&self) -> LostLog {
+        let mut lost = LostLog { inodes: Vec::new(), problem: None };
+        let logs = self.log_trees().unwrap_or_else(|error| {
+            lost.problem = Some(error);
+            Vec::new()
+        });
+        for log in logs {
+            let mut inodes = 0;
+            let read = self.for_each_item(log.root, Key::MIN, |key, _| {
+                inodes += u64::from(key.item_type == ItemType::INODE_ITEM);
+                ControlFlow::Continue(())
+            });
+            lost.inodes.push((log.subvolume, inodes));
+            lost.problem = lost.problem.or(read.err());
+        }
+        lost
+    }
+
+    /// Zeros the log in the superblocks at these offsets that are sound.
+    fn zero_log_at(&self, offsets: &[u64]) -> Result<()> {
+        for (index, member) in self.members().iter().enumerate() {
+            let Some(device) = member.device.as_ref().filter(|_| !member.is_seed) else { continue };
+            for &offset in offsets {
+                if offset + SUPERBLOCK_SIZE as u64 > device.size_bytes() {
+                    continue;
+                }
+                let mut found = match superblock_at(&**device, offset) {
+                    Ok(found) if found.log_is_pending() => found,
+                    Err(error @ Error::Io { .. }) => return Err(error),
+                    // What does not verify is no superblock to anybody.
+                    Ok(_) | Err(_) => continue,
+                };
+                found.item.log_root = 0.into();
+                found.item.log_root_transid = 0.into();
+                found.item.log_root_level = 0;
+                let bytes = sealed_superblock(&found.item, Physical(offset), found.checksum);
+                self.write_member(index, offset, &[IoSlice::new(&bytes[..])])?;
+            }
+        }
+        Ok(())
+    }
+}

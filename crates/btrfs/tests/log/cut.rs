@@ -1,0 +1,122 @@
+//! Cutting volumes, and what is found in them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::run::run;
+use offshoot_vfs::FileSystemMut;
+
+/// How volumes are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) members: usize,
+    /// Options of `mkfs.btrfs`.
+    pub(crate) mkfs: &'static str,
+    /// Options of the mount.
+    pub(crate) mount: &'static str,
+}
+
+/// As they are by default.
+pub(crate) const PLAIN: Shape = Shape { members: 1, mkfs: "", mount: "" };
+
+/// Small and large nodes, holes that are written down, data that is compressed, several devices, block groups that hold everything, no free-space tree.
+pub(crate) const SHAPES: [Shape; 7] = [
+    PLAIN,
+    Shape { mkfs: "-n 4k", ..PLAIN },
+    Shape { mkfs: "-n 4k -O ^no-holes", ..PLAIN },
+    Shape { mkfs: "-n 16k -O ^no-holes --csum xxhash", mount: ",compress-force=zstd", members: 1 },
+    Shape { members: 2, mkfs: "-d raid0 -m raid1", mount: ",compress=lzo" },
+    Shape { mkfs: "--mixed -n 4k", ..PLAIN },
+    Shape { mkfs: "-O ^free-space-tree,^block-group-tree", mount: ",nospace_cache", members: 1 },
+];
+
+/// Runs a script in a directory.
+pub(crate) fn shell(dir: &Path, script: &str) {
+    let script = format!("set -e; cd '{}'; {script}", dir.display());
+    run("sh", &["-c", &script]);
+}
+
+/// The options under which nothing is committed that is not asked for.
+pub(crate) fn mount_options(shape: Shape) -> String {
+    format!("rw,noatime,commit=300{}", shape.mount)
+}
+
+/// An empty volume.
+pub(crate) fn make(judges: &Judges, shape: Shape) -> Disks {
+    let disks = Disks::create(judges, shape.members, 256);
+    disks.mkfs(&shape.mkfs.split_whitespace().collect::<Vec<_>>());
+    disks
+}
+
+/// A volume in which the kernel has done `before` and committed, and then done `after`, as a power cut would leave it then.
+pub(crate) fn cut(
+    judges: &Judges,
+    shape: Shape,
+    before: impl FnOnce(&Path),
+    after: impl FnOnce(&Path),
+) -> Disks {
+    let disks = make(judges, shape);
+    let mount = disks.mount(&mount_options(shape));
+    before(mount.path());
+    mount.sync();
+    after(mount.path());
+    disks.copy(judges)
+}
+
+/// The volume at its last commit.
+pub(crate) fn at_commit(devices: Vec<Arc<dyn BlockDevice>>) -> Arc<Volume> {
+    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+    Volume::open(devices, &options).expect("the last commit is in order")
+}
+
+/// How many subvolumes have a log that is pending.
+pub(crate) fn logs(disks: &Disks) -> usize {
+    at_commit(disks.devices()).log_trees().expect("the logs are in order").len()
+}
+
+pub(crate) fn top(volume: &Arc<Volume>) -> Filesystem {
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+pub(crate) fn read_only(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
+    top(&Volume::open(devices, &OpenOptions::default()).expect("the volume opens"))
+}
+
+/// Opens the volume to write it, which replays the log, and has what was orphaned removed.
+pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
+    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    for info in volume.subvolumes() {
+        let id = info.expect("a subvolume").id;
+        volume.filesystem(id).expect("it can be changed").sync().expect("a commit");
+    }
+}
+
+/// The verdict on a cut volume. Nothing may differ but times of files that lost a name, and of directories in which one was lost: the kernel gives
+/// them that of its replay.
+#[track_caller]
+pub(crate) fn judge(judges: &Judges, cut: &Disks, what: &str, at_least: u64) {
+    let compare = Compare::default().without(Aspect::TimesOfNames);
+    let [theirs, ours] = [(); 2].map(|()| cut.copy(judges));
+    let pending = logs(cut);
+    let in_memory = read_only(cut.devices());
+    replay(ours.writable_devices());
+    assert_eq!(logs(&ours), 0, "{what}: the log is done");
+    ours.assert_checks();
+    {
+        let mount = theirs.mount("rw,noatime");
+        for (fs, which) in [(&in_memory, "in memory"), (&read_only(ours.devices()), "stored")] {
+            let outcome = compare.run(fs, mount.path());
+            assert!(outcome.differences.is_empty(), "{what}, {which}: {outcome}");
+            outcome.assert_same(at_least);
+        }
+    }
+    let mount = ours.mount("rw,noatime");
+    let outcome = compare.run(&in_memory, mount.path());
+    assert!(outcome.differences.is_empty(), "{what}, the kernel shows: {outcome}");
+    assert_eq!(logs(cut), pending, "{what}: reading writes nothing");
+}

@@ -1,0 +1,224 @@
+//! Logs that are damaged: named, read around, thrown away.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::crash::seed;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::random::Random;
+use offshoot_vfs::{Error, FileSystem};
+
+use crate::cut::{PLAIN, SHAPES, Shape, at_commit, cut, logs, read_only, replay, shell, top};
+use crate::mutation::{index, scramble};
+
+fn logged(judges: &Judges, shape: Shape) -> Disks {
+    cut(
+        judges,
+        shape,
+        |path| {
+            shell(
+                path,
+                "mkdir a b; echo 1 > a/x; echo old > kept; head -c 90000 /dev/urandom > d; setfattr -n user.a -v 1 d; for i in $(seq 60); do echo $i > b/file-$i; done",
+            );
+        },
+        |path| {
+            shell(
+                path,
+                "echo new > kept; sync kept; head -c 90000 /dev/urandom >> d; setfattr -x user.a d; sync d; rm b/file-1*; for i in $(seq 100 150); do echo $i > b/file-$i; done; sync b; echo 1 > b/z; ln b/z a/z; sync a",
+            );
+        },
+    )
+}
+
+fn in_memory(disks: &Disks) -> Vec<Arc<MemoryDevice>> {
+    disks.devices().into_iter().map(|below| Arc::new(MemoryDevice::over(below))).collect()
+}
+
+fn shared(members: &[Arc<MemoryDevice>]) -> Vec<Arc<dyn BlockDevice>> {
+    members.iter().map(|member| Arc::new(member.snapshot()) as Arc<dyn BlockDevice>).collect()
+}
+
+/// A block of a log, and all places where it lies on the first member.
+struct Block {
+    logical: u64,
+    bytes: Vec<u8>,
+    places: Vec<u64>,
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// The blocks of all logs, the roots first.
+fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
+    let image = std::fs::read(&disks.images()[0]).expect("an image");
+    let volume = at_commit(disks.devices());
+    let generation = volume.superblock().generation.0 + 1;
+    let mut next = vec![volume.superblock().item.log_root.get()];
+    next.extend(volume.log_trees().expect("logs").iter().map(|log| log.root.logical.0));
+    let mut blocks = Vec::new();
+    while let Some(logical) = next.pop() {
+        let is_it = |at: &usize| {
+            let block = &image[*at..*at + node_size];
+            number(block, 48) == logical
+                && number(block, 80) == generation
+                && number(block, 88) == (-6i64).cast_unsigned()
+        };
+        let places: Vec<_> = (0..image.len() - node_size).step_by(4096).filter(is_it).collect();
+        let bytes = image[places[0]..places[0] + node_size].to_vec();
+        if bytes[100] > 0 {
+            let count = u32::from_le_bytes(bytes[96..100].try_into().expect("4 bytes")) as usize;
+            next.extend((0..count).map(|slot| number(&bytes, 101 + 33 * slot + 17)));
+        }
+        let places = places.into_iter().map(|at| at as u64).collect();
+        blocks.push(Block { logical, bytes, places });
+    }
+    blocks
+}
+
+/// The error names the log; without it the last commit is there; thrown away, it is nobody's.
+#[test]
+fn a_damaged_log_is_an_error_with_two_ways_on() {
+    let Some(judges) = judges::require() else { return };
+    let cut = logged(&judges, PLAIN);
+    assert_eq!(logs(&cut), 1);
+    for Block { logical, places, .. } in log_blocks(&cut, 16384) {
+        let members = in_memory(&cut);
+        for place in places {
+            members[0].write_at(place + 200, b"damage").expect("memory");
+        }
+        for open in [Volume::open, Volume::open_writable] {
+            let error = open(shared(&members), &OpenOptions::default()).err();
+            assert!(matches!(error, Some(Error::Corrupt(_))), "block {logical}: {error:?}");
+        }
+        let fs = top(&at_commit(shared(&members)));
+        let kept = fs.lookup(fs.root(), b"kept").expect("it was committed");
+        let mut bytes = [0; 8];
+        let len = fs.read(kept, 0, &mut bytes).expect("it was committed");
+        assert_eq!(&bytes[..len], b"old\n");
+        let ignored = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+        let refused = Volume::open_writable(shared(&members), &ignored).err();
+        assert!(matches!(refused, Some(Error::Posix { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_log_that_is_thrown_away() {
+    let Some(judges) = judges::require() else { return };
+    let cut = logged(&judges, SHAPES[4]);
+    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+    let volume = Volume::open(cut.writable_devices(), &options).expect("it opens");
+    let lost = volume.zero_log().expect("superblocks are written").expect("there is a log");
+    assert!(lost.problem.is_none() && lost.inodes.len() == 1, "{lost:?}");
+    assert!(lost.inodes[0].1 > 2, "{lost:?}");
+    drop(volume);
+    assert_eq!(logs(&cut), 0);
+    cut.assert_checks();
+    let fs = read_only(cut.devices());
+    assert!(fs.lookup(fs.root(), b"kept").is_ok());
+    let mount = cut.mount("rw,noatime");
+    assert_eq!(std::fs::read(mount.path().join("kept")).expect("a file"), b"old\n");
+    drop(mount);
+    let volume = Volume::open(cut.writable_devices(), &options).expect("it opens");
+    assert!(volume.zero_log().expect("nothing to do").is_none());
+}
+
+/// What is not kept for writers does not keep readers from the log.
+#[test]
+fn a_log_of_a_volume_with_quotas() {
+    let Some(judges) = judges::require() else { return };
+    let before = |path: &Path| shell(path, "btrfs quota enable .; echo 1 > x; echo 1 > y");
+    let cut = cut(&judges, PLAIN, before, |path| shell(path, "echo 22 > x; rm y; sync x; sync ."));
+    assert_eq!(logs(&cut), 1);
+    let refused = Volume::open_writable(cut.writable_devices(), &OpenOptions::default()).err();
+    assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+    let in_memory = read_only(cut.devices());
+    let mount = cut.mount("rw,noatime");
+    let compare = Compare::default().without(Aspect::TimesOfNames);
+    compare.run(&in_memory, mount.path()).assert_same(2);
+}
+
+/// What replaying in memory may take is bounded, and the error says so.
+#[test]
+fn more_than_there_is_memory_for() {
+    let Some(judges) = judges::require() else { return };
+    let cut = logged(&judges, PLAIN);
+    let options = OpenOptions { replay_bytes: 64 << 10, ..OpenOptions::default() };
+    let error = Volume::open(cut.devices(), &options).err().expect("too little");
+    assert!(error.to_string().contains("more than 65536 bytes"), "{error}");
+    replay(cut.writable_devices());
+    assert_eq!(logs(&cut), 0);
+}
+
+/// All tree blocks, and what log blocks there were.
+fn all_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
+    let image = std::fs::read(&disks.images()[0]).expect("an image");
+    let fsid = *at_commit(disks.devices()).superblock().metadata_uuid.as_bytes();
+    let mut blocks = BTreeMap::<u64, Block>::new();
+    for at in (0..image.len() - node_size).step_by(4096) {
+        let bytes = &image[at..at + node_size];
+        if bytes[32..48] == fsid && number(bytes, 64) != u64::from_le_bytes(*b"_BHRfS_M") {
+            let logical = number(bytes, 48);
+            let new = || Block { logical, bytes: bytes.to_vec(), places: Vec::new() };
+            blocks.entry(logical).or_insert_with(new).places.push(at as u64);
+        }
+    }
+    blocks.into_values().collect()
+}
+
+/// Blocks that lie, with checksums that fit, mostly of logs: an error, or something that opens again, and never a panic or a loop.
+#[test]
+fn hostile_logs() {
+    let Some(judges) = judges::require() else { return };
+    let mut random = Random::new(seed());
+    let cases: u64 = std::env::var("OFFSHOOT_SWEEP").map_or(300, |n| n.parse().expect("a number"));
+    let (mut opened, mut refused) = (0, 0);
+    for (shape, node_size) in [(PLAIN, 16384), (SHAPES[2], 4096)] {
+        let cut = logged(&judges, shape);
+        let checksum = at_commit(cut.devices()).superblock().checksum;
+        let (of_logs, all) = (log_blocks(&cut, node_size), all_blocks(&cut, node_size));
+        for case in 0..cases / 2 {
+            let blocks = if case % 3 == 0 { &all } else { &of_logs };
+            let members = in_memory(&cut);
+            let Block { bytes, places, .. } = &blocks[index(&mut random, blocks.len())];
+            let mut bytes = bytes.clone();
+            lie(&mut random, &mut bytes);
+            offshoot_btrfs_format::encode::seal_block(&mut bytes, checksum);
+            for &place in places {
+                members[0].write_at(place, &bytes).expect("memory");
+            }
+            match Volume::open(shared(&members), &OpenOptions::default()) {
+                Err(_) => refused += 1,
+                Ok(volume) => {
+                    opened += 1;
+                    let fs = top(&volume);
+                    let _ = fs.read_dir(fs.root(), 0, &mut |_| std::ops::ControlFlow::Continue(()));
+                }
+            }
+        }
+    }
+    println!("{opened} opened, {refused} refused");
+    assert!(opened > 0 && refused > 0, "{opened} opened, {refused} refused");
+}
+
+/// Changes a number of a key, of an item, or some bytes.
+fn lie(random: &mut Random, bytes: &mut [u8]) {
+    let items = u32::from_le_bytes(bytes[96..100].try_into().expect("4 bytes")) as usize;
+    if random.below(3) == 0 || items == 0 || bytes[100] > 0 {
+        return scramble(random, bytes.get_mut(101..).expect("a block"));
+    }
+    let header = 101 + 25 * index(random, items);
+    let field = |bytes: &[u8], at: usize| {
+        u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize
+    };
+    let (offset, size) = (field(bytes, header + 17), field(bytes, header + 21));
+    if random.below(3) == 0 || size == 0 {
+        return scramble(random, &mut bytes[header..header + 17]);
+    }
+    scramble(random, &mut bytes[101 + offset..101 + offset + size]);
+}

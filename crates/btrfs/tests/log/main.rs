@@ -1,0 +1,22 @@
+//! Tree logs: those that the kernel wrote, replayed by the kernel and by us.
+//!
+//! A volume is *cut* by copying its loop file while it is mounted: after an fsync, and with no commit since. The kernel replays one copy and we another,
+//! and both have to show the same, path by path, in memory and on the devices. What the fsync was of has to be as it was when it returned.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `cut` | cutting volumes, and the verdict |
+//! | `scenarios` | what broke real filesystems, each with its story |
+//! | `workloads` | the numbered workloads of the crash explorer, done by the kernel |
+//! | `calls` | the operations of a workload as system calls |
+//! | `damage` | logs that are damaged, opened without, and thrown away |
+//! | `crash` | power cuts while we replay |
+
+mod calls;
+mod crash;
+mod cut;
+mod damage;
+#[path = "../../../btrfs-format/tests/mutation/mod.rs"]
+mod mutation;
+mod scenarios;
+mod workloads;
