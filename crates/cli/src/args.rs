@@ -101,7 +101,13 @@ Examples:
   offshoot dump super disk.img
   offshoot dump chunks disk.img
   offshoot dump tree disk.img extent
-  offshoot dump tree disk.img 256 --json | jq .";
+  offshoot dump tree disk.img 256 --json | jq .
+  offshoot dump log disk.img";
+
+const RESCUE_HELP: &str = "\
+Examples:
+  offshoot dump log disk.img
+  offshoot rescue zero-log disk.img";
 
 /// btrfs volumes from the command line, without root and without the kernel.
 #[derive(Parser)]
@@ -172,6 +178,10 @@ pub(crate) enum Verb {
     #[command(subcommand, after_help = DUMP_HELP)]
     #[command(subcommand_value_name = "STRUCTURE", subcommand_help_heading = "Structures")]
     Dump(DumpVerb),
+    /// Go on with a volume that cannot be opened as it is
+    #[command(subcommand, after_help = RESCUE_HELP)]
+    #[command(subcommand_value_name = "WAY", subcommand_help_heading = "Ways")]
+    Rescue(RescueVerb),
     /// Measure how fast the engine is
     #[command(subcommand, after_help = BENCH_HELP)]
     #[command(subcommand_value_name = "WORKLOAD", subcommand_help_heading = "Workloads")]
@@ -187,6 +197,9 @@ pub(crate) struct OpenArguments {
     /// Open the volume although devices are missing
     #[arg(long)]
     pub(crate) degraded: bool,
+    /// Read the volume as the last commit left it, without what was fsynced since
+    #[arg(long)]
+    pub(crate) ignore_log: bool,
 }
 
 /// How the tree of files in a volume is opened.
@@ -331,6 +344,14 @@ pub(crate) enum DumpVerb {
     Chunks(InfoArguments),
     /// All items of a tree, one line each
     Tree(DumpTreeArguments),
+    /// All items of the pending log: what was fsynced since the last commit
+    Log(InfoArguments),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum RescueVerb {
+    /// Throw the pending log away: what was fsynced since the last commit is lost
+    ZeroLog(VolumeArguments),
 }
 
 #[derive(Args)]

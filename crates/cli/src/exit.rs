@@ -44,6 +44,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// Opening or reading the volume failed.
     Volume(vfs::Error),
+    /// Opening the volume failed, and without the log that is pending it opens.
+    Log(vfs::Error),
     /// The host failed outside the volume, while doing what the text says.
     Host(String, io::Error),
     /// Writing to standard output failed.
@@ -60,7 +62,7 @@ impl Failure {
     pub(crate) fn status(&self) -> ExitStatus {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
-            Self::Volume(error) => ExitStatus::of(error),
+            Self::Volume(error) | Self::Log(error) => ExitStatus::of(error),
             Self::Host(..) | Self::Output(_) => ExitStatus::Failed,
             Self::Reported(status) => *status,
         }
@@ -86,6 +88,12 @@ impl Failure {
         if let Self::Volume(vfs::Error::Posix { errno: Errno::NODEV, .. }) = self {
             console.detail(&"name it with --device, or read without it with --degraded");
         }
+        if let Self::Log(_) = self {
+            console.detail(&"read what was there before it with --ignore-log");
+            console.detail(
+                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`",
+            );
+        }
     }
 }
 
@@ -94,6 +102,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) => f.write_str(message),
             Self::Volume(error) => error.fmt(f),
+            Self::Log(error) => write!(f, "the pending tree log: {error}"),
             Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
             Self::Output(error) => write!(f, "standard output: {}", OsReason(error)),
             Self::Reported(_) => Ok(()),

@@ -29,6 +29,21 @@ pub(crate) enum Access {
     Write,
 }
 
+/// How a volume is opened.
+struct Opening {
+    access: Access,
+    /// As it is stored, without the log that may be pending, and not to be changed as a whole.
+    is_stored: bool,
+    /// How data is compressed that is written.
+    compress: Option<Compress>,
+}
+
+impl Opening {
+    fn to(access: Access) -> Self {
+        Self { access, is_stored: false, compress: None }
+    }
+}
+
 /// A volume that is open.
 pub(crate) struct Session {
     /// The volume.
@@ -50,15 +65,31 @@ impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
         let device = open_device(&arguments.volume)?;
-        Self::open_with(device, &arguments.open, Access::Read, None, console)
+        Self::open_with(device, &arguments.open, Opening::to(Access::Read), console)
+    }
+
+    /// Opens it as it is stored, whatever a log has to say of it.
+    pub(crate) fn open_stored(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
+        let device = open_device(&arguments.volume)?;
+        let opening = Opening { is_stored: true, ..Opening::to(Access::Read) };
+        Self::open_with(device, &arguments.open, opening, console)
+    }
+
+    /// The same from devices that can be written.
+    pub(crate) fn open_to_rescue(
+        arguments: &VolumeArguments,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let device = open_named(&arguments.volume, Access::Write, false)?;
+        let opening = Opening { is_stored: true, ..Opening::to(Access::Write) };
+        Self::open_with(device, &arguments.open, opening, console)
     }
 
     /// Opens the volume that begins with `device`.
     fn open_with(
         device: FileDevice,
         arguments: &OpenArguments,
-        access: Access,
-        compress: Option<Compress>,
+        Opening { access, is_stored, compress }: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
@@ -76,14 +107,16 @@ impl Session {
         };
         let options = OpenOptions {
             degraded: arguments.degraded,
+            ignore_log: is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
             compress,
             ..OpenOptions::default()
         };
-        let volume = match access {
-            Access::Read => Volume::open(devices, &options)?,
-            Access::Write => Volume::open_writable(devices, &options)?,
+        let opened = match access {
+            Access::Write if !is_stored => Volume::open_writable(devices.clone(), &options),
+            _ => Volume::open(devices.clone(), &options),
         };
+        let volume = opened.map_err(|error| of_the_log(error, devices, &options))?;
         Ok(Self { volume, reports })
     }
 
@@ -118,6 +151,15 @@ impl Session {
     }
 }
 
+/// Why a volume could not be opened, when it can be opened without the log that is pending: then that is why.
+fn of_the_log(error: Error, devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Failure {
+    let options = OpenOptions { ignore_log: true, reporter: None, ..options.clone() };
+    match Volume::open(devices, &options) {
+        Ok(volume) if volume.superblock().log_is_pending() => Failure::Log(error),
+        _ => error.into(),
+    }
+}
+
 /// Opens a device that the command line names without a path.
 pub(crate) fn open_device(path: &Path) -> Result<FileDevice> {
     open_named(path, Access::Read, false)
@@ -144,7 +186,8 @@ pub(crate) fn open_tree(
     console: &Arc<Console>,
 ) -> Result<Filesystem> {
     let device = open_named(volume, access, true)?;
-    Session::open_with(device, &arguments.open, access, compress, console)?.tree(arguments)
+    let opening = Opening { compress, ..Opening::to(access) };
+    Session::open_with(device, &arguments.open, opening, console)?.tree(arguments)
 }
 
 impl PlaceSession {

@@ -15,6 +15,7 @@ mod mkdir;
 mod mkfs;
 mod mv;
 mod property;
+mod rescue;
 mod rm;
 mod stat;
 mod stats;
@@ -49,6 +50,7 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Subvolume(verb) => subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
+        Verb::Rescue(verb) => rescue::run(verb, out, console),
         Verb::Bench(verb) => bench::run(verb, out, console),
     }
 }

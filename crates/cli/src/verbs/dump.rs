@@ -6,6 +6,7 @@
 mod chunks;
 mod fields;
 mod items;
+mod log;
 mod superblock;
 mod tree;
 
@@ -20,6 +21,7 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
     match verb {
         DumpVerb::Super(arguments) => superblock::run(arguments, out, console),
         DumpVerb::Chunks(arguments) => chunks::run(arguments, out, console),
+        DumpVerb::Log(arguments) => log::run(arguments, out, console),
         DumpVerb::Tree(arguments) => tree::run(arguments, out, console),
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let session = Session::open(&arguments.volume, console)?;
+    let session = Session::open_stored(&arguments.volume, console)?;
     let info = Info::new(&session, console);
     if arguments.json {
         return Ok(write_line(out, &info)?);

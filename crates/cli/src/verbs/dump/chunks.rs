@@ -16,7 +16,7 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let session = Session::open(&arguments.volume, console)?;
+    let session = Session::open_stored(&arguments.volume, console)?;
     if arguments.json {
         let mut array = JsonArray::new(out)?;
         for chunk in session.volume.chunks() {

@@ -32,6 +32,9 @@ const NAMES: [(&str, TreeId); 13] = [
 
 #[derive(Serialize)]
 struct Line<'a> {
+    /// The subvolume of a log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subvolume: Option<u64>,
     key: JsonKey,
     size: usize,
     item: &'a Fields,
@@ -50,12 +53,12 @@ pub(super) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let id = tree_id(&arguments.tree)?;
-    let session = Session::open(&arguments.volume, console)?;
+    let session = Session::open_stored(&arguments.volume, console)?;
     let root = session.volume.tree(id)?;
     let source = Source { tree: id, sector_size: session.volume.superblock().sector_size };
     let mut written = Ok(());
     session.volume.for_each_item(root, Key::MIN, |key, data| {
-        written = write_item(out, source, key, data, arguments.json);
+        written = write_item(out, source, None, key, data, arguments.json);
         match written {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
@@ -64,9 +67,11 @@ pub(super) fn run(
     written.map_err(Failure::Output)
 }
 
-fn write_item(
+/// Writes an item, of a tree or of the log of a subvolume.
+pub(super) fn write_item(
     out: &mut dyn Write,
     source: Source,
+    subvolume: Option<u64>,
     key: Key,
     data: &[u8],
     is_json: bool,
@@ -81,7 +86,7 @@ fn write_item(
             r#type: type_name(key.item_type),
             offset: key.offset,
         };
-        return Ok(write_line(out, &Line { key, size: data.len(), item: &item })?);
+        return Ok(write_line(out, &Line { subvolume, key, size: data.len(), item: &item })?);
     }
     let type_name = type_name(key.item_type);
     write!(out, "({} {type_name} {}) size={}", key.objectid, key.offset, data.len())?;

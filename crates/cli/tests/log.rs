@@ -1,0 +1,86 @@
+//! Volumes with a pending tree log on the command line. The kernel writes the log.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Output};
+
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+
+fn offshoot(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_offshoot")).args(arguments).output().expect("it runs")
+}
+
+/// What a run that succeeds prints.
+#[track_caller]
+fn done(arguments: &[&str]) -> String {
+    let output = offshoot(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A volume whose file `x` said `old` at the last commit, and was synced since.
+fn cut(judges: &Judges) -> Disks {
+    let disks = Disks::create(judges, 1, 256);
+    disks.mkfs(&[]);
+    let mount = disks.mount("rw,noatime,commit=300");
+    let path = mount.path().join("x");
+    std::fs::write(&path, "old").expect("a file");
+    mount.sync();
+    std::fs::write(&path, "newer").expect("a file");
+    File::open(&path).and_then(|file| file.sync_all()).expect("an fsync");
+    disks.copy(judges)
+}
+
+#[test]
+fn what_was_synced_is_read_and_kept() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges);
+    let image = cut.images()[0].to_str().expect("a plain path");
+    let place = format!("{image}:/x");
+    let dump = done(&["dump", "log", image]);
+    assert!(dump.starts_with("log of subvolume 5\n") && dump.contains("INODE_ITEM"), "{dump}");
+    let lines = done(&["dump", "log", "--json", image]);
+    assert!(lines.lines().all(|line| line.starts_with("{\"subvolume\":5,")), "{lines}");
+    for _ in 0..2 {
+        assert_eq!(done(&["cat", &place]), "newer");
+        assert_eq!(done(&["cat", "--ignore-log", &place]), "old");
+    }
+    assert!(done(&["info", "--json", image]).contains("\"log_pending\":true"));
+    let refused = offshoot(&["mkdir", "--ignore-log", &format!("{image}:/dir")]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    done(&["mkdir", &format!("{image}:/dir")]);
+    assert_eq!(done(&["cat", "--ignore-log", &place]), "newer");
+    assert_eq!(done(&["dump", "log", image]), "");
+    cut.assert_checks();
+}
+
+#[test]
+fn a_damaged_log_has_two_ways_on() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges);
+    let image = cut.images()[0].to_str().expect("a plain path");
+    let place = format!("{image}:/x");
+    let bytes = std::fs::read(image).expect("an image");
+    let file = File::options().write(true).open(image).expect("an image");
+    for at in (0..bytes.len()).step_by(4096) {
+        // The owner of a tree block of a log.
+        if bytes[at + 88..at + 96] == (-6i64).to_le_bytes() {
+            file.write_all_at(b"damage", at as u64 + 300).expect("it is written");
+        }
+    }
+    for arguments in [&["cat", &place][..], &["mkdir", &format!("{image}:/dir")]] {
+        let output = offshoot(arguments);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        for words in ["the pending tree log: ", "checksum", "--ignore-log", "rescue zero-log"] {
+            assert!(said.contains(words), "{words:?} is not said: {said}");
+        }
+    }
+    assert_eq!(done(&["cat", "--ignore-log", &place]), "old");
+    let said = done(&["rescue", "zero-log", image]);
+    assert!(said.contains("thrown away"), "{said}");
+    assert_eq!(done(&["cat", &place]), "old");
+    assert!(done(&["rescue", "zero-log", image]).contains("no log is pending"));
+    cut.assert_checks();
+}
