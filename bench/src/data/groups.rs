@@ -184,9 +184,9 @@ impl Work {
         let (sectors, mut random) = (self.bytes / SECTOR as u64, Random::new(seed));
         let count = usize::try_from((self.random_bytes / SECTOR as u64).min(sectors / 2))
             .expect("far below the size of memory");
-        let mut seen = BTreeSet::new();
+        let mut taken = BTreeSet::new();
         std::iter::from_fn(move || Some(random.below(sectors) * SECTOR as u64))
-            .filter(move |&place| seen.insert(place))
+            .filter(move |&place| taken.insert(place))
             .take(count)
     }
 

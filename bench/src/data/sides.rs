@@ -68,6 +68,7 @@ pub(super) fn snapshot_name(number: u64) -> String {
     format!("snapshot{number}")
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
 fn said(error: impl ToString) -> String {
     error.to_string()
 }

@@ -59,7 +59,7 @@ pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> R
     handle.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, touch))?;
     drop(handle);
     volume.refresh_superblock_copies()?;
-    volume.commit_for(Cause::Asked)
+    volume.commit_over(0, Cause::Asked)
 }
 
 /// Has as much metadata free as replaying may take at most, if the volume has that.

@@ -100,7 +100,8 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
         run_together(&judges, *shape, part, &mut tally);
     }
     println!("{tally:?}");
-    assert!(tally.logs * 2 > tally.workloads, "{tally:?}: too few logs");
+    // The kernel commits instead where a log would not be enough: for half of those of two operations.
+    assert!(tally.logs * 4 > tally.workloads, "{tally:?}: too few logs");
 }
 
 /// Those that end with an fsync: a sync leaves no log.

@@ -57,7 +57,9 @@ fn what_cannot_be_done() {
     refused(rename(root, "outer", outer_root, "x"), Errno::INVAL);
     refused(rename(root, "file", outer_root, "x"), Errno::XDEV);
     refused(rename(root, "outer", fixed_root, "x"), Errno::ROFS);
-    refused(rename(root, "outer", root, "file"), Errno::OPNOTSUPP);
+    refused(rename(root, "outer", root, "file"), Errno::NOTDIR);
+    fs.mkdir(place(root, "bare"), &NEW).expect("a directory");
+    refused(rename(root, "outer", root, "bare"), Errno::OPNOTSUPP);
     rename(root, "outer", root, "outer").expect("it is where it was");
     fs.sync().expect("a commit");
     assert_eq!(volume.subvolume(inner).expect("it is there").parent, Some(outer));

@@ -69,19 +69,19 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
     let work = Enospc { workers, size, half_direct };
-    let site =
+    let engine =
         Engine::new(&arguments.volume, Some(arguments.size), arguments.dirty_bytes, console)?;
-    Enospc::prepare(&site)?;
-    let mut workers = work.workers(&site)?;
+    Enospc::prepare(&engine)?;
+    let mut workers = work.workers(&engine)?;
     let stopwatch = Stopwatch::start();
-    let fill = work.fill(&site, &mut workers)?;
+    let fill = work.fill(&engine, &mut workers)?;
     let files: Vec<u64> = workers.iter().map(|worker| worker.files).collect();
     let mut phases = vec![Phase { name: Some("fill"), round: fill }];
     if !arguments.keep {
-        let round = Enospc::remove(&site, &mut workers)?;
+        let round = Enospc::remove(&engine, &mut workers)?;
         phases.push(Phase { name: Some("remove"), round });
     }
-    let sync = timed_sync(&site)?;
+    let sync = timed_sync(&engine)?;
     let title = format!(
         "enospc: {} workers on {}, files of {}{}; at most {} dirty",
         work.workers,
@@ -99,7 +99,8 @@ fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Consol
         "files_of_workers": files,
         "dirty_bytes": arguments.dirty_bytes,
     });
-    let report = Report { title, settings, phases, sync, stopwatch, statistics: site.statistics() };
+    let report =
+        Report { title, settings, phases, sync, stopwatch, statistics: engine.statistics() };
     report.write(arguments.volume.json, out)
 }
 
