@@ -16,10 +16,13 @@
 //! stands in the key of its root item and, with both, as the last snapshot.
 //!
 //! So several snapshots of what does not change need one commit together, and none of their own.
+//!
+//! Files without names that are open in the source are in the copy as well. Nobody can open them there, so they are removed from it at
+//! once, also when it is read-only, as the kernel does. When a commit comes between and then a crash, they go as after any crash.
 
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{FileId, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 use uuid::Uuid;
 use zerocopy::FromZeros;
 
@@ -29,7 +32,7 @@ use super::require_subvolume;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
-use crate::inode::{ROOT_DIR, write_back};
+use crate::inode::{ROOT_DIR, evict, write_back};
 use crate::space::Claim;
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
@@ -53,14 +56,16 @@ impl Snapshot<'_> {
         require_subvolume(volume, self.source)?;
         volume.live()?.space.note_sharing();
         let subvolume = loaded(volume, FileId { dev: self.source.0, ino: ROOT_DIR })?;
-        let _still = subvolume.still();
+        let still = subvolume.still();
         let source = volume.live()?.tree(volume, self.source)?;
         source.require_alive()?;
         write_back::sync_subvolume(volume, self.source)?;
-        let _locks = volume.inodes.lock(&[self.place.dir]);
+        let locks = volume.inodes.lock(&[self.place.dir]);
         let reserved = volume.reserve_for(NEW_ITEMS, Claim::Work)?;
         let (id, is_durable) =
             volume.at_rest(&source, reserved, |handle| self.take_alone(handle, &source))?;
+        drop((locks, still));
+        remove_orphans(volume, id)?;
         volume.commit_if(is_durable)?;
         Ok(id)
     }
@@ -120,5 +125,14 @@ impl Snapshot<'_> {
             (item.stime, item.rtime) = (FromZeros::new_zeroed(), FromZeros::new_zeroed());
         }
         Ok(item)
+    }
+}
+
+/// Removes the files without names from the new snapshot `id`.
+fn remove_orphans(volume: &Engine, id: TreeId) -> Result<()> {
+    match evict::remove_orphans(volume, id) {
+        // The snapshot is there, and whole: on a full volume they go when it is first changed. Or somebody deleted it already.
+        Err(Error::Posix { errno: Errno::NOSPC | Errno::NOENT, .. }) => Ok(()),
+        other => other,
     }
 }

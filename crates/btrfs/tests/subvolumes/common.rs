@@ -1,8 +1,10 @@
 //! What the tests of subvolumes share.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
@@ -71,5 +73,18 @@ pub(crate) fn split<'p>(fs: &dyn FileSystem, path: &'p str) -> (FileId, &'p str)
 pub(crate) fn subvolume_at(fs: &dyn FileSystem, path: &str) -> SubvolumeId {
     let file = at(fs, path);
     assert_eq!(file.ino, 256, "{path} is the root of a subvolume");
-    offshoot_btrfs_format::TreeId(file.dev)
+    TreeId(file.dev)
+}
+
+/// How many items of a tree are wanted.
+pub(crate) fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
+    let volume = fs.volume();
+    let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };
+    let mut count = 0;
+    let outcome = volume.for_each_item(root, Key::MIN, |key, _| {
+        count += u64::from(wanted(key));
+        ControlFlow::Continue(())
+    });
+    outcome.expect("the tree is sound");
+    count
 }

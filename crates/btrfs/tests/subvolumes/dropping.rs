@@ -1,7 +1,5 @@
 //! Deleted subvolumes go with all that is theirs, whoever goes on after whom.
 
-use std::ops::ControlFlow;
-
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::compare::Compare;
@@ -12,20 +10,7 @@ use offshoot_testkit::run::run;
 use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{Errno, FileSystem, FileSystemMut};
 
-use crate::common::{AT, NEW, at, judge, open, open_read_only, place, subvolume_at, top};
-
-/// How many items of a tree are wanted.
-fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
-    let volume = fs.volume();
-    let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };
-    let mut count = 0;
-    let outcome = volume.for_each_item(root, Key::MIN, |key, _| {
-        count += u64::from(wanted(key));
-        ControlFlow::Continue(())
-    });
-    outcome.expect("the tree is sound");
-    count
-}
+use crate::common::{AT, NEW, at, items, judge, open, open_read_only, place, subvolume_at, top};
 
 /// What deleted subvolumes leave to do.
 fn orphans(fs: &Filesystem) -> u64 {

@@ -1,15 +1,20 @@
 //! Ours beside the kernel: the same calls on two volumes, and the kernel shows the same of both.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::ItemType;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_testkit::{judges, progs, sharing};
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile};
 
-use crate::common::{AT, NEW, at, judge, open, place, split, subvolume_at, top};
+use crate::common::{
+    AT, NEW, at, items, judge, open, open_read_only, place, split, subvolume_at, top,
+};
 
 /// What is done to both volumes. Paths are from the top level.
 #[derive(Clone, Copy, Debug)]
@@ -218,3 +223,81 @@ fn defaults() {
 fn small_nodes_old_references() {
     play(&["-n", "4k", "-O", "^skinny-metadata,^no-holes,^free-space-tree"], "ro");
 }
+
+/// The subvolumes and how many orphan items are in each: the source keeps those of the files that are open, and its snapshots have none.
+fn assert_snapshots_without_orphans(disks: &Disks, in_source: u64) {
+    disks.assert_checks();
+    let fs = open_read_only(disks);
+    for (name, expected) in [("source", in_source), ("ro", 0), ("rw", 0), ("of-ro", 0)] {
+        let tree = subvolume_at(&fs, name);
+        let orphans = items(&fs, tree, |key| key.item_type == ItemType::ORPHAN_ITEM);
+        assert_eq!(orphans, expected, "orphan items of `{name}`");
+        let inodes = items(&fs, tree, |key| key.item_type == ItemType::INODE_ITEM);
+        assert_eq!(inodes, 1 + FILES - OPENED + expected, "inodes of `{name}`");
+    }
+}
+
+/// Files of the source, and how many of them lose their names while they are open.
+const FILES: u64 = 300;
+const OPENED: u64 = 100;
+
+/// The first of them has more items than go in one batch.
+fn pieces(number: u64) -> impl Iterator<Item = u64> {
+    (0..if number == 0 { 200 } else { 1 }).map(|piece| piece * 20_000)
+}
+
+/// Snapshots kept what was unlinked and open in their source, and `btrfs check` refused the volume.
+#[test]
+fn snapshots_hold_nothing_without_a_name() {
+    let Some(judges) = judges::require() else { return };
+    let [kernel, disks] = [(); 2].map(|()| Disks::create(&judges, 1, 256));
+    kernel.mkfs(&["-n", "4k"]);
+    disks.mkfs(&["-n", "4k"]);
+
+    let mount = kernel.mount("rw,noatime");
+    by_kernel(mount.path(), Create("source"));
+    let mut opened = Vec::new();
+    for number in 0..FILES {
+        let path = mount.path().join(format!("source/{number}"));
+        let file = File::create(&path).expect("a file");
+        for offset in pieces(number) {
+            file.write_all_at(&bytes(9000), offset).expect("there is room");
+        }
+        if number < OPENED {
+            std::fs::remove_file(&path).expect("it is there");
+            opened.push(file);
+        }
+    }
+    for step in SNAPSHOTS {
+        by_kernel(mount.path(), step);
+    }
+    mount.sync();
+    assert_snapshots_without_orphans(&kernel.copy(&judges), OPENED);
+    drop((opened, mount));
+
+    let volume = open(&disks);
+    let fs = top(&volume);
+    by_ours(&fs, Create("source"));
+    let dir = at(&fs, "source");
+    for number in 0..FILES {
+        let name = number.to_string();
+        let file = fs.create(place(dir, &name), &NEW).expect("a file");
+        for offset in pieces(number) {
+            fs.write(file, offset, &bytes(9000), AT).expect("there is room");
+        }
+        if number < OPENED {
+            fs.open(file).expect("it is there");
+            fs.unlink(place(dir, &name), AT).expect("it is there");
+        }
+    }
+    for step in SNAPSHOTS {
+        by_ours(&fs, step);
+    }
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    assert_snapshots_without_orphans(&disks, OPENED);
+    judge(&disks, FILES);
+}
+
+const SNAPSHOTS: [Step; 3] =
+    [ReadOnlySnapshot("source", "ro"), Snapshot("source", "rw"), Snapshot("ro", "of-ro")];

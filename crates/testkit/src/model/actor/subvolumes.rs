@@ -62,9 +62,6 @@ impl<'a> Actor<'a> {
                 let Some(source) = self.subvolume() else { return };
                 let (dir, name) = (self.outer_dir(), self.name());
                 let is_read_only = self.random.below(3) == 0;
-                // `btrfs check` 6.19 fails without a word, but in lowmem mode not at all, where subvolumes share a leaf with
-                // inodes that have no name.
-                self.close_all_in(source);
                 self.both_subvolumes("snapshot", ours, |fs, of| {
                     fs.snapshot(of(source), Place { dir: of(dir), name: &name }, is_read_only, at)
                 });
