@@ -68,7 +68,7 @@ pub(crate) fn rename(
         let ends = Ends::find(volume, from, to)?;
         ends.require(how, to)?;
         if ends.moved.ino == ROOT_DIR && how != Rename::Exchange {
-            return subvolume::rename::rename(volume, from, to, ends.moved, at);
+            return subvolume::rename::rename(volume, from, to, ends.moved, how, at);
         }
         if from.dir.dev != to.dir.dev {
             return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));

@@ -3,7 +3,7 @@
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
@@ -17,12 +17,13 @@ use crate::volume::Engine;
 /// Items that a move changes: two directory items, two indexes, two directories, and three of the root tree.
 const RENAME_ITEMS: u64 = 9;
 
-/// Moves the subvolume with the root `moved` from `from` to `to`, where nothing else may be.
+/// Moves the subvolume with the root `moved` from `from` to `to`, where nothing else may be. `how` is no exchange.
 pub(crate) fn rename(
     volume: &Engine,
     from: Place<'_>,
     to: Place<'_>,
     moved: FileId,
+    how: Rename,
     at: Timestamp,
 ) -> Result<()> {
     let _locks = volume.inodes.lock(&[from.dir, to.dir]);
@@ -32,6 +33,10 @@ pub(crate) fn rename(
             return Err(Error::posix(Errno::NOENT, "the subvolume, which just moved"));
         }
         match lookup(volume, to.dir, to.name) {
+            Ok(_) if how == Rename::NoReplace => {
+                let what = format!("`{}` in {}", to.name.escape_ascii(), to.dir);
+                Err(Error::posix(Errno::EXIST, what))
+            }
             Ok(same) if same == moved => Ok(false),
             Ok(other) => refuse_to_replace(volume, to, other),
             Err(Error::Posix { errno: Errno::NOENT, .. }) => {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
-use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Result};
+use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Rename, Result};
 
 use crate::common::{AT, NEW, at, fresh, judge, open, place, top};
 
@@ -244,4 +244,39 @@ fn nobody_sees_the_place_of_one_that_moves() {
     fs.sync().expect("a commit");
     drop((fs, volume));
     judge(&disks, 2);
+}
+
+/// A subvolume that may replace nothing was told `ENOTDIR` when a file came to stand at its new name just then.
+#[test]
+fn a_file_comes_to_stand_where_a_subvolume_may_replace_nothing() {
+    let Some((disks, volume, fs)) = fresh(&[]) else { return };
+    let root = fs.root();
+    fs.create_subvolume(place(root, "one"), &NEW).expect("a subvolume");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                match fs.create(place(root, "to"), &NEW) {
+                    Ok(_) => fs.unlink(place(root, "to"), AT).expect("nothing takes its place"),
+                    Err(error) => assert_eq!(error.errno(), Errno::EXIST, "{error}"),
+                }
+            }
+        });
+        let (mut moved, mut refused) = (0, Vec::new());
+        while refused.len() < 1000 {
+            match fs.rename_with(place(root, "one"), place(root, "to"), Rename::NoReplace, AT) {
+                Ok(()) => {
+                    moved += 1;
+                    fs.rename(place(root, "to"), place(root, "one"), AT).expect("it moves back");
+                }
+                Err(error) => refused.push(error.errno()),
+            }
+        }
+        stop.store(true, SeqCst);
+        println!("{moved} moves, {} refused", refused.len());
+        assert!(refused.iter().all(|&errno| errno == Errno::EXIST), "{refused:?}");
+    });
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    judge(&disks, 1);
 }
