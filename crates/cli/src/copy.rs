@@ -208,20 +208,20 @@ impl<'a> IntoVolume<'a> {
     fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), Trouble> {
         /// More than any path has levels.
         const LEVELS_MAX: usize = 1 << 16;
-        let refuse = |what| Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
         let (mut at, existing) = match goal {
             Goal::Name(new) => (new.dir, new.existing),
             Goal::Contents(dir) => (*dir, Some(*dir)),
         };
         if existing == Some(attr.file) {
-            return refuse("it would be copied onto itself");
+            return Err(same_file());
         }
         if attr.file_type != FileType::Directory {
             return Ok(());
         }
         for _ in 0..LEVELS_MAX {
             if at == attr.file {
-                return refuse("it would be copied into itself");
+                let what = "it would be copied into itself";
+                return Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
             }
             match self.fs.parent(at).map_err(Trouble::Target)? {
                 Some(parent) => at = parent.dir,
@@ -271,6 +271,11 @@ impl<'a> IntoVolume<'a> {
             }
         }
     }
+}
+
+/// Refuses to copy a file onto one of its own names.
+fn same_file() -> Trouble {
+    Trouble::Source(Error::posix(Errno::INVAL, "it and the destination are the same file"))
 }
 
 fn require_recursive(recursive: bool) -> Result<(), Trouble> {

@@ -2,7 +2,8 @@
 //!
 //! A name that is there already is dealt with as `cp` does: a regular file is cut to nothing and
 //! written again, and keeps its other names; anything else but a directory is replaced; and
-//! directories and other files are never exchanged for each other.
+//! directories and other files are never exchanged for each other. A name of the source itself is
+//! refused before anything is changed: cut to nothing, it would be all that there was.
 
 use std::sync::PoisonError;
 
@@ -11,7 +12,7 @@ use offshoot_vfs::{
 };
 
 use super::original::Original;
-use super::{IntoVolume, Trouble};
+use super::{IntoVolume, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
 use crate::extract::{Known, Name, SafeName, Unapplied};
 use crate::xattrs::Xattr;
@@ -61,7 +62,7 @@ fn link(
     match links.newest(attr.file).map_err(failed)? {
         None => {}
         Some(Known::Unreadable) => return Err(Trouble::OtherName),
-        Some(Known::Name(known)) => match link_to(into, &known, place) {
+        Some(Known::Name(known)) => match link_to(into, &known, place, original) {
             Ok(()) => {
                 links.add(attr.file, &name).map_err(failed)?;
                 return Ok(None);
@@ -80,11 +81,16 @@ fn link(
     Ok(Some(file))
 }
 
-fn link_to(into: &IntoVolume<'_>, known: &Name, place: Place<'_>) -> Result<(), Trouble> {
+fn link_to(
+    into: &IntoVolume<'_>,
+    known: &Name,
+    place: Place<'_>,
+    original: &dyn Original,
+) -> Result<(), Trouble> {
     let file = into.fs.lookup(known.parent, &known.name).map_err(Trouble::Target)?;
     match into.fs.link(file, place, into.at) {
         Err(Error::Posix { errno: Errno::EXIST, .. }) => {
-            if existing(into, place)?.file == file {
+            if existing(into, place, original)?.file == file {
                 return Ok(());
             }
             into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
@@ -114,7 +120,7 @@ fn make(
         Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
         result => return result.map_err(Trouble::Target),
     }
-    let old = existing(into, place)?;
+    let old = existing(into, place, original)?;
     if old.file_type == FileType::Regular && attr.file_type == FileType::Regular {
         let set = SetAttr { size: Some(0), ..owner_and_mode(attr) };
         into.fs.set_attr(old.file, &set, into.at).map_err(Trouble::Target)?;
@@ -124,9 +130,16 @@ fn make(
     make().map_err(Trouble::Target)
 }
 
-/// What is at `place`, which is no directory.
-fn existing(into: &IntoVolume<'_>, place: Place<'_>) -> Result<Attr, Trouble> {
+/// What is at `place`, which is no directory and not what is copied.
+fn existing(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+) -> Result<Attr, Trouble> {
     let file = into.fs.lookup(place.dir, place.name).map_err(Trouble::Target)?;
+    if original.in_same_volume() == Some(file) {
+        return Err(same_file());
+    }
     let attr = into.fs.attr(file).map_err(Trouble::Target)?;
     if attr.file_type == FileType::Directory {
         let what = "a directory is in its place";

@@ -262,9 +262,12 @@ fn a_directory_is_not_copied_into_itself() {
     let dir = start();
     let path = dir.path();
     does(path, "mkdir v.img:/d/sub");
-    for line in ["cp -r v.img:/d v.img:/d/sub", "cp -r v.img:/ v.img:/d", "cp -r v.img:/d v.img:/"]
-    {
-        assert!(fails(path, line, 1).contains("itself"), "{line}");
+    for (line, why) in [
+        ("cp -r v.img:/d v.img:/d/sub", "into itself"),
+        ("cp -r v.img:/ v.img:/d", "into itself"),
+        ("cp -r v.img:/d v.img:/", "are the same file"),
+    ] {
+        assert!(fails(path, line, 1).contains(why), "{line}");
     }
     assert_eq!(does(path, "ls -R v.img:/d"), "/d:\nsub\n\n/d/sub:\n");
 }
@@ -285,4 +288,49 @@ fn the_root_and_what_is_above_stay() {
     }
     check(&dir.path().join("v.img"));
     assert!(Path::new(&does(dir.path(), "ls v.img")).to_string_lossy().contains("d\n"));
+}
+
+/// It cut the source to nothing before it read it, where the destination was another name of it.
+#[test]
+fn a_file_is_never_copied_onto_another_name_of_it() {
+    let dir = scratch_dir();
+    let path = dir.path();
+    volume(path, "v.img", 128);
+    let bytes = vec![7; 100_000];
+    fs::write(path.join("x"), &bytes).expect("a file");
+    does(path, "mkdir -p v.img:/a/d/e v.img:/b/d/e");
+    for name in ["top", "d/e/deep"] {
+        does(path, &format!("cp x v.img:/a/{name}"));
+        does(path, &format!("ln v.img:/a/{name} v.img:/b/{name}"));
+    }
+    // One with two names in the source, of which the first may be copied.
+    does(path, "cp x v.img:/a/d/1");
+    does(path, "ln v.img:/a/d/1 v.img:/a/d/2");
+    does(path, "ln v.img:/a/d/1 v.img:/b/d/2");
+    does(path, "ln -s top v.img:/a/link");
+    for when in ["auto", "always", "never"] {
+        let line = format!("cp -r --reflink={when} v.img:/a/. v.img:/b");
+        let said = fails(path, &line, 1);
+        for name in ["top", "d/e/deep", "d/2"] {
+            let told = said.lines().find(|line| line.contains(&format!("/a/{name}:")));
+            assert!(told.is_some_and(|told| told.contains("are the same file")), "{line}: {said}");
+        }
+        for (from, to) in [
+            ("a/top", "b/top"),
+            ("a/top", "b"),
+            ("a/top", "a/top"),
+            ("a/top", "a/link"),
+            ("a/link", "a/top"),
+            ("a/link", "b/top"),
+        ] {
+            let line = format!("cp --reflink={when} v.img:/{from} v.img:/{to}");
+            assert!(fails(path, &line, 1).contains("are the same file"), "{line}");
+        }
+        for name in ["a/top", "b/top", "a/d/e/deep", "b/d/e/deep", "a/d/2", "b/d/1", "b/d/2"] {
+            does(path, &format!("cp v.img:/{name} out"));
+            assert!(fs::read(path.join("out")).expect("it came back") == bytes, "{name}");
+        }
+        assert!(does(path, "stat v.img:/b/d/2").contains("Links: 3"), "it is still the same file");
+        check(&path.join("v.img"));
+    }
 }
