@@ -34,6 +34,10 @@ pub(super) fn put(
         return Err(Trouble::Source(Error::posix(Errno::BUSY, what)));
     }
     let attr = into.preserve.of(original.attr());
+    let must_share = into.reflink == Reflink::Always && attr.file_type == FileType::Regular;
+    if must_share && original.in_same_volume().is_none() {
+        return Err(not_shared(Error::posix(Errno::XDEV, "sharing its data")));
+    }
     let place = Place { dir, name };
     if attr.nlink < 2 {
         let file = make(into, place, original, &attr)?;
@@ -121,6 +125,9 @@ fn make(
         result => return result.map_err(Trouble::Target),
     }
     let old = existing(into, place, original)?;
+    if into.reflink == Reflink::Always {
+        require_sharing(into, place.dir, original, &old, &new)?;
+    }
     if old.file_type == FileType::Regular && attr.file_type == FileType::Regular {
         let set = SetAttr { size: Some(0), ..owner_and_mode(attr) };
         into.fs.set_attr(old.file, &set, into.at).map_err(Trouble::Target)?;
@@ -197,28 +204,55 @@ fn share_data(
     file: FileId,
     original: &dyn Original,
 ) -> Result<Option<u64>, Trouble> {
-    let size = original.attr().size;
-    let position = |file| Position { file, offset: 0 };
-    let shared = match original.in_same_volume() {
-        _ if into.reflink == Reflink::Never => return Ok(None),
-        Some(from) => into.fs.clone_range(position(from), position(file), 0, into.at),
-        None => Err(Error::posix(Errno::XDEV, "sharing its data")),
-    };
-    match shared {
+    let from = original.in_same_volume().filter(|_| into.reflink != Reflink::Never);
+    let Some(from) = from else { return Ok(None) };
+    match into.fs.clone_range(beginning(from), beginning(file), 0, into.at) {
         Ok(()) => {
+            let size = original.attr().size;
             into.count_bytes(usize::try_from(size).unwrap_or(usize::MAX));
             Ok(Some(size))
         }
-        // One of them has no checksums, or they are in two volumes.
-        Err(Error::Posix { errno: Errno::INVAL | Errno::XDEV, .. })
-            if into.reflink == Reflink::Auto =>
-        {
-            Ok(None)
+        // One of them has no checksums.
+        Err(Error::Posix { errno: Errno::INVAL, .. }) if into.reflink == Reflink::Auto => Ok(None),
+        Err(error) => Err(not_shared(error)),
+    }
+}
+
+/// Refuses what cannot be shared with the file that takes the place of `old`, which still is as it was.
+fn require_sharing(
+    into: &IntoVolume<'_>,
+    dir: FileId,
+    original: &dyn Original,
+    old: &Attr,
+    new: &NewFile,
+) -> Result<(), Trouble> {
+    let is_regular = original.attr().file_type == FileType::Regular;
+    let Some(from) = original.in_same_volume().filter(|_| is_regular) else { return Ok(()) };
+    // No bytes are the same in any two files: what remains are the reasons that forbid it.
+    let ask = |file| into.fs.dedupe_range(beginning(from), beginning(file), 0).map(drop);
+    let answer = if old.file_type == FileType::Regular {
+        ask(old.file)
+    } else {
+        // Whether a new file has checksums is for its directory to say.
+        into.fs.create_unnamed(dir, false, new).and_then(|file| {
+            let answer = ask(file);
+            into.fs.release(file).and(answer)
+        })
+    };
+    answer.map_err(not_shared)
+}
+
+fn beginning(file: FileId) -> Position {
+    Position { file, offset: 0 }
+}
+
+/// Why data is not shared: two files that cannot are no trouble of the volume.
+fn not_shared(error: Error) -> Trouble {
+    match error {
+        Error::Posix { errno: errno @ (Errno::INVAL | Errno::XDEV), .. } => {
+            Trouble::Source(Error::posix(errno, "sharing its data"))
         }
-        Err(Error::Posix { errno, .. }) if matches!(errno, Errno::INVAL | Errno::XDEV) => {
-            Err(Trouble::Source(Error::posix(errno, "sharing its data")))
-        }
-        Err(error) => Err(Trouble::Target(error)),
+        error => Trouble::Target(error),
     }
 }
 

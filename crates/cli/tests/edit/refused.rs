@@ -334,3 +334,59 @@ fn a_file_is_never_copied_onto_another_name_of_it() {
         check(&path.join("v.img"));
     }
 }
+
+/// It made room for the copy before it knew that there would be none.
+#[test]
+fn what_cannot_be_shared_leaves_what_is_there() {
+    let dir = scratch_dir();
+    let path = dir.path();
+    for (name, what) in [("new", b'n'), ("old", b'o')] {
+        fs::write(path.join(name), vec![what; 100_000]).expect("a file");
+    }
+    for name in ["v.img", "w.img"] {
+        volume(path, name, 128);
+        does(path, &format!("cp new {name}:/src"));
+    }
+    // Files in the one have no checksums, those in the other have.
+    does(path, "mkdir v.img:/plain v.img:/summed v.img:/tree v.img:/tree/plain");
+    does(path, "chattr +C v.img:/plain");
+    for place in ["plain/dst", "summed/dst", "keep"] {
+        does(path, &format!("cp old v.img:/{place}"));
+    }
+    does(path, "cp new v.img:/plain/src");
+    does(path, "ln v.img:/keep v.img:/kept");
+    does(path, "ln -s ../keep v.img:/plain/link");
+    does(path, "cp new v.img:/tree/plain/link");
+    let before = does(path, "ls -lR v.img");
+    for line in [
+        "new v.img:/keep",
+        "w.img:/src v.img:/keep",
+        "v.img:/src v.img:/plain/dst",
+        "v.img:/plain/src v.img:/summed/dst",
+        "-r v.img:/tree/plain/. v.img:/plain",
+        "new v.img:/none",
+        "v.img:/src v.img:/plain/none",
+    ] {
+        let said = fails(path, &format!("cp --reflink=always {line}"), 1);
+        assert!(said.contains("sharing its data"), "{line}: {said}");
+    }
+    let list = does(path, "ls -lR v.img");
+    assert!(list == before, "{before}\n{list}");
+    for place in ["plain/dst", "summed/dst", "keep", "kept"] {
+        does(path, &format!("cp v.img:/{place} out"));
+        assert!(
+            fs::read(path.join("out")).expect("it came back") == vec![b'o'; 100_000],
+            "{place}"
+        );
+    }
+    assert!(does(path, "stat v.img:/plain/link").contains("../keep"));
+    check(&path.join("v.img"));
+    // Where nothing keeps them from it, files take the places of others as ever.
+    does(path, "cp --reflink=always v.img:/src v.img:/keep");
+    does(path, "cp v.img:/kept out");
+    assert!(fs::read(path.join("out")).expect("it came back") == vec![b'n'; 100_000]);
+    does(path, "chattr -C v.img:/plain");
+    does(path, "cp -r --reflink=always v.img:/tree/plain/. v.img:/plain");
+    assert!(!does(path, "stat v.img:/plain/link").contains("../keep"));
+    check(&path.join("v.img"));
+}
