@@ -5,11 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{
     Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, XattrMode,
 };
 
-use super::subvolume::{set_read_only, subvolume_at};
+use super::subvolume::set_read_only;
 use crate::args::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
@@ -46,7 +47,10 @@ impl<'a> Object<'a> {
     /// Whether it has the property, set or not.
     fn knows(&self, property: Property) -> Result<bool, Error> {
         Ok(match property {
-            Property::Ro => subvolume_at(self.fs, self.path).is_ok(),
+            Property::Ro => {
+                let subvolume = TreeId(self.file.dev);
+                self.fs.volume().filesystem(subvolume)?.root() == self.file
+            }
             Property::Label => self.file == self.fs.root(),
             Property::Compression => {
                 let file_type = self.fs.attr(self.file)?.file_type;
@@ -67,10 +71,9 @@ impl<'a> Object<'a> {
     fn get(&self, property: Property) -> Result<Option<Vec<u8>>, Error> {
         let volume = self.fs.volume();
         match property {
-            Property::Ro => {
-                let id = subvolume_at(self.fs, self.path)?;
-                Ok(Some(volume.subvolume(id)?.read_only.to_string().into_bytes()))
-            }
+            Property::Ro => Ok(Some(
+                volume.subvolume(TreeId(self.file.dev))?.read_only.to_string().into_bytes(),
+            )),
             Property::Label => Ok(Some(volume.label())),
             Property::Compression => match self.fs.xattr(self.file, COMPRESSION) {
                 Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),
@@ -149,4 +152,37 @@ fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Co
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs::{OpenOptions, Volume};
+    use offshoot_device::{BlockDevice, Fault, FaultDevice, FileDevice};
+    use offshoot_testkit::fixture;
+
+    use super::*;
+
+    /// It said that a subvolume which does not read has no property `ro`, and nothing else.
+    #[test]
+    fn a_device_that_fails_is_told_from_what_is_no_subvolume() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("volume.img");
+        fixture::unpack(&image).unwrap();
+        let below: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(&image).unwrap());
+        let device = Arc::new(FaultDevice::new(below));
+        let volume = Volume::open(vec![device.clone()], &OpenOptions::default()).unwrap();
+        let top = volume.filesystem(TreeId::FS).unwrap();
+        let nested = volume.subvolumes().map(Result::unwrap).find(|info| info.parent.is_some());
+        let nested = nested.unwrap();
+        let path = nested.path.unwrap();
+        // As if the name had just been found.
+        let file = FileId { dev: nested.id.0, ..top.root() };
+        let object = Object { fs: &top, path: &path, file };
+        device.add(0..1 << 40, Fault::Error);
+        for property in [Property::Ro, Property::Compression] {
+            assert_eq!(object.knows(property).unwrap_err().errno(), Errno::IO, "{property:?}");
+        }
+        let top = Object { fs: &top, path: b"/", file: top.root() };
+        assert!(top.knows(Property::Ro).unwrap());
+    }
 }
