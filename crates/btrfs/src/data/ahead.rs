@@ -1,10 +1,11 @@
 //! Reading ahead: who reads a file from one end to the other will want what comes next.
 //!
-//! A read that begins where the last one of its file ended tells the devices of what lies behind it, twice as far each time up to
+//! A read that begins where another one of its file ended tells the devices of what lies behind it, twice as far each time up to
 //! [`MOST_BYTES`]. So they work while what is here is verified, decoded and used. Nothing is kept but where the last
-//! reads were: of as many files as there are shards, and who reads two files of one shard in turns is not told
-//! apart from who jumps about.
+//! reads were, [`READERS`] in a shard. So files that are read in turns, and places of one file, are read ahead each; who jumps about
+//! pushes out those that did not read since.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use offshoot_vfs::FileId;
@@ -18,16 +19,20 @@ const LEAST_BYTES: u64 = 256 << 10;
 /// What is read ahead at the most, in bytes.
 const MOST_BYTES: u64 = 8 << 20;
 
+/// The readers that a shard remembers. More that take turns are not told apart from who jumps about.
+const READERS: usize = 8;
+
 /// The last reads of a volume.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    last: [Mutex<Option<Last>>; SHARDS],
+    /// Who read last is last.
+    shards: [Mutex<VecDeque<Reader>>; SHARDS],
 }
 
-/// The last read of a file.
-struct Last {
+/// Who reads a file from one end to the other, perhaps.
+struct Reader {
     file: FileId,
-    /// Where it ended.
+    /// Where the last read ended.
     end: u64,
     /// How far the devices were told.
     told: u64,
@@ -38,21 +43,39 @@ struct Last {
 impl ReadAhead {
     /// Notes that `range` of `file` is read now, and gives what the devices are to be told of.
     pub(super) fn next(&self, file: FileId, range: &Range<u64>) -> Option<Range<u64>> {
-        let mut last = self.last[shard_of(file)].lock();
-        let Some(known) = last.as_mut().filter(|l| l.file == file && l.end == range.start) else {
-            *last = Some(Last { file, end: range.end, told: range.end, ahead: 0 });
-            return None;
+        let mut readers = self.shards[shard_of(file)].lock();
+        let mut take = |end| {
+            let at = readers.iter().position(|reader| reader.file == file && reader.end == end)?;
+            readers.remove(at)
         };
-        known.end = range.end;
+        let (reader, next) = if let Some(mut reader) = take(range.start) {
+            let next = reader.next(range);
+            (reader, next)
+        } else {
+            // Who reads the same again is no other reader.
+            let again = take(range.end);
+            (again.unwrap_or(Reader { file, end: range.end, told: range.end, ahead: 0 }), None)
+        };
+        if readers.len() == READERS {
+            readers.pop_front();
+        }
+        readers.push_back(reader);
+        next
+    }
+}
+
+impl Reader {
+    /// Goes on with `range`.
+    fn next(&mut self, range: &Range<u64>) -> Option<Range<u64>> {
+        self.end = range.end;
         // Not for every request: many small ones are one for the devices.
-        if known.told >= range.end.saturating_add(known.ahead / 2) && known.ahead > 0 {
+        if self.told >= range.end.saturating_add(self.ahead / 2) && self.ahead > 0 {
             return None;
         }
-        let from = known.told.max(range.end);
-        known.ahead =
-            (2 * known.ahead).max(LEAST_BYTES).max(range.end - range.start).min(MOST_BYTES);
-        known.told = range.end.saturating_add(known.ahead).max(from);
-        Some(from..known.told)
+        let from = self.told.max(range.end);
+        self.ahead = (2 * self.ahead).max(LEAST_BYTES).max(range.end - range.start).min(MOST_BYTES);
+        self.told = range.end.saturating_add(self.ahead).max(from);
+        Some(from..self.told)
     }
 }
 
@@ -80,11 +103,64 @@ mod tests {
     #[test]
     fn who_jumps_about_is_told_of_nothing() {
         let reads = ReadAhead::default();
-        for at in [0, 5, 1, 9, 2, 30, 4] {
+        for at in [0, 5, 5, 9, 2, 30, 4, 0, 9, 9] {
             let at = at * 4096;
-            assert_eq!(reads.next(FILE, &(at..at + 4096)), None);
+            assert_eq!(reads.next(FILE, &(at..at + 4096)), None, "at {at}");
         }
         let other = FileId { ino: 258, ..FILE };
-        assert_eq!(reads.next(other, &(5 * 4096..6 * 4096)), None, "it is another file");
+        assert_eq!(reads.next(other, &(10 * 4096..11 * 4096)), None, "it is another file");
+    }
+
+    /// Each of them reads on and on, in turns with the others, and is told as if it were alone.
+    fn assert_told(readers: &[(FileId, u64)]) {
+        let (together, alone) = (ReadAhead::default(), ReadAhead::default());
+        let all_of = |reads: &ReadAhead, &(file, start): &(FileId, u64), at| {
+            let at = start + at;
+            reads.next(file, &(at..at + (64 << 10)))
+        };
+        let mut expected = vec![Vec::new(); readers.len()];
+        for (reader, told) in readers.iter().zip(&mut expected) {
+            told.extend((0..16 << 20).step_by(64 << 10).map(|at| all_of(&alone, reader, at)));
+            assert!(told.iter().flatten().count() > 3, "{reader:?} is not read ahead alone");
+        }
+        for (turn, at) in (0..16 << 20).step_by(64 << 10).enumerate() {
+            for (reader, expected) in readers.iter().zip(&expected) {
+                assert_eq!(all_of(&together, reader, at), expected[turn], "{reader:?} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_files_of_a_shard_are_read_ahead_in_turns() {
+        let same = |file: &FileId| shard_of(*file) == shard_of(FILE);
+        let mut others = (258..).map(|ino| FileId { ino, ..FILE }).filter(same);
+        assert_told(&[(FILE, 0), (others.next().expect("many"), 0)]);
+        let others: Vec<_> = others.take(READERS - 1).map(|file| (file, 4096)).collect();
+        assert_told(&[&[(FILE, 0)], &others[..]].concat());
+    }
+
+    #[test]
+    fn two_places_of_a_file_are_read_ahead_in_turns() {
+        assert_told(&[(FILE, 0), (FILE, 1 << 30)]);
+    }
+
+    /// The one behind does not tell the devices again, and takes nothing from the one before it.
+    #[test]
+    fn two_readers_of_the_same_are_told_once() {
+        let (reads, alone) = (ReadAhead::default(), ReadAhead::default());
+        for at in (0..16 << 20).step_by(64 << 10) {
+            let range = at..at + (64 << 10);
+            assert_eq!(reads.next(FILE, &range), alone.next(FILE, &range), "at {at}");
+            assert_eq!(reads.next(FILE, &range), None, "at {at}, again");
+        }
+    }
+
+    #[test]
+    fn a_shard_remembers_so_many_readers_and_no_more() {
+        let reads = ReadAhead::default();
+        for at in 0..1000 {
+            reads.next(FILE, &(at * 8192..at * 8192 + 4096));
+        }
+        assert_eq!(reads.shards[shard_of(FILE)].lock().len(), READERS);
     }
 }
