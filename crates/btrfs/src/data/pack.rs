@@ -17,7 +17,8 @@ use super::workers::Task;
 /// The most that is compressed before some of it is written, in bytes.
 const AHEAD_BYTES: u64 = 8 << 20;
 
-/// The most compressed chunks that are written at once.
+/// The most compressed chunks that are written at once. What stays as it is goes into one extent, of up to
+/// [`AHEAD_BYTES`].
 pub(crate) const MOST_AT_ONCE: usize = 16;
 
 /// A part of a file that becomes one extent, or a part of one.
@@ -70,11 +71,16 @@ impl Chunks {
         self.coming.extend(cut(last..ahead.max(last)).map(start));
         let finished = |(range, task): (_, Task<_>)| Chunk { range, packed: task.finish() };
         self.ready.splice(..0, before.into_iter().map(finished));
-        while self.ready.len() < MOST_AT_ONCE
+        while (self.ready.len() < MOST_AT_ONCE || self.are_plain())
             && let Some((range, task)) = self.coming.pop_front()
         {
             self.ready.push(Chunk { range, packed: task.finish() });
         }
+    }
+
+    /// Whether all that is ready stays as it is.
+    fn are_plain(&self) -> bool {
+        self.ready.iter().all(|chunk| chunk.packed.is_none())
     }
 
     /// From where to where chunks are known.
@@ -151,6 +157,24 @@ mod tests {
     use offshoot_testkit::random::{Random, seed_of_run};
 
     use super::*;
+
+    /// What does not become smaller goes out in one piece up to what does, or as much as there is.
+    #[test]
+    fn data_that_does_not_shrink_is_not_cut() {
+        let mut random = Random::new(seed_of_run());
+        let method = Method::new(Compression::Zstd).expect("it is one");
+        let packing = Packing { method, sector: 4096 };
+        let noise = random.bytes(8 << 20);
+        for plain in [8 << 20, 5 << 20, 2 << 20] {
+            let text = random.text((8 << 20) - plain);
+            let runs = [(0, Arc::new([&noise[..plain], &text].concat()))];
+            let data = Sectors::new(&runs);
+            let mut chunks = Chunks::default();
+            chunks.prepare(packing, data);
+            let (stored, packed) = chunks.first(data, MOST_AT_ONCE);
+            assert_eq!((stored.range(), packed.len()), (0..plain as u64, 0));
+        }
+    }
 
     /// Stores a file in steps of which some store less than they could, and in the middle of a chunk.
     #[test]

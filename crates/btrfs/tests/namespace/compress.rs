@@ -257,6 +257,29 @@ fn force_and_what_no_force_compresses() {
     check_data(&disks);
 }
 
+/// Data that does not become smaller is written 8 MiB at a time, and has extents of that length where there is room for one.
+#[test]
+fn what_does_not_shrink_has_long_extents() {
+    let Some(judges) = judges::require() else { return };
+    let noise = Random::new(12).bytes(24 << 20);
+    let [plain, tried] = [OpenOptions::default(), options("zstd:1", true)].map(|options| {
+        let disks = Disks::create(&judges, 1, 1024);
+        disks.mkfs(&[]);
+        let fs = open(&disks, &options);
+        let file = fs.create(place(fs.root(), "noise"), &NEW).expect("a file");
+        fs.write(file, 0, &noise, AT).expect("there is room");
+        fs.sync().expect("a commit");
+        let found = extents(&fs, "noise");
+        drop(fs);
+        check_data(&disks);
+        assert_holds(disks.mount("ro").path(), &[("noise".into(), noise.clone())]);
+        found
+    });
+    assert!(tried.iter().all(|extent| extent.0 == Compression::None), "{tried:?}");
+    // What is free may be in pieces, for both.
+    assert!(tried.len() < 3 + plain.len(), "{tried:?}, and without compression {plain:?}");
+}
+
 /// Random operations while everything is compressed that can be.
 #[test]
 fn random_operations_on_compressed_files() {
