@@ -34,6 +34,9 @@ Tasks:
            Make many small files, by us and by the kernel (as root)
   bench enospc [--mib N] [--workers N] [--file-size BYTES] [--turns N]
            Make small files until there is no space, by us and by the kernel (as root)
+  bench data [--groups GROUP,GROUP...] [--mib N] [--random-mib N] [--snapshots N] [--files N]
+           [--turns N] [--no-proof]
+           Write, read and clone large files and take snapshots, by us and by the kernel (as root)
   campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
   campaign enospc [--seconds N] [--threads N] [--seed N]

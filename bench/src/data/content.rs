@@ -1,13 +1,13 @@
 //! What the files of the benchmark hold.
 //!
 //! ```text
-//! sector 0      | version | offset | random bytes     |
-//! sector 1      | version | offset | text             |
-//! sector 2      | version | offset | random bytes     |
+//! sector 0      | version | file | offset | random bytes     |
+//! sector 1      | version | file | offset | text             |
+//! sector 2      | version | file | offset | random bytes     |
 //! ...
 //! ```
 //!
-//! Offset and version are 64-bit little-endian: every sector is another one, and who reads knows which.
+//! Version, number of the file and offset are 64-bit little-endian: every sector is another one, and who reads knows which.
 
 use offshoot_testkit::random::Random;
 
@@ -18,6 +18,9 @@ pub(super) const SECTOR: usize = 4096;
 
 /// The rest of the sectors repeats after so many bytes, which is far longer than what is compressed at once.
 const POOL_BYTES: usize = 8 << 20;
+
+/// What says which sector it is, in bytes.
+const STAMP: usize = 24;
 
 /// What two files have in common moves by so much, in bytes.
 const FILE_SHIFT: usize = 1 << 20;
@@ -43,27 +46,49 @@ impl Content {
         let mut at = (at + file * FILE_SHIFT) % POOL_BYTES;
         for (number, sector) in (0..).zip(buf.chunks_exact_mut(SECTOR)) {
             sector.copy_from_slice(&self.0[at..at + SECTOR]);
-            sector[..16].copy_from_slice(&stamp(offset + number * SECTOR as u64, version));
+            sector[..STAMP].copy_from_slice(&stamp(file, offset + number * SECTOR as u64, version));
             at = (at + SECTOR) % POOL_BYTES;
         }
     }
 }
 
 /// What a sector begins with.
-fn stamp(offset: u64, version: u64) -> [u8; 16] {
-    let mut stamp = [0; 16];
-    stamp[..8].copy_from_slice(&version.to_le_bytes());
-    stamp[8..].copy_from_slice(&offset.to_le_bytes());
+fn stamp(file: usize, offset: u64, version: u64) -> [u8; STAMP] {
+    let mut stamp = [0; STAMP];
+    for (place, number) in stamp.chunks_exact_mut(8).zip([version, file as u64, offset]) {
+        place.copy_from_slice(&number.to_le_bytes());
+    }
     stamp
 }
 
-/// Whether all sectors of `buf` are those of version 1 that belong at `offset`.
-pub(super) fn verify(offset: u64, buf: &[u8]) -> Result {
+/// Whether all sectors of `buf` are those of version 1 that belong at `offset` of `file`.
+pub(super) fn verify(file: usize, offset: u64, buf: &[u8]) -> Result {
     for (number, sector) in (0..).zip(buf.chunks_exact(SECTOR)) {
         let at = offset + number * SECTOR as u64;
-        if sector[..16] != stamp(at, 1) {
-            return Err(format!("the sector at {at} holds something else than was written"));
+        if sector[..STAMP] != stamp(file, at, 1) {
+            return Err(format!(
+                "the sector at {at} of file {file} holds something else than was written"
+            ));
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sectors_of_another_file_place_or_version_are_noticed() {
+        let content = Content::new(1);
+        let mut buf = vec![0; 4 * SECTOR];
+        let filled = |file, offset, version, buf: &mut [u8]| {
+            content.fill(file, offset, version, buf);
+            verify(1, 8 << 20, buf)
+        };
+        assert_eq!(filled(1, 8 << 20, 1, &mut buf), Ok(()));
+        for (file, offset, version) in [(2, 8 << 20, 1), (1, 16 << 20, 1), (1, 8 << 20, 2)] {
+            assert!(filled(file, offset, version, &mut buf).is_err(), "{file} {offset} {version}");
+        }
+    }
 }

@@ -87,7 +87,7 @@ impl Work {
         {
             let side = open()?;
             let file = side.file("one")?;
-            rows.push(timed("read", || read(&side, &file, bytes))?);
+            rows.push(timed("read", || read(&side, &file, 0, bytes))?);
         }
         {
             let side = open()?;
@@ -96,7 +96,7 @@ impl Work {
                 let mut buf = vec![0; SECTOR];
                 for offset in self.places(1) {
                     side.read(&file, offset, &mut buf)?;
-                    verify(offset, &buf)?;
+                    verify(0, offset, &buf)?;
                 }
                 Ok(())
             })?);
@@ -127,7 +127,7 @@ impl Work {
             let side = open()?;
             let files = ["two", "three"].map(|name| side.file(name));
             rows.push(timed("read, 2 threads", || {
-                both(&files, |_, file| read(&side, file, half))
+                both(&files, |number, file| read(&side, file, number, half))
             })?);
         }
         let changed = self.places(2).collect();
@@ -271,11 +271,11 @@ fn write<S: Side>(
     Ok(())
 }
 
-fn read<S: Side>(side: &S, file: &S::File, bytes: u64) -> Result {
+fn read<S: Side>(side: &S, file: &S::File, number: usize, bytes: u64) -> Result {
     let mut buf = vec![0; REQUEST];
     for offset in (0..bytes).step_by(REQUEST) {
         side.read(file, offset, &mut buf)?;
-        verify(offset, &buf)?;
+        verify(number, offset, &buf)?;
     }
     Ok(())
 }

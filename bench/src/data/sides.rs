@@ -23,7 +23,7 @@ use crate::measure::drop_caches;
 pub(super) enum Way {
     /// It may wait in memory.
     Buffered,
-    /// It is on the device when it returned.
+    /// Past the page cache, or leaving nothing in our buffer.
     Direct,
 }
 
