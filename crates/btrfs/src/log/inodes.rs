@@ -1,7 +1,9 @@
 //! Inodes of a log: the inode item, attributes that are gone, and how many names there are in the end.
 
+use std::collections::HashSet;
+
 use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_refs};
-use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_btrfs_format::{Ino, ItemType, Key};
 use offshoot_vfs::{Error, FileType, Result};
 use zerocopy::IntoBytes;
 
@@ -100,6 +102,7 @@ impl Replay<'_, '_> {
 
     /// Counts the names of all inodes of which the log may have changed some. Those that have none are orphans.
     pub(super) fn count_links(&mut self) -> Result<()> {
+        let mut attached = HashSet::from([Ino::ROOT_DIR.0]);
         while let Some(ino) = self.uncounted.pop_last() {
             let file = self.file(ino);
             let mut item = self.inode(ino)?.ok_or_else(|| no_such_file(file))?;
@@ -107,6 +110,9 @@ impl Replay<'_, '_> {
             if is_directory && count > 1 {
                 let problem = "with the log the directory has several names";
                 return Err(Error::corrupt("inode ref", problem).in_file(file));
+            }
+            if is_directory {
+                self.require_attached(ino, &mut attached)?;
             }
             if is_directory && count == 0 {
                 self.drop_all_entries(ino)?;
@@ -119,7 +125,27 @@ impl Replay<'_, '_> {
             if count == 0 {
                 self.put(orphan_key(ino), &[])?;
             }
+            self.require_little()?;
         }
+        Ok(())
+    }
+
+    /// # Errors
+    /// When the directory is below itself: the way up from it ends neither at the root nor at an orphan. Directories that are known to be in order are in
+    /// `attached`.
+    fn require_attached(&self, dir: u64, attached: &mut HashSet<u64>) -> Result<()> {
+        let (mut at, mut way) = (dir, HashSet::new());
+        while !attached.contains(&at) {
+            if !way.insert(at) {
+                let problem = "with the log the directory is below itself";
+                return Err(Error::corrupt("inode ref", problem).in_file(self.file(dir)));
+            }
+            match self.parent(at)? {
+                Some(parent) => at = parent,
+                None => break,
+            }
+        }
+        attached.extend(way);
         Ok(())
     }
 

@@ -8,10 +8,10 @@ use offshoot_btrfs_format::dir::{DirEntry, dir_entries, extref_hash, name_hash};
 use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::space::DirLogItem;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{Error, Place, Result};
+use offshoot_vfs::{Error, FileType, Place, Result};
 
 use super::replay::Replay;
-use crate::inode::logged;
+use crate::inode::{logged, type_of};
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
@@ -27,6 +27,10 @@ impl From<InodeName<'_>> for Name {
     fn from(one: InodeName<'_>) -> Self {
         Self { dir: one.parent, index: one.index, bytes: one.name.to_vec() }
     }
+}
+
+fn is_of_names(item_type: ItemType) -> bool {
+    matches!(item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF)
 }
 
 /// The names in an INODE_REF or INODE_EXTREF item.
@@ -161,7 +165,7 @@ impl Replay<'_, '_> {
     pub(super) fn replay_entry(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let (dir, index) = (key.objectid, key.offset);
         let DirEntry { name, location, .. } = only_entry(data)?;
-        if self.inode(dir)?.is_none() {
+        if !self.has_directory(key, dir)? {
             return Err(self.wrong(key, "an entry of a directory that there is not"));
         }
         let by_name = self.target_of_name(dir, name)?;
@@ -192,6 +196,31 @@ impl Replay<'_, '_> {
             return Ok(());
         }
         self.link(ino, &new)
+    }
+
+    /// Whether the subvolume has the inode `dir`, which `key` of the log says is a directory.
+    ///
+    /// # Errors
+    /// When it is none.
+    fn has_directory(&self, key: Key, dir: u64) -> Result<bool> {
+        match self.inode(dir)? {
+            Some(item) if type_of(&item)? != FileType::Directory => {
+                Err(self.wrong(key, "a name in what is no directory"))
+            }
+            found => Ok(found.is_some()),
+        }
+    }
+
+    /// The directory that the first name of an inode is in, if it has a name.
+    pub(super) fn parent(&self, ino: u64) -> Result<Option<u64>> {
+        let first = Key::new(ino, ItemType::INODE_REF, 0);
+        let cursor = Cursor::seek(self.volume, self.root()?, first)?;
+        match cursor.item() {
+            Some((key, data)) if key.objectid == ino && is_of_names(key.item_type) => {
+                Ok(names_of(key, data)?.first().map(|name| name.dir))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Whether the log has this name of the inode.
@@ -231,7 +260,7 @@ impl Replay<'_, '_> {
         }
         for name in &new {
             // A directory that was deleted takes the name with it.
-            if self.inode(name.dir)?.is_some() {
+            if self.has_directory(key, name.dir)? {
                 self.link(ino, name)?;
             }
         }

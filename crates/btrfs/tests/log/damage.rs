@@ -35,27 +35,27 @@ fn logged(judges: &Judges, shape: Shape) -> Disks {
     )
 }
 
-fn in_memory(disks: &Disks) -> Vec<Arc<MemoryDevice>> {
+pub(crate) fn in_memory(disks: &Disks) -> Vec<Arc<MemoryDevice>> {
     disks.devices().into_iter().map(|below| Arc::new(MemoryDevice::over(below))).collect()
 }
 
-fn shared(members: &[Arc<MemoryDevice>]) -> Vec<Arc<dyn BlockDevice>> {
+pub(crate) fn shared(members: &[Arc<MemoryDevice>]) -> Vec<Arc<dyn BlockDevice>> {
     members.iter().map(|member| Arc::new(member.snapshot()) as Arc<dyn BlockDevice>).collect()
 }
 
 /// A block of a log, and all places where it lies on the first member.
-struct Block {
-    logical: u64,
-    bytes: Vec<u8>,
-    places: Vec<u64>,
+pub(crate) struct Block {
+    pub(crate) logical: u64,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) places: Vec<u64>,
 }
 
-fn number(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
 /// The blocks of all logs, the roots first.
-fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
+pub(crate) fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
     let image = std::fs::read(&disks.images()[0]).expect("an image");
     let volume = at_commit(disks.devices());
     let generation = volume.superblock().generation.0 + 1;

@@ -10,12 +10,14 @@
 //! | `workloads` | the numbered workloads of the crash explorer, done by the kernel |
 //! | `calls` | the operations of a workload as system calls |
 //! | `damage` | logs that are damaged, opened without, and thrown away |
+//! | `lies` | logs whose checksums are right and that cannot be true |
 //! | `crash` | power cuts while we replay |
 
 mod calls;
 mod crash;
 mod cut;
 mod damage;
+mod lies;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod scenarios;

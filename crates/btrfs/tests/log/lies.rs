@@ -1,0 +1,154 @@
+//! Logs whose checksums are right and that cannot be true: an error, and nothing is written.
+
+use std::ops::Range;
+use std::path::Path;
+
+use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_vfs::Error;
+
+use crate::cut::{PLAIN, Shape, at_commit, cut, logs, shell};
+use crate::damage::{Block, in_memory, log_blocks, number, shared};
+
+const INODE_REF: u8 = 12;
+const DIR_INDEX: u8 = 96;
+
+/// An item of a leaf of a log.
+struct Item<'a> {
+    leaf: &'a mut [u8],
+    header: usize,
+}
+
+impl Item<'_> {
+    fn set(&mut self, at: usize, value: u64) {
+        self.leaf[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// The inode, the type, and the last number of the key.
+    fn key(&self) -> (u64, u8, u64) {
+        let at = self.header;
+        (number(self.leaf, at), self.leaf[at + 8], number(self.leaf, at + 9))
+    }
+
+    fn set_inode(&mut self, ino: u64) {
+        self.set(self.header, ino);
+    }
+
+    fn set_offset(&mut self, offset: u64) {
+        self.set(self.header + 9, offset);
+    }
+
+    fn data(&self) -> Range<usize> {
+        let field = |at: usize| {
+            u32::from_le_bytes(self.leaf[at..at + 4].try_into().expect("4 bytes")) as usize
+        };
+        let start = 101 + field(self.header + 17);
+        start..start + field(self.header + 21)
+    }
+
+    /// Has an entry lead to another inode.
+    fn set_location(&mut self, ino: u64) {
+        self.set(self.data().start, ino);
+    }
+}
+
+/// What opening the volume says, in memory and on the devices, with a log in which `lie` changed `count` items.
+fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> [Option<Error>; 2] {
+    let superblock = at_commit(cut.devices()).superblock().clone();
+    let members = in_memory(cut);
+    let mut lies = 0;
+    for Block { mut bytes, places, .. } in log_blocks(cut, superblock.node_size as usize) {
+        if bytes[100] > 0 {
+            continue;
+        }
+        let items = u32::from_le_bytes(bytes[96..100].try_into().expect("4 bytes")) as usize;
+        for slot in 0..items {
+            let mut item = Item { leaf: &mut bytes, header: 101 + 25 * slot };
+            let before = item.key();
+            if lie(&mut item) {
+                println!("{before:?} became {:?}", item.key());
+                lies += 1;
+            }
+        }
+        offshoot_btrfs_format::encode::seal_block(&mut bytes, superblock.checksum);
+        for place in places {
+            members[0].write_at(place, &bytes).expect("memory");
+        }
+    }
+    assert_eq!(lies, count, "the log has what is to be changed");
+    [Volume::open, Volume::open_writable].map(|open| {
+        let devices = shared(&members);
+        let error = open(devices.clone(), &OpenOptions::default()).err();
+        if error.is_some() {
+            let found = at_commit(devices).superblock().clone();
+            assert!(found.log_is_pending() && found.generation == superblock.generation);
+        }
+        error
+    })
+}
+
+#[track_caller]
+fn assert_corrupt(errors: [Option<Error>; 2], problem: &str) {
+    for error in errors {
+        let is_it = matches!(&error, Some(Error::Corrupt(_)))
+            && error.as_ref().is_some_and(|error| error.to_string().contains(problem));
+        assert!(is_it, "`{problem}` expected: {error:?}");
+    }
+}
+
+fn of(judges: &Judges, mkfs: &'static str, before: &str, after: &str) -> Disks {
+    let script = |script: String| move |path: &Path| shell(path, &script);
+    let shape = Shape { mkfs, ..PLAIN };
+    let cut = cut(judges, shape, script(before.to_owned()), script(after.to_owned()));
+    assert_eq!(logs(&cut), 1);
+    cut
+}
+
+/// A name in a regular file would be an item of a directory there, and would make the file longer.
+#[test]
+fn a_name_in_a_regular_file() {
+    let Some(judges) = judges::require() else { return };
+    // d is 257, f 258, g 259.
+    let cut = of(&judges, "", "mkdir d; echo 1 > f; echo 2 > g", "ln g d/n; sync d");
+    let is_entry = |(ino, item_type, _): (u64, u8, u64)| ino == 257 && item_type == DIR_INDEX;
+    let errors = with_lies(&cut, 1, |item| {
+        let is_it = is_entry(item.key());
+        if is_it {
+            item.set_inode(258);
+        }
+        is_it
+    });
+    assert_corrupt(errors, "a name in what is no directory");
+
+    let cut = of(&judges, "", "mkdir d; echo 1 > f", "echo 2 > d/g; sync d/g");
+    let errors = with_lies(&cut, 1, |item| {
+        let is_it = item.key() == (259, INODE_REF, 257);
+        if is_it {
+            item.set_offset(258);
+        }
+        is_it
+    });
+    assert_corrupt(errors, "a name in what is no directory");
+}
+
+/// A directory that moves into one that is in it: nobody would find either any more.
+#[test]
+fn a_directory_below_itself() {
+    let Some(judges) = judges::require() else { return };
+    // d is 257, e 258.
+    let cut = of(&judges, "", "mkdir d d/e", "mv d x; sync .");
+    let errors = with_lies(&cut, 2, |item| match item.key() {
+        (256, DIR_INDEX, _) => {
+            item.set_location(9999);
+            true
+        }
+        (257, INODE_REF, 256) => {
+            item.set_offset(258);
+            true
+        }
+        _ => false,
+    });
+    assert_corrupt(errors, "the directory is below itself");
+}
