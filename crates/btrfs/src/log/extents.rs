@@ -86,9 +86,14 @@ impl Replay<'_, '_> {
         let bytes = |len: u64| usize::try_from(len / sector).expect("within an item") * sum_len;
         let mut cursor = Cursor::seek_floor(self.volume, self.log, key(range.start))?;
         while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < key(range.end)) {
+            // The floor may be an item of something else.
+            if found < key(0) {
+                cursor.advance()?;
+                continue;
+            }
             let covers = found.offset..found.offset + (data.len() / sum_len) as u64 * sector;
             let (from, to) = (covers.start.max(range.start), covers.end.min(range.end));
-            if found >= key(0) && from < to {
+            if from < to {
                 let sums = &data[bytes(from - covers.start)..bytes(to - covers.start)];
                 if has_checksums(self.volume, Logical(from), to - from)? {
                     remove_checksums(self.handle, Logical(from), to - from)?;

@@ -14,6 +14,7 @@ use crate::damage::{Block, in_memory, log_blocks, number, shared};
 
 const INODE_REF: u8 = 12;
 const DIR_INDEX: u8 = 96;
+const EXTENT_DATA: u8 = 108;
 
 /// An item of a leaf of a log.
 struct Item<'a> {
@@ -151,4 +152,24 @@ fn a_directory_below_itself() {
         _ => false,
     });
     assert_corrupt(errors, "the directory is below itself");
+}
+
+/// An extent whose log has no checksums, with an item before where they would be that reaches to the end of all numbers.
+#[test]
+fn an_item_at_the_end_of_all_numbers_before_the_checksums() {
+    let Some(judges) = judges::require() else { return };
+    let cut = of(
+        &judges,
+        "-O ^no-holes",
+        "touch n h; chattr +C n",
+        "head -c 8192 /dev/zero > n; sync n; truncate -s 4096 h; sync h",
+    );
+    let errors = with_lies(&cut, 1, |item| {
+        let is_it = item.key() == (258, EXTENT_DATA, 0);
+        if is_it {
+            item.set_offset(0xffff_ffff_ffff_e000);
+        }
+        is_it
+    });
+    assert!(errors.iter().all(Option::is_none), "a hole that far is no harm: {errors:?}");
 }
