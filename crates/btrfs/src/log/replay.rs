@@ -14,8 +14,8 @@
 //! Nothing here tells when: the times of inodes are those of the log, and of the subvolume where the log has none. So the same log gives the same
 //! volume however often it is replayed in memory.
 //!
-//! All is one transaction, whose blocks stay in memory up to its commit: [`OpenOptions::replay_bytes`] bounds them. What it takes was not reserved: room is looked for
-//! at the beginning. Where there is not enough of one or the other, it ends with an error and the devices are as they were.
+//! All is one transaction, whose blocks stay in memory up to its commit: [`OpenOptions::replay_bytes`] bounds them. What it takes was not reserved: room
+//! for the most that it may take is made at the beginning. Where there is not enough of one or the other, it ends with an error and the devices are as they were.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
@@ -40,7 +40,7 @@ pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> R
     })?;
     let logs = volume.log_trees()?;
     let mut taken = Taken::take(&volume, &logs)?;
-    make_room(&volume, &logs, &taken)?;
+    make_room(&volume, &logs, &taken, options.replay_bytes)?;
     let handle = volume.enter()?;
     for log in &logs {
         match handle.tree(log.subvolume) {
@@ -62,8 +62,9 @@ pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> R
     volume.commit_over(0, Cause::Asked)
 }
 
-/// Has as much metadata free as replaying may take at most, if the volume has that.
-fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>) -> Result<()> {
+/// Has as much metadata free as replaying may take at most, if the volume has that. How much of it a log takes does not show in its size: one item
+/// can remove all names of a directory, or all extents of a file.
+fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u64) -> Result<()> {
     let live = volume.live()?;
     let mut trees = live.space.pending.tree_bytes.load(Ordering::Relaxed);
     for log in logs {
@@ -72,10 +73,9 @@ fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>) -> Result<()>
             tree => trees = trees.saturating_add(tree?.used.load(Ordering::Relaxed)),
         }
     }
-    // Each block is copied once, and leaves that grow are a third full at least.
-    let copies_and_growth = trees.saturating_add(3 * taken.block_bytes());
-    let item_by_item = live.space.cost(taken.items().saturating_mul(3));
-    volume.look_for_room(copies_and_growth.min(item_by_item))
+    // Each block is copied once. An orphan item, in a leaf that is a third full, is less than a quarter of what the tree has of its inode.
+    let changed = trees.saturating_add(trees / 4).saturating_add(taken.growth_bytes());
+    volume.look_for_room(live.space.cost_of_a_batch(changed.min(most_bytes)))
 }
 
 /// The replay of the log of one subvolume.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
+use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, Extent};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
@@ -14,6 +15,7 @@ use offshoot_vfs::{Error, Result};
 
 use super::LogTree;
 use crate::block::TreeBlock;
+use crate::space::growth_bytes;
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{TreeRoot, with_item};
@@ -33,8 +35,8 @@ pub(super) struct Taken<'v> {
     blocks: Vec<Logical>,
     /// New extents of data by their address.
     extents: BTreeMap<u64, NewExtent>,
-    /// The items of all logs.
-    items: u64,
+    /// What the items of all logs may add to trees, in bytes.
+    growth_bytes: u64,
 }
 
 fn contradiction(logical: Logical, problem: &str) -> Error {
@@ -47,7 +49,8 @@ impl<'v> Taken<'v> {
     /// # Errors
     /// When a log is damaged, or holds what is not free.
     pub(super) fn take(volume: &'v Engine, logs: &[LogTree]) -> Result<Self> {
-        let mut taken = Self { volume, blocks: Vec::new(), extents: BTreeMap::new(), items: 0 };
+        let mut taken =
+            Self { volume, blocks: Vec::new(), extents: BTreeMap::new(), growth_bytes: 0 };
         let roots = volume.log_root_tree().into_iter().chain(logs.iter().map(|log| log.root));
         for root in roots {
             taken.walk(&root.expected())?;
@@ -55,14 +58,9 @@ impl<'v> Taken<'v> {
         Ok(taken)
     }
 
-    /// What the blocks take, in bytes.
-    pub(super) fn block_bytes(&self) -> u64 {
-        self.blocks.len() as u64 * self.node_size()
-    }
-
-    /// How many items there are.
-    pub(super) fn items(&self) -> u64 {
-        self.items
+    /// What the items may add to trees, in bytes.
+    pub(super) fn growth_bytes(&self) -> u64 {
+        self.growth_bytes
     }
 
     fn node_size(&self) -> u64 {
@@ -97,9 +95,10 @@ impl<'v> Taken<'v> {
     }
 
     fn leaf(&mut self, leaf: &TreeBlock) -> Result<()> {
-        self.items += leaf.len() as u64;
         for slot in 0..leaf.len() {
-            if leaf.key(slot).item_type != ItemType::EXTENT_DATA {
+            let item_type = leaf.key(slot).item_type;
+            self.growth_bytes += growth_bytes(item_bytes(item_type, leaf.data(slot).len()), 0);
+            if item_type != ItemType::EXTENT_DATA {
                 continue;
             }
             let extent = FileExtent::parse(leaf.data(slot)).map_err(malformed)?;
@@ -147,6 +146,13 @@ impl<'v> Taken<'v> {
             handle.pin(Logical(at), extent.len);
         }
     }
+}
+
+/// What an item of a log with `len` bytes may become, in bytes of items of all trees: a name is in two items of the directory too, which are 110 bytes longer than
+/// what one of many names of an inode is here; an extent has an item of its own, and splits what it lies in, and free space.
+fn item_bytes(item_type: ItemType, len: usize) -> u64 {
+    let is_name = matches!(item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF);
+    (ITEM_SIZE + len) as u64 * if is_name { 12 } else { 3 }
 }
 
 /// Whether the extent tree has this extent of data.

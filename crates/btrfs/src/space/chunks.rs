@@ -110,13 +110,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out where `bytes` of metadata are free, and allocates a chunk if that is less and there is place for one. The caller
-    /// must hold no handle.
+    /// Finds out where metadata is free, everywhere, and allocates chunks while `bytes` are not and there is place for one. The caller must hold no handle.
     pub(crate) fn look_for_room(&self, bytes: u64) -> Result<()> {
         let metadata = self.live()?.space.ledger(Purpose::Metadata);
         let is_wanted = || metadata.free() < bytes;
-        self.look_around(Purpose::Metadata, is_wanted)?;
-        self.try_grow(Purpose::Metadata, is_wanted).map(drop)
+        self.look_around(Purpose::Metadata, || true)?;
+        while is_wanted() && self.try_grow(Purpose::Metadata, is_wanted)? {}
+        if is_wanted() {
+            self.remove_empty(false)?;
+            while is_wanted() && self.try_grow(Purpose::Metadata, is_wanted)? {}
+        }
+        Ok(())
     }
 
     /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes or removes a chunk notes it anew, but where

@@ -220,6 +220,13 @@ impl Space {
         whole + copies + growth + growth + growth / 4 + fixed
     }
 
+    /// The worst case of taking blocks of so many bytes in one transaction, and of its commit, in bytes of metadata. What the commit frees, and copies for that,
+    /// is as much again as its trees have.
+    pub(crate) fn cost_of_a_batch(&self, bytes: u64) -> u64 {
+        let blocks = (bytes / self.node_size).saturating_mul(self.block_cost());
+        blocks.saturating_add(2 * self.commit_cost())
+    }
+
     /// By how much what a removal finds may become less when trees become less full.
     fn drift(&self) -> u64 {
         let whole = self.pending.tree_bytes.load(Relaxed);
