@@ -7,7 +7,7 @@
 //! fsync has returned.
 
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Step, Workload, seed};
+use offshoot_testkit::crash::{Op, Step, Workload, seed};
 use offshoot_testkit::disks::{Disks, Mount};
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::random::Random;
@@ -61,7 +61,9 @@ fn run_together(judges: &Judges, shape: Shape, workloads: &[Workload], tally: &m
         tally.judged += 1;
         tally.logs += logs(&cut);
         let fs = read_only(cut.devices());
-        for Done { workload, promise } in &done {
+        for Done { workload, promise } in
+            done.iter().filter(|done| !moves_directories(done.workload))
+        {
             let root = directory(workload);
             assert_eq!(promise.found_in(&fs, &root), *promise, "{shape:?} {workload}");
         }
@@ -74,6 +76,11 @@ fn run_together(judges: &Judges, shape: Shape, workloads: &[Workload], tally: &m
 struct Done<'w> {
     workload: &'w Workload,
     promise: Promise,
+}
+
+/// Whether a workload exchanges names: then a directory above a file may be elsewhere, and an fsync of the file does not promise that this lasts.
+fn moves_directories(workload: &Workload) -> bool {
+    workload.steps.iter().any(|step| matches!(step, Step::Do(Op::Exchange(..))))
 }
 
 /// The subvolume in which a workload is done.
