@@ -50,7 +50,7 @@ pub use block::TreeBlock;
 pub use filesystem::Filesystem;
 pub use handle::Volume;
 pub use inode::compression::Compress;
-pub use log::{LogTree, LostLog};
+pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use subvolume::{SubvolumeInfo, Subvolumes};

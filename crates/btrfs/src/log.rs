@@ -31,6 +31,7 @@
 //! The parts: `space` keeps what the log holds from being allocated, `replay` says in which order everything is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
 
 mod extents;
+mod failure;
 mod inodes;
 mod names;
 mod replay;
@@ -48,6 +49,7 @@ use crate::SubvolumeId;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::{Change, Engine, OpenOptions, Report};
+pub use failure::LogFailure;
 pub use zero::LostLog;
 
 /// The log of one subvolume.

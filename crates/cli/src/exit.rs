@@ -6,6 +6,7 @@
 
 use std::{fmt, io};
 
+use offshoot_btrfs::LogFailure;
 use offshoot_vfs::{self as vfs, Errno, OsReason};
 
 use crate::output::Console;
@@ -44,8 +45,6 @@ pub(crate) enum Failure {
     Usage(String),
     /// Opening or reading the volume failed.
     Volume(vfs::Error),
-    /// Opening the volume failed, and without the log that is pending it opens.
-    Log(vfs::Error),
     /// The host failed outside the volume, while doing what the text says.
     Host(String, io::Error),
     /// Writing to standard output failed.
@@ -62,7 +61,7 @@ impl Failure {
     pub(crate) fn status(&self) -> ExitStatus {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
-            Self::Volume(error) | Self::Log(error) => ExitStatus::of(error),
+            Self::Volume(error) => ExitStatus::of(error),
             Self::Host(..) | Self::Output(_) => ExitStatus::Failed,
             Self::Reported(status) => *status,
         }
@@ -88,12 +87,15 @@ impl Failure {
         if let Self::Volume(vfs::Error::Posix { errno: Errno::NODEV, .. }) = self {
             console.detail(&"name it with --device, or read without it with --degraded");
         }
-        if let Self::Log(_) = self {
-            console.detail(&"read what was there before it with --ignore-log");
-            console.detail(
-                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`",
-            );
-        }
+        let Self::Volume(error) = self else { return };
+        let Some(failure) = LogFailure::of(error) else { return };
+        console.detail(&"read what was there before it with --ignore-log");
+        console.detail(match failure {
+            LogFailure::Damaged => {
+                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`"
+            }
+            LogFailure::NotReplayed => &"or have the kernel replay it: mount the volume once",
+        });
     }
 }
 
@@ -102,7 +104,6 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) => f.write_str(message),
             Self::Volume(error) => error.fmt(f),
-            Self::Log(error) => write!(f, "the pending tree log: {error}"),
             Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
             Self::Output(error) => write!(f, "standard output: {}", OsReason(error)),
             Self::Reported(_) => Ok(()),

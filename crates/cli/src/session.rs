@@ -113,11 +113,10 @@ impl Session {
             ..OpenOptions::default()
         };
         let opened = match access {
-            Access::Write if !is_stored => Volume::open_writable(devices.clone(), &options),
-            _ => Volume::open(devices.clone(), &options),
+            Access::Write if !is_stored => Volume::open_writable(devices, &options),
+            _ => Volume::open(devices, &options),
         };
-        let volume = opened.map_err(|error| of_the_log(error, devices, &options))?;
-        Ok(Self { volume, reports })
+        Ok(Self { volume: opened?, reports })
     }
 
     /// What the library reported so far.
@@ -148,15 +147,6 @@ impl Session {
             return Err(Error::posix(Errno::INVAL, what).into());
         }
         Ok(TreeId(file.dev))
-    }
-}
-
-/// Why a volume could not be opened, when it can be opened without the log that is pending: then that is why.
-fn of_the_log(error: Error, devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Failure {
-    let options = OpenOptions { ignore_log: true, reporter: None, ..options.clone() };
-    match Volume::open(devices, &options) {
-        Ok(volume) if volume.superblock().log_is_pending() => Failure::Log(error),
-        _ => error.into(),
     }
 }
 

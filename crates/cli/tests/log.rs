@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::run::run;
 
 fn offshoot(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_offshoot")).args(arguments).output().expect("it runs")
@@ -49,6 +50,7 @@ fn what_was_synced_is_read_and_kept() {
     assert!(done(&["info", "--json", image]).contains("\"log_pending\":true"));
     let refused = offshoot(&["mkdir", "--ignore-log", &format!("{image}:/dir")]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(!String::from_utf8_lossy(&refused.stderr).contains("zero-log"), "{refused:?}");
     done(&["mkdir", &format!("{image}:/dir")]);
     assert_eq!(done(&["cat", "--ignore-log", &place]), "newer");
     assert_eq!(done(&["dump", "log", image]), "");
@@ -73,7 +75,7 @@ fn a_damaged_log_has_two_ways_on() {
         let output = offshoot(arguments);
         assert_eq!(output.status.code(), Some(3), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr);
-        for words in ["the pending tree log: ", "checksum", "--ignore-log", "rescue zero-log"] {
+        for words in ["pending tree log: ", "checksum", "--ignore-log", "rescue zero-log"] {
             assert!(said.contains(words), "{words:?} is not said: {said}");
         }
     }
@@ -83,4 +85,35 @@ fn a_damaged_log_has_two_ways_on() {
     assert_eq!(done(&["cat", &place]), "old");
     assert!(done(&["rescue", "zero-log", image]).contains("no log is pending"));
     cut.assert_checks();
+}
+
+/// A sound log that cannot be replayed here is nothing to throw away.
+#[test]
+fn zero_log_is_offered_for_damaged_logs_only() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let mount = disks.mount("rw,noatime,commit=300");
+    let path = mount.path().join("x");
+    run("btrfs", &["quota", "enable", mount.path().to_str().expect("a plain path")]);
+    std::fs::write(&path, "old").expect("a file");
+    mount.sync();
+    std::fs::write(&path, "newer").expect("a file");
+    File::open(&path).and_then(|file| file.sync_all()).expect("an fsync");
+    let cut = disks.copy(&judges);
+    drop(mount);
+    let image = cut.images()[0].to_str().expect("a plain path");
+    let (place, dir) = (format!("{image}:/x"), format!("{image}:/dir"));
+    let refused = offshoot(&["mkdir", &dir]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    for words in ["replaying the pending tree log: ", "quotas", "--ignore-log", "kernel"] {
+        assert!(said.contains(words), "{words:?} is not said: {said}");
+    }
+    assert!(!said.contains("zero-log"), "{said}");
+    let refused = offshoot(&["mkdir", "--ignore-log", &dir]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!said.contains("zero-log") && !said.contains("read what was"), "{said}");
+    assert_eq!(done(&["cat", &place]), "newer");
 }

@@ -25,36 +25,38 @@ use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use super::LogTree;
+use super::failure::{in_log, in_volume};
 use super::space::Taken;
 use crate::subvolume::{malformed, root_item_key};
 use crate::transaction::{Cause, Handle};
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::{Change, Engine, OpenOptions};
 
-/// Replays the pending log of the volume, and commits.
+/// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what errors are about.
 pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {
     let options = OpenOptions { delayed_items: false, commit_interval: None, ..options.clone() };
-    let volume = engine.into_writable(&options, change).map_err(|error| match error {
-        Error::Unsupported(what) => Error::Unsupported(format!("replaying the tree log: {what}")),
-        other => other,
-    })?;
+    let volume = engine.into_writable(&options, change).map_err(in_volume)?;
+    replay_into(&volume, options.replay_bytes).map_err(in_log)
+}
+
+fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
     let logs = volume.log_trees()?;
-    let mut taken = Taken::take(&volume, &logs)?;
-    make_room(&volume, &logs, &taken, options.replay_bytes)?;
+    let mut taken = Taken::take(volume, &logs)?;
+    make_room(volume, &logs, &taken, replay_bytes)?;
     let handle = volume.enter()?;
     for log in &logs {
         match handle.tree(log.subvolume) {
             Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
             found => {
                 let tree = found?.id;
-                let replay = Replay::new(&handle, log, tree, &mut taken, options.replay_bytes);
+                let replay = Replay::new(&handle, log, tree, &mut taken, replay_bytes);
                 replay.run()?;
             }
         }
     }
     taken.give_up(&handle);
     // The superblock says that there is no log any more, so there is a commit, whatever was in the log.
-    let some_root = root_item_key(&volume, TreeId::FS)?;
+    let some_root = root_item_key(volume, TreeId::FS)?;
     let touch = |data: Option<&[u8]>| Ok(data.unwrap_or_default().to_vec());
     handle.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, touch))?;
     drop(handle);
