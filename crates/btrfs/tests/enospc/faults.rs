@@ -47,12 +47,15 @@ enum Outcome {
 }
 
 impl Outcome {
-    fn of<T>(result: &Result<T, Error>) -> Self {
+    fn of<T>(fs: &Filesystem, result: &Result<T, Error>) -> Self {
+        let has_ended = || fs.sync().is_err_and(|error| error.errno() == Errno::ROFS);
         match result {
             Ok(_) => Self::Done,
             Err(Error::Io { .. } | Error::Corrupt(_)) => Self::Failed,
             Err(error) if error.errno() == Errno::NOSPC => Self::NoRoom,
             Err(error) if error.errno() == Errno::ROFS => Self::Ended,
+            // A removal that failed, and ended all writing by that, may have taken the name.
+            Err(error) if error.errno() == Errno::NOENT && has_ended() => Self::Ended,
             Err(error) => panic!("{error}"),
         }
     }
@@ -131,7 +134,7 @@ impl Prepared {
         assert!(space.tickets_failed > 0 || stays_buffered, "{state}, nobody told: {space:#?}");
         // What was acknowledged is stored, unless all writing ended.
         trap.disarm();
-        let synced = Outcome::of(&fs.sync());
+        let synced = Outcome::of(&fs, &fs.sync());
         // What failed may have ended all writing with nobody there to see it.
         let is_told =
             if synced == Done { ended == 0 } else { synced == Ended && failed + ended > 0 };

@@ -60,18 +60,18 @@ impl Hand {
         let (outcome, change) = match (self.random.below(8), some) {
             (0, Some(name)) => {
                 let gone = fs.unlink(self.place(&name), AT);
-                (Outcome::of(&gone), Change::Gone(name))
+                (Outcome::of(fs, &gone), Change::Gone(name))
             }
             (1, Some(name)) => {
                 let to = self.new_name();
                 let moved = fs.rename(self.place(&name), self.place(&to), AT);
-                (Outcome::of(&moved), Change::Moved(name, to))
+                (Outcome::of(fs, &moved), Change::Moved(name, to))
             }
             (2..5, Some(name)) => return self.write(fs, &name),
             _ => {
                 let (name, id) = (self.new_name(), self.next);
                 let made = fs.create(self.place(&name), &NEW);
-                (Outcome::of(&made), Change::Made(name, id))
+                (Outcome::of(fs, &made), Change::Made(name, id))
             }
         };
         if outcome == Outcome::Done {
@@ -108,7 +108,7 @@ impl Hand {
         if written.is_ok() {
             self.lens.insert(id, len + more);
         }
-        Outcome::of(&written)
+        Outcome::of(fs, &written)
     }
 
     /// The directory holds what was synced, with the first so many changes since; all of them if `all`. Every file is as long as it was then, or
