@@ -6,6 +6,8 @@
 //! A file that was synced holds what it held then, and a directory has the names that it had then: the promise is looked up in the mounted volume when the
 //! fsync has returned.
 
+use std::collections::BTreeSet;
+
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Op, Step, Workload, seed};
 use offshoot_testkit::disks::{Disks, Mount};
@@ -129,10 +131,9 @@ fn some_workloads_of_two_operations() {
     let (generator, seed) = (Generator::default(), seed());
     let mut random = Random::new(seed);
     let count = std::env::var("OFFSHOOT_SWEEP").map_or(144, |n| n.parse().expect("a number"));
-    let pick = |_| {
-        let number = random.below(generator.twos() as u64);
-        generator.two(usize::try_from(number).expect("small"))
-    };
-    let workloads: Vec<_> = (0..2 * count).map(pick).filter(ends_with_fsync).take(count).collect();
+    let numbers: BTreeSet<_> =
+        (0..2 * count).map(|_| random.below(generator.twos() as u64)).collect();
+    let two = |number| generator.two(usize::try_from(number).expect("small"));
+    let workloads: Vec<_> = numbers.into_iter().map(two).filter(ends_with_fsync).collect();
     run(&workloads, &SHAPES);
 }
