@@ -43,7 +43,7 @@ pub(crate) mod xattr;
 
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::dir::{dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeItem, InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
@@ -179,6 +179,17 @@ pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId
     }
 }
 
+/// The entry called `name` in a DIR_ITEM or XATTR_ITEM item.
+pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<DirEntry<'d>>> {
+    for entry in dir_entries(data) {
+        let entry = entry.map_err(malformed)?;
+        if entry.name == name {
+            return Ok(Some(entry));
+        }
+    }
+    Ok(None)
+}
+
 fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
     let missing = || {
         let name = name.escape_ascii();
@@ -190,13 +201,7 @@ fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
     let root = tree_of(volume, dir)?;
     let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
     let found = delayed::with_item(volume, root, key, |data| {
-        for entry in dir_entries(data) {
-            let entry = entry.map_err(malformed)?;
-            if entry.name == name {
-                return Ok(Some(entry.location));
-            }
-        }
-        Ok(None)
+        Ok(entry_called(data, name)?.map(|entry| entry.location))
     })?;
     match found.flatten() {
         Some(location) => target(volume, dir, name, location),
@@ -331,13 +336,7 @@ pub(crate) fn xattrs(
 pub(crate) fn xattr(volume: &Engine, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
     let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
     let value = with_item(volume, tree_of(volume, file)?, key, |data| {
-        for entry in dir_entries(data) {
-            let entry = entry.map_err(malformed)?;
-            if entry.name == name {
-                return Ok(Some(entry.data.to_vec()));
-            }
-        }
-        Ok(None)
+        Ok(entry_called(data, name)?.map(|entry| entry.data.to_vec()))
     })?;
     value.flatten().ok_or_else(|| {
         Error::posix(Errno::NODATA, format!("xattr `{}` of {file}", name.escape_ascii()))

@@ -11,7 +11,7 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{Error, FileType, Place, Result};
 
 use super::replay::Replay;
-use crate::inode::{logged, type_of};
+use crate::inode::{entry_called, logged, type_of};
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
@@ -55,13 +55,7 @@ impl Replay<'_, '_> {
     fn target_of_name(&self, dir: u64, name: &[u8]) -> Result<Option<Key>> {
         let key = Key::new(dir, ItemType::DIR_ITEM, name_hash(name));
         let found = with_item(self.volume, self.root()?, key, |data| {
-            for entry in dir_entries(data) {
-                let entry = entry.map_err(malformed)?;
-                if entry.name == name {
-                    return Ok(Some(entry.location));
-                }
-            }
-            Ok(None)
+            Ok(entry_called(data, name)?.map(|entry| entry.location))
         })?;
         Ok(found.flatten())
     }
