@@ -16,6 +16,7 @@ mod prealloc;
 mod scratch;
 mod share;
 mod shift;
+mod sink;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ pub(crate) use prealloc::{first_gap, preallocate};
 use scratch::with_scratch;
 pub(crate) use share::share;
 pub(crate) use shift::shift;
+use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
     Inline, Sectors, insert_hole, store, store_inline, store_packed, store_preallocated, write_data,
 };
@@ -119,18 +121,28 @@ pub(crate) fn read_data(
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let range = range.start..range.end.min(data.size());
+    read_to(volume, data, range, &mut Visitor(visit))
+}
+
+/// Gives the data in `range`, which ends with the file, to `sink`.
+fn read_to(
+    volume: &Engine,
+    data: &FileData,
+    range: Range<u64>,
+    sink: &mut dyn Sink,
+) -> Result<()> {
     if range.is_empty() {
         return Ok(());
     }
     let runs = data.buffer.as_ref().map(|buffer| buffer.read().runs(&range));
     let mut at = range.start;
     for (start, run) in runs.unwrap_or_default() {
-        read_stored(volume, data, at..start, visit)?;
+        read_stored(volume, data, at..start, sink)?;
         let part = at.max(start)..range.end.min(start + run.len() as u64);
-        visit(part.start, &run[index(part.start - start)..index(part.end - start)])?;
+        sink.take(part.start, &run[index(part.start - start)..index(part.end - start)])?;
         at = part.end;
     }
-    read_stored(volume, data, at..range.end, visit)
+    read_stored(volume, data, at..range.end, sink)
 }
 
 /// Fills `buf` with what the file has from `offset` on, and gives how many bytes that were.
@@ -142,20 +154,17 @@ pub(crate) fn read_at(
 ) -> Result<usize> {
     let available = data.size().saturating_sub(offset);
     let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
-    buf[..len].fill(0);
     let range = offset..offset + len as u64;
     if let Some(next) = volume.read_ahead.next(data.file, &range) {
         prefetch_range(volume, data, next);
     }
-    read_data(volume, data, range, &mut |at, bytes| {
-        let start = index(at - offset);
-        buf[start..start + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    })?;
+    let mut filling = Filling::new(&mut buf[..len], offset);
+    read_to(volume, data, range, &mut filling)?;
+    filling.finish();
     Ok(len)
 }
 
-/// As [`read_data`], of what is in extents.
+/// As [`read_to`], of what is in extents.
 ///
 /// While a piece is read a commit may let its extent, which the file has no more, be used again. Then the piece
 /// is looked up anew, and what was read is not looked at.
@@ -163,13 +172,13 @@ fn read_stored(
     volume: &Engine,
     data: &FileData,
     range: Range<u64>,
-    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    sink: &mut dyn Sink,
 ) -> Result<()> {
     let mut at = range.start;
     while at < range.end {
         let epoch = volume.epoch();
         let still = || volume.epoch() == epoch;
-        at = match read_batches(volume, data, at..range.end, &still, visit)? {
+        at = match read_batches(volume, data, at..range.end, &still, sink)? {
             Some(at) => at,
             None => break,
         };
@@ -183,7 +192,7 @@ fn read_batches(
     data: &FileData,
     range: Range<u64>,
     still: &dyn Fn() -> bool,
-    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
     let mut pieces = data.pieces(volume, range)?;
     let mut batch = Vec::new();
@@ -200,7 +209,7 @@ fn read_batches(
     while !batch.is_empty() {
         pieces.fill(&mut next)?;
         hint(&next);
-        if let Some(at) = read_batch(volume, data, &mut batch, still, visit)? {
+        if let Some(at) = read_batch(volume, data, &mut batch, still, sink)? {
             return Ok(Some(at));
         }
         std::mem::swap(&mut batch, &mut next);
@@ -237,33 +246,33 @@ pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
 }
 
 /// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones decoded at once
-/// (`workers`), and gives them to `visit` in their order. Gives where it stopped, if `still` did not hold any more.
+/// (`workers`), and gives them to `sink` in their order. Gives where it stopped, if `still` did not hold any more.
 fn read_batch(
     volume: &Engine,
     data: &FileData,
     batch: &mut Vec<Piece>,
     still: &dyn Fn() -> bool,
-    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
     let is_alone = batch.len() == 1;
     let mut coming = VecDeque::new();
     for piece in batch.drain(..) {
         let is_packed = matches!(piece.source, Source::Compressed { .. }) && !is_alone;
         while coming.len() == MOST_DECODED || !is_packed && !coming.is_empty() {
-            coming.pop_front().map_or(Ok(()), |one: Decoding| one.finish(visit))?;
+            coming.pop_front().map_or(Ok(()), |one: Decoding| one.finish(sink))?;
         }
         let read = if is_packed {
             let decoding = Decoding::start(volume, data, &piece, still);
             decoding.map(|decoding| decoding.map(|one| coming.push_back(one)).is_some())
         } else {
-            read_piece(volume, data, &piece, still, visit)
+            read_piece(volume, data, &piece, still, sink)
         };
         if !matches!(read, Ok(true)) {
-            coming.into_iter().try_for_each(|one| one.finish(visit))?;
+            coming.into_iter().try_for_each(|one| one.finish(sink))?;
             return read.map(|_| Some(piece.start));
         }
     }
-    coming.into_iter().try_for_each(|one| one.finish(visit))?;
+    coming.into_iter().try_for_each(|one| one.finish(sink))?;
     Ok(None)
 }
 
@@ -301,20 +310,20 @@ impl Decoding {
         Ok(Some(Self { start: piece.start, wanted, extent, task }))
     }
 
-    /// Gives what it was decoded to to `visit`.
-    fn finish(self, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    /// Gives what it was decoded to to `sink`.
+    fn finish(self, sink: &mut dyn Sink) -> Result<()> {
         let bytes = self.task.finish().map_err(|e| at(e, self.extent))?;
-        visit(self.start, &bytes[bytes.len() - self.wanted..])
+        sink.take(self.start, &bytes[bytes.len() - self.wanted..])
     }
 }
 
-/// Reads, verifies and decodes one piece and gives it to `visit`, if `still` holds after it was read.
+/// Reads, verifies and decodes one piece and gives it to `sink`, if `still` holds after it was read.
 fn read_piece(
     volume: &Engine,
     data: &FileData,
     piece: &Piece,
     still: &dyn Fn() -> bool,
-    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    sink: &mut dyn Sink,
 ) -> Result<bool> {
     let wanted = index(piece.end - piece.start);
     let sector_size = volume.superblock().sector_size;
@@ -325,16 +334,25 @@ fn read_piece(
         if still() { result.map(|()| true) } else { Ok(false) }
     };
     match &piece.source {
-        Source::Plain { logical } => with_scratch(|buf| {
+        Source::Plain { logical } => {
             let lead = logical.0 % sector;
-            let from = Logical(logical.0 - lead);
-            buf.resize(index((lead + wanted as u64).next_multiple_of(sector)), 0);
-            if !read(from, buf)? {
-                return Ok(false);
+            let is_whole = lead == 0 && (wanted as u64).is_multiple_of(sector);
+            if let Some(room) = sink.room(piece.start, wanted).filter(|_| is_whole) {
+                let is_read = read(*logical, room).inspect_err(|_| room.fill(0))?;
+                if is_read {
+                    sink.took(wanted);
+                }
+                return Ok(is_read);
             }
-            visit(piece.start, &buf[index(lead)..][..wanted])?;
-            Ok(true)
-        }),
+            with_scratch(|buf| {
+                buf.resize(index((lead + wanted as u64).next_multiple_of(sector)), 0);
+                if !read(Logical(logical.0 - lead), buf)? {
+                    return Ok(false);
+                }
+                sink.take(piece.start, &buf[index(lead)..][..wanted])?;
+                Ok(true)
+            })
+        }
         Source::Compressed { extent, disk_bytes, decode } => with_scratch(|stored| {
             stored.resize(index(*disk_bytes), 0);
             if !read(*extent, stored)? {
@@ -342,13 +360,13 @@ fn read_piece(
             }
             with_scratch(|buf| {
                 let bytes = decode_into(sector_size, stored, *decode, wanted, buf);
-                visit(piece.start, bytes.map_err(|e| at(e, *extent))?)
+                sink.take(piece.start, bytes.map_err(|e| at(e, *extent))?)
             })?;
             Ok(true)
         }),
         Source::Inline { stored, decode } => {
             with_scratch(|buf| {
-                visit(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
+                sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
             })?;
             Ok(true)
         }
