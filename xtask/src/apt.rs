@@ -14,27 +14,28 @@ use crate::shell::{Result, output, run};
 
 const PACKAGE: &str = "btrfs-progs";
 
-/// The package of `losetup`.
-const LOSETUP: &str = "mount";
-
 /// The file for the suite that is added.
 const ADDED: &str = "/etc/apt/sources.list.d/offshoot-backports.sources";
 
-/// What to type to get the judges without this program.
-pub(crate) fn by_hand() -> String {
+/// What to type to get the judges without this program, `tools` among them.
+pub(crate) fn by_hand(tools: &[&str]) -> String {
+    let tools = tools.join(" ");
     match release() {
         Some((id, codename)) if id == "debian" => {
-            format!("apt-get install -t {codename}-backports {PACKAGE} mount")
+            format!("apt-get install -t {codename}-backports {PACKAGE} {tools}")
         }
-        _ => format!("apt-get install {PACKAGE} mount"),
+        _ => format!("apt-get install {PACKAGE} {tools}"),
     }
 }
 
-/// Installs the judges. This is for root.
-pub(crate) fn install() -> Result {
+/// Installs the packages `tools`, and `btrfs-progs` if its judges are missing. This is for root.
+pub(crate) fn install(tools: &[&str], is_progs_missing: bool) -> Result {
     update();
-    if output("losetup", &["--version"]).is_none() {
-        apt_get(&["install", "--yes", "--no-install-recommends", LOSETUP])?;
+    if !tools.is_empty() {
+        apt_get(&[&["install", "--yes", "--no-install-recommends"], tools].concat())?;
+    }
+    if !is_progs_missing {
+        return Ok(());
     }
     if !offered() {
         add_backports()?;

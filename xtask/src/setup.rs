@@ -1,6 +1,6 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
-//! The judges are `losetup` and `btrfs-progs`. On Debian and Ubuntu they are installed
+//! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu they are installed
 //! for root; elsewhere the task says what is missing. Where nothing can be mounted the
 //! judged tests skip themselves, so `cargo xtask test` does not ask for them there.
 
@@ -23,10 +23,10 @@ pub(crate) fn setup() -> Result {
     if !is_root() {
         println!("missing: {}", missing.join(" and "));
         println!("as root: cargo xtask setup");
-        println!("or:      {}", apt::by_hand());
+        println!("or:      {}", apt::by_hand(&packages_of_tools()));
         return Ok(());
     }
-    apt::install()?;
+    apt::install(&packages_of_tools(), !has_progs())?;
     let still = self::missing();
     if still.is_empty() { Ok(()) } else { Err(format!("still missing: {}", still.join(" and "))) }
 }
@@ -60,15 +60,38 @@ fn is_root() -> bool {
     output("id", &["-u"]).is_some_and(|id| id.trim() == "0")
 }
 
+/// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
+const TOOLS: [(&str, &str); 5] = [
+    ("losetup", "mount"),
+    ("fallocate", "util-linux"),
+    ("filefrag", "e2fsprogs"),
+    ("setfacl", "acl"),
+    ("setfattr", "attr"),
+];
+
+/// The tools that are not there, with their packages.
+fn missing_tools() -> impl Iterator<Item = (&'static str, &'static str)> {
+    // Some of them know no `--version`, so being there is all that is asked for.
+    TOOLS
+        .into_iter()
+        .filter(|(tool, _)| output("sh", &["-c", &format!("command -v {tool}")]).is_none())
+}
+
+fn packages_of_tools() -> Vec<&'static str> {
+    missing_tools().map(|(_, package)| package).collect()
+}
+
+fn has_progs() -> bool {
+    let version = output("btrfs", &["--version"]).and_then(|text| apt::version(&text));
+    version.is_some_and(|version| version >= PROGS_AT_LEAST)
+}
+
 /// The judges that are not there, in words.
 fn missing() -> Vec<String> {
-    let (major, minor) = PROGS_AT_LEAST;
-    let mut missing = Vec::new();
-    if output("losetup", &["--version"]).is_none() {
-        missing.push("losetup (util-linux)".to_owned());
-    }
-    let version = output("btrfs", &["--version"]).and_then(|text| apt::version(&text));
-    if version.is_none_or(|version| version < PROGS_AT_LEAST) {
+    let mut missing: Vec<_> =
+        missing_tools().map(|(tool, package)| format!("{tool} ({package})")).collect();
+    if !has_progs() {
+        let (major, minor) = PROGS_AT_LEAST;
         missing.push(format!("btrfs-progs {major}.{minor} or newer"));
     }
     missing

@@ -125,12 +125,7 @@ pub(crate) fn read_data(
 }
 
 /// Gives the data in `range`, which ends with the file, to `sink`.
-fn read_to(
-    volume: &Engine,
-    data: &FileData,
-    range: Range<u64>,
-    sink: &mut dyn Sink,
-) -> Result<()> {
+fn read_to(volume: &Engine, data: &FileData, range: Range<u64>, sink: &mut dyn Sink) -> Result<()> {
     if range.is_empty() {
         return Ok(());
     }
