@@ -39,9 +39,9 @@ pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, has_checksums, insert_checksums, insert_sums,
-    remove_checksums,
+    remove_checksums, stored_sums,
 };
-pub(crate) use drop::{Overlap, drop_range, overlaps};
+pub(crate) use drop::{Overlap, drop_range, overlaps, overlaps_in};
 pub(crate) use in_place::{Target, is_in_place, target};
 pub(crate) use pack::{Chunk, Chunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
 pub(crate) use pieces::extent_len;
@@ -52,7 +52,8 @@ pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
-    Inline, Sectors, insert_hole, store, store_inline, store_packed, store_preallocated, write_data,
+    Inline, Sectors, hole_item, insert_hole, store, store_inline, store_packed, store_preallocated,
+    write_data,
 };
 use workers::Task;
 

@@ -54,7 +54,7 @@ use crate::tree::{Cursor, TreeRoot, with_item};
 use crate::volume::Engine;
 use entries::indexes;
 pub(crate) use evict::orphan_key;
-pub(crate) use in_use::{Inodes, SHARDS, shard_of};
+pub(crate) use in_use::{Inodes, Locks, SHARDS, shard_of};
 
 /// The inode number of the root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = Ino::ROOT_DIR.0;

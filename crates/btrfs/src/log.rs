@@ -28,13 +28,26 @@
 //! may make no more of them different than [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such as quotas; but what the engine
 //! cannot write to at all, such as RAID5 or a member that is missing, can only be read without its log.
 //!
-//! The parts: `space` keeps what the log holds from being allocated, `replay` says in which order everything is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
+//! # Writing
+//!
+//! `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record` and `data` say what is
+//! logged of a file, and `notes` has what changed.
+//!
+//! # Replaying
+//!
+//! `space` keeps what the log holds from being allocated, `replay` says in which order everything is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
 
+mod data;
 mod extents;
 mod failure;
+mod fsync;
 mod inodes;
 mod names;
+mod notes;
+mod ranges;
+mod record;
 mod replay;
+mod running;
 mod space;
 mod zero;
 
@@ -50,6 +63,8 @@ use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::{Change, Engine, OpenOptions, Report};
 pub use failure::LogFailure;
+pub(crate) use fsync::fsync;
+pub(crate) use running::{Log, Obstacle};
 pub use zero::LostLog;
 
 /// The log of one subvolume.

@@ -54,6 +54,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::TreeBlock;
 use crate::delayed::{Delayed, Queue};
 use crate::inode::compression::Compress;
+use crate::log::Log;
 use crate::space::{self, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -85,6 +86,9 @@ pub(crate) struct Live {
     pub(crate) delayed: Delayed,
     /// What failed, when it cannot be undone.
     broken: OnceLock<String>,
+    /// Who waits for the end of a commit. Nothing is locked under it but the phases.
+    commits: parking_lot::Mutex<()>,
+    committed: parking_lot::Condvar,
     /// How often space that a transaction freed became free: what a search found on its way may
     /// not be there any more when this changed since it began.
     pub(crate) epoch: AtomicU64,
@@ -135,6 +139,8 @@ pub(crate) struct Transaction {
     pinned: Mutex<Vec<Range<u64>>>,
     /// What of every member belongs to chunks, when the transaction was finished.
     allocated: OnceLock<Vec<u64>>,
+    /// What fsync wrote of it.
+    log: Log,
 }
 
 impl Transaction {
@@ -147,6 +153,7 @@ impl Transaction {
             shared: Mutex::default(),
             pinned: Mutex::default(),
             allocated: OnceLock::new(),
+            log: Log::default(),
         }
     }
 }
@@ -190,6 +197,8 @@ impl Live {
             space,
             delayed,
             broken: OnceLock::new(),
+            commits: parking_lot::Mutex::new(()),
+            committed: parking_lot::Condvar::new(),
             epoch: AtomicU64::new(0),
             superblock: Mutex::new(superblock),
             stats: Counters::default(),
@@ -215,7 +224,8 @@ impl Live {
     ) -> Option<Arc<Latch>> {
         let phases = self.phases.read();
         if phases.running.id == generation {
-            return phases.running.dirty.get(logical);
+            let running = &phases.running;
+            return running.dirty.get(logical).or_else(|| running.log.block(logical));
         }
         let before = phases.before.as_ref().filter(|one| one.id == generation)?;
         before.dirty.get(logical)
@@ -227,6 +237,33 @@ impl Live {
         // Blocks are at least 4 KiB, and mostly 16.
         let index = (logical.0 >> 14) as usize % COUNTING;
         self.counting[index].lock()
+    }
+
+    /// The superblock of the last commit.
+    pub(crate) fn last_superblock(&self) -> Box<SuperblockItem> {
+        self.superblock.lock().clone()
+    }
+
+    /// Waits until the transaction before the running one is on the devices. The caller may hold a handle: then nothing of the running one is
+    /// committed before that is dropped.
+    ///
+    /// # Errors
+    /// `EROFS` when something failed.
+    pub(crate) fn wait_for_commit(&self) -> Result<()> {
+        let mut waiting = self.commits.lock();
+        loop {
+            self.require_whole()?;
+            if !self.is_committing() {
+                return Ok(());
+            }
+            self.committed.wait(&mut waiting);
+        }
+    }
+
+    /// Tells who waits for a commit that it is done, or will never be.
+    fn tell_of_commit(&self) {
+        drop(self.commits.lock());
+        self.committed.notify_all();
     }
 
     /// How many blocks of the transaction before the running one are in memory, and how many of that.
@@ -299,6 +336,7 @@ impl Live {
     /// Allows no more writing, because of this.
     fn break_off(&self, cause: &Error) {
         self.broken.get_or_init(|| cause.to_string());
+        self.tell_of_commit();
     }
 
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
@@ -330,6 +368,7 @@ impl Drop for Begun<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             self.live.broken.get_or_init(|| "a panic in the middle of a change".into());
+            self.live.tell_of_commit();
         }
     }
 }
@@ -468,8 +507,28 @@ impl<'v> Handle<'v> {
         self.live.whole(work)
     }
 
-    fn own_block(&self, logical: Logical) -> Result<Arc<Latch>> {
-        self.transaction.dirty.get(logical).ok_or_else(|| {
+    /// The log of the running transaction.
+    pub(crate) fn log(&self) -> &Log {
+        &self.transaction.log
+    }
+
+    /// Whether the block that a pointer in `tree` leads to may be changed: the transaction made it, and if it is a log's, it was not
+    /// written since.
+    pub(crate) fn owns(&self, tree: TreeId, generation: Generation, logical: Logical) -> bool {
+        generation == self.generation() && (tree != TreeId::TREE_LOG || self.log().owns(logical))
+    }
+
+    /// Calls with the blocks of `tree` that may be changed.
+    fn with_blocks<T>(&self, tree: TreeId, call: impl FnOnce(&DirtyBlocks) -> T) -> T {
+        if tree == TreeId::TREE_LOG {
+            call(&self.log().changing())
+        } else {
+            call(&self.transaction.dirty)
+        }
+    }
+
+    fn own_block(&self, tree: TreeId, logical: Logical) -> Result<Arc<Latch>> {
+        self.with_blocks(tree, |blocks| blocks.get(logical)).ok_or_else(|| {
             Error::corrupt_at(
                 "tree block",
                 logical.0,
@@ -479,13 +538,13 @@ impl<'v> Handle<'v> {
     }
 
     /// Takes the latch of a block that this transaction owns, to read the block.
-    pub(crate) fn latch_shared(&self, logical: Logical) -> Result<ReadLatch> {
-        Ok(RwLock::read_arc(&self.own_block(logical)?))
+    pub(crate) fn latch_shared(&self, tree: TreeId, logical: Logical) -> Result<ReadLatch> {
+        Ok(RwLock::read_arc(&self.own_block(tree, logical)?))
     }
 
     /// Takes the latch of a block that this transaction owns.
-    pub(crate) fn latch(&self, logical: Logical) -> Result<WriteLatch> {
-        let latch = self.own_block(logical)?;
+    pub(crate) fn latch(&self, tree: TreeId, logical: Logical) -> Result<WriteLatch> {
+        let latch = self.own_block(tree, logical)?;
         self.live.stats.lock_taken();
         let (latch, waited) = WriteLatch::take(&latch);
         if waited {
@@ -500,6 +559,11 @@ impl<'v> Handle<'v> {
         let block = self.empty_block(tree, level)?;
         self.count_tree(tree, true)?;
         Ok(block)
+    }
+
+    /// Makes the only block of a log tree, a leaf without items.
+    pub(crate) fn new_log_root(&self) -> Result<TreeRoot> {
+        Ok(root_at(TreeId::TREE_LOG, &*self.empty_block(TreeId::TREE_LOG, 0)?))
     }
 
     /// Makes the only block of the tree `id`, a leaf with these items. Nobody knows of the tree before it has a root item.
@@ -532,17 +596,20 @@ impl<'v> Handle<'v> {
             level,
         };
         let bytes = encode::new_block(superblock.node_size, &identity);
-        Ok(self.transaction.dirty.add(TreeBlock::verified(bytes)))
+        Ok(self.with_blocks(tree, |blocks| blocks.add(TreeBlock::verified(bytes))))
     }
 
     /// Copies a committed block of the tree `tree` to a new address, where it can be changed.
     pub(crate) fn copy_block(&self, tree: &Tree, old: &TreeBlock) -> Result<WriteLatch> {
         let logical = self.take_block(tree.id, old.header().level)?;
         let new = self.copied(old, logical, tree.id);
-        self.references_of_copy(tree, old, &new)?;
+        // Nobody refers to blocks of a log: all of them are free after the commit.
+        if tree.id != TreeId::TREE_LOG {
+            self.references_of_copy(tree, old, &new)?;
+            tree.hold.copied(u64::from(self.volume.superblock().node_size));
+        }
         self.stats().block_copied();
-        tree.hold.copied(u64::from(self.volume.superblock().node_size));
-        Ok(self.transaction.dirty.add(new))
+        Ok(self.with_blocks(tree.id, |blocks| blocks.add(new)))
     }
 
     /// A committed block as the tree `owner` has it at a new address.
@@ -562,7 +629,10 @@ impl<'v> Handle<'v> {
     pub(crate) fn free_block(&self, tree: TreeId, block: WriteLatch) -> Result<()> {
         let (logical, level) = (Logical(block.header().bytenr.get()), block.header().level);
         drop(block);
-        self.transaction.dirty.remove(logical);
+        self.with_blocks(tree, |blocks| blocks.remove(logical));
+        if tree == TreeId::TREE_LOG {
+            return Ok(());
+        }
         let node_size = u64::from(self.volume.superblock().node_size);
         self.count_tree(tree, false)?;
         let owner = Owner::Tree { root: tree };
@@ -575,6 +645,9 @@ impl<'v> Handle<'v> {
 
     /// Counts a block that a tree gained or lost. A copy takes the place of what it is a copy of.
     fn count_tree(&self, tree: TreeId, is_new: bool) -> Result<()> {
+        if tree == TreeId::TREE_LOG {
+            return Ok(());
+        }
         let node_size = u64::from(self.volume.superblock().node_size);
         let used = &self.live.tree(self.volume, tree)?.used;
         let all = is_of_commits(tree).then_some(&self.live.space.pending.tree_bytes);
@@ -594,6 +667,11 @@ impl<'v> Handle<'v> {
         let node_size = u64::from(self.volume.superblock().node_size);
         let purpose = if tree == TreeId::CHUNK { Purpose::System } else { Purpose::Metadata };
         let logical = self.live.space.take(self.volume, purpose, node_size)?;
+        if tree == TreeId::TREE_LOG {
+            self.log().count_block();
+            self.pin(logical, node_size);
+            return Ok(logical);
+        }
         let owner = Owner::Tree { root: tree };
         self.transaction.refs.add_new(logical, node_size, ExtentKind::Block { level }, owner);
         Ok(logical)
@@ -622,6 +700,9 @@ impl<'v> Handle<'v> {
     /// Notes that the root of a tree moved.
     pub(crate) fn root_changed(&self, root: &TreeRoot) {
         self.live.space.note_level(root.level);
+        if root.id == TreeId::TREE_LOG {
+            return;
+        }
         let before = self.transaction.moved_roots.lock().insert(root.id, *root);
         if before.is_none() && !is_named_by_superblock(root.id) {
             self.live.space.pending.roots.fetch_add(1, Ordering::Relaxed);

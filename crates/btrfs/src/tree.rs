@@ -113,6 +113,8 @@ impl Engine {
 pub struct Cursor<'v> {
     volume: &'v Engine,
     id: TreeId,
+    /// What can change, unless the tree is one that nobody changes.
+    live: Option<&'v Live>,
     /// From the root to the leaf. Empty once the cursor has passed the last item.
     path: Vec<Step>,
 }
@@ -129,21 +131,33 @@ impl<'v> Cursor<'v> {
 
     /// Stands on the last item whose key is `key` or less, or else on the first item.
     pub fn seek_floor(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
-        let mut cursor = Self { volume, id: root.id, path: Vec::with_capacity(4) };
-        if let Some(live) = cursor.live() {
-            cursor.seek_live(live, key)?;
-            return Ok(cursor);
-        }
-        let block = volume.block(&root.expected())?;
-        if !block.is_empty() {
-            cursor.push(block, None, |block| block.floor(key).unwrap_or(0))?;
+        // Nobody changes a log that is pending, or knows it by its id; one that is being written has a lock of its own.
+        let live = volume.live_part().filter(|_| root.id != TreeId::TREE_LOG);
+        let mut cursor = Self { volume, id: root.id, live, path: Vec::with_capacity(4) };
+        match live {
+            Some(live) => cursor.seek_live(live, key)?,
+            None => cursor.seek_still(root, key)?,
         }
         Ok(cursor)
     }
 
-    /// What can change, unless the tree is a log's: nobody changes that, or knows it by its id.
-    fn live(&self) -> Option<&'v Live> {
-        self.volume.live_part().filter(|_| self.id != TreeId::TREE_LOG)
+    /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and that commit is on the devices: so nothing
+    /// that it has is free.
+    pub(crate) fn seek_committed(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
+        let mut cursor = Self { volume, id: root.id, live: None, path: Vec::with_capacity(4) };
+        cursor.seek_still(root, key)?;
+        if cursor.item().is_some_and(|(found, _)| found < key) {
+            cursor.advance()?;
+        }
+        Ok(cursor)
+    }
+
+    fn seek_still(&mut self, root: TreeRoot, key: Key) -> Result<()> {
+        let block = self.volume.block(&root.expected())?;
+        if !block.is_empty() {
+            self.push(block, None, |block| block.floor(key).unwrap_or(0))?;
+        }
+        Ok(())
     }
 
     /// The same in a tree that others change meanwhile.
@@ -203,7 +217,7 @@ impl<'v> Cursor<'v> {
 
     /// Goes on to the next item.
     pub fn advance(&mut self) -> Result<()> {
-        if let Some(live) = self.live() {
+        if let Some(live) = self.live {
             return self.advance_live(live);
         }
         while let Some(step) = self.path.last_mut() {

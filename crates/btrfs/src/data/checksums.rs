@@ -3,6 +3,8 @@
 //! The checksum tree has an item for every run of sectors that have checksums, whose key
 //! offset is the address of the first.
 
+use std::ops::Range;
+
 use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
@@ -49,6 +51,27 @@ pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<V
         }
     }
     Ok(sums)
+}
+
+/// The checksums that there are of the data in `range`, in pieces that items have side by side: where each begins, and its checksums.
+pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
+    let superblock = volume.superblock();
+    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+    let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
+    let bytes = |len: u64| usize::try_from(len / sector).expect("within an item") * sum_len;
+    let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
+    let _whole = volume.live_part().map(|live| live.checksums.read());
+    let mut cursor = Cursor::seek_floor(volume, root, key(range.start))?;
+    let mut found = Vec::new();
+    while let Some((at, data)) = cursor.item().filter(|(at, _)| *at < key(range.end)) {
+        let covers = at.offset..at.offset + (data.len() / sum_len) as u64 * sector;
+        let (from, to) = (covers.start.max(range.start), covers.end.min(range.end));
+        if at >= key(0) && from < to {
+            found.push((from, data[bytes(from - covers.start)..bytes(to - covers.start)].to_vec()));
+        }
+        cursor.advance()?;
+    }
+    Ok(found)
 }
 
 /// Removes the checksums of `len` bytes from `logical` on, which are no extent any more.

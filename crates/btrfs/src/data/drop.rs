@@ -21,7 +21,7 @@ use zerocopy::FromBytes;
 
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::tree::Cursor;
+use crate::tree::{Cursor, TreeRoot};
 use crate::volume::Engine;
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
@@ -45,12 +45,14 @@ pub(crate) struct Overlap {
 pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<u64> {
     let mut dropped = 0;
     let mut from = range.start;
+    handle.log().note_extents(file, range.clone());
     handle.whole(|| {
         loop {
             let overlaps = overlaps(handle.volume(), file, from..range.end, BATCH)?;
             let Some(last) = overlaps.last() else { return Ok(dropped) };
             from = last.end;
             for overlap in &overlaps {
+                note_change(handle, file, overlap);
                 dropped += drop_one(handle, file, overlap, &range)?;
             }
             if overlaps.len() < BATCH {
@@ -60,6 +62,11 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
     })
 }
 
+/// Notes that an item is about to change, for fsync.
+pub(super) fn note_change(handle: &Handle<'_>, file: FileId, overlap: &Overlap) {
+    handle.log().note_extents(file, overlap.key.offset..overlap.end);
+}
+
 /// The first extent items that overlap `range`, `most` at the most.
 pub(crate) fn overlaps(
     volume: &Engine,
@@ -67,16 +74,26 @@ pub(crate) fn overlaps(
     range: Range<u64>,
     most: usize,
 ) -> Result<Vec<Overlap>> {
+    overlaps_in(volume, volume.tree(TreeId(file.dev))?, file.ino, range, most)
+}
+
+/// The same of the inode `ino` in a tree, which may be a log.
+pub(crate) fn overlaps_in(
+    volume: &Engine,
+    root: TreeRoot,
+    ino: u64,
+    range: Range<u64>,
+    most: usize,
+) -> Result<Vec<Overlap>> {
     let sector = u64::from(volume.superblock().sector_size);
-    let root = volume.tree(TreeId(file.dev))?;
-    let key = Key::new(file.ino, ItemType::EXTENT_DATA, range.start);
+    let key = Key::new(ino, ItemType::EXTENT_DATA, range.start);
     let mut cursor = Cursor::seek_floor(volume, root, key)?;
     let mut found = Vec::new();
     while let Some((key, data)) = cursor.item() {
-        if key >= Key::new(file.ino, ItemType::EXTENT_DATA, range.end) || found.len() == most {
+        if key >= Key::new(ino, ItemType::EXTENT_DATA, range.end) || found.len() == most {
             break;
         }
-        if key.objectid == file.ino && key.item_type == ItemType::EXTENT_DATA {
+        if key.objectid == ino && key.item_type == ItemType::EXTENT_DATA {
             let extent = FileExtent::parse(data).map_err(malformed)?;
             let len = super::extent_len(&extent).next_multiple_of(sector);
             let end = key.offset.saturating_add(len);

@@ -18,7 +18,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
-use super::drop::{Overlap, drop_range, overlaps, part};
+use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
@@ -133,6 +133,7 @@ pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>
         let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: place.file_start };
         handle.refer(place.extent, place.extent_len, ExtentKind::Data, owner, delta);
     }
+    around.iter().for_each(|one| note_change(handle, file, one));
     let key = |offset| Key::new(file.ino, ItemType::EXTENT_DATA, offset);
     let edits: Vec<_> = edits.iter().map(|(&at, data)| (key(at), data.as_deref())).collect();
     handle.change(TreeId(file.dev), |tree| tree.apply_batch(&edits).map(drop))

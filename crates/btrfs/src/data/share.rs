@@ -29,6 +29,7 @@ pub(crate) fn share(
     at: u64,
 ) -> Result<Shared> {
     let root = TreeId(file.dev);
+    handle.log().note_clones();
     let mut shared = Shared::default();
     let mut new = Vec::new();
     for Overlap { key, data, end } in items {
@@ -45,6 +46,7 @@ pub(crate) fn share(
         let begin = to.wrapping_sub(offset).wrapping_sub(skip);
         let owner = Owner::File { root, ino: file.ino, offset: begin };
         handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, 1);
+        handle.log().note_extents(file, to..to + len);
         new.push((Key::new(file.ino, ItemType::EXTENT_DATA, to), part(data, skip, len)?));
         shared.bytes += len;
         shared.is_preallocated |= preallocated;

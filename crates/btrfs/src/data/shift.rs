@@ -23,8 +23,11 @@ pub(crate) fn shift(
 ) -> Result<()> {
     let root = TreeId(file.dev);
     let mut edits: BTreeMap<_, _> = items.iter().map(|item| (item.key.offset, None)).collect();
-    for Overlap { key, data, .. } in items {
+    for Overlap { key, data, end } in items {
         let new = key.offset.wrapping_add(to.wrapping_sub(from));
+        for start in [key.offset, new] {
+            handle.log().note_extents(file, start..start.saturating_add(end - key.offset));
+        }
         if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } =
             FileExtent::parse(data).map_err(malformed)?.body
         {

@@ -251,8 +251,8 @@ pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) 
         if hole.is_empty() {
             return Ok(());
         }
-        let item = encode(handle, hole.end - hole.start, Logical(0), 0, extent_type::REG);
-        insert(handle, file, hole.start, &item)
+        handle.log().note_extents(file, hole.clone());
+        insert(handle, file, hole.start, &hole_item(handle, hole.end - hole.start))
     };
     let mut at = range.start;
     while let Some(extent) = overlaps(handle.volume(), file, at..range.end, 1)?.first() {
@@ -260,6 +260,11 @@ pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) 
         at = extent.end;
     }
     insert_one(at..range.end.max(at))
+}
+
+/// The item of a hole.
+pub(crate) fn hole_item(handle: &Handle<'_>, len: u64) -> Vec<u8> {
+    encode(handle, len, Logical(0), 0, extent_type::REG)
 }
 
 pub(super) fn insert(handle: &Handle<'_>, file: FileId, at: u64, item: &[u8]) -> Result<()> {

@@ -7,7 +7,8 @@ use offshoot_vfs::{
 
 use super::{Filesystem, of};
 use crate::inode::create::{Kind, make, make_unnamed};
-use crate::inode::{allocate, attributes, clone, flags, rename, unlink, write, write_back, xattr};
+use crate::inode::{allocate, attributes, clone, flags, rename, unlink, write, xattr};
+use crate::log;
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
@@ -114,9 +115,7 @@ impl FileSystemMut for Filesystem {
         if self.volume.live_part().is_none() {
             return Ok(());
         }
-        write_back::sync_file(&self.volume, file)
-            .and_then(|()| self.volume.commit())
-            .map_err(of(file))
+        log::fsync(&self.volume, file).map_err(of(file))
     }
 
     fn sync(&self) -> Result<()> {

@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, is_delayed};
+use crate::log::Log;
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
 use crate::volume::Engine;
@@ -276,6 +277,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         let gone = self.removed.as_ref().and_then(Batch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(Item::phase);
+        self.note_removals();
         // Nothing is queued of what goes besides: of the inode itself names may be, which wait in its node, and of a directory that has
         // no entries only that they are gone.
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
@@ -286,6 +288,20 @@ impl<'h, 'v> Changes<'h, 'v> {
             write_back::discard(volume, file);
         }
         Ok(())
+    }
+
+    /// Notes which entries go, for fsync.
+    fn note_removals(&self) {
+        let is_index = |item: &&Item| item.key.item_type == ItemType::DIR_INDEX;
+        for item in self.items.iter().filter(is_index).filter(|item| item.new.is_none()) {
+            let dir = FileId { dev: self.tree.id.0, ino: item.key.objectid };
+            self.handle.log().note_removal(dir, item.key.offset);
+        }
+    }
+
+    /// What fsync wrote of the running transaction.
+    pub(super) fn log(&self) -> &Log {
+        self.handle.log()
     }
 
     /// Puts everything into the tree.

@@ -115,7 +115,8 @@ impl Changes<'_, '_> {
         if let Some(next) = volume.inodes.with_directory(dir, Directory::take_index) {
             return Ok(next);
         }
-        let next = index_after_last(volume, dir)?;
+        // A log may have the entries that were removed in the transaction.
+        let next = index_after_last(volume, dir)?.max(self.log().index_after_removed(dir));
         let after = next.checked_add(1).ok_or_else(|| {
             Error::posix(Errno::NOSPC, format!("an index for one more entry of {dir}"))
         })?;

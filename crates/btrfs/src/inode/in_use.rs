@@ -167,7 +167,7 @@ impl Inodes {
     }
 
     /// Locks `file` if nobody has it locked, beside what the thread has locked already.
-    pub(super) fn try_lock(&self, file: FileId) -> Option<Locks> {
+    pub(crate) fn try_lock(&self, file: FileId) -> Option<Locks> {
         let state = Mutex::try_lock_arc(&self.shard(file).lock().entry(file).lock)?;
         Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
     }

@@ -14,6 +14,7 @@ use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_of};
 use parking_lot::MutexGuard;
 
+use crate::log::Obstacle;
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::subvolume;
 use crate::volume::Engine;
@@ -142,6 +143,13 @@ fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> 
     Err(Error::corrupt("inode ref", format!("the way up from {dir} does not end")))
 }
 
+/// Has fsync make a commit if a directory moves: a log tells nothing of what is above a file.
+fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
+    if moved == FileType::Directory {
+        changes.log().obstruct(Obstacle::DirectoryMoved);
+    }
+}
+
 /// Gives each of the files the place of the other.
 fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestamp) -> Result<()> {
     let handle = volume.join_for(REPLACING_ITEMS, Claim::Work)?;
@@ -152,6 +160,7 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
         let item = changes.inode(file)?;
         refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+        note_directory(&changes, type_of(&item)?);
         let index = changes.remove_name(file.ino, place)?;
         changes.remove_entry(place, index, at)?;
     }
@@ -190,6 +199,7 @@ fn rename_locked(
     let item = changes.inode(moved)?;
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, moved)?;
     let file_type = type_of(&item)?;
+    note_directory(&changes, file_type);
     let mut rest = Rest::Nothing;
     if let Some(replaced) = replaced {
         let directory = file_type == FileType::Directory;

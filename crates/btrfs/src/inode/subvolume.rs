@@ -100,7 +100,7 @@ pub(crate) fn loaded(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
 }
 
 /// Whether the subvolume of `file` was deleted.
-pub(super) fn is_deleted(volume: &Engine, file: FileId) -> Result<bool> {
+pub(crate) fn is_deleted(volume: &Engine, file: FileId) -> Result<bool> {
     match tree_of(volume, file) {
         Ok(_) => Ok(false),
         Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(true),

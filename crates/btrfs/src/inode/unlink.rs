@@ -10,6 +10,7 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, placeholder_in, type_of};
+use crate::log::Obstacle;
 use crate::subvolume::delete::{Only, delete};
 use crate::volume::{Engine, Report};
 
@@ -157,6 +158,10 @@ impl Changes<'_, '_> {
             (false, true) => return refuse(Errno::ISDIR),
             (true, true) if has_entries(self.volume(), file)? => return refuse(Errno::NOTEMPTY),
             _ => {}
+        }
+        if is_directory && (item.generation.get() < self.generation().0 || self.log().is_used()) {
+            // Who replays a log would find in it what was moved away.
+            self.log().obstruct(Obstacle::DirectoryRemoved);
         }
         let index = self.remove_name(file.ino, place)?;
         self.remove_entry(place, index, at)?;

@@ -16,11 +16,11 @@ use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
 /// An entry of a directory, or a name of an inode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Name {
-    dir: u64,
-    index: u64,
-    bytes: Vec<u8>,
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) dir: u64,
+    pub(super) index: u64,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl From<InodeName<'_>> for Name {
@@ -29,12 +29,12 @@ impl From<InodeName<'_>> for Name {
     }
 }
 
-fn is_of_names(item_type: ItemType) -> bool {
+pub(super) fn is_of_names(item_type: ItemType) -> bool {
     matches!(item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF)
 }
 
 /// The names in an INODE_REF or INODE_EXTREF item.
-fn names_of(key: Key, data: &[u8]) -> Result<Vec<Name>> {
+pub(super) fn names_of(key: Key, data: &[u8]) -> Result<Vec<Name>> {
     let all: Result<Vec<_>, _> = if key.item_type == ItemType::INODE_REF {
         inode_refs(key.offset, data).map(|one| one.map(Name::from)).collect()
     } else {

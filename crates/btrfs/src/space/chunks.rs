@@ -34,6 +34,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::chunk_plan::{self, MemberSpace, Plan};
 use super::reserve::Claim;
 use super::{BlockGroup, Purpose};
+use crate::log::Obstacle;
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
@@ -255,6 +256,8 @@ impl Handle<'_> {
                 return Ok(false);
             }
         }
+        // Before anybody has space of it: the last commit, which a log goes with, does not know the chunk.
+        self.log().obstruct(Obstacle::NewChunk);
         self.add_chunk(chunk, &plan)?;
         Ok(true)
     }

@@ -74,6 +74,7 @@ use std::thread;
 use std::time::Instant;
 
 use offshoot_btrfs_format::Generation;
+use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_vfs::Result;
 
 use super::ledger::{Floor, Promise, Reservation};
@@ -105,6 +106,9 @@ const REFERENCES_OF_A_BLOCK: u64 = 1100;
 /// What the references of everything that a shared block points to come to, in parts of a block.
 const SHARED_PARTS: u64 = 5;
 const PARTS: u64 = 2;
+
+/// Blocks that a log tree may take more than its leaves: those of nodes and of a root.
+const LOG_BLOCKS: u64 = 16;
 
 /// Levels that trees count as at least.
 const LEAST_LEVELS: u64 = 3;
@@ -207,6 +211,20 @@ impl Space {
     /// for that.
     pub(crate) fn share_of_an_item(&self, bytes: u64, items: u64) -> u64 {
         bytes.saturating_sub(BLOCKS_OF_A_ROOT * self.node_size) / items.max(1)
+    }
+
+    /// The worst case of so many edits of a log tree with a root of this level, which put so many bytes there, in bytes of metadata. The log took `blocks` so far.
+    pub(crate) fn cost_of_log(&self, blocks: u64, level: u8, edits: usize, bytes: usize) -> u64 {
+        let new = 3 * (bytes + edits * ITEM_SIZE) as u64 / self.node_size;
+        let copied = blocks.min(edits as u64) * 3 * (u64::from(level) + 1);
+        (new + copied + LOG_BLOCKS) * self.node_size
+    }
+
+    /// Reserves so much metadata if it is there and nobody waits for it, for who has a handle and cannot wait.
+    pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation<'_>> {
+        let demand = Demand { kind: Kind::Work, bytes };
+        let granted = || Reservation::granted(self, Purpose::Metadata, bytes);
+        self.try_grant(Purpose::Metadata, demand).then(granted)
     }
 
     /// What a commit of the running transaction may take, in bytes of metadata.

@@ -15,6 +15,7 @@ use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{self, ROOT_DIR, acl};
+use crate::log::Obstacle;
 use crate::space::Claim;
 use crate::volume::Engine;
 
@@ -52,6 +53,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
     let id = volume.live()?.subvolumes.take_id()?;
+    handle.log().obstruct(Obstacle::Subvolumes);
     changes.add_entry(place, Target::subvolume(id), index, new.at)?;
     let generation = handle.generation();
     let items = directory(generation, flags, &new)?;

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
 use crate::inode::write_back;
+use crate::log::Obstacle;
 use crate::space::Reserved;
 use crate::subvolume::{malformed, root_item_key};
 use crate::tree::{Tree, TreeRoot};
@@ -65,6 +66,23 @@ impl Engine {
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
+    /// Commits the transaction `generation`, unless that is done.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub(crate) fn commit_one(&self, generation: Generation, cause: Cause) -> Result<()> {
+        let live = self.live()?;
+        #[cfg(debug_assertions)]
+        super::lock_order::require_no_handle();
+        let _commit = live.commit.lock();
+        live.require_whole()?;
+        // Whoever had the lock before is done with its commit.
+        if live.phases.read().running.id != generation {
+            return Ok(());
+        }
+        self.commit_and(live, cause, || true, |_| Ok(()))
+    }
+
     /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the tree is what all operations
     /// before have made of it, and no block of it is of that transaction. The caller must hold no handle.
     ///
@@ -81,7 +99,10 @@ impl Engine {
         super::lock_order::require_no_handle();
         let _commit = live.commit.lock();
         let is_changed = || tree.root.read().generation == live.phases.read().running.id;
-        let alone = |handle: Handle<'v>| work(&handle.with_reservation(reserved.0, reserved.1));
+        let alone = |handle: Handle<'v>| {
+            handle.log().obstruct(Obstacle::Subvolumes);
+            work(&handle.with_reservation(reserved.0, reserved.1))
+        };
         self.commit_and(live, Cause::Snapshot, is_changed, alone)
     }
 
@@ -99,7 +120,9 @@ impl Engine {
         super::lock_order::require_no_handle();
         let _gate = live.gate.write();
         live.require_whole()?;
-        work(&self.only_handle(live).with_reservation(reserved.0, reserved.1))
+        let handle = self.only_handle(live);
+        handle.log().obstruct(Obstacle::Subvolumes);
+        work(&handle.with_reservation(reserved.0, reserved.1))
     }
 
     /// A handle of the running transaction, for who shut the gate.
@@ -183,6 +206,7 @@ impl Live {
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, dirty::changes_little);
         self.phases.write().is_complete = true;
+        self.tell_of_commit();
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         for range in std::mem::take(&mut *transaction.pinned.lock()) {

@@ -279,7 +279,8 @@ impl Handle<'_> {
             return Ok(false);
         }
         if pending.is_some_and(|pending| pending.is_new) {
-            return Ok(true);
+            // Who gave up what came in this transaction may still have it in the log.
+            return Ok(!(self.log().is_used() && self.log().has_clones()));
         }
         // An owner that has an item of its own had others beside it: that counts as if it still had.
         let Record { refs, inline, .. } = find(self.volume, logical)?;
@@ -503,6 +504,11 @@ impl Handle<'_> {
             // It came and went; its checksums were stored when it came.
             if pending.kind == ExtentKind::Data {
                 crate::data::remove_checksums(self, logical, pending.len)?;
+                if self.log().is_used() {
+                    // A log that is pending until this transaction is on the devices may refer to it.
+                    self.pin(logical, pending.len);
+                    return Ok(());
+                }
             }
             return self.live.space.give_back(logical, pending.len);
         }

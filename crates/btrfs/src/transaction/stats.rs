@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::delayed::FlushedBy;
+use crate::log::Obstacle;
 use crate::volume::Engine;
 
 /// Shards of the counters: about as many as threads that count at once.
@@ -161,6 +162,38 @@ counters! {
         commits_for_space, committed_for_space();
         /// Commits of these to take a snapshot of a subvolume that was changed.
         commits_for_snapshots, committed_for_snapshot();
+        /// Commits of these for an fsync that could not be logged.
+        commits_for_fsync, committed_for_fsync();
+        /// Fsyncs that are in a tree log.
+        fsyncs_logged, fsynced();
+        /// Fsyncs of what was on the devices already.
+        fsyncs_of_nothing, fsynced_nothing();
+        /// Times that tree logs were written: fsyncs at one time share one.
+        log_writes, log_written();
+        /// Items put into tree logs, or removed from them.
+        log_items, logged(count);
+        /// Fsyncs that made a commit because a chunk was new.
+        fsyncs_with_new_chunk, committed_new_chunk();
+        /// Fsyncs that made a commit because subvolumes came, went or moved.
+        fsyncs_with_subvolumes, committed_subvolumes();
+        /// Fsyncs that made a commit because a directory was moved.
+        fsyncs_with_directory_moved, committed_directory_moved();
+        /// Fsyncs that made a commit because a directory was removed.
+        fsyncs_with_directory_removed, committed_directory_removed();
+        /// Fsyncs that made a commit because the file had no name.
+        fsyncs_of_nameless, committed_nameless();
+        /// Fsyncs that made a commit because they were of a directory.
+        fsyncs_of_directory, committed_directory();
+        /// Fsyncs that made a commit because others changed a file that had to be logged too.
+        fsyncs_contended, committed_contended();
+        /// Fsyncs that made a commit because there was no room for a log.
+        fsyncs_without_room, committed_without_room();
+        /// Fsyncs that made a commit because more was changed than is noted.
+        fsyncs_of_too_much, committed_too_much();
+        /// Fsyncs that made a commit because the log had become large.
+        fsyncs_with_large_log, committed_large_log();
+        /// Fsyncs that made a commit because something could not be read to be logged.
+        fsyncs_failed, committed_failed();
         /// Reservations of space that were granted without waiting.
         reservations_at_once, granted_at_once();
     }
@@ -185,6 +218,8 @@ pub(crate) enum Cause {
     Space,
     /// A snapshot is taken of what was changed.
     Snapshot,
+    /// An fsync could not be logged.
+    Fsync,
 }
 
 impl Counters {
@@ -196,6 +231,24 @@ impl Counters {
             Cause::DirtyBlocks => self.committed_dirty_blocks(),
             Cause::Space => self.committed_for_space(),
             Cause::Snapshot => self.committed_for_snapshot(),
+            Cause::Fsync => self.committed_for_fsync(),
+        }
+    }
+
+    /// Counts an fsync that makes a commit.
+    pub(crate) fn not_logged_for(&self, obstacle: Obstacle) {
+        match obstacle {
+            Obstacle::NewChunk => self.committed_new_chunk(),
+            Obstacle::Subvolumes => self.committed_subvolumes(),
+            Obstacle::DirectoryMoved => self.committed_directory_moved(),
+            Obstacle::DirectoryRemoved => self.committed_directory_removed(),
+            Obstacle::Nameless => self.committed_nameless(),
+            Obstacle::Directory => self.committed_directory(),
+            Obstacle::Contended => self.committed_contended(),
+            Obstacle::NoRoom => self.committed_without_room(),
+            Obstacle::TooMuch => self.committed_too_much(),
+            Obstacle::LargeLog => self.committed_large_log(),
+            Obstacle::Failed => self.committed_failed(),
         }
     }
 }

@@ -6,7 +6,8 @@
 //!
 //! A superblock is several sectors, so a power cut may tear it. Its copies are not written before it is
 //! on the medium, and the first barrier of the next commit is behind them: one of them is always
-//! whole, that of the last commit or that of the one before.
+//! whole, that of the last commit or that of the one before. A log is written in the same way, with the superblock of the last commit, which names
+//! the log: whatever tears the next primary, of a log or of a commit, the copies name what was acknowledged.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -17,10 +18,11 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Sup
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::Transaction;
 use super::dirty::Latch;
+use super::{Live, Transaction};
 use crate::block::TreeBlock;
 use crate::sync::{RwLock, mpsc, thread};
+use crate::tree::TreeRoot;
 use crate::volume::Engine;
 
 /// The most that goes out in one request, in bytes.
@@ -35,9 +37,36 @@ impl Engine {
         transaction: &Transaction,
         superblock: &SuperblockItem,
     ) -> Result<()> {
-        self.write_blocks(&transaction.dirty.in_order())?;
-        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         let allocated = transaction.allocated.get().map(Vec::as_slice);
+        self.write_state(&transaction.dirty.in_order(), superblock, allocated)
+    }
+
+    /// Writes what was written of a log lately, and the superblock of the last commit, which names the log now. The caller has a handle, and the commit
+    /// before is on the devices.
+    pub(crate) fn write_log(
+        &self,
+        live: &Live,
+        blocks: &[(Logical, Arc<Latch>)],
+        root: &TreeRoot,
+    ) -> Result<()> {
+        let mut superblock = live.superblock.lock().clone();
+        superblock.log_root = root.logical.0.into();
+        superblock.log_root_level = root.level;
+        superblock.log_root_transid = 0.into();
+        let last = live.phases.read().before.clone();
+        let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
+        self.write_state(blocks, &superblock, allocated)
+    }
+
+    /// Writes blocks, and then the superblock that names them.
+    fn write_state(
+        &self,
+        blocks: &[(Logical, Arc<Latch>)],
+        superblock: &SuperblockItem,
+        allocated: Option<&[u64]>,
+    ) -> Result<()> {
+        self.write_blocks(blocks)?;
+        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;

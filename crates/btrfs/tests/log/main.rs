@@ -12,6 +12,7 @@
 //! | `damage` | logs that are damaged, opened without, and thrown away |
 //! | `lies` | logs whose checksums are right and that cannot be true |
 //! | `crash` | power cuts while we replay |
+//! | `ours` | logs that we wrote |
 //! | `room` | logs of few items that change much |
 
 mod calls;
@@ -21,6 +22,7 @@ mod damage;
 mod lies;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod ours;
 mod room;
 mod scenarios;
 mod workloads;

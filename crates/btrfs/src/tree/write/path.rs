@@ -1,7 +1,7 @@
 //! The way to a leaf, and the latches that are held on it.
 
 use offshoot_btrfs_format::edit::{leaf_free, node_capacity, pointer_mut};
-use offshoot_btrfs_format::{Key, Logical};
+use offshoot_btrfs_format::{Generation, Key, Logical};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
@@ -75,8 +75,8 @@ impl<'a> TreeWriter<'a> {
     /// Takes the root lock and the root block, which the transaction owns afterwards.
     pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
         let mut top = self.tree.root.write();
-        if top.generation == self.handle.generation() {
-            let block = self.handle.latch(top.logical)?;
+        if self.handle.owns(self.id(), top.generation, top.logical) {
+            let block = self.handle.latch(self.id(), top.logical)?;
             return Ok((top, block));
         }
         let old = self.handle.volume().block(&top.expected())?;
@@ -146,8 +146,9 @@ impl<'a> TreeWriter<'a> {
     /// Latches the child at `slot` of `node`, which the transaction owns afterwards.
     pub(super) fn lock_child(&self, node: &mut WriteLatch, slot: usize) -> Result<WriteLatch> {
         let pointer = node.pointers()[slot];
-        if pointer.generation.get() == self.handle.generation().0 {
-            return self.handle.latch(pointer.logical());
+        let generation = Generation(pointer.generation.get());
+        if self.handle.owns(self.id(), generation, pointer.logical()) {
+            return self.handle.latch(self.id(), pointer.logical());
         }
         let old = self.handle.volume().child(node, slot, self.id())?;
         let block = self.handle.copy_block(self.tree, &old)?;

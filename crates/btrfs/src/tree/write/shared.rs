@@ -8,7 +8,7 @@
 //! another leaf. With exclusive latches all the way, threads that outnumber the cores line up: each waits for a
 //! latch while it holds the one above, and no step is done without waking the next in the line.
 
-use offshoot_btrfs_format::Key;
+use offshoot_btrfs_format::{Generation, Key};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
@@ -19,12 +19,13 @@ impl<'a> TreeWriter<'a> {
     /// Latches the leaf where `key` is or belongs; `None` when something on the way is not the
     /// transaction's yet.
     pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
-        let generation = self.handle.generation();
+        let owns = |generation, logical| self.handle.owns(self.id(), generation, logical);
         let top = self.tree.root.read();
-        if self.handle.latching().exclusive || top.generation != generation || top.level == 0 {
+        let is_own = owns(top.generation, top.logical);
+        if self.handle.latching().exclusive || !is_own || top.level == 0 {
             return Ok(None);
         }
-        let mut node = self.handle.latch_shared(top.logical)?;
+        let mut node = self.handle.latch_shared(self.id(), top.logical)?;
         drop(top);
         let mut upper = None;
         loop {
@@ -33,15 +34,15 @@ impl<'a> TreeWriter<'a> {
                 upper = Some(node.key(slot + 1));
             }
             let pointer = node.pointers()[slot];
-            if pointer.generation.get() != generation.0 {
+            if !owns(Generation(pointer.generation.get()), pointer.logical()) {
                 return Ok(None);
             }
             if node.header().level > 1 {
                 // The child is latched before its parent is let go.
-                node = self.handle.latch_shared(pointer.logical())?;
+                node = self.handle.latch_shared(self.id(), pointer.logical())?;
                 continue;
             }
-            let leaf = self.handle.latch(pointer.logical())?;
+            let leaf = self.handle.latch(self.id(), pointer.logical())?;
             let path = Path { upper, parent: Some(node), ..Path::default() };
             return Ok(Some((path, leaf)));
         }

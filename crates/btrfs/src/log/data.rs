@@ -1,0 +1,141 @@
+//! Extents of a file in the log.
+//!
+//! ```text
+//!   changed since it was logged            |-----|
+//!   items now                        |--------|   (hole)   |---|
+//!   items of the log               |-------------------|
+//!   logged anew                    |---------------------------|     to where items begin and end, now and in the log
+//! ```
+//!
+//! So no two items of the log overlap, whatever was logged before. Where there is nothing, a hole is written down, also in volumes that have none elsewhere: otherwise
+//! what the last commit has there would stay. What is preallocated behind the end of the file is logged each time, because who replays the log cuts
+//! the file off there.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::compress::Compression;
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_vfs::Result;
+
+use super::ranges::Ranges;
+use super::record::{Record, Stop};
+use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
+use crate::subvolume::malformed;
+use crate::tree::TreeRoot;
+
+/// Extent items that are looked at in one go.
+const BATCH: usize = 256;
+
+impl Record<'_, '_> {
+    /// Logs the extents of a file, which the last commit has or has not, where they changed.
+    pub(super) fn extents(
+        &mut self,
+        ino: u64,
+        item: &InodeItem,
+        is_committed: bool,
+    ) -> Result<(), Stop> {
+        let mut changed = self.log.notes().take_extents(self.file(ino));
+        let is_logged = self.own.logged.get(&ino).is_some_and(|logged| logged.is_whole);
+        if !is_logged && !is_committed {
+            changed.insert(0..u64::MAX);
+        }
+        let sector = u64::from(self.volume.superblock().sector_size);
+        let end = item.size.get().next_multiple_of(sector);
+        let root = self.volume.tree(self.subvolume)?;
+        if !overlaps_in(self.volume, root, ino, end..u64::MAX, 1)?.is_empty() {
+            changed.insert(end..u64::MAX);
+        }
+        for range in self.widened(root, ino, changed)?.iter() {
+            self.put_extents(root, ino, &range, end)?;
+        }
+        Ok(())
+    }
+
+    /// The ranges, each from where an item begins, now and in the log, to where one ends.
+    fn widened(&self, root: TreeRoot, ino: u64, mut ranges: Ranges) -> Result<Ranges> {
+        loop {
+            let mut wide = Ranges::default();
+            for range in ranges.iter() {
+                let mut wider = range.clone();
+                for root in [root, self.log_root()] {
+                    for at in [range.start, range.end - 1] {
+                        let over = overlaps_in(self.volume, root, ino, at..at + 1, 1)?;
+                        if let Some(Overlap { key, end, .. }) = over.first() {
+                            wider = wider.start.min(key.offset)..wider.end.max(*end);
+                        }
+                    }
+                }
+                wide.insert(wider);
+            }
+            if wide == ranges {
+                return Ok(ranges);
+            }
+            ranges = wide;
+        }
+    }
+
+    /// Makes `range`, no end of which is inside an item, what the file has there. What lies behind `end` is no hole.
+    fn put_extents(
+        &mut self,
+        root: TreeRoot,
+        ino: u64,
+        range: &Range<u64>,
+        end: u64,
+    ) -> Result<(), Stop> {
+        let key = |at| Key::new(ino, ItemType::EXTENT_DATA, at);
+        let logged = overlaps_in(self.volume, self.log_root(), ino, range.clone(), usize::MAX)?;
+        self.edits.extend(logged.into_iter().map(|old| (old.key, None)));
+        let mut at = range.start;
+        loop {
+            let found = overlaps_in(self.volume, root, ino, at..range.end, BATCH)?;
+            let is_last = found.len() < BATCH;
+            for Overlap { key: found, data, end: behind } in found {
+                self.put_hole(key(at), found.offset.min(end));
+                self.sums_of(&data)?;
+                self.edits.insert(found, Some(data));
+                at = behind;
+            }
+            if is_last {
+                self.put_hole(key(at), range.end.min(end));
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes down that there is nothing from `key` to `end`.
+    fn put_hole(&mut self, key: Key, end: u64) {
+        if key.offset < end {
+            self.edits.insert(key, Some(hole_item(self.handle, end - key.offset)));
+        }
+    }
+
+    /// Logs the checksums of what an extent item refers to, if the data came in this transaction.
+    fn sums_of(&mut self, data: &[u8]) -> Result<(), Stop> {
+        let extent = FileExtent::parse(data).map_err(malformed)?;
+        let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, preallocated } =
+            extent.body
+        else {
+            return Ok(());
+        };
+        if preallocated || extent.generation != self.handle.generation() {
+            return Ok(());
+        }
+        let range = if extent.compression == Compression::None {
+            disk_bytenr.0 + offset..disk_bytenr.0 + offset + num_bytes
+        } else {
+            disk_bytenr.0..disk_bytenr.0 + disk_num_bytes
+        };
+        // Data that came in a transaction whose log is in use keeps its place and its checksums until the commit.
+        for part in self.own.sums.missing(&range) {
+            for (at, sums) in stored_sums(self.volume, &part)? {
+                let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
+                self.edits.insert(key, Some(sums));
+            }
+            self.own.sums.insert(part);
+        }
+        Ok(())
+    }
+}

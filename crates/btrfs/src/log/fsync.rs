@@ -1,0 +1,211 @@
+//! fsync: a file to the devices, without a commit where that is possible.
+//!
+//! What the file has buffered is written back. If nothing of it changed in the running transaction, it is on the devices when the commit before is. Otherwise
+//! it is logged (`record`), and the log is written (`running`): by the first who finds nobody at it, for all who have logged something until
+//! then. Those who come meanwhile log, and the first of them writes next.
+//!
+//! From logging to the end of the write-out the caller has a handle. So a commit waits for it, and what is written goes with the commit
+//! before. Where there is an [`Obstacle`], a commit is made.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{FileId, FileType, Result};
+
+use super::record::{Record, Stop};
+use super::running::{Log, Obstacle};
+use crate::inode::subvolume::is_deleted;
+use crate::inode::write_back::{self, Patience};
+use crate::inode::{inode_item, tree_of, type_of};
+use crate::subvolume::malformed;
+use crate::transaction::{Cause, DirtyBlocks, Handle, Live};
+use crate::tree::{Cursor, TreeRoot};
+use crate::volume::Engine;
+
+/// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on the devices.
+const MOST_PARTS: u64 = 4;
+
+/// What becomes of an fsync.
+enum Outcome {
+    /// It is done.
+    Done,
+    /// The transaction has to be committed.
+    Commit(Generation, Obstacle),
+}
+
+/// Makes everything durable that was changed of `file`.
+///
+/// # Errors
+/// As [`Engine::sync`]. After an error that is not one of writing, another fsync makes a commit.
+pub(crate) fn fsync(volume: &Engine, file: FileId) -> Result<()> {
+    match log_it(volume, file)? {
+        Outcome::Done => Ok(()),
+        Outcome::Commit(generation, obstacle) => {
+            volume.live()?.stats.not_logged_for(obstacle);
+            volume.commit_one(generation, Cause::Fsync)
+        }
+    }
+}
+
+/// Writes the file back, and logs it if possible.
+fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
+    let live = volume.live()?;
+    let locks = volume.inodes.lock(&[file]);
+    write_back::write_back(volume, file, Patience::Waits)?;
+    let handle = volume.enter()?;
+    live.wait_for_commit()?;
+    let log = handle.log();
+    let commit = |obstacle| Ok(Outcome::Commit(handle.generation(), obstacle));
+    if is_deleted(volume, file)? {
+        return commit(Obstacle::Subvolumes);
+    }
+    let item = inode_item(volume, tree_of(volume, file)?, file)?;
+    let is_changed = item.transid.get() >= handle.generation().0;
+    if !is_changed && !log.notes().has_extents(file) {
+        live.stats.fsynced_nothing();
+        return Ok(Outcome::Done);
+    }
+    if let Some(obstacle) = log.obstacle() {
+        return commit(obstacle);
+    }
+    let logged = if type_of(&item)? == FileType::Directory {
+        Err(Stop::Obstacle(Obstacle::Directory))
+    } else {
+        log_file(live, &handle, file)
+    };
+    let batch = match logged {
+        Ok(batch) => batch,
+        Err(stop) => {
+            // What is known of the log may be what it was to become.
+            let obstacle = match &stop {
+                Stop::Obstacle(obstacle) => *obstacle,
+                Stop::Error(_) => Obstacle::Failed,
+            };
+            log.obstruct(obstacle);
+            return match stop {
+                Stop::Obstacle(obstacle) => commit(obstacle),
+                Stop::Error(error) => Err(error),
+            };
+        }
+    };
+    drop(locks);
+    match write_batch(live, &handle, batch)? {
+        None => {
+            live.stats.fsynced();
+            Ok(Outcome::Done)
+        }
+        Some(obstacle) => commit(obstacle),
+    }
+}
+
+/// Logs a file that is locked, and gives the batch in which it is.
+fn log_file(live: &Live, handle: &Handle<'_>, file: FileId) -> Result<u64, Stop> {
+    let (log, subvolume) = (handle.log(), TreeId(file.dev));
+    // Before anything is looked at: what is given up from now on stays as it is until the commit.
+    log.use_it();
+    let node_size = u64::from(handle.volume().superblock().node_size);
+    if log.taken() * node_size > MOST_PARTS * live.dirty_bytes {
+        return Err(Obstacle::LargeLog.into());
+    }
+    let mut trees = log.trees();
+    let batch = trees.batch;
+    if trees.of(subvolume).is_none() {
+        let Some(_room) = live.space.try_reserve(live.space.cost(1)) else {
+            return Err(Obstacle::NoRoom.into());
+        };
+        let committed = committed_root(live, handle, subvolume)?.ok_or(Obstacle::Subvolumes)?;
+        trees.begin(handle, subvolume, committed)?;
+    }
+    let Some(own) = trees.of(subvolume) else { return Err(Obstacle::Failed.into()) };
+    Record::new(handle, own, subvolume, batch).run(file.ino)
+}
+
+/// The root of a subvolume as the last commit has it.
+fn committed_root(live: &Live, handle: &Handle<'_>, subvolume: TreeId) -> Result<Option<TreeRoot>> {
+    let roots = live.committed_root_tree();
+    let first = Key::new(subvolume.0, ItemType::ROOT_ITEM, 0);
+    let cursor = Cursor::seek_committed(handle.volume(), roots, first)?;
+    let Some((_, data)) = cursor.item_of(subvolume.0, ItemType::ROOT_ITEM) else { return Ok(None) };
+    let item = RootItem::parse(data).map_err(malformed)?;
+    let (logical, level, generation) = (item.logical(), item.level, item.generation());
+    Ok(Some(TreeRoot { id: subvolume, logical, level, generation }))
+}
+
+/// Waits until `batch` is on the devices, and writes it if nobody else is at it. The obstacle, if there is one.
+fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Obstacle>> {
+    let log = handle.log();
+    loop {
+        let mut progress = log.progress();
+        if progress.done > batch {
+            return Ok(None);
+        }
+        if let Some(obstacle) = log.obstacle() {
+            return Ok(Some(obstacle));
+        }
+        live.require_whole()?;
+        if progress.is_written {
+            log.wait(&mut progress);
+            continue;
+        }
+        progress.is_written = true;
+        drop(progress);
+        let _lead = Lead { log };
+        live.whole(|| write_log(live, handle))?;
+    }
+}
+
+/// Who writes the log. When this is dropped the next one may.
+struct Lead<'l> {
+    log: &'l Log,
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        self.log.progress().is_written = false;
+        self.log.tell();
+    }
+}
+
+/// Writes what was logged, unless there is an obstacle.
+fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
+    let (log, volume) = (handle.log(), handle.volume());
+    let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
+    volume.write_log(live, &blocks.in_order(), &root)?;
+    blocks.move_to(&volume.cache, |_| true);
+    live.stats.log_written();
+    log.progress().done = batch;
+    Ok(())
+}
+
+/// Ends the batch that is being logged: the root of all logs, the blocks that have to be written, and the next batch.
+fn end_batch(
+    live: &Live,
+    handle: &Handle<'_>,
+) -> Result<Option<(TreeRoot, Arc<DirtyBlocks>, u64)>> {
+    let log = handle.log();
+    let mut trees = log.trees();
+    let Some(_room) = live.space.try_reserve(live.space.cost(2)) else {
+        log.obstruct(Obstacle::NoRoom);
+        return Ok(None);
+    };
+    let root = trees.end_batch(handle)?;
+    // All blocks are there now. Who set an obstacle before has done it before there was anything that the log must not have.
+    if log.obstacle().is_some() {
+        return Ok(None);
+    }
+    Ok(Some((root, log.take_off(), trees.batch)))
+}
+
+impl Live {
+    /// The root tree of the last commit, which is on the devices.
+    fn committed_root_tree(&self) -> TreeRoot {
+        let superblock = self.last_superblock();
+        TreeRoot {
+            id: TreeId::ROOT,
+            logical: Logical(superblock.root.get()),
+            level: superblock.root_level,
+            generation: Generation(superblock.generation.get()),
+        }
+    }
+}

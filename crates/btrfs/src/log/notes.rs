@@ -1,0 +1,69 @@
+//! What a transaction has changed, as far as fsync has to know: noted when it changes, because comparing whole files and directories with the last
+//! commit would take longer than a commit.
+//!
+//! | note | who reads it |
+//! |---|---|
+//! | ranges of files whose extents changed | fsync of the file, which takes them: what changes after that is noted anew |
+//! | indexes of entries that were removed | fsync of the directory, and who looks for the next index: none is used twice in a transaction |
+//!
+//! There are at most [`MOST`] of each. Above that nothing is logged in the transaction any more.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use foldhash::fast::RandomState;
+use offshoot_vfs::FileId;
+use parking_lot::Mutex;
+
+use super::ranges::Ranges;
+
+/// The most files, or removed entries, that are noted in a transaction.
+pub(super) const MOST: usize = 65_536;
+
+/// The most ranges of a file: what is between them counts as changed when there are more.
+const MOST_RANGES: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
+    removed: Mutex<HashMap<FileId, BTreeSet<u64>, RandomState>>,
+    removals: AtomicUsize,
+}
+
+impl Notes {
+    /// Extents of `file` changed in `range`; whether there is room for this note.
+    pub(super) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
+        let mut extents = self.extents.lock();
+        let ranges = extents.entry(file).or_default();
+        ranges.insert(range);
+        ranges.limit(MOST_RANGES);
+        extents.len() <= MOST
+    }
+
+    /// The ranges of `file` in which extents changed since this was asked last.
+    pub(super) fn take_extents(&self, file: FileId) -> Ranges {
+        self.extents.lock().remove(&file).unwrap_or_default()
+    }
+
+    /// Whether extents of `file` changed since they were taken.
+    pub(super) fn has_extents(&self, file: FileId) -> bool {
+        self.extents.lock().contains_key(&file)
+    }
+
+    /// The directory lost the entry with this index; whether there is room for this note.
+    pub(super) fn entry_removed(&self, dir: FileId, index: u64) -> bool {
+        self.removed.lock().entry(dir).or_default().insert(index);
+        self.removals.fetch_add(1, Ordering::Relaxed) < MOST
+    }
+
+    /// The indexes of entries that the directory lost.
+    pub(super) fn removed(&self, dir: FileId) -> BTreeSet<u64> {
+        self.removed.lock().get(&dir).cloned().unwrap_or_default()
+    }
+
+    /// The highest index of an entry that the directory lost.
+    pub(super) fn last_removed(&self, dir: FileId) -> Option<u64> {
+        self.removed.lock().get(&dir).and_then(|indexes| indexes.last().copied())
+    }
+}

@@ -1,0 +1,90 @@
+//! Sets of ranges.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges that neither overlap nor touch each other: where each begins, and its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    /// Adds a range, which joins those that it touches.
+    pub(crate) fn insert(&mut self, mut range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        while let Some((&start, &end)) =
+            self.0.range(..=range.end).next_back().filter(|(_, end)| **end >= range.start)
+        {
+            self.0.remove(&start);
+            range = range.start.min(start)..range.end.max(end);
+        }
+        self.0.insert(range.start, range.end);
+    }
+
+    /// What of `range` is in none of them.
+    pub(crate) fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let before = self.0.range(..=range.start).next_back();
+        let mut at = before.map_or(range.start, |(_, &end)| end.max(range.start));
+        let mut missing = Vec::new();
+        for (&start, &end) in self.0.range(range.start..range.end.max(range.start)) {
+            if start > at {
+                missing.push(at..start);
+            }
+            at = at.max(end);
+        }
+        if at < range.end {
+            missing.push(at..range.end);
+        }
+        missing
+    }
+
+    /// Makes all of them one, with what is between them, when they are more than `most`.
+    pub(crate) fn limit(&mut self, most: usize) {
+        if self.0.len() > most
+            && let (Some((&first, _)), Some((_, &last))) =
+                (self.0.first_key_value(), self.0.last_key_value())
+        {
+            self.0 = BTreeMap::from([(first, last)]);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.0.iter().map(|(&start, &end)| start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against a set of numbers, with every range below a small bound.
+    #[test]
+    fn ranges_are_sets_of_numbers() {
+        const MOST: u64 = 7;
+        let all = || (0..MOST).flat_map(|start| (start..=MOST).map(move |end| start..end));
+        for one in all() {
+            for other in all() {
+                let mut ranges = Ranges::default();
+                ranges.insert(one.clone());
+                ranges.insert(other.clone());
+                let holds = |at: u64| ranges.iter().any(|range| range.contains(&at));
+                for at in 0..MOST {
+                    let is_in = one.contains(&at) || other.contains(&at);
+                    assert_eq!(holds(at), is_in, "{at} of {one:?} and {other:?}");
+                }
+                let apart: Vec<_> = ranges.iter().collect();
+                assert!(apart.is_sorted_by(|a, b| a.end < b.start), "{ranges:?}");
+                for asked in all() {
+                    let missing: Vec<_> = ranges.missing(&asked).into_iter().flatten().collect();
+                    let expected: Vec<_> = asked.filter(|&at| !holds(at)).collect();
+                    assert_eq!(missing, expected, "{ranges:?}");
+                }
+            }
+        }
+    }
+}

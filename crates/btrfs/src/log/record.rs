@@ -1,0 +1,392 @@
+//! What fsync puts into the log: an inode, and what its names need.
+//!
+//! A log says how inodes differ from the last commit. What that commit has is looked at where it is, and does not change meanwhile:
+//!
+//! - *The inode:* its item, all its names and all its attributes, because those that it does not have in the log are gone for who replays it. The extents that
+//!   changed, whole items of them, with holes written down, and the checksums of new data.
+//! - *A name that is new:* the directory, if it is new, with its own name, and so on upwards. Another inode that the last commit, or the log, has under
+//!   that name would lose it, and with its last name itself: so it is logged too, with the names that it has now, or taken out of the log if it is gone.
+//! - *A name that is gone:* where the item of names tells nothing of it any more, the entry is said to be gone in its directory. For that the directory
+//!   is in the log as the last commit has it.
+//!
+//! All this goes to the log as one batch of edits, when all is known. The inode that is fsynced is locked. Of others the locks are tried: who has one may be waiting for
+//! this fsync, so a commit is made instead.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::RangeInclusive;
+
+use offshoot_btrfs_format::dir::name_hash;
+use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::space::DirLogItem;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Error, FileId, FileType, Result};
+use zerocopy::IntoBytes;
+
+use super::names::{Name, is_of_names, names_of};
+use super::notes::MOST;
+use super::running::{Log, Logged, Obstacle, SubvolumeLog, apply};
+use crate::delayed;
+use crate::inode::{Locks, entry_called, type_of};
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::tree::{Cursor, TreeRoot};
+use crate::volume::Engine;
+use std::ops::ControlFlow;
+
+/// Why something is not logged.
+pub(super) enum Stop {
+    Obstacle(Obstacle),
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<Obstacle> for Stop {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Obstacle(obstacle)
+    }
+}
+
+/// Items of one inode.
+pub(super) type Items = Vec<(Key, Vec<u8>)>;
+
+/// What one fsync logs.
+pub(super) struct Record<'a, 'v> {
+    pub(super) handle: &'a Handle<'v>,
+    pub(super) volume: &'v Engine,
+    pub(super) log: &'a Log,
+    pub(super) own: &'a mut SubvolumeLog,
+    pub(super) subvolume: TreeId,
+    batch: u64,
+    /// What becomes of items of the log.
+    pub(super) edits: BTreeMap<Key, Option<Vec<u8>>>,
+    /// Locks of inodes beside the one that is fsynced.
+    held: Vec<Locks>,
+    /// Files to be logged whole, which are locked.
+    files: Vec<u64>,
+    /// New directories that names need.
+    directories: Vec<u64>,
+    /// What was dealt with.
+    seen: HashSet<u64>,
+}
+
+/// The items of an inode that stand before its entries or extents: the inode itself, its names, its attributes.
+fn head_range(ino: u64) -> RangeInclusive<Key> {
+    Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::XATTR_ITEM, u64::MAX)
+}
+
+fn is_of_head(item_type: ItemType) -> bool {
+    matches!(item_type, ItemType::INODE_ITEM | ItemType::XATTR_ITEM) || is_of_names(item_type)
+}
+
+/// The inode item among those of a head.
+fn inode_in(head: &Items) -> Result<Option<InodeItem>> {
+    let item = head.iter().find(|(key, _)| key.item_type == ItemType::INODE_ITEM);
+    item.map(|(_, data)| InodeItem::view(data).copied().map_err(malformed)).transpose()
+}
+
+/// The names among the items of a head, each with the key of its item.
+fn names_in(head: &Items) -> Result<BTreeSet<(Name, Key)>> {
+    let mut names = BTreeSet::new();
+    for (key, data) in head.iter().filter(|(key, _)| is_of_names(key.item_type)) {
+        // The root directory is called `..` in itself.
+        if key.offset != key.objectid || key.item_type != ItemType::INODE_REF {
+            names.extend(names_of(*key, data)?.into_iter().map(|name| (name, *key)));
+        }
+    }
+    Ok(names)
+}
+
+impl<'a, 'v> Record<'a, 'v> {
+    pub(super) fn new(
+        handle: &'a Handle<'v>,
+        own: &'a mut SubvolumeLog,
+        subvolume: TreeId,
+        batch: u64,
+    ) -> Self {
+        Self {
+            handle,
+            volume: handle.volume(),
+            log: handle.log(),
+            own,
+            subvolume,
+            batch,
+            edits: BTreeMap::new(),
+            held: Vec::new(),
+            files: Vec::new(),
+            directories: Vec::new(),
+            seen: HashSet::new(),
+        }
+    }
+
+    pub(super) fn file(&self, ino: u64) -> FileId {
+        FileId { dev: self.subvolume.0, ino }
+    }
+
+    pub(super) fn log_root(&self) -> TreeRoot {
+        *self.own.tree.root.read()
+    }
+
+    /// Logs the file `ino`, which is locked, and gives the batch that it is in.
+    pub(super) fn run(mut self, ino: u64) -> Result<u64, Stop> {
+        self.files.push(ino);
+        self.seen.insert(ino);
+        loop {
+            if let Some(dir) = self.directories.pop() {
+                self.new_directory(dir)?;
+            } else if let Some(file) = self.files.pop() {
+                self.whole(file)?;
+            } else {
+                break;
+            }
+        }
+        if self.own.logged.len().max(self.own.sums.len()) > MOST {
+            return Err(Obstacle::TooMuch.into());
+        }
+        self.apply(ino)
+    }
+
+    /// Puts into the log what was gathered.
+    fn apply(self, ino: u64) -> Result<u64, Stop> {
+        let known = self.own.logged.get(&ino).map(|logged| logged.batch);
+        if self.edits.is_empty()
+            && let Some(batch) = known
+        {
+            return Ok(batch);
+        }
+        for ino in &self.seen {
+            if let Some(logged) = self.own.logged.get_mut(ino) {
+                logged.batch = self.batch;
+            }
+        }
+        let live = self.volume.live()?;
+        let bytes = self.edits.values().flatten().map(Vec::len).sum();
+        let level = self.log_root().level;
+        let room = live.space.cost_of_log(self.log.taken(), level, self.edits.len(), bytes);
+        let Some(_room) = live.space.try_reserve(room) else {
+            return Err(Obstacle::NoRoom.into());
+        };
+        let edits: Vec<_> = self.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        apply(self.handle, &self.own.tree, &edits)?;
+        live.stats.logged(edits.len());
+        Ok(self.batch)
+    }
+
+    /// The head of an inode as it is now.
+    fn head(&self, ino: u64) -> Result<Items> {
+        let mut head = Vec::new();
+        let root = self.volume.tree(self.subvolume)?;
+        delayed::for_each_item(self.volume, root, head_range(ino), &mut |key, data| {
+            if is_of_head(key.item_type) {
+                head.push((key, data.to_vec()));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(head)
+    }
+
+    /// The head of an inode as the last commit has it.
+    fn committed_head(&self, ino: u64) -> Result<Items> {
+        let mut head = Vec::new();
+        let (first, last) = head_range(ino).into_inner();
+        let mut cursor = Cursor::seek_committed(self.volume, self.own.committed, first)?;
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key <= last) {
+            if is_of_head(key.item_type) {
+                head.push((key, data.to_vec()));
+            }
+            cursor.advance()?;
+        }
+        Ok(head)
+    }
+
+    /// Whether the last commit has the inode.
+    fn is_committed(&self, ino: u64) -> Result<bool> {
+        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+        let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
+        Ok(cursor.item().is_some_and(|(found, _)| found == key))
+    }
+
+    /// What the last commit has called `name` in the directory.
+    fn committed_entry(&self, name: &Name) -> Result<Option<Key>> {
+        let key = Key::new(name.dir, ItemType::DIR_ITEM, name_hash(&name.bytes));
+        let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
+        match cursor.item().filter(|(found, _)| *found == key) {
+            Some((_, data)) => Ok(entry_called(data, &name.bytes)?.map(|entry| entry.location)),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes the head of an inode in the log this.
+    fn put_head(&mut self, ino: u64, head: &Items) -> Result<()> {
+        let (first, last) = head_range(ino).into_inner();
+        let mut cursor = Cursor::seek(self.volume, self.log_root(), first)?;
+        let mut logged = BTreeMap::new();
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key <= last) {
+            logged.insert(key, data.to_vec());
+            cursor.advance()?;
+        }
+        for (key, data) in head {
+            if logged.remove(key).as_ref() != Some(data) {
+                self.edits.insert(*key, Some(data.clone()));
+            }
+        }
+        self.edits.extend(logged.into_keys().map(|key| (key, None)));
+        Ok(())
+    }
+
+    /// Logs a file that is locked and has a name.
+    fn whole(&mut self, ino: u64) -> Result<(), Stop> {
+        let (head, committed) = (self.head(ino)?, self.committed_head(ino)?);
+        let item = inode_in(&head)?.filter(|item| item.nlink.get() > 0);
+        let item = item.ok_or(Obstacle::Nameless)?;
+        self.put_head(ino, &head)?;
+        if matches!(type_of(&item)?, FileType::Regular | FileType::Symlink) {
+            self.extents(ino, &item, inode_in(&committed)?.is_some())?;
+        }
+        self.names(ino, &names_in(&head)?, &names_in(&committed)?)?;
+        self.own.logged.entry(ino).or_default().is_whole = true;
+        Ok(())
+    }
+
+    /// Logs a directory that the last commit does not have, for the names in it.
+    fn new_directory(&mut self, dir: u64) -> Result<(), Stop> {
+        if self.own.logged.contains_key(&dir) {
+            return Ok(());
+        }
+        let head = self.head(dir)?;
+        let names = names_in(&head)?;
+        if inode_in(&head)?.is_none_or(|item| item.nlink.get() == 0) || names.len() != 1 {
+            return Err(Obstacle::DirectoryMoved.into());
+        }
+        self.put_head(dir, &head)?;
+        self.own.logged.insert(dir, Logged::default());
+        self.seen.insert(dir);
+        self.names(dir, &names, &BTreeSet::new())
+    }
+
+    /// Has the log know the directory as the last commit has it.
+    fn known_directory(&mut self, dir: u64) -> Result<(), Stop> {
+        if self.own.logged.contains_key(&dir) {
+            return Ok(());
+        }
+        let mut head = self.committed_head(dir)?;
+        for (key, data) in &mut head {
+            if key.item_type == ItemType::INODE_ITEM {
+                // That says that it exists, and no more.
+                let mut item = *InodeItem::view(data).map_err(malformed)?;
+                item.generation = 0.into();
+                *data = item.as_bytes().to_vec();
+            }
+        }
+        self.put_head(dir, &head)?;
+        self.own.logged.insert(dir, Logged::default());
+        self.seen.insert(dir);
+        Ok(())
+    }
+
+    /// Logs what it takes that an inode which had the names `before` in the last commit has the names `now`.
+    fn names(
+        &mut self,
+        ino: u64,
+        now: &BTreeSet<(Name, Key)>,
+        before: &BTreeSet<(Name, Key)>,
+    ) -> Result<(), Stop> {
+        for (name, _) in now.difference(before) {
+            self.gained(ino, name)?;
+        }
+        for (name, key) in before.difference(now) {
+            // An item of names says itself which of those that it had are gone.
+            if !now.iter().any(|(_, other)| other == key) {
+                self.lost(name)?;
+            }
+        }
+        let names: Vec<_> = now.iter().map(|(name, _)| (name.dir, name.bytes.clone())).collect();
+        self.forget_names(ino);
+        self.own.names.extend(names.iter().map(|name| (name.clone(), ino)));
+        self.own.logged.entry(ino).or_default().names = names;
+        Ok(())
+    }
+
+    fn forget_names(&mut self, ino: u64) {
+        let own = &mut *self.own;
+        let Some(logged) = own.logged.get_mut(&ino) else { return };
+        for name in std::mem::take(&mut logged.names) {
+            if own.names.get(&name) == Some(&ino) {
+                own.names.remove(&name);
+            }
+        }
+    }
+
+    /// The inode has a name that it did not have in the last commit.
+    fn gained(&mut self, ino: u64, name: &Name) -> Result<(), Stop> {
+        let in_log = self.own.names.get(&(name.dir, name.bytes.clone())).copied();
+        if in_log == Some(ino) {
+            return Ok(());
+        }
+        if !self.own.logged.contains_key(&name.dir) && !self.is_committed(name.dir)? {
+            self.directories.push(name.dir);
+        }
+        let committed = match self.committed_entry(name)? {
+            Some(location) if location.item_type != ItemType::INODE_ITEM => {
+                return Err(Obstacle::Subvolumes.into());
+            }
+            location => location.map(|location| location.objectid),
+        };
+        for other in [in_log, committed].into_iter().flatten().filter(|&other| other != ino) {
+            self.give_way(other)?;
+        }
+        Ok(())
+    }
+
+    /// The entry with this name, which the last commit has, is gone.
+    fn lost(&mut self, name: &Name) -> Result<(), Stop> {
+        self.known_directory(name.dir)?;
+        let key = Key::new(name.dir, ItemType::DIR_LOG_INDEX, name.index);
+        let item = DirLogItem { end: name.index.into() };
+        self.edits.insert(key, Some(item.as_bytes().to_vec()));
+        Ok(())
+    }
+
+    /// Another inode has a name of the inode `ino`, which that lost since the last commit, or since it was logged.
+    fn give_way(&mut self, ino: u64) -> Result<(), Stop> {
+        if !self.seen.insert(ino) {
+            return Ok(());
+        }
+        let locks = self.volume.inodes.try_lock(self.file(ino)).ok_or(Obstacle::Contended)?;
+        self.held.push(locks);
+        match inode_in(&self.head(ino)?)?.filter(|item| item.nlink.get() > 0) {
+            None => self.gone(ino),
+            Some(item) if type_of(&item)? == FileType::Directory => {
+                Err(Obstacle::DirectoryMoved.into())
+            }
+            Some(_) => {
+                self.files.push(ino);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes an inode that is no more out of the log, and with it what the last commit has of it.
+    fn gone(&mut self, ino: u64) -> Result<(), Stop> {
+        if !self.own.logged.contains_key(&ino) {
+            return Ok(());
+        }
+        self.forget_names(ino);
+        self.own.logged.remove(&ino);
+        let first = Key::new(ino, ItemType::INODE_ITEM, 0);
+        let mut cursor = Cursor::seek(self.volume, self.log_root(), first)?;
+        while let Some((key, _)) = cursor.item().filter(|(key, _)| key.objectid == ino) {
+            self.edits.insert(key, None);
+            cursor.advance()?;
+        }
+        drop(cursor);
+        for (name, _) in names_in(&self.committed_head(ino)?)? {
+            self.lost(&name)?;
+        }
+        Ok(())
+    }
+}

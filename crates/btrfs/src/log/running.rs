@@ -1,0 +1,304 @@
+//! The log of the running transaction: its trees, who may change them, and how they get to the devices.
+//!
+//! ```text
+//!   logged  ---- leader: roots stored, blocks taken off ---->  written  ---- barrier, superblock, barrier ---->  done
+//!   (batch n)                 batch n + 1 begins                                                       all fsyncs of batch n return
+//! ```
+//!
+//! A log goes with the last commit: it says how the running transaction differs from that one, for the inodes that it has. So it is written with the
+//! superblock of the last commit, when that is on the devices, and forgotten with the transaction. Who has a handle keeps the log valid: the transaction does not end.
+//!
+//! Invariants:
+//!
+//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. It waits for nobody while it has that.
+//! 2. A block that was taken off to be written is not changed any more: it is copied. No block is freed before the commit, so what the superblocks
+//!    on the devices name stays whole.
+//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is set before anybody can log something that depends
+//!    on it, and looked at when all blocks of a batch are there: then a log is written that is valid, or none, and a commit is made.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{Error, FileId, Result};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::notes::Notes;
+use super::ranges::Ranges;
+use crate::subvolume::StoredRoot;
+use crate::sync::{RwLock, RwLockReadGuard};
+use crate::transaction::{DirtyBlocks, Handle, Latch};
+use crate::tree::{ItemEdit, Tree, TreeRoot, TreeWriter};
+
+/// Why an fsync makes a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// A chunk was allocated, which the last commit does not know.
+    NewChunk,
+    /// Subvolumes came, went or moved.
+    Subvolumes,
+    /// A directory was moved.
+    DirectoryMoved,
+    /// A directory was removed that the last commit or the log may know.
+    DirectoryRemoved,
+    /// The file has no name.
+    Nameless,
+    /// The fsync is one of a directory.
+    Directory,
+    /// Another file that has to be logged, too, is being changed.
+    Contended,
+    /// No room is left for blocks of logs.
+    NoRoom,
+    /// More changed than is noted.
+    TooMuch,
+    /// The log became large.
+    LargeLog,
+    /// Something could not be read, or an item is too large for a log.
+    Failed,
+}
+
+/// The log of a transaction.
+#[derive(Default)]
+pub(crate) struct Log {
+    obstacle: OnceLock<Obstacle>,
+    /// Something was logged.
+    is_used: AtomicBool,
+    /// A file was given extents of another one.
+    has_clones: AtomicBool,
+    /// Blocks that were taken for it.
+    taken: AtomicU64,
+    /// Blocks that may be changed.
+    changing: RwLock<DirtyBlocks>,
+    /// Blocks that are being written.
+    writing: RwLock<Arc<DirtyBlocks>>,
+    trees: Mutex<Trees>,
+    notes: Notes,
+    progress: Mutex<Progress>,
+    /// Told when a write-out ends.
+    turn: Condvar,
+}
+
+/// How far the log is written.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Somebody writes.
+    pub(super) is_written: bool,
+    /// Batches before this one are on the devices.
+    pub(super) done: u64,
+}
+
+/// The log trees.
+#[derive(Default)]
+pub(super) struct Trees {
+    /// The number of the batch that is being logged.
+    pub(super) batch: u64,
+    /// The tree of log trees.
+    roots: Option<Tree>,
+    subvolumes: BTreeMap<u64, SubvolumeLog>,
+}
+
+/// The log of a subvolume.
+pub(super) struct SubvolumeLog {
+    pub(super) tree: Tree,
+    /// The root of it that the tree of log trees has.
+    stored: Option<TreeRoot>,
+    /// The subvolume as the last commit left it.
+    pub(super) committed: TreeRoot,
+    /// The inodes that are in the log.
+    pub(super) logged: HashMap<u64, Logged>,
+    /// The names that inodes have in the log: directory and name.
+    pub(super) names: BTreeMap<(u64, Vec<u8>), u64>,
+    /// Where data lies whose checksums are in the log.
+    pub(super) sums: Ranges,
+}
+
+/// What is known of an inode that is in the log.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Logged {
+    /// All of it is, and not only what a name in it needs.
+    pub(super) is_whole: bool,
+    /// The batch in which it was logged last.
+    pub(super) batch: u64,
+    /// The names that it has there.
+    pub(super) names: Vec<(u64, Vec<u8>)>,
+}
+
+impl Log {
+    /// Has all fsyncs make a commit, until there is one.
+    pub(crate) fn obstruct(&self, obstacle: Obstacle) {
+        let _ = self.obstacle.set(obstacle);
+    }
+
+    /// Why nothing may be logged any more, if that is so.
+    pub(super) fn obstacle(&self) -> Option<Obstacle> {
+        self.obstacle.get().copied()
+    }
+
+    /// Whether something was logged, or is about to be: a crash may find what the transaction had before it changed again.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Acquire)
+    }
+
+    pub(super) fn use_it(&self) {
+        self.is_used.store(true, Ordering::Release);
+    }
+
+    /// Notes that files share extents that came in this transaction, maybe.
+    pub(crate) fn note_clones(&self) {
+        self.has_clones.store(true, Ordering::Release);
+    }
+
+    /// Whether files may share extents that came in this transaction.
+    pub(crate) fn has_clones(&self) -> bool {
+        self.has_clones.load(Ordering::Acquire)
+    }
+
+    /// Notes that extents of `file` change in `range`.
+    pub(crate) fn note_extents(&self, file: FileId, range: Range<u64>) {
+        if self.obstacle().is_none() && !self.notes.extents_changed(file, range) {
+            self.obstruct(Obstacle::TooMuch);
+        }
+    }
+
+    /// Notes that `dir` loses the entry with this index.
+    pub(crate) fn note_removal(&self, dir: FileId, index: u64) {
+        if self.obstacle().is_none() && !self.notes.entry_removed(dir, index) {
+            self.obstruct(Obstacle::TooMuch);
+        }
+    }
+
+    /// The first index that is behind those of all entries that `dir` lost.
+    pub(crate) fn index_after_removed(&self, dir: FileId) -> u64 {
+        self.notes.last_removed(dir).map_or(0, |index| index.saturating_add(1))
+    }
+
+    pub(super) fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    /// Counts a block that is taken for the log.
+    pub(crate) fn count_block(&self) {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many blocks were taken for the log.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// The blocks that may be changed.
+    pub(crate) fn changing(&self) -> RwLockReadGuard<'_, DirtyBlocks> {
+        self.changing.read()
+    }
+
+    /// Whether the block at `logical` may be changed.
+    pub(crate) fn owns(&self, logical: Logical) -> bool {
+        self.changing().get(logical).is_some()
+    }
+
+    /// The block of the log at `logical`, unless it is on the devices.
+    pub(crate) fn block(&self, logical: Logical) -> Option<Arc<Latch>> {
+        let changing = self.changing().get(logical);
+        changing.or_else(|| self.writing.read().get(logical))
+    }
+
+    /// Takes off the blocks that were changed, to be written: nobody changes them any more.
+    pub(super) fn take_off(&self) -> Arc<DirtyBlocks> {
+        let mut writing = self.writing.write();
+        *writing = Arc::new(std::mem::take(&mut *self.changing.write()));
+        writing.clone()
+    }
+
+    pub(super) fn trees(&self) -> MutexGuard<'_, Trees> {
+        self.trees.lock()
+    }
+
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock()
+    }
+
+    pub(super) fn wait(&self, progress: &mut MutexGuard<'_, Progress>) {
+        self.turn.wait(progress);
+    }
+
+    pub(super) fn tell(&self) {
+        self.turn.notify_all();
+    }
+}
+
+/// An empty log tree.
+fn new_tree(handle: &Handle<'_>) -> Result<Tree> {
+    let (last_snapshot, used_bytes, is_read_only) = (Generation(0), 0, false);
+    Ok(Tree::new(&StoredRoot {
+        root: handle.new_log_root()?,
+        last_snapshot,
+        used_bytes,
+        is_read_only,
+    }))
+}
+
+/// Applies edits to a log tree.
+pub(super) fn apply(handle: &Handle<'_>, tree: &Tree, edits: &[ItemEdit<'_>]) -> Result<()> {
+    handle.whole(|| TreeWriter::new(handle, tree).apply_batch(edits).map(drop))
+}
+
+/// A log tree as the tree of log trees has it.
+fn root_item(root: &TreeRoot) -> RootItem {
+    let mut item = RootItem::new_zeroed();
+    item.inode.generation = 1.into();
+    item.inode.size = 3.into();
+    item.inode.nlink = 1.into();
+    item.inode.mode = 0o040_755.into();
+    item.generation = root.generation.0.into();
+    item.generation_v2 = item.generation;
+    item.bytenr = root.logical.0.into();
+    item.level = root.level;
+    item
+}
+
+impl Trees {
+    /// The log of the subvolume `id`, if it has one.
+    pub(super) fn of(&mut self, id: TreeId) -> Option<&mut SubvolumeLog> {
+        self.subvolumes.get_mut(&id.0)
+    }
+
+    /// Begins the log of the subvolume `id`, which is this in the last commit.
+    pub(super) fn begin(
+        &mut self,
+        handle: &Handle<'_>,
+        id: TreeId,
+        committed: TreeRoot,
+    ) -> Result<()> {
+        let (logged, names, sums) = (HashMap::new(), BTreeMap::new(), Ranges::default());
+        let tree = new_tree(handle)?;
+        self.subvolumes
+            .insert(id.0, SubvolumeLog { tree, stored: None, committed, logged, names, sums });
+        Ok(())
+    }
+
+    /// Has the tree of log trees name all of them as they are now, and gives its root. The batch ends.
+    pub(super) fn end_batch(&mut self, handle: &Handle<'_>) -> Result<TreeRoot> {
+        let mut items = Vec::new();
+        for (&id, log) in &mut self.subvolumes {
+            let root = *log.tree.root.read();
+            if log.stored.replace(root) != Some(root) {
+                let key = Key::new(TreeId::TREE_LOG.0, ItemType::ROOT_ITEM, id);
+                items.push((key, root_item(&root)));
+            }
+        }
+        if self.roots.is_none() {
+            self.roots = Some(new_tree(handle)?);
+        }
+        let Some(roots) = &self.roots else {
+            return Err(Error::corrupt("tree log", "it has no root"));
+        };
+        let edits: Vec<_> = items.iter().map(|(key, item)| (*key, Some(item.as_bytes()))).collect();
+        apply(handle, roots, &edits)?;
+        self.batch += 1;
+        Ok(*roots.root.read())
+    }
+}

@@ -1,0 +1,291 @@
+//! Logs that we wrote: random operations, each fsync of which promises something.
+//!
+//! A volume is cut by copying its image after an fsync, while it is open. Whoever replays the copy, the kernel or we, finds the same, and every file as it
+//! was fsynced, unless something was done to it since: under all its names, with its data and its attributes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{
+    Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, SetAttr, Timestamp,
+    XattrMode,
+};
+
+use crate::cut::{PLAIN, SHAPES, Shape, judge, make, read_only, top};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+
+/// Directories, which stay; later ones are in earlier ones.
+const DIRECTORIES: usize = 3;
+const NAMES: u64 = 6;
+
+/// A directory by its number, and a name in it.
+type Path = (usize, u64);
+
+/// What an fsync promised of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Promise {
+    data: Vec<u8>,
+    nlink: u32,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+fn name(number: u64) -> Vec<u8> {
+    // Some are long, so that items are.
+    format!("{number}{}", "n".repeat(usize::try_from(number * number * 5).expect("small")))
+        .into_bytes()
+}
+
+fn contents(fs: &Filesystem, file: FileId) -> Promise {
+    let attr = fs.attr(file).expect("a file");
+    let mut data = vec![0; usize::try_from(attr.size).expect("small")];
+    assert_eq!(fs.read(file, 0, &mut data).expect("data"), data.len());
+    let mut xattrs = BTreeMap::new();
+    let visit = &mut |name: &[u8], value: &[u8]| {
+        xattrs.insert(name.to_vec(), value.to_vec());
+        std::ops::ControlFlow::Continue(())
+    };
+    fs.xattrs(file, visit).expect("attributes");
+    Promise { data, nlink: attr.nlink, xattrs }
+}
+
+/// A volume at work, and what was promised.
+struct Work {
+    fs: Filesystem,
+    random: Random,
+    dirs: Vec<FileId>,
+    paths: BTreeMap<Path, FileId>,
+    promises: BTreeMap<FileId, Promise>,
+}
+
+impl Work {
+    fn begin(volume: &Arc<Volume>, random: Random) -> Self {
+        let fs = top(volume);
+        let mut dirs = vec![fs.root()];
+        for number in 1..DIRECTORIES {
+            let dir = *dirs.last().expect("the first");
+            let name = format!("dir{number}");
+            dirs.push(fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW).expect("a directory"));
+        }
+        let (paths, promises) = (BTreeMap::new(), BTreeMap::new());
+        Self { fs, random, dirs, paths, promises }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.random.below(bound as u64)).expect("an index")
+    }
+
+    fn path(&mut self) -> Path {
+        (self.below(self.dirs.len()), self.random.below(NAMES))
+    }
+
+    fn with_place<T>(&self, (dir, number): Path, call: impl FnOnce(Place<'_>) -> T) -> T {
+        call(Place { dir: self.dirs[dir], name: &name(number) })
+    }
+
+    /// A path at which there is a file, and the file.
+    fn some(&mut self) -> Option<(Path, FileId)> {
+        let count = self.paths.len();
+        let at = if count == 0 { return None } else { self.below(count) };
+        self.paths.iter().nth(at).map(|(path, file)| (*path, *file))
+    }
+
+    /// Something is done to a file: what was promised of it holds no more.
+    fn touch(&mut self, file: FileId) {
+        self.promises.remove(&file);
+    }
+
+    fn gone(&mut self, path: Path) {
+        if let Some(file) = self.paths.remove(&path) {
+            self.touch(file);
+        }
+    }
+
+    /// Does something, with a new directory now and then.
+    fn step(&mut self) {
+        let kind = self.below(20);
+        let path = self.path();
+        let Some((old, file)) = self.some().filter(|_| kind > 3) else {
+            if kind == 0 && self.dirs.len() < 8 {
+                let (dir, number) = (self.dirs[path.0], self.dirs.len());
+                let name = format!("new{number}");
+                let made = self.fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW);
+                self.dirs.push(made.expect("a directory"));
+            } else if !self.paths.contains_key(&path) {
+                let made = self.with_place(path, |place| self.fs.create(place, &NEW));
+                self.paths.insert(path, made.expect("a file"));
+            }
+            return;
+        };
+        match kind {
+            4 | 5 if old != path => {
+                if self.paths.get(&path) == Some(&file) {
+                    return;
+                }
+                let (from, to) = (name(old.1), name(path.1));
+                let from = Place { dir: self.dirs[old.0], name: &from };
+                let to = Place { dir: self.dirs[path.0], name: &to };
+                self.fs.rename_with(from, to, Rename::Replace, AT).expect("a rename");
+                self.gone(path);
+                self.gone(old);
+                self.paths.insert(path, file);
+            }
+            6 => {
+                let Some(other) = self.paths.get(&path).copied().filter(|&one| one != file) else {
+                    return;
+                };
+                let (from, to) = (name(old.1), name(path.1));
+                let from = Place { dir: self.dirs[old.0], name: &from };
+                let to = Place { dir: self.dirs[path.0], name: &to };
+                self.fs.rename_with(from, to, Rename::Exchange, AT).expect("an exchange");
+                self.paths.insert(old, other);
+                self.paths.insert(path, file);
+                self.touch(file);
+                self.touch(other);
+            }
+            7 | 8 => {
+                self.with_place(old, |place| self.fs.unlink(place, AT)).expect("a removal");
+                self.gone(old);
+            }
+            9 if !self.paths.contains_key(&path) => {
+                self.with_place(path, |place| self.fs.link(file, place, AT)).expect("a link");
+                self.paths.insert(path, file);
+                self.touch(file);
+            }
+            10 => {
+                let number = self.random.below(4);
+                let name = format!("user.{number}");
+                let len = self.below(600);
+                let value = self.random.bytes(len);
+                if len < 200 {
+                    let _ = self.fs.remove_xattr(file, name.as_bytes(), AT);
+                } else {
+                    let any = XattrMode::Set;
+                    let set = self.fs.set_xattr(file, name.as_bytes(), &value, any, AT);
+                    set.expect("an attribute");
+                }
+                self.touch(file);
+            }
+            _ => self.change_data(file),
+        }
+    }
+
+    fn change_data(&mut self, file: FileId) {
+        let offset = self.random.below(12) * 4096 + [0, 0, 1000][self.below(3)];
+        let len = [1 + self.below(300), 4096, 1 + self.below(20_000)][self.below(3)];
+        match self.below(8) {
+            0 => {
+                let set = SetAttr { size: Some(offset), ..SetAttr::default() };
+                self.fs.set_attr(file, &set, AT).expect("another size");
+            }
+            1 => {
+                let all = [
+                    Fallocate::PunchHole,
+                    Fallocate::Allocate { keep_size: true },
+                    Fallocate::Allocate { keep_size: false },
+                    Fallocate::Zero { keep_size: false },
+                ];
+                let what = all[self.below(all.len())];
+                let done = self.fs.fallocate(file, what, offset, len as u64, AT);
+                done.expect("room");
+            }
+            2 => {
+                let size = self.fs.attr(file).expect("a file").size;
+                let at = |offset| offshoot_vfs::Position { file, offset };
+                let Some((_, other)) = self.some().filter(|(_, other)| *other != file) else {
+                    return;
+                };
+                let to = offshoot_vfs::Position { file: other, offset: 0 };
+                let len = size / 4096 * 4096;
+                if len > 0 && self.fs.attr(other).expect("a file").size < (1 << 20) {
+                    self.fs.clone_range(at(0), to, len, AT).expect("a clone");
+                    self.touch(other);
+                }
+                return;
+            }
+            _ => {
+                let bytes = self.random.bytes(len);
+                self.fs.write(file, offset, &bytes, AT).expect("room");
+            }
+        }
+        self.touch(file);
+    }
+
+    fn fsync(&mut self) -> bool {
+        let Some((_, file)) = self.some() else { return false };
+        self.fs.fsync(file).expect("an fsync");
+        let promise = contents(&self.fs, file);
+        self.promises.insert(file, promise);
+        true
+    }
+
+    /// Whatever was promised is in `fs`.
+    #[track_caller]
+    fn assert_kept(&self, fs: &Filesystem, what: &str) {
+        for (path, file) in &self.paths {
+            let Some(promise) = self.promises.get(file) else { continue };
+            let found = self.with_place(*path, |place| fs.lookup(place.dir, place.name));
+            let found = found.unwrap_or_else(|e| panic!("{what}: {path:?} of {file}: {e}"));
+            assert_eq!(found, *file, "{what}: {path:?}");
+            let now = contents(fs, found);
+            assert_eq!(
+                (now.nlink, now.data.len(), &now.xattrs),
+                (promise.nlink, promise.data.len(), &promise.xattrs),
+                "{what}: {path:?} of {file}"
+            );
+            let differs = (0..now.data.len()).find(|&at| now.data[at] != promise.data[at]);
+            assert_eq!(differs, None, "{what}: {path:?} of {file} differs there");
+        }
+    }
+}
+
+/// Does random things in volumes of a shape, with this many cuts, each of which is judged.
+fn run(shape: Shape, seed: u64, cuts: usize) {
+    let Some(judges) = judges::require() else { return };
+    let disks = make(&judges, shape);
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let mut work = Work::begin(&volume, Random::new(seed));
+    let (mut cut, mut step) = (0, 0);
+    while cut < cuts {
+        step += 1;
+        for _ in 0..work.below(4) {
+            work.step();
+        }
+        if work.below(40) == 0 {
+            work.fs.sync().expect("a commit");
+        }
+        if !work.fsync() || work.below(6) != 0 {
+            continue;
+        }
+        cut += 1;
+        let what = format!("{shape:?}, OFFSHOOT_SEED={seed}, step {step}");
+        let copy = disks.copy(&judges);
+        work.assert_kept(&read_only(copy.devices()), &what);
+        judge(&judges, &copy, &what, 1);
+    }
+    let stats = volume.stats();
+    println!("{shape:?}: {step} steps");
+    for counter in
+        stats.counters().filter(|one| one.name.contains("fsync") || one.name.contains("log"))
+    {
+        println!("    {:8} {}", counter.value, counter.name);
+    }
+    assert!(stats.fsyncs_logged > stats.commits, "{stats:?}");
+    drop(work);
+    drop(volume);
+    disks.assert_checks();
+}
+
+#[test]
+fn what_we_log_is_what_was_promised() {
+    let seed = seed_of_run();
+    run(PLAIN, seed, 25);
+    for (number, shape) in (1..).zip(SHAPES) {
+        run(shape, seed + number, 5);
+    }
+}
