@@ -38,12 +38,15 @@ impl Record<'_, '_> {
         is_committed: bool,
     ) -> Result<(), Stop> {
         let mut changed = self.log.notes().take_extents(self.file(ino));
-        let is_logged = self.own.logged.get(&ino).is_some_and(|logged| logged.is_whole);
-        if !is_logged && !is_committed {
-            changed.insert(0..u64::MAX);
-        }
         let sector = u64::from(self.volume.superblock().sector_size);
         let end = item.size.get().next_multiple_of(sector);
+        let logged = self.own.logged.entry(ino).or_default();
+        if logged.is_whole {
+            changed.insert(logged.end..end.max(logged.end));
+        } else if !is_committed {
+            changed.insert(0..u64::MAX);
+        }
+        logged.end = end;
         let root = self.volume.tree(self.subvolume)?;
         if !overlaps_in(self.volume, root, ino, end..u64::MAX, 1)?.is_empty() {
             changed.insert(end..u64::MAX);

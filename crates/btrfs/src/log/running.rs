@@ -123,6 +123,8 @@ pub(super) struct Logged {
     pub(super) is_whole: bool,
     /// The batch in which it was logged last.
     pub(super) batch: u64,
+    /// Where it ended then, as a file: what was cut off behind that is in the log by its length alone.
+    pub(super) end: u64,
     /// The names that it has there.
     pub(super) names: Vec<(u64, Vec<u8>)>,
 }

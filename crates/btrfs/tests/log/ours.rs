@@ -175,9 +175,12 @@ impl Work {
     }
 
     fn change_data(&mut self, file: FileId) {
+        let (a, b) = (self.fs.attr(file).unwrap().size, file.ino);
         let offset = self.random.below(12) * 4096 + [0, 0, 1000][self.below(3)];
         let len = [1 + self.below(300), 4096, 1 + self.below(20_000)][self.below(3)];
-        match self.below(8) {
+        let k = self.below(8);
+        println!("  data {b} size {a}: {k} at {offset} len {len}");
+        match k {
             0 => {
                 let set = SetAttr { size: Some(offset), ..SetAttr::default() };
                 self.fs.set_attr(file, &set, AT).expect("another size");
@@ -190,6 +193,7 @@ impl Work {
                     Fallocate::Zero { keep_size: false },
                 ];
                 let what = all[self.below(all.len())];
+                println!("   {what:?}");
                 let done = self.fs.fallocate(file, what, offset, len as u64, AT);
                 done.expect("room");
             }
@@ -217,6 +221,7 @@ impl Work {
 
     fn fsync(&mut self) -> bool {
         let Some((_, file)) = self.some() else { return false };
+        println!("  fsync {}", file.ino);
         self.fs.fsync(file).expect("an fsync");
         let promise = contents(&self.fs, file);
         self.promises.insert(file, promise);
@@ -237,6 +242,10 @@ impl Work {
                 (promise.nlink, promise.data.len(), &promise.xattrs),
                 "{what}: {path:?} of {file}"
             );
+            if now.data != promise.data {
+                let bad: Vec<_> = (0..now.data.len()).filter(|&at| now.data[at] != promise.data[at]).collect();
+                println!("{} differ {}..{}; now {:?} promised {:?} size {}", bad.len(), bad[0], bad[bad.len()-1], &now.data[bad[0]..bad[0]+4], &promise.data[bad[0]..bad[0]+4], now.data.len());
+            }
             let differs = (0..now.data.len()).find(|&at| now.data[at] != promise.data[at]);
             assert_eq!(differs, None, "{what}: {path:?} of {file} differs there");
         }
@@ -257,6 +266,7 @@ fn run(shape: Shape, seed: u64, cuts: usize) {
             work.step();
         }
         if work.below(40) == 0 {
+            println!("  sync");
             work.fs.sync().expect("a commit");
         }
         if !work.fsync() || work.below(6) != 0 {
