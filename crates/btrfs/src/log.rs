@@ -30,14 +30,15 @@
 //!
 //! # Writing
 //!
-//! `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record` and `data` say what is
-//! logged of a file, and `notes` has what changed.
+//! `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record`, `data` and `directory` say what is
+//! logged, and `notes` has what changed.
 //!
 //! # Replaying
 //!
 //! `space` keeps what the log holds from being allocated, `replay` says in which order everything is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
 
 mod data;
+mod directory;
 mod extents;
 mod failure;
 mod fsync;

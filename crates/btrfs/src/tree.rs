@@ -144,11 +144,21 @@ impl<'v> Cursor<'v> {
     /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and that commit is on the devices: so nothing
     /// that it has is free.
     pub(crate) fn seek_committed(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
-        let mut cursor = Self { volume, id: root.id, live: None, path: Vec::with_capacity(4) };
-        cursor.seek_still(root, key)?;
+        let mut cursor = Self::seek_committed_floor(volume, root, key)?;
         if cursor.item().is_some_and(|(found, _)| found < key) {
             cursor.advance()?;
         }
+        Ok(cursor)
+    }
+
+    /// As [`seek_floor`](Self::seek_floor), in the same.
+    pub(crate) fn seek_committed_floor(
+        volume: &'v Engine,
+        root: TreeRoot,
+        key: Key,
+    ) -> Result<Self> {
+        let mut cursor = Self { volume, id: root.id, live: None, path: Vec::with_capacity(4) };
+        cursor.seek_still(root, key)?;
         Ok(cursor)
     }
 

@@ -69,12 +69,8 @@ fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
     if let Some(obstacle) = log.obstacle() {
         return commit(obstacle);
     }
-    let logged = if type_of(&item)? == FileType::Directory {
-        Err(Stop::Obstacle(Obstacle::Directory))
-    } else {
-        log_file(live, &handle, file)
-    };
-    let batch = match logged {
+    let is_directory = type_of(&item)? == FileType::Directory;
+    let batch = match log_file(live, &handle, file, is_directory) {
         Ok(batch) => batch,
         Err(stop) => {
             // What is known of the log may be what it was to become.
@@ -100,7 +96,12 @@ fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
 }
 
 /// Logs a file that is locked, and gives the batch in which it is.
-fn log_file(live: &Live, handle: &Handle<'_>, file: FileId) -> Result<u64, Stop> {
+fn log_file(
+    live: &Live,
+    handle: &Handle<'_>,
+    file: FileId,
+    is_directory: bool,
+) -> Result<u64, Stop> {
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
     // Before anything is looked at: what is given up from now on stays as it is until the commit.
     log.use_it();
@@ -118,7 +119,7 @@ fn log_file(live: &Live, handle: &Handle<'_>, file: FileId) -> Result<u64, Stop>
         trees.begin(handle, subvolume, committed)?;
     }
     let Some(own) = trees.of(subvolume) else { return Err(Obstacle::Failed.into()) };
-    Record::new(handle, own, subvolume, batch).run(file.ino)
+    Record::new(handle, own, subvolume, batch).run(file.ino, is_directory)
 }
 
 /// The root of a subvolume as the last commit has it.

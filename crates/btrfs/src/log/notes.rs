@@ -4,7 +4,7 @@
 //! | note | who reads it |
 //! |---|---|
 //! | ranges of files whose extents changed | fsync of the file, which takes them: what changes after that is noted anew |
-//! | indexes of entries that were removed | fsync of the directory, and who looks for the next index: none is used twice in a transaction |
+//! | indexes of entries that were removed | fsync of the directory, which takes them, and who looks for the next index: none is used twice in a transaction |
 //!
 //! There are at most [`MOST`] of each. Above that nothing is logged in the transaction any more.
 
@@ -24,10 +24,18 @@ pub(super) const MOST: usize = 65_536;
 /// The most ranges of a file: what is between them counts as changed when there are more.
 const MOST_RANGES: usize = 64;
 
+/// Entries that a directory lost.
+#[derive(Debug, Default)]
+struct Removed {
+    /// Those that no fsync has taken.
+    indexes: BTreeSet<u64>,
+    last: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
-    removed: Mutex<HashMap<FileId, BTreeSet<u64>, RandomState>>,
+    removed: Mutex<HashMap<FileId, Removed, RandomState>>,
     removals: AtomicUsize,
 }
 
@@ -53,17 +61,24 @@ impl Notes {
 
     /// The directory lost the entry with this index; whether there is room for this note.
     pub(super) fn entry_removed(&self, dir: FileId, index: u64) -> bool {
-        self.removed.lock().entry(dir).or_default().insert(index);
+        let mut removed = self.removed.lock();
+        let Removed { indexes, last } = removed.entry(dir).or_default();
+        indexes.insert(index);
+        *last = index.max(*last);
         self.removals.fetch_add(1, Ordering::Relaxed) < MOST
     }
 
-    /// The indexes of entries that the directory lost.
-    pub(super) fn removed(&self, dir: FileId) -> BTreeSet<u64> {
-        self.removed.lock().get(&dir).cloned().unwrap_or_default()
+    /// The indexes of entries that the directory lost since this was asked last.
+    pub(super) fn take_removed(&self, dir: FileId) -> BTreeSet<u64> {
+        let mut removed = self.removed.lock();
+        removed
+            .get_mut(&dir)
+            .map(|removed| std::mem::take(&mut removed.indexes))
+            .unwrap_or_default()
     }
 
     /// The highest index of an entry that the directory lost.
     pub(super) fn last_removed(&self, dir: FileId) -> Option<u64> {
-        self.removed.lock().get(&dir).and_then(|indexes| indexes.last().copied())
+        self.removed.lock().get(&dir).map(|removed| removed.last)
     }
 }

@@ -9,7 +9,7 @@
 //! - *A name that is gone:* where the item of names tells nothing of it any more, the entry is said to be gone in its directory. For that the directory
 //!   is in the log as the last commit has it.
 //!
-//! All this goes to the log as one batch of edits, when all is known. The inode that is fsynced is locked. Of others the locks are tried: who has one may be waiting for
+//! All this goes to the log as batches of edits. When it turns out that something cannot be logged, nothing is any more in the transaction, so it does not matter what is in the log by then. The inode that is fsynced is locked. Of others the locks are tried: who has one may be waiting for
 //! this fsync, so a commit is made instead.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 
 use super::names::{Name, is_of_names, names_of};
 use super::notes::MOST;
-use super::running::{Log, Logged, Obstacle, SubvolumeLog, apply};
+use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply};
 use crate::delayed;
 use crate::inode::{Locks, entry_called, type_of};
 use crate::subvolume::malformed;
@@ -51,6 +51,9 @@ impl From<Obstacle> for Stop {
     }
 }
 
+/// Edits that are gathered before they are put into the log.
+const MOST_GATHERED: usize = 8192;
+
 /// Items of one inode.
 pub(super) type Items = Vec<(Key, Vec<u8>)>;
 
@@ -61,7 +64,7 @@ pub(super) struct Record<'a, 'v> {
     pub(super) log: &'a Log,
     pub(super) own: &'a mut SubvolumeLog,
     pub(super) subvolume: TreeId,
-    batch: u64,
+    pub(super) batch: u64,
     /// What becomes of items of the log.
     pub(super) edits: BTreeMap<Key, Option<Vec<u8>>>,
     /// Locks of inodes beside the one that is fsynced.
@@ -70,6 +73,8 @@ pub(super) struct Record<'a, 'v> {
     files: Vec<u64>,
     /// New directories that names need.
     directories: Vec<u64>,
+    /// Some of what was gathered is in the log.
+    is_spilled: bool,
     /// What was dealt with.
     seen: HashSet<u64>,
 }
@@ -84,13 +89,13 @@ fn is_of_head(item_type: ItemType) -> bool {
 }
 
 /// The inode item among those of a head.
-fn inode_in(head: &Items) -> Result<Option<InodeItem>> {
+pub(super) fn inode_in(head: &Items) -> Result<Option<InodeItem>> {
     let item = head.iter().find(|(key, _)| key.item_type == ItemType::INODE_ITEM);
     item.map(|(_, data)| InodeItem::view(data).copied().map_err(malformed)).transpose()
 }
 
 /// The names among the items of a head, each with the key of its item.
-fn names_in(head: &Items) -> Result<BTreeSet<(Name, Key)>> {
+pub(super) fn names_in(head: &Items) -> Result<BTreeSet<(Name, Key)>> {
     let mut names = BTreeSet::new();
     for (key, data) in head.iter().filter(|(key, _)| is_of_names(key.item_type)) {
         // The root directory is called `..` in itself.
@@ -119,6 +124,7 @@ impl<'a, 'v> Record<'a, 'v> {
             held: Vec::new(),
             files: Vec::new(),
             directories: Vec::new(),
+            is_spilled: false,
             seen: HashSet::new(),
         }
     }
@@ -131,10 +137,14 @@ impl<'a, 'v> Record<'a, 'v> {
         *self.own.tree.root.read()
     }
 
-    /// Logs the file `ino`, which is locked, and gives the batch that it is in.
-    pub(super) fn run(mut self, ino: u64) -> Result<u64, Stop> {
-        self.files.push(ino);
+    /// Logs the file or directory `ino`, which is locked, and gives the batch that it is in.
+    pub(super) fn run(mut self, ino: u64, is_directory: bool) -> Result<u64, Stop> {
         self.seen.insert(ino);
+        if is_directory {
+            self.directory(ino)?;
+        } else {
+            self.files.push(ino);
+        }
         loop {
             if let Some(dir) = self.directories.pop() {
                 self.new_directory(dir)?;
@@ -150,10 +160,11 @@ impl<'a, 'v> Record<'a, 'v> {
         self.apply(ino)
     }
 
-    /// Puts into the log what was gathered.
-    fn apply(self, ino: u64) -> Result<u64, Stop> {
+    /// Puts into the log what is left to be put there.
+    fn apply(mut self, ino: u64) -> Result<u64, Stop> {
         let known = self.own.logged.get(&ino).map(|logged| logged.batch);
         if self.edits.is_empty()
+            && !self.is_spilled
             && let Some(batch) = known
         {
             return Ok(batch);
@@ -163,7 +174,18 @@ impl<'a, 'v> Record<'a, 'v> {
                 logged.batch = self.batch;
             }
         }
+        self.spill()?;
+        Ok(self.batch)
+    }
+
+    /// Puts into the log what was gathered so far, when that is much.
+    pub(super) fn spill_much(&mut self) -> Result<(), Stop> {
+        if self.edits.len() < MOST_GATHERED { Ok(()) } else { self.spill() }
+    }
+
+    fn spill(&mut self) -> Result<(), Stop> {
         let live = self.volume.live()?;
+        self.is_spilled = true;
         let bytes = self.edits.values().flatten().map(Vec::len).sum();
         let level = self.log_root().level;
         let room = live.space.cost_of_log(self.log.taken(), level, self.edits.len(), bytes);
@@ -173,11 +195,12 @@ impl<'a, 'v> Record<'a, 'v> {
         let edits: Vec<_> = self.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
         apply(self.handle, &self.own.tree, &edits)?;
         live.stats.logged(edits.len());
-        Ok(self.batch)
+        self.edits.clear();
+        Ok(())
     }
 
     /// The head of an inode as it is now.
-    fn head(&self, ino: u64) -> Result<Items> {
+    pub(super) fn head(&self, ino: u64) -> Result<Items> {
         let mut head = Vec::new();
         let root = self.volume.tree(self.subvolume)?;
         delayed::for_each_item(self.volume, root, head_range(ino), &mut |key, data| {
@@ -190,7 +213,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// The head of an inode as the last commit has it.
-    fn committed_head(&self, ino: u64) -> Result<Items> {
+    pub(super) fn committed_head(&self, ino: u64) -> Result<Items> {
         let mut head = Vec::new();
         let (first, last) = head_range(ino).into_inner();
         let mut cursor = Cursor::seek_committed(self.volume, self.own.committed, first)?;
@@ -204,7 +227,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Whether the last commit has the inode.
-    fn is_committed(&self, ino: u64) -> Result<bool> {
+    pub(super) fn is_committed(&self, ino: u64) -> Result<bool> {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
         Ok(cursor.item().is_some_and(|(found, _)| found == key))
@@ -221,7 +244,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Makes the head of an inode in the log this.
-    fn put_head(&mut self, ino: u64, head: &Items) -> Result<()> {
+    pub(super) fn put_head(&mut self, ino: u64, head: &Items) -> Result<()> {
         let (first, last) = head_range(ino).into_inner();
         let mut cursor = Cursor::seek(self.volume, self.log_root(), first)?;
         let mut logged = BTreeMap::new();
@@ -289,7 +312,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Logs what it takes that an inode which had the names `before` in the last commit has the names `now`.
-    fn names(
+    pub(super) fn names(
         &mut self,
         ino: u64,
         now: &BTreeSet<(Name, Key)>,
@@ -304,26 +327,39 @@ impl<'a, 'v> Record<'a, 'v> {
                 self.lost(name)?;
             }
         }
-        let names: Vec<_> = now.iter().map(|(name, _)| (name.dir, name.bytes.clone())).collect();
-        self.forget_names(ino);
-        self.own.names.extend(names.iter().map(|name| (name.clone(), ino)));
-        self.own.logged.entry(ino).or_default().names = names;
+        self.forget_names(ino, now);
+        let own = &mut *self.own;
+        let names = now.iter().map(|(name, _)| {
+            let at = (name.dir, name.bytes.clone());
+            own.names.insert(at.clone(), Holder { ino, index: name.index });
+            at
+        });
+        own.logged.entry(ino).or_default().names = names.collect();
         Ok(())
     }
 
-    fn forget_names(&mut self, ino: u64) {
+    /// Forgets the names that an inode has in the log, and removes entries with those that it does not have `now`.
+    fn forget_names(&mut self, ino: u64, now: &BTreeSet<(Name, Key)>) {
         let own = &mut *self.own;
         let Some(logged) = own.logged.get_mut(&ino) else { return };
-        for name in std::mem::take(&mut logged.names) {
-            if own.names.get(&name) == Some(&ino) {
-                own.names.remove(&name);
+        for (dir, bytes) in std::mem::take(&mut logged.names) {
+            let at = (dir, bytes);
+            let Some(&Holder { index, .. }) = own.names.get(&at).filter(|one| one.ino == ino)
+            else {
+                continue;
+            };
+            own.names.remove(&at);
+            let is_kept = now.iter().any(|(name, _)| (name.dir, name.index) == (dir, index));
+            let is_logged = own.logged.get(&dir).is_some_and(|dir| dir.next_entry > index);
+            if is_logged && !is_kept {
+                self.edits.insert(Key::new(dir, ItemType::DIR_INDEX, index), None);
             }
         }
     }
 
     /// The inode has a name that it did not have in the last commit.
     fn gained(&mut self, ino: u64, name: &Name) -> Result<(), Stop> {
-        let in_log = self.own.names.get(&(name.dir, name.bytes.clone())).copied();
+        let in_log = self.own.names.get(&(name.dir, name.bytes.clone())).map(|holder| holder.ino);
         if in_log == Some(ino) {
             return Ok(());
         }
@@ -343,16 +379,33 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// The entry with this name, which the last commit has, is gone.
-    fn lost(&mut self, name: &Name) -> Result<(), Stop> {
+    pub(super) fn lost(&mut self, name: &Name) -> Result<(), Stop> {
         self.known_directory(name.dir)?;
-        let key = Key::new(name.dir, ItemType::DIR_LOG_INDEX, name.index);
-        let item = DirLogItem { end: name.index.into() };
-        self.edits.insert(key, Some(item.as_bytes().to_vec()));
+        self.entry_gone(name.dir, name.index);
         Ok(())
     }
 
+    /// Says that a directory, which is in the log, has no entry at this index.
+    pub(super) fn entry_gone(&mut self, dir: u64, index: u64) {
+        let item = DirLogItem { end: index.into() };
+        let key = Key::new(dir, ItemType::DIR_LOG_INDEX, index);
+        self.edits.insert(key, Some(item.as_bytes().to_vec()));
+    }
+
     /// Another inode has a name of the inode `ino`, which that lost since the last commit, or since it was logged.
-    fn give_way(&mut self, ino: u64) -> Result<(), Stop> {
+    pub(super) fn give_way(&mut self, ino: u64) -> Result<(), Stop> {
+        if self.seen.contains(&ino) {
+            return Ok(());
+        }
+        // What is gone does not come back: no number is used twice.
+        if self.head(ino)?.is_empty() {
+            return self.gone(ino);
+        }
+        self.lock_also(ino)
+    }
+
+    /// Logs an inode beside the one that is fsynced, with the names that it has now; or takes it out of the log if it has none.
+    pub(super) fn lock_also(&mut self, ino: u64) -> Result<(), Stop> {
         if !self.seen.insert(ino) {
             return Ok(());
         }
@@ -375,7 +428,7 @@ impl<'a, 'v> Record<'a, 'v> {
         if !self.own.logged.contains_key(&ino) {
             return Ok(());
         }
-        self.forget_names(ino);
+        self.forget_names(ino, &BTreeSet::new());
         self.own.logged.remove(&ino);
         let first = Key::new(ino, ItemType::INODE_ITEM, 0);
         let mut cursor = Cursor::seek(self.volume, self.log_root(), first)?;

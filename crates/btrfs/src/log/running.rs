@@ -47,8 +47,6 @@ pub(crate) enum Obstacle {
     DirectoryRemoved,
     /// The file has no name.
     Nameless,
-    /// The fsync is one of a directory.
-    Directory,
     /// Another file that has to be logged, too, is being changed.
     Contended,
     /// No room is left for blocks of logs.
@@ -110,10 +108,18 @@ pub(super) struct SubvolumeLog {
     pub(super) committed: TreeRoot,
     /// The inodes that are in the log.
     pub(super) logged: HashMap<u64, Logged>,
-    /// The names that inodes have in the log: directory and name.
-    pub(super) names: BTreeMap<(u64, Vec<u8>), u64>,
+    /// The names that inodes have in the log, by directory and name, and who has them.
+    pub(super) names: BTreeMap<(u64, Vec<u8>), Holder>,
     /// Where data lies whose checksums are in the log.
     pub(super) sums: Ranges,
+}
+
+/// Who has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub(super) ino: u64,
+    /// That of the entry.
+    pub(super) index: u64,
 }
 
 /// What is known of an inode that is in the log.
@@ -125,6 +131,8 @@ pub(super) struct Logged {
     pub(super) batch: u64,
     /// Where it ended then, as a file: what was cut off behind that is in the log by its length alone.
     pub(super) end: u64,
+    /// The first index of an entry that is not in the log, as a directory that was fsynced.
+    pub(super) next_entry: u64,
     /// The names that it has there.
     pub(super) names: Vec<(u64, Vec<u8>)>,
 }

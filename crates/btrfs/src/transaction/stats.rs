@@ -182,8 +182,6 @@ counters! {
         fsyncs_with_directory_removed, committed_directory_removed();
         /// Fsyncs that made a commit because the file had no name.
         fsyncs_of_nameless, committed_nameless();
-        /// Fsyncs that made a commit because they were of a directory.
-        fsyncs_of_directory, committed_directory();
         /// Fsyncs that made a commit because others changed a file that had to be logged too.
         fsyncs_contended, committed_contended();
         /// Fsyncs that made a commit because there was no room for a log.
@@ -243,7 +241,6 @@ impl Counters {
             Obstacle::DirectoryMoved => self.committed_directory_moved(),
             Obstacle::DirectoryRemoved => self.committed_directory_removed(),
             Obstacle::Nameless => self.committed_nameless(),
-            Obstacle::Directory => self.committed_directory(),
             Obstacle::Contended => self.committed_contended(),
             Obstacle::NoRoom => self.committed_without_room(),
             Obstacle::TooMuch => self.committed_too_much(),
