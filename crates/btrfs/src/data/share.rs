@@ -7,6 +7,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
+use crate::log::Obstacle;
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
@@ -33,11 +34,15 @@ pub(crate) fn share(
     let mut shared = Shared::default();
     let mut new = Vec::new();
     for Overlap { key, data, end } in items {
+        let extent = FileExtent::parse(data).map_err(malformed)?;
         let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, preallocated, .. } =
-            FileExtent::parse(data).map_err(malformed)?.body
+            extent.body
         else {
             continue;
         };
+        if !preallocated && extent.generation == handle.generation() {
+            handle.log().obstruct(Obstacle::Clones);
+        }
         let from = key.offset.max(range.start);
         let Some(len) = range.end.min(*end).checked_sub(from).filter(|&len| len > 0) else {
             continue;

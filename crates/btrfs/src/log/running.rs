@@ -45,6 +45,8 @@ pub(crate) enum Obstacle {
     DirectoryMoved,
     /// A directory was removed that the last commit or the log may know.
     DirectoryRemoved,
+    /// New data was cloned. A log may have it as preallocated in one file and written, with checksums, in another.
+    Clones,
     /// The file has no name.
     Nameless,
     /// Another file that has to be logged, too, is being changed.

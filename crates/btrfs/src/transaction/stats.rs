@@ -180,6 +180,8 @@ counters! {
         fsyncs_with_directory_moved, committed_directory_moved();
         /// Fsyncs that made a commit because a directory was removed.
         fsyncs_with_directory_removed, committed_directory_removed();
+        /// Fsyncs that made a commit because new data was cloned.
+        fsyncs_with_clones, committed_clones();
         /// Fsyncs that made a commit because the file had no name.
         fsyncs_of_nameless, committed_nameless();
         /// Fsyncs that made a commit because others changed a file that had to be logged too.
@@ -240,6 +242,7 @@ impl Counters {
             Obstacle::Subvolumes => self.committed_subvolumes(),
             Obstacle::DirectoryMoved => self.committed_directory_moved(),
             Obstacle::DirectoryRemoved => self.committed_directory_removed(),
+            Obstacle::Clones => self.committed_clones(),
             Obstacle::Nameless => self.committed_nameless(),
             Obstacle::Contended => self.committed_contended(),
             Obstacle::NoRoom => self.committed_without_room(),
