@@ -13,22 +13,23 @@
 //! What an engine promises, and is held to:
 //!
 //! - `sync` makes durable everything that was done before it.
-//! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the names in it. With
-//!   [`FsyncIs::Commit`] it commits: all other names and attributes as well, but not the data of
-//!   other files that is still in memory.
+//! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the names in it. What else it
+//!   makes durable is the engine's affair: nothing, what the file needs to be found, or all names and attributes.
 //! - At any time the engine may commit by itself (the dirty set is full, time passed, space is short): a
 //!   beginning of the operations is durable then. Of data in memory what was written back is there,
 //!   and the size is that of it.
 //!
 //! States that hold the same are entered once and judged each time, by the promises of each. [`faults`] is the same
-//! with devices that fail instead of a cut.
+//! with devices that fail instead of a cut, and [`Promised`] judges what others made of a workload, such as the kernel, by the same rules.
 
 pub mod explore;
 pub mod faults;
 pub mod generate;
 mod oracle;
 mod picture;
+mod promised;
 mod record;
+mod script;
 pub mod workload;
 
 use std::sync::Arc;
@@ -37,7 +38,7 @@ use std::time::UNIX_EPOCH;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystem, FileSystemMut, Result};
 
-pub use oracle::FsyncIs;
+pub use promised::Promised;
 pub use workload::{Op, Step, Workload};
 
 /// The members of a volume.
@@ -53,9 +54,6 @@ pub trait Engine: Sync {
 
     /// Reads everything that describes the volume, which is in order or an error.
     fn check(&self, devices: Devices) -> Result<()>;
-
-    /// What its `fsync` promises.
-    fn fsync_is(&self) -> FsyncIs;
 }
 
 /// The seed of this test: that in the variable `OFFSHOOT_SEED`, or else a new one. It is printed.

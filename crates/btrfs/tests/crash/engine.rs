@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offshoot_btrfs::{Compress, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::crash::{Devices, Engine, FsyncIs};
+use offshoot_testkit::crash::{Devices, Engine};
 use offshoot_vfs::{FileSystem, FileSystemMut, Result, Timestamp};
 use uuid::Uuid;
 
@@ -52,10 +52,6 @@ impl Engine for Ours {
 
     fn check(&self, devices: Devices) -> Result<()> {
         accounts::check(&Volume::open(devices, &OpenOptions::default())?)
-    }
-
-    fn fsync_is(&self) -> FsyncIs {
-        FsyncIs::Commit
     }
 }
 

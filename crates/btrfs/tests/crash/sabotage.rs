@@ -1,25 +1,39 @@
 //! An explorer that finds nothing proves nothing: engines that are broken on purpose must be caught.
 
 use std::io;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::BlockDevice;
 use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, FsyncIs};
-use offshoot_vfs::{FileSystem, FileSystemMut, Result};
+use offshoot_testkit::crash::{Devices, Engine, Step, Workload};
+use offshoot_vfs::{
+    Attr, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node, Parent,
+    Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+};
 
 use crate::engine::{ONE, OURS, volume};
 use crate::plan;
 
-/// A device that is flushed less often than it is asked to be.
+/// A barrier, by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Barrier {
+    /// Before a superblock, for what it leads to.
+    Before,
+    /// Behind a superblock.
+    Behind,
+}
+
+/// A device that leaves some barriers out.
 #[derive(Debug)]
 struct Lazy {
     below: Arc<dyn BlockDevice>,
-    flushes: AtomicUsize,
-    /// Which of each two flushes it leaves out.
-    left_out: [bool; 2],
+    left_out: Barrier,
+    /// Whether a primary superblock was written since the last barrier.
+    behind: AtomicBool,
 }
 
 impl BlockDevice for Lazy {
@@ -36,12 +50,16 @@ impl BlockDevice for Lazy {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if offset == SUPERBLOCK_OFFSETS[0] {
+            self.behind.store(true, Ordering::Relaxed);
+        }
         self.below.write_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {
-        let number = self.flushes.fetch_add(1, Ordering::Relaxed);
-        if self.left_out[number % 2] { Ok(()) } else { self.below.flush() }
+        let is_behind = self.behind.swap(false, Ordering::Relaxed);
+        let barrier = if is_behind { Barrier::Behind } else { Barrier::Before };
+        if barrier == self.left_out { Ok(()) } else { self.below.flush() }
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -49,8 +67,8 @@ impl BlockDevice for Lazy {
     }
 }
 
-/// Our engine without some of its barriers: of those before and behind a superblock.
-struct WithoutBarriers([bool; 2]);
+/// Our engine without some of its barriers.
+struct WithoutBarriers(Barrier);
 
 impl Engine for WithoutBarriers {
     fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
@@ -59,7 +77,8 @@ impl Engine for WithoutBarriers {
 
     fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
         let lazy = |below| {
-            Arc::new(Lazy { below, flushes: AtomicUsize::new(0), left_out: self.0 }) as Arc<_>
+            let behind = AtomicBool::new(false);
+            Arc::new(Lazy { below, left_out: self.0, behind }) as Arc<_>
         };
         OURS.open_writable(devices.into_iter().map(lazy).collect())
     }
@@ -67,27 +86,162 @@ impl Engine for WithoutBarriers {
     fn check(&self, devices: Devices) -> Result<()> {
         OURS.check(devices)
     }
+}
 
-    fn fsync_is(&self) -> FsyncIs {
-        FsyncIs::Commit
+/// Our engine with an `fsync` that only says that it was done.
+struct Pretending;
+
+impl Engine for Pretending {
+    fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
+        OURS.open(devices)
+    }
+
+    fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
+        Ok(Box::new(WithoutFsync(OURS.open_writable(devices)?)))
+    }
+
+    fn check(&self, devices: Devices) -> Result<()> {
+        OURS.check(devices)
+    }
+}
+
+/// A filesystem that does nothing for an `fsync`.
+struct WithoutFsync(Box<dyn FileSystemMut>);
+
+/// Methods that the filesystem below does.
+macro_rules! pass_on {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $outcome:ty;)*) => {$(
+        fn $name(&self, $($argument: $kind),*) -> $outcome {
+            self.0.$name($($argument),*)
+        }
+    )*};
+}
+
+impl FileSystem for WithoutFsync {
+    pass_on! {
+        fn root() -> FileId;
+        fn statfs() -> Result<StatFs>;
+        fn lookup(dir: FileId, name: &[u8]) -> Result<FileId>;
+        fn parent(dir: FileId) -> Result<Option<Parent>>;
+        fn attr(file: FileId) -> Result<Attr>;
+        fn flags(file: FileId) -> Result<FileFlags>;
+        fn read_dir(
+            dir: FileId,
+            after: u64,
+            visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>
+        ) -> Result<()>;
+        fn read_link(file: FileId) -> Result<Vec<u8>>;
+        fn xattr(file: FileId, name: &[u8]) -> Result<Vec<u8>>;
+        fn xattrs(
+            file: FileId,
+            visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>
+        ) -> Result<()>;
+        fn read(file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize>;
+        fn read_data(
+            file: FileId,
+            range: Range<u64>,
+            visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>
+        ) -> Result<()>;
+        fn next_data(file: FileId, offset: u64) -> Result<Option<Range<u64>>>;
+        fn prefetch(files: &[FileId]) -> ();
+    }
+}
+
+impl FileSystemMut for WithoutFsync {
+    pass_on! {
+        fn mknod(place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
+        fn mkdir(place: Place<'_>, new: &NewFile) -> Result<FileId>;
+        fn symlink(place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+        fn create_unnamed(dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
+        fn link(file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn unlink(place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn rmdir(place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn rename_with(
+            from: Place<'_>,
+            to: Place<'_>,
+            how: Rename,
+            at: Timestamp
+        ) -> Result<()>;
+        fn set_attr(file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
+        fn set_flags(file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
+        fn write(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+        fn write_direct(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+        fn fallocate(
+            file: FileId,
+            what: Fallocate,
+            offset: u64,
+            len: u64,
+            at: Timestamp
+        ) -> Result<()>;
+        fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
+        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<bool>;
+        fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+        fn set_xattr(
+            file: FileId,
+            name: &[u8],
+            value: &[u8],
+            mode: XattrMode,
+            at: Timestamp
+        ) -> Result<()>;
+        fn remove_xattr(file: FileId, name: &[u8], at: Timestamp) -> Result<()>;
+        fn open(file: FileId) -> Result<()>;
+        fn release(file: FileId) -> Result<()>;
+        fn sync() -> Result<()>;
+    }
+
+    fn fsync(&self, _: FileId) -> Result<()> {
+        Ok(())
     }
 }
 
 /// What the explorer says of such an engine.
-fn caught(left_out: [bool; 2]) -> String {
-    let (image, engine) = (volume(7, ONE), WithoutBarriers(left_out));
-    let explorer = Explorer { engine: &engine, image, plan: plan(7), judge: None };
-    explorer.explore(&Generator::default().one(0)).expect_err("it is broken")
+fn explored(engine: &dyn Engine, workload: &Workload) -> std::result::Result<(), String> {
+    let explorer = Explorer { engine, image: volume(7, ONE), plan: plan(7), judge: None };
+    explorer.explore(workload).map(drop)
+}
+
+/// What it says of the first workload of one operation that ends so.
+fn caught(engine: &dyn Engine, ends: fn(&Step) -> bool) -> String {
+    let generator = Generator::default();
+    let mut all = (0..generator.ones()).map(|number| generator.one(number));
+    let workload = all.find(|one| one.steps.last().is_some_and(ends)).expect("there is one");
+    explored(engine, &workload).expect_err("it is broken")
+}
+
+fn is_fsync(step: &Step) -> bool {
+    matches!(step, Step::Fsync(_))
+}
+
+fn is_sync(step: &Step) -> bool {
+    *step == Step::Sync
 }
 
 #[test]
 fn a_superblock_without_a_barrier_before_it_is_found() {
-    let problem = caught([true, false]);
-    assert!(problem.contains("tree block"), "{problem}");
+    for ends in [is_fsync, is_sync] {
+        let problem = caught(&WithoutBarriers(Barrier::Before), ends);
+        assert!(problem.contains("tree block"), "{problem}");
+    }
 }
 
 #[test]
-fn a_commit_without_a_barrier_behind_it_is_found() {
-    let problem = caught([false, true]);
-    assert!(problem.contains("lost"), "{problem}");
+fn a_superblock_without_a_barrier_behind_it_is_found() {
+    for ends in [is_fsync, is_sync] {
+        let problem = caught(&WithoutBarriers(Barrier::Behind), ends);
+        assert!(problem.contains("lost"), "{problem}");
+    }
+}
+
+/// Whatever was done before it: nothing else would make that durable.
+#[test]
+fn an_fsync_that_does_nothing_is_found() {
+    let generator = Generator::default();
+    let (mut all, mut missed) = (0, Vec::new());
+    let ones = (0..generator.ones()).step_by(7).map(|number| generator.one(number));
+    for workload in ones.filter(Workload::ends_with_fsync) {
+        all += 1;
+        missed.extend(explored(&Pretending, &workload).is_ok().then(|| workload.to_string()));
+    }
+    println!("{} of {all} were missed", missed.len());
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
 }

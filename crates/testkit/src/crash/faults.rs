@@ -86,7 +86,7 @@ impl Inflicter<'_> {
         let sound = self.attempt(&ready, workload, None)?;
         let refused = sound.outcome.map_err(|e| format!("without a fault: {e}"))?;
         let history = Ready::new(self.engine, &self.image, workload)?
-            .history(self.engine, workload, &refused)
+            .history(workload, &refused)
             .map_err(|e| format!("without a fault: {e}"))?;
         let mut inflicted = Inflicted::default();
         for member in 0..self.image.len() {

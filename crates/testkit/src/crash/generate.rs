@@ -106,7 +106,7 @@ fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::Generator;
+    use super::{Generator, Workload};
 
     #[test]
     fn all_of_one_operation_are_different() {
@@ -119,6 +119,21 @@ mod tests {
         assert_eq!(all.len(), generator.ones());
         assert!((400..1000).contains(&all.len()), "{} workloads", all.len());
         assert!(generator.twos() > 300_000, "{} workloads", generator.twos());
+    }
+
+    #[test]
+    fn what_is_shown_can_be_parsed() {
+        let generator = Generator::default();
+        for number in 0..generator.ones() {
+            let workload = generator.one(number);
+            let shown = workload.to_string();
+            let (name, rest) = shown.split_once(" [").expect("a name and a set-up");
+            let (setup, steps) = rest.split_once("] ").expect("steps behind the set-up");
+            assert_eq!(Workload::parse(name, setup, steps).as_ref(), Ok(&workload), "{shown}");
+        }
+        for wrong in ["create", "write a 5", "chmod a 9", "truncate a", "fly a", "link a"] {
+            assert!(Workload::parse("wrong", "", wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -15,12 +15,15 @@
 //! 1. A file, what it holds, and the set of its names are each as of a moment between. The set is one
 //!    thing: a rename that is half done shows no moment's set.
 //! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it.
-//! 3. As many names lead to a file as it counts.
+//! 3. As many names lead to a file as it counts, and a directory is as large as the names in it make it.
 //! 4. A sector of data is as of a moment between at which the file reached over it. The size is one of a moment, or lies
 //!    between those of two that follow each other, in whole sectors: long writes and cuts
 //!    are done in pieces, and what was written back first is there first.
-//! 5. Where `fsync` is a commit, names and attributes are altogether as of one moment, not before the last
-//!    promise. A tree log will promise less: 1 to 4 hold with it, this does not.
+//! 5. Where no `fsync` can have begun since the last `sync` that returned, names and attributes are altogether as of one
+//!    moment: there were only commits. An `fsync` may write a log, which brings one file further than others.
+//!
+//! A name is that of a directory that is known whatever its own path is, so nothing is said of where a directory above a synced
+//! file stands: another operation may have moved it, and that is another promise.
 
 #[cfg(test)]
 mod tests;
@@ -32,15 +35,6 @@ use offshoot_vfs::FileType;
 
 use super::picture::{File, Id, Name, Picture, SECTOR};
 
-/// What an `fsync` makes durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FsyncIs {
-    /// Everything but the data of other files: it commits.
-    Commit,
-    /// The file alone: it goes to a log.
-    OfOneFile,
-}
-
 /// What was said to be durable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promise {
@@ -49,12 +43,23 @@ pub(super) struct Promise {
     pub(super) of: Option<Id>,
 }
 
+/// Whose promises they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Ours: all rules hold.
+    Ours,
+    /// The kernel's, which promises less about the set of names of a file. Where a file moved and only its new directory is synced, it may have both
+    /// names. Where it got one name and lost another, in two operations, an `fsync` of the directory that lost one
+    /// may leave neither.
+    Kernels,
+}
+
 /// All moments and promises of a workload.
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) pictures: Vec<Picture>,
     pub(super) promises: Vec<Promise>,
-    pub(super) fsync_is: FsyncIs,
+    pub(super) whose: Whose,
 }
 
 /// The part of a history that one state is judged by.
@@ -77,10 +82,13 @@ impl History {
         let mut judgement = Judgement { history: self, kept, latest, problems: Vec::new() };
         judgement.files(found);
         judgement.names(found);
-        if self.fsync_is == FsyncIs::Commit {
-            judgement.whole(found);
-        }
+        judgement.whole(found);
         judgement.problems
+    }
+
+    /// Forgets all times, for who does a workload by another clock.
+    pub(super) fn forget_times(&mut self) {
+        self.pictures.iter_mut().for_each(Picture::forget_times);
     }
 }
 
@@ -97,12 +105,16 @@ impl<'a> Judgement<'a> {
         let known = self.history.pictures.iter().flat_map(|picture| picture.files.keys());
         let all: BTreeSet<Id> = known.chain(found.files.keys()).copied().collect();
         for id in all {
+            self.size_of_directory(found, id);
             let moments = self.moments(id);
             let path = moments.last().map_or_else(String::new, |last| last.path(id));
             let of = format!("file {id} ({path})");
             let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
             match found.files.get(&id) {
-                None if versions().count() == moments.len() => {
+                // Who has lost its last name is in no directory: the set of names tells.
+                None if versions().count() == moments.len()
+                    && self.history.whose == Whose::Ours =>
+                {
                     self.problems.push(format!("{of} is lost"));
                 }
                 None => {}
@@ -111,7 +123,19 @@ impl<'a> Judgement<'a> {
                 }
                 Some(file) => self.file(&of, file, found.names_of(id).len(), &versions),
             }
-            self.one_of(&of, "names", &found.names_of(id), moments.iter().map(|p| p.names_of(id)));
+            self.set_of_names(&of, &found.names_of(id), moments, id);
+        }
+    }
+
+    /// The second half of rule 1.
+    fn set_of_names(&mut self, of: &str, found: &BTreeSet<&Name>, moments: &[Picture], id: Id) {
+        let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
+        let may_be = match self.history.whose {
+            Whose::Ours => sets.contains(found),
+            Whose::Kernels => is_of_kernel(found, &sets),
+        };
+        if !may_be {
+            self.problems.push(format!("{of}: names {found:?}, which may be {sets:?}"));
         }
     }
 
@@ -123,18 +147,27 @@ impl<'a> Judgement<'a> {
         versions: &dyn Fn() -> V,
     ) {
         self.one_of(of, "type", &file.kind, versions().map(|v| v.kind));
-        self.one_of(of, "permissions", &file.permissions, versions().map(|v| v.permissions));
+        let attributes = (file.permissions, &file.xattrs);
+        self.one_of(of, "attributes", &attributes, versions().map(|v| (v.permissions, &v.xattrs)));
         self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
         self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
-        self.one_of(of, "xattrs", &&file.xattrs, versions().map(|v| &v.xattrs));
         self.one_of(of, "target", &&file.target, versions().map(|v| &v.target));
-        if file.kind == FileType::Directory {
-            self.one_of(of, "size", &file.size, versions().map(|v| v.size));
-        } else if file.nlink as usize != names {
+        if file.kind != FileType::Directory && file.nlink as usize != names {
             self.problems.push(format!("{of} has {names} names and counts {}", file.nlink));
         }
         if let Err(problem) = data(file, &versions().collect::<Vec<_>>()) {
             self.problems.push(format!("{of}: {problem}"));
+        }
+    }
+
+    /// The second half of rule 3.
+    fn size_of_directory(&mut self, found: &Picture, id: Id) {
+        let file = found.files.get(&id).filter(|file| file.kind == FileType::Directory);
+        let names = found.names.keys().filter(|(dir, _)| *dir == id);
+        let size = names.map(|(_, name)| 2 * name.len() as u64).sum();
+        if let Some(file) = file.filter(|file| file.size != size) {
+            let problem = format!("directory {id} counts {}, and its names {size}", file.size);
+            self.problems.push(problem);
         }
     }
 
@@ -150,6 +183,13 @@ impl<'a> Judgement<'a> {
 
     /// Rule 5.
     fn whole(&mut self, found: &Picture) {
+        let is_sync = |kept: &&usize| self.history.promises[**kept].of.is_none();
+        let behind_sync = self.kept.iter().filter(is_sync).max().map_or(0, |sync| sync + 1);
+        let mut since_sync = self.history.promises[behind_sync..].iter();
+        // Where the last operation that had begun was done, what follows it may have begun as well.
+        if since_sync.any(|promise| promise.of.is_some() && promise.moment <= self.latest) {
+            return;
+        }
         let since = self.kept.iter().map(|&kept| self.history.promises[kept].moment).max();
         let moments = &self.history.pictures[since.unwrap_or(0)..=self.latest];
         let shown = |picture: &Picture| {
@@ -177,6 +217,15 @@ impl<'a> Judgement<'a> {
             self.problems.push(format!("{of}: {what} {found:?}, which may be {versions:?}"));
         }
     }
+}
+
+/// Whether the kernel may leave this set of names of those of the moments, each of which is as of a moment itself.
+fn is_of_kernel(found: &BTreeSet<&Name>, sets: &[BTreeSet<&Name>]) -> bool {
+    let loses_one = |pair: &[BTreeSet<&Name>]| !pair[1].is_empty() && pair[1].len() < pair[0].len();
+    let mut parts = sets.iter().filter(|set| set.is_subset(found)).peekable();
+    let is_made_of_sets =
+        parts.peek().is_some() && parts.flatten().collect::<BTreeSet<_>>().len() == found.len();
+    is_made_of_sets || sets.windows(2).any(loses_one)
 }
 
 /// Rule 4.

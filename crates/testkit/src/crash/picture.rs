@@ -154,6 +154,13 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> 
 }
 
 impl Picture {
+    /// Makes all times the same.
+    pub(super) fn forget_times(&mut self) {
+        for file in self.files.values_mut() {
+            (file.mtime, file.ctime) = Default::default();
+        }
+    }
+
     /// The names that lead to a file.
     pub(super) fn names_of(&self, id: Id) -> BTreeSet<&Name> {
         self.names.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashState, MemoryDevice};
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
-use super::oracle::{FsyncIs, History, Promise};
+use super::oracle::{History, Promise, Whose};
 use super::picture::{self, Id};
 use super::workload::{Runner, Step, Workload, find};
 use super::{Devices, Engine};
@@ -63,13 +63,8 @@ impl Ready {
     }
 
     /// Does the steps to the model but for those at the places `refused`, which gives the history of them.
-    pub(super) fn history(
-        self,
-        engine: &dyn Engine,
-        workload: &Workload,
-        refused: &[usize],
-    ) -> Result<History, String> {
-        history(&self.model, self.next, &workload.steps, refused, engine.fsync_is())
+    pub(super) fn history(self, workload: &Workload, refused: &[usize]) -> Result<History, String> {
+        history(&self.model, self.next, &workload.steps, refused)
     }
 
     /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it
@@ -111,7 +106,6 @@ pub(super) fn history(
     next: u32,
     steps: &[Step],
     refused: &[usize],
-    fsync_is: FsyncIs,
 ) -> Result<History, String> {
     let mut runner = Runner::new(model, next);
     let take = || picture::take(model).map_err(|e| format!("the model: {e}"));
@@ -132,7 +126,7 @@ pub(super) fn history(
         };
         promises.push(Promise { moment: pictures.len() - 1, of });
     }
-    Ok(History { pictures, promises, fsync_is })
+    Ok(History { pictures, promises, whose: Whose::Ours })
 }
 
 fn id(model: &Model, path: &str) -> Result<Id, String> {
@@ -164,7 +158,7 @@ impl Recorded {
         let refused = outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
         let shown = picture::take(&*fs).map_err(|e| format!("before any cut: {e}"))?;
         drop(fs);
-        let history = ready.history(engine, workload, &refused)?;
+        let history = ready.history(workload, &refused)?;
         if history.pictures.last() != Some(&shown) {
             let model = history.pictures.last();
             return Err(format!("before any cut: ours {shown:?}\nthe model {model:?}"));

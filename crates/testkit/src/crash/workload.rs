@@ -12,6 +12,8 @@ use offshoot_vfs::{
     Position, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
+use super::script::FALLOCATE;
+
 /// One change. Paths are below the root, without a slash in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -62,9 +64,9 @@ pub enum Op {
     /// Copies all of the first file to the beginning of the second, which shares what it can, unless they are one.
     Copy(String, String),
     /// Sets the extended attribute of this name to a value of so many bytes.
-    SetXattr(String, &'static str, usize),
+    SetXattr(String, String, usize),
     /// Removes the extended attribute of this name.
-    RemoveXattr(String, &'static str),
+    RemoveXattr(String, String),
     /// Sets the permissions.
     Chmod(String, u32),
 }
@@ -110,13 +112,25 @@ impl fmt::Display for Op {
             Self::Write { path, offset, len } => write!(f, "write {path} {offset}+{len}"),
             Self::Truncate(path, size) => write!(f, "truncate {path} {size}"),
             Self::Fallocate { path, what, offset, len } => {
-                write!(f, "fallocate {path} {what:?} {offset}+{len}")
+                let verb = FALLOCATE.iter().find(|(_, known)| known == what);
+                let verb = verb.map_or("fallocate", |(verb, _)| verb);
+                write!(f, "{verb} {path} {offset}+{len}")
             }
             Self::Copy(from, to) => write!(f, "copy {from} {to}"),
             Self::SetXattr(path, name, len) => write!(f, "setxattr {path} {name} {len}"),
             Self::RemoveXattr(path, name) => write!(f, "removexattr {path} {name}"),
             Self::Chmod(path, mode) => write!(f, "chmod {path} {mode:o}"),
         }
+    }
+}
+
+impl Workload {
+    /// Whether it ends with an `fsync` that has something to do: a file that was only copied from is as it was.
+    #[must_use]
+    pub fn ends_with_fsync(&self) -> bool {
+        let Some(Step::Fsync(synced)) = self.steps.last() else { return false };
+        let is_source = |step: &Step| matches!(step, Step::Do(Op::Copy(from, _)) if from == synced);
+        !self.steps.iter().any(is_source)
     }
 }
 
@@ -158,6 +172,9 @@ impl fmt::Display for Workload {
     }
 }
 
+/// The permissions of what is made.
+pub const PERMISSIONS: u32 = 0o640;
+
 /// Does the operations of a workload to one filesystem.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystemMut,
@@ -170,10 +187,17 @@ fn time(number: u32) -> Timestamp {
     Timestamp { secs: 1_600_000_000 + i64::from(number), nanos: number }
 }
 
-/// The bytes that the operation with this number writes at `offset`.
-fn bytes(number: u32, offset: u64, len: usize) -> Vec<u8> {
+/// The bytes that the operation with this number writes at `offset`, or gives to an extended attribute.
+#[must_use]
+pub fn bytes(number: u32, offset: u64, len: usize) -> Vec<u8> {
     let start = offset + u64::from(number) * 53;
     (start..).take(len).map(|at| u8::try_from(at * 7 % 251).expect("below 251") + 1).collect()
+}
+
+/// Where the symbolic link leads to that the operation with this number makes.
+#[must_use]
+pub fn target(number: u32, path: &str) -> String {
+    format!("the target of {path}, which is number {number}")
 }
 
 /// The file at a path, of which the root is "".
@@ -233,14 +257,13 @@ impl<'a> Runner<'a> {
         let (fs, number) = (self.fs, self.next);
         self.next += 1;
         let at = time(number);
-        let new = NewFile { permissions: 0o640, uid: number, gid: 0, umask: None, at };
+        let new = NewFile { permissions: PERMISSIONS, uid: number, gid: 0, umask: None, at };
         let open = |path: &str| find(fs, path);
         match op {
             Op::Create(path) => fs.create(self.place(path)?, &new).map(drop),
             Op::Mkdir(path) => fs.mkdir(self.place(path)?, &new).map(drop),
             Op::Symlink(path) => {
-                let target = format!("the target of {path}, which is number {number}");
-                fs.symlink(self.place(path)?, target.as_bytes(), &new).map(drop)
+                fs.symlink(self.place(path)?, target(number, path).as_bytes(), &new).map(drop)
             }
             Op::Link(old, new) => fs.link(open(old)?, self.place(new)?, at),
             Op::Unlink(path) => fs.unlink(self.place(path)?, at),

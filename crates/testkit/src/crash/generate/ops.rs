@@ -184,10 +184,10 @@ fn attributes(all: &mut Vec<Candidate>) {
             all.push(Candidate { op, needs, points: points(&[path]) });
         };
         let has = || Some(Need::Xattr(path, "user.one"));
-        add(Op::SetXattr(path.to_owned(), "user.one", 30), None);
-        add(Op::SetXattr(path.to_owned(), "user.one", 3000), has());
-        add(Op::SetXattr(path.to_owned(), "user.two", 3), has());
-        add(Op::RemoveXattr(path.to_owned(), "user.one"), has());
+        add(Op::SetXattr(path.to_owned(), "user.one".to_owned(), 30), None);
+        add(Op::SetXattr(path.to_owned(), "user.one".to_owned(), 3000), has());
+        add(Op::SetXattr(path.to_owned(), "user.two".to_owned(), 3), has());
+        add(Op::RemoveXattr(path.to_owned(), "user.one".to_owned()), has());
         add(Op::Chmod(path.to_owned(), 0o600), None);
     }
 }

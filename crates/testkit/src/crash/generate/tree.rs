@@ -123,7 +123,9 @@ impl Tree {
                     self.act(Op::Link(old.to_owned(), new.to_owned()), ops);
                 }
             }
-            Need::Xattr(path, name) => self.act(Op::SetXattr(path.to_owned(), name, 20), ops),
+            Need::Xattr(path, name) => {
+                self.act(Op::SetXattr(path.to_owned(), name.to_owned(), 20), ops);
+            }
             Need::Opened(path) => self.act(Op::Open(path.to_owned()), ops),
         }
     }

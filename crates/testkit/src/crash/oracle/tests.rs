@@ -2,13 +2,13 @@
 
 use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
 
-use super::{FsyncIs, History};
+use super::{History, Whose};
 use crate::crash::picture::{Picture, ROOT};
 use crate::crash::record::history;
 use crate::crash::workload::{Op, Step};
 use crate::model::Model;
 
-fn of(fsync_is: FsyncIs, steps: &[Step]) -> History {
+fn of(steps: &[Step]) -> History {
     let at = Timestamp::default();
     let root = Attr {
         file: FileId { dev: 5, ino: 256 },
@@ -25,7 +25,7 @@ fn of(fsync_is: FsyncIs, steps: &[Step]) -> History {
         ctime: at,
         btime: at,
     };
-    history(&Model::new(&root), 1, steps, &[], fsync_is).expect("it can be done")
+    history(&Model::new(&root), 1, steps, &[]).expect("it can be done")
 }
 
 fn create(path: &str) -> Step {
@@ -44,6 +44,17 @@ fn name(name: &str) -> (u32, Vec<u8>) {
     (ROOT, name.as_bytes().to_vec())
 }
 
+/// Makes directories as large as the names in them.
+fn settle(picture: &mut Picture) {
+    let Picture { names, files } = picture;
+    for (id, file) in files {
+        let names = names.keys().filter(|(dir, _)| dir == id);
+        if file.kind == FileType::Directory {
+            file.size = names.map(|(_, name)| 2 * name.len() as u64).sum();
+        }
+    }
+}
+
 /// Whether the picture is allowed after the first `kept` promises and the operations up to `latest`.
 fn allows(history: &History, found: &Picture, kept: usize, latest: usize) -> bool {
     history.judge(found, &(0..kept).collect::<Vec<_>>(), latest).is_empty()
@@ -58,24 +69,24 @@ fn allowed(history: &History, kept: usize, latest: usize) -> Vec<usize> {
 #[test]
 fn moments_between_the_last_promise_and_the_latest_operation() {
     let steps = [create("a"), Step::Sync, write("a", 0, 100), rename("a", "b"), Step::Sync];
-    for fsync_is in [FsyncIs::Commit, FsyncIs::OfOneFile] {
-        let history = of(fsync_is, &steps);
-        assert_eq!(allowed(&history, 0, 0), [0]);
-        assert_eq!(allowed(&history, 0, 1), [0, 1]);
-        assert_eq!(allowed(&history, 1, 1), [1]);
-        assert_eq!(allowed(&history, 1, 3), [1, 2, 3]);
-        assert_eq!(allowed(&history, 2, 3), [3]);
-    }
+    let history = of(&steps);
+    assert_eq!(allowed(&history, 0, 0), [0]);
+    assert_eq!(allowed(&history, 0, 1), [0, 1]);
+    assert_eq!(allowed(&history, 1, 1), [1]);
+    assert_eq!(allowed(&history, 1, 3), [1, 2, 3]);
+    assert_eq!(allowed(&history, 2, 3), [3]);
 }
 
 #[test]
 fn a_rename_with_both_names_or_none() {
-    let history = of(FsyncIs::OfOneFile, &[create("a"), Step::Sync, rename("a", "b")]);
+    let history = of(&[create("a"), Step::Sync, rename("a", "b"), Step::Fsync("b".into())]);
     let mut both = history.pictures[2].clone();
     both.names.extend(history.pictures[1].names.clone());
+    settle(&mut both);
     assert!(!allows(&history, &both, 1, 2));
     let mut none = history.pictures[1].clone();
     none.names.clear();
+    settle(&mut none);
     assert!(!allows(&history, &none, 1, 2));
     none.files.remove(&1);
     assert!(!allows(&history, &none, 1, 2), "the file went with its name");
@@ -83,18 +94,20 @@ fn a_rename_with_both_names_or_none() {
 
 #[test]
 fn a_rename_over_a_file_that_leaves_both_or_the_wrong_one() {
-    let steps = [create("a"), create("b"), Step::Sync, rename("a", "b")];
-    let history = of(FsyncIs::OfOneFile, &steps);
+    let fsync = Step::Fsync("b".into());
+    let steps = [create("a"), create("b"), Step::Sync, rename("a", "b"), fsync];
+    let history = of(&steps);
     let mut found = history.pictures[3].clone();
     found.names.insert(name("a"), 2);
     found.files.insert(2, history.pictures[2].files[&2].clone());
+    settle(&mut found);
     assert!(!allows(&history, &found, 1, 3), "they changed places");
 }
 
 #[test]
 fn a_count_of_links_that_is_none_of_names() {
     let link = Step::Do(Op::Link("a".into(), "b".into()));
-    let history = of(FsyncIs::OfOneFile, &[create("a"), Step::Sync, link]);
+    let history = of(&[create("a"), Step::Sync, link, Step::Fsync("a".into())]);
     let mut found = history.pictures[2].clone();
     found.files.get_mut(&1).expect("the file").nlink = 1;
     assert!(!allows(&history, &found, 1, 2));
@@ -103,7 +116,7 @@ fn a_count_of_links_that_is_none_of_names() {
 #[test]
 fn a_size_without_the_data() {
     let steps = [create("a"), write("a", 0, 4096), Step::Sync, write("a", 4096, 4096)];
-    let history = of(FsyncIs::Commit, &steps);
+    let history = of(&steps);
     let mut found = history.pictures[3].clone();
     let sectors = found.files.get_mut(&1).and_then(|file| file.sectors.as_mut());
     sectors.expect("data")[1] = 0;
@@ -113,14 +126,14 @@ fn a_size_without_the_data() {
 #[test]
 fn data_that_was_written_back_in_part() {
     let steps = [create("a"), Step::Sync, write("a", 0, 3 * 4096)];
-    let history = of(FsyncIs::Commit, &steps);
+    let history = of(&steps);
     let mut found = history.pictures[2].clone();
     let file = found.files.get_mut(&1).expect("the file");
     file.size = 8192;
     file.sectors.as_mut().expect("data").truncate(2);
     assert!(allows(&history, &found, 1, 2));
     // Not when all of it was promised, and not in parts of sectors.
-    let promised = of(FsyncIs::Commit, &[&steps[..], &[Step::Fsync("a".into())]].concat());
+    let promised = of(&[&steps[..], &[Step::Fsync("a".into())]].concat());
     assert!(!allows(&promised, &found, 2, 2));
     found.files.get_mut(&1).expect("the file").size = 8000;
     assert!(!allows(&history, &found, 1, 2));
@@ -130,38 +143,130 @@ fn data_that_was_written_back_in_part() {
 fn old_data_where_new_data_was_promised() {
     let fsync = Step::Fsync("a".into());
     let steps = [create("a"), write("a", 0, 9000), Step::Sync, write("a", 0, 9000), fsync];
-    for fsync_is in [FsyncIs::Commit, FsyncIs::OfOneFile] {
-        let history = of(fsync_is, &steps);
-        assert_eq!(allowed(&history, 1, 3), [2, 3]);
-        assert_eq!(allowed(&history, 2, 3), [3]);
-    }
+    let history = of(&steps);
+    assert_eq!(allowed(&history, 1, 3), [2, 3]);
+    assert_eq!(allowed(&history, 2, 3), [3]);
 }
 
 #[test]
-fn an_fsync_promises_one_file_or_all_that_has_a_name() {
-    let fsync = Step::Fsync("b".into());
+fn an_fsync_promises_one_file_and_a_sync_all() {
     let chmod = Step::Do(Op::Chmod("a".into(), 0o600));
-    let steps = [create("a"), Step::Sync, chmod, create("b"), fsync];
+    let before = [create("a"), Step::Sync, chmod, create("b")];
     // The change of `a` is missing.
     let old = |history: &History| {
         let mut found = history.pictures[3].clone();
         found.files.insert(1, history.pictures[1].files[&1].clone());
         found
     };
-    let one = of(FsyncIs::OfOneFile, &steps);
+    let one = of(&[&before[..], &[Step::Fsync("b".into())]].concat());
     assert!(allows(&one, &old(&one), 2, 3));
-    let all = of(FsyncIs::Commit, &steps);
+    assert!(allows(&one, &old(&one), 1, 3), "the log may be written before the fsync returns");
+    let all = of(&[&before[..], &[Step::Sync]].concat());
     assert!(!allows(&all, &old(&all), 2, 3));
+    assert!(!allows(&all, &old(&all), 1, 3), "there are no logs, and a commit is of one moment");
     let mut without = one.pictures[3].clone();
     without.names.remove(&name("b"));
     without.files.remove(&3);
+    settle(&mut without);
     assert!(!allows(&one, &without, 2, 3));
+}
+
+/// What a log brought further stays so until a sync; behind that everything is of one moment again.
+#[test]
+fn a_sync_ends_what_a_log_may_show() {
+    let change = |path: &str| Step::Do(Op::Chmod(path.into(), 0o600));
+    let steps = [create("a"), create("b"), Step::Sync, change("a"), change("b")];
+    let fsync = Step::Fsync("b".into());
+    let found = |history: &History, of: usize, is: usize| {
+        let mut found = history.pictures[of].clone();
+        found.files.insert(1, history.pictures[is].files[&1].clone());
+        found
+    };
+    let logged = of(&[&steps[..], &[fsync.clone()]].concat());
+    assert!(allows(&logged, &found(&logged, 4, 2), 2, 4));
+    let chmod = |path: &str| Step::Do(Op::Chmod(path.into(), 0o400));
+    let more = [Step::Sync, chmod("a"), chmod("b")];
+    let synced = of(&[&steps[..], &[fsync], &more].concat());
+    assert!(!allows(&synced, &found(&synced, 4, 2), 3, 4));
+    assert_eq!(allowed(&synced, 3, 6), [4, 5, 6]);
+    assert!(!allows(&synced, &found(&synced, 6, 4), 3, 6), "b is newer than a");
+}
+
+/// Both names lead somewhere as of some moment, and yet it is half done.
+#[test]
+fn a_log_with_half_an_operation() {
+    let moved = |path: &str| Step::Fsync(path.into());
+    let dir = |path: &str| Step::Do(Op::Mkdir(path.into()));
+    let steps = [dir("d"), create("a"), Step::Sync, rename("a", "d/a"), moved("d")];
+    let history = of(&steps);
+    let in_dir = (1, b"a".to_vec());
+    let mut both = history.pictures[3].clone();
+    both.names.insert(name("a"), 2);
+    both.files.get_mut(&2).expect("the file").nlink = 2;
+    settle(&mut both);
+    assert!(!allows(&history, &both, 2, 3));
+    let mut none = history.pictures[2].clone();
+    none.names.remove(&name("a"));
+    none.files.remove(&2);
+    settle(&mut none);
+    assert!(!allows(&history, &none, 1, 3));
+    let mut other = history.pictures[3].clone();
+    other.names.remove(&in_dir);
+    other.names.insert(name("a"), 2);
+    settle(&mut other);
+    assert!(!allows(&history, &other, 2, 3), "the names in the directory were promised");
+}
+
+/// What the kernel may leave of a move, and of a name that was given before another one was taken away.
+#[test]
+fn the_kernel_promises_less_of_names() {
+    let dir = || Step::Do(Op::Mkdir("d".into()));
+    let fsync = |path: &str| Step::Fsync(path.into());
+    let kernels = |steps: &[Step]| History { whose: Whose::Kernels, ..of(steps) };
+    let in_dir = (1, b"a".to_vec());
+    let found = |history: &History, names: &[&(u32, Vec<u8>)]| {
+        let mut found = history.pictures.last().expect("a moment").clone();
+        found.names.retain(|_, id| *id != 2);
+        found.names.extend(names.iter().map(|&name| (name.clone(), 2)));
+        found.files.get_mut(&2).expect("the file").nlink = u32::try_from(names.len()).expect("2");
+        if names.is_empty() {
+            found.files.remove(&2);
+        }
+        settle(&mut found);
+        found
+    };
+    let moved = [dir(), create("a"), Step::Sync, rename("a", "d/a")];
+    let history = kernels(&[&moved[..], &[fsync("d")]].concat());
+    assert!(allows(&history, &found(&history, &[&name("a"), &in_dir]), 2, 3), "both");
+    assert!(!allows(&history, &found(&history, &[&name("a")]), 2, 3), "d was synced");
+    let history = kernels(&[&moved[..], &[fsync("")]].concat());
+    assert!(!allows(&history, &found(&history, &[]), 2, 3), "none");
+
+    let link = Step::Do(Op::Link("a".into(), "d/a".into()));
+    let steps = [dir(), create("a"), Step::Sync, link, Step::Do(Op::Unlink("a".into())), fsync("")];
+    let history = kernels(&steps);
+    assert!(allows(&history, &found(&history, &[]), 2, 4), "the link is in no log");
+    let history = of(&steps);
+    assert!(!allows(&history, &found(&history, &[]), 2, 4), "ours never loses a file");
+}
+
+/// One name of two came with a log: the directory is as large as the names in it, although it never was.
+#[test]
+fn a_directory_is_as_large_as_its_names() {
+    let steps = [create("a"), Step::Sync, create("second"), create("b"), Step::Fsync("b".into())];
+    let history = of(&steps);
+    let mut found = history.pictures[3].clone();
+    found.names.remove(&name("second"));
+    found.files.remove(&2);
+    assert!(!allows(&history, &found, 2, 3));
+    settle(&mut found);
+    assert!(allows(&history, &found, 2, 3));
 }
 
 #[test]
 fn an_fsync_of_a_directory_promises_the_names_in_it() {
     let steps = [create("a"), Step::Sync, rename("a", "b"), Step::Fsync(String::new())];
-    let history = of(FsyncIs::OfOneFile, &steps);
+    let history = of(&steps);
     assert_eq!(allowed(&history, 1, 2), [1, 2]);
     assert_eq!(allowed(&history, 2, 2), [2]);
 }
@@ -171,7 +276,7 @@ fn an_fsync_of_a_directory_promises_the_names_in_it() {
 fn a_promise_for_which_nothing_was_written() {
     let link = Step::Do(Op::Link("a".into(), "b".into()));
     let steps = [create("a"), link, Step::Sync, rename("a", "b"), Step::Sync];
-    let history = of(FsyncIs::Commit, &steps);
+    let history = of(&steps);
     assert_eq!(history.pictures[2], history.pictures[3]);
     assert_eq!(allowed(&history, 2, 2), [2, 3]);
 }
@@ -180,7 +285,7 @@ fn a_promise_for_which_nothing_was_written() {
 fn a_new_size_with_the_old_data() {
     let cut = Step::Do(Op::Truncate("a".into(), 5000));
     let steps = [create("a"), write("a", 0, 9000), Step::Sync, write("a", 4000, 3000), cut];
-    let history = of(FsyncIs::Commit, &steps);
+    let history = of(&steps);
     let mut found = history.pictures[4].clone();
     let old = history.pictures[2].files[&1].clone();
     let file = found.files.get_mut(&1).expect("the file");

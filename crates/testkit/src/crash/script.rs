@@ -1,0 +1,89 @@
+//! Workloads from text, in the words in which they are shown: `create a; write a 0+100; fsync /a`.
+
+use offshoot_vfs::Fallocate;
+
+use super::workload::{Op, Step, Workload};
+
+/// What `fallocate` does, by the words of a script.
+pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
+    ("allocate", Fallocate::Allocate { keep_size: false }),
+    ("allocate-behind", Fallocate::Allocate { keep_size: true }),
+    ("punch", Fallocate::PunchHole),
+    ("zero", Fallocate::Zero { keep_size: false }),
+    ("zero-behind", Fallocate::Zero { keep_size: true }),
+    ("collapse", Fallocate::Collapse),
+    ("insert", Fallocate::Insert),
+];
+
+impl Workload {
+    /// A workload from the words in which one is shown, of its set-up and of its steps, which semicolons part.
+    ///
+    /// # Errors
+    /// What is no operation.
+    pub fn parse(name: &str, setup: &str, steps: &str) -> Result<Self, String> {
+        fn each<T>(text: &str, parse: fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
+            let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
+            parts.map(parse).collect()
+        }
+        let (setup, steps) = (each(setup, Op::parse)?, each(steps, Step::parse)?);
+        Ok(Self { name: name.to_owned(), setup, steps })
+    }
+}
+
+impl Op {
+    fn parse(text: &str) -> Result<Self, String> {
+        let failed = || format!("{text:?} is no operation");
+        let number = |text: &str| text.parse::<u64>().map_err(|_| failed());
+        let length = |text: &str| text.parse::<usize>().map_err(|_| failed());
+        let range = |text: &str| -> Result<(u64, usize), String> {
+            let (offset, len) = text.split_once('+').ok_or_else(failed)?;
+            Ok((number(offset)?, length(len)?))
+        };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let Some((verb, words)) = words.split_first() else { return Err(failed()) };
+        let owned = |at: usize| words.get(at).map(|&word| word.to_owned()).ok_or_else(failed);
+        let one = || owned(0);
+        let two = || owned(0).and_then(|one| Ok((one, owned(1)?)));
+        if let Some((_, what)) = FALLOCATE.iter().find(|(known, _)| known == verb) {
+            let (path, text) = two()?;
+            let (offset, len) = range(&text)?;
+            return Ok(Self::Fallocate { path, what: *what, offset, len: len as u64 });
+        }
+        Ok(match *verb {
+            "create" => Self::Create(one()?),
+            "mkdir" => Self::Mkdir(one()?),
+            "symlink" => Self::Symlink(one()?),
+            "link" => two().map(|(old, new)| Self::Link(old, new))?,
+            "unlink" => Self::Unlink(one()?),
+            "rmdir" => Self::Rmdir(one()?),
+            "rename" => two().map(|(from, to)| Self::Rename(from, to))?,
+            "exchange" => two().map(|(one, other)| Self::Exchange(one, other))?,
+            "nocow" => Self::NoCow(one()?),
+            "unnamed" => Self::Unnamed(one()?),
+            "open" => Self::Open(one()?),
+            "write" => {
+                let (offset, len) = range(&owned(1)?)?;
+                Self::Write { path: one()?, offset, len }
+            }
+            "truncate" => Self::Truncate(one()?, number(&owned(1)?)?),
+            "copy" => two().map(|(from, to)| Self::Copy(from, to))?,
+            "setxattr" => Self::SetXattr(one()?, owned(1)?, length(&owned(2)?)?),
+            "removexattr" => two().map(|(path, name)| Self::RemoveXattr(path, name))?,
+            "chmod" => {
+                Self::Chmod(one()?, u32::from_str_radix(&owned(1)?, 8).map_err(|_| failed())?)
+            }
+            _ => return Err(failed()),
+        })
+    }
+}
+
+impl Step {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(match text.split_once(' ') {
+            None if text == "sync" => Self::Sync,
+            Some(("fsync", path)) => Self::Fsync(path.trim_start_matches('/').to_owned()),
+            Some(("try", op)) => Self::Try(Op::parse(op)?),
+            _ => Self::Do(Op::parse(text)?),
+        })
+    }
+}
