@@ -1,4 +1,4 @@
-//! Tree logs: those that the kernel wrote, replayed by the kernel and by us.
+//! Tree logs: those that the kernel wrote, and ours, replayed by the kernel and by us.
 //!
 //! A volume is *cut* by copying its loop file while it is mounted: after an fsync, and with no commit since. The kernel replays one copy and we another,
 //! and both have to show the same, path by path, in memory and on the devices. What the fsync was of has to be as it was when it returned.
@@ -9,12 +9,15 @@
 //! | `scenarios` | what broke real filesystems, each with its story |
 //! | `workloads` | the numbered workloads of the crash explorer, done by the kernel |
 //! | `calls` | the operations of a workload as system calls |
+//! | `by_us` | the same workloads, done by us |
+//! | `stories` | what broke real filesystems, done by us |
 //! | `damage` | logs that are damaged, opened without, and thrown away |
 //! | `lies` | logs whose checksums are right and that cannot be true |
 //! | `crash` | power cuts while we replay |
 //! | `ours` | logs that we wrote |
 //! | `room` | logs of few items that change much |
 
+mod by_us;
 mod calls;
 mod crash;
 mod cut;
@@ -25,4 +28,5 @@ mod mutation;
 mod ours;
 mod room;
 mod scenarios;
+mod stories;
 mod workloads;

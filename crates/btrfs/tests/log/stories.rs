@@ -1,0 +1,421 @@
+//! What broke real filesystems, each with its story, done by us and cut behind the last fsync.
+//!
+//! They are those of `scenarios`, in which the kernel writes. The words are those in which the crash explorer shows operations.
+
+use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_testkit::crash::Workload;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Timestamp};
+
+use crate::cut::{PLAIN, judge, logs, make, read_only, top};
+use crate::by_us::{new_file, open, run_together, shapes, subvolume};
+use crate::workloads::Tally;
+
+/// What is done: its name, what is synced before, and the steps up to an fsync.
+type Story = (&'static str, &'static str, &'static str);
+
+const STORIES: &[Story] = &[
+    // The new name is there and the old one is not, whichever of the three is synced; never both, and never none.
+    ("rename-file", "mkdir a; mkdir b; create a/x; write a/x 0+9000", "rename a/x b/y; fsync /b/y"),
+    ("rename-new-parent", "mkdir a; mkdir b; create a/x", "rename a/x b/y; fsync /b"),
+    ("rename-old-parent", "mkdir a; mkdir b; create a/x", "rename a/x b/y; fsync /a"),
+    ("rename-in-place", "create x; write x 0+100", "rename x y; fsync /y"),
+    ("rename-and-new-file", "create x", "rename x y; create x; write x 0+50; fsync /x"),
+    ("rename-chain", "create x; create y", "rename y z; rename x y; fsync /y"),
+    (
+        "rename-there-and-back",
+        "mkdir a; create x",
+        "rename x a/x; fsync /a; rename a/x x; fsync /x",
+    ),
+    ("rename-logged", "create x", "write x 0+9000; fsync /x; rename x y; fsync /y"),
+    ("exchange", "create x; create y", "exchange x y; fsync /x"),
+    ("exchange-across", "mkdir a; create a/x; create y", "exchange a/x y; fsync /a"),
+    // What editors and package managers do.
+    (
+        "replace",
+        "create x; write x 0+5000",
+        "create new; write new 0+7000; fsync /new; rename new x; fsync /x",
+    ),
+    (
+        "replace-parent",
+        "mkdir a; create a/x; write a/x 0+5000",
+        "create a/new; write a/new 0+7000; fsync /a/new; rename a/new a/x; fsync /a",
+    ),
+    (
+        "replace-twice",
+        "create x; write x 0+500",
+        "create n; write n 0+700; fsync /n; rename n x; create n; write n 0+900; fsync /n; rename n x; fsync /",
+    ),
+    (
+        "unlink-and-make-again",
+        "create x; write x 0+9000",
+        "unlink x; create x; write x 0+70; fsync /x",
+    ),
+    // Links: as many as there are names.
+    ("link-count", "create x", "link x y; link x z; fsync /x"),
+    ("link-and-unlink", "mkdir a; create x; link x a/y; link x z", "unlink z; link x w; fsync /x"),
+    (
+        "link-after-log",
+        "mkdir a; create x",
+        "write x 0+300; fsync /x; link x a/y; create z; fsync /z",
+    ),
+    ("link-after-log-dir", "mkdir a; create x", "write x 0+300; fsync /x; link x a/y; fsync /a"),
+    ("unlink-one-of-two", "mkdir a; create x; link x a/y", "unlink a/y; fsync /x"),
+    ("unlink-one-of-two-dir", "mkdir a; create x; link x a/y", "unlink a/y; fsync /a"),
+    (
+        "unlink-after-log",
+        "mkdir a; create x; link x a/y",
+        "write x 0+9; fsync /x; unlink a/y; fsync /x",
+    ),
+    ("link-in-new-dir", "create x", "mkdir a; link x a/y; fsync /x"),
+    ("unnamed", "mkdir a", "unnamed a/x; write a/x 0+5000; fsync /a/x"),
+    // Directories.
+    ("dir-over-empty", "mkdir a; mkdir b; create a/x", "rename a b; fsync /b"),
+    ("dir-over-empty-parent", "mkdir a; mkdir b; create a/x", "rename a b; fsync /"),
+    (
+        "dir-over-empty-file",
+        "mkdir a; mkdir b; create a/x",
+        "rename a b; write b/x 0+10; fsync /b/x",
+    ),
+    ("dir-moved", "mkdir a; mkdir a/c; mkdir b; create a/c/x", "rename a/c b/c; fsync /b/c"),
+    (
+        "dir-moved-file",
+        "mkdir a; mkdir a/c; mkdir b; create a/c/x",
+        "rename a/c b/c; write b/c/x 0+9; fsync /b/c/x",
+    ),
+    (
+        "new-tree",
+        "",
+        "mkdir a; mkdir a/b; mkdir a/b/c; create a/b/c/x; write a/b/c/x 0+9; fsync /a/b/c/x",
+    ),
+    (
+        "new-tree-dir",
+        "",
+        "mkdir a; mkdir a/b; mkdir a/b/c; create a/b/c/x; symlink a/b/l; write a/b/c/x 0+9; fsync /a",
+    ),
+    (
+        "deleted-dir",
+        "mkdir a; mkdir a/b; create a/b/x",
+        "unlink a/b/x; rmdir a/b; rmdir a; create b; fsync /",
+    ),
+    (
+        "deleted-and-made",
+        "mkdir a; create a/x",
+        "unlink a/x; rmdir a; mkdir a; create a/y; write a/y 0+9; fsync /a/y",
+    ),
+    (
+        "log-twice",
+        "mkdir a; create a/x; create a/w",
+        "unlink a/x; create a/y; fsync /a; unlink a/y; unlink a/w; create a/z; fsync /a",
+    ),
+    ("log-and-delete", "mkdir a", "create a/x; fsync /a/x; unlink a/x; fsync /a"),
+    ("log-and-forget", "mkdir a", "create a/x; fsync /a; unlink a/x; create a/y; fsync /a/y"),
+    // Data.
+    ("append", "create x; write x 0+100000", "write x 100000+50000; fsync /x"),
+    ("overwrite", "create x; write x 0+1000000", "write x 77000+5000; fsync /x"),
+    (
+        "overwrite-twice",
+        "create x; write x 0+300000",
+        "write x 8000+9000; fsync /x; write x 12000+9000; fsync /x",
+    ),
+    (
+        "inline",
+        "create x; write x 0+2; create y; write y 0+2",
+        "write x 0+3; fsync /x; write y 2+2000; fsync /y",
+    ),
+    (
+        "inline-grows",
+        "create x; write x 0+100",
+        "write x 100+50; fsync /x; write x 150+9000; fsync /x",
+    ),
+    ("truncate", "create x; write x 0+100000", "truncate x 5000; fsync /x"),
+    (
+        "truncate-to-nothing",
+        "create x; write x 0+100000",
+        "truncate x 0; fsync /x; write x 0+10; fsync /x",
+    ),
+    (
+        "truncate-and-write",
+        "create x; write x 0+100000",
+        "truncate x 5000; truncate x 50000; write x 50000+9; fsync /x",
+    ),
+    ("hole-at-end", "create x; write x 0+65536", "punch x 40960+24576; fsync /x"),
+    ("hole-at-end-logged", "create x", "write x 0+65536; fsync /x; punch x 40960+24576; fsync /x"),
+    ("hole-inside", "create x; write x 0+1048576", "punch x 40960+245760; fsync /x"),
+    ("hole-grown", "create x; write x 0+65536", "truncate x 1048576; fsync /x"),
+    ("prealloc-behind", "create x; write x 0+65536", "allocate-behind x 65536+131072; fsync /x"),
+    (
+        "prealloc-behind-logged",
+        "create x; write x 0+65536",
+        "write x 0+9; fsync /x; allocate-behind x 65536+131072; fsync /x",
+    ),
+    ("prealloc-written", "create x; allocate x 0+262144", "write x 12288+65536; fsync /x"),
+    (
+        "prealloc-cut",
+        "create x; write x 0+65536; allocate-behind x 65536+131072",
+        "truncate x 70000; fsync /x",
+    ),
+    ("collapse", "create x; write x 0+262144", "collapse x 8192+8192; fsync /x"),
+    (
+        "insert",
+        "create x; write x 0+65536",
+        "insert x 8192+8192; fsync /x; insert x 4096+4096; fsync /x",
+    ),
+    ("zero", "create x; write x 0+65536", "zero x 5000+30000; fsync /x"),
+    (
+        "reflink",
+        "create x; write x 0+262144; create y; create z",
+        "copy x y; fsync /y; copy x z; fsync /z",
+    ),
+    (
+        "reflink-new",
+        "",
+        "create x; write x 0+262144; create y; copy x y; fsync /x; write y 28672+9000; fsync /y",
+    ),
+    ("reflink-and-delete", "create x; write x 0+262144; create y", "copy x y; unlink x; fsync /y"),
+    (
+        "nocow",
+        "create x; nocow x; write x 0+65536",
+        "write x 12288+9000; write x 65536+90000; fsync /x",
+    ),
+    (
+        "come-and-gone",
+        "create y",
+        "create x; write x 0+262144; fsync /x; truncate x 0; write y 0+262144; fsync /y",
+    ),
+    // Attributes.
+    (
+        "xattr-removed",
+        "create x; setxattr x user.one 10; setxattr x user.two 10",
+        "write x 0+10; fsync /x; removexattr x user.one; fsync /x",
+    ),
+    (
+        "xattr-dir",
+        "mkdir a; setxattr a user.one 10",
+        "removexattr a user.one; setxattr a user.two 10; fsync /a",
+    ),
+    (
+        "xattr-all-gone",
+        "create x; setxattr x user.one 10",
+        "fsync /x; removexattr x user.one; fsync /x",
+    ),
+    ("mode", "create x", "chmod x 600; fsync /x"),
+    ("open-and-gone", "create x; write x 0+9; create y", "open x; unlink x; write y 0+9; fsync /y"),
+    ("symlink", "symlink l", "unlink l; symlink l; create x; fsync /x; fsync /"),
+    // A sync in between begins a new log.
+    ("log-sync-log", "mkdir a", "create a/x; fsync /a/x; sync; rename a/x a/y; fsync /a"),
+];
+
+fn workload((name, setup, steps): &Story) -> Workload {
+    Workload::parse(name, setup, steps).unwrap_or_else(|problem| panic!("{name}: {problem}"))
+}
+
+/// Does one story alone.
+fn alone(name: &str) {
+    let Some(judges) = judges::require() else { return };
+    let story = STORIES.iter().find(|(known, ..)| *known == name).expect("a story");
+    let mut tally = Tally::default();
+    run_together(&judges, PLAIN, &[workload(story)], &mut tally);
+    tally.tell();
+}
+
+macro_rules! stories {
+    ($($test:ident: $name:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            alone($name);
+        }
+    )*};
+}
+
+stories! {
+    a_renamed_file_that_is_synced: "rename-file";
+    a_rename_whose_new_parent_is_synced: "rename-new-parent";
+    a_rename_whose_old_parent_is_synced: "rename-old-parent";
+    a_name_that_is_taken_over_by_a_synced_file: "rename-and-new-file";
+    a_name_that_is_replaced: "replace";
+    links_are_counted: "link-count";
+    a_link_to_a_file_that_was_logged_before: "link-after-log";
+    a_directory_over_an_empty_one: "dir-over-empty";
+    a_hole_at_the_end: "hole-at-end";
+    space_preallocated_behind_the_end: "prealloc-behind";
+    an_attribute_removed_after_a_log: "xattr-removed";
+}
+
+#[test]
+fn all_of_them_on_all_kinds_of_volumes() {
+    let Some(judges) = judges::require() else { return };
+    let all: Vec<_> = STORIES.iter().map(workload).collect();
+    for shape in shapes() {
+        let mut tally = Tally::default();
+        for part in all.chunks(24) {
+            run_together(&judges, shape, part, &mut tally);
+        }
+        print!("{shape:?}: ");
+        tally.tell();
+    }
+}
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 5 };
+
+/// Does something to a volume that is open, and gives what is left when it is cut.
+fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) -> Disks {
+    let disks = make(judges, PLAIN);
+    let volume = open(&disks, PLAIN);
+    story(&volume);
+    let cut = disks.copy(judges);
+    drop(volume);
+    println!("{} logs", logs(&cut));
+    cut
+}
+
+fn place<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
+    Place { dir: fs.root(), name: name.as_bytes() }
+}
+
+/// Makes a file in the root, or finds it, writes to it and syncs it.
+fn write_and_fsync(fs: &Filesystem, name: &str, data: &[u8]) -> FileId {
+    let file = fs.lookup(fs.root(), name.as_bytes());
+    let file = file.or_else(|_| fs.create(place(fs, name), &new_file())).expect("a file");
+    fs.write(file, 0, data, AT).expect("there is room");
+    fs.fsync(file).expect("an fsync");
+    file
+}
+
+/// What a file below the top holds, if it is there.
+fn held(fs: &Filesystem, path: &str) -> Option<Vec<u8>> {
+    let find = |dir: FileId, name: &str| fs.lookup(dir, name.as_bytes());
+    let file = path.split('/').try_fold(fs.root(), find).ok()?;
+    let size = fs.attr(file).expect("a file").size;
+    let mut data = vec![0; usize::try_from(size).expect("small")];
+    fs.read(file, 0, &mut data).expect("data");
+    Some(data)
+}
+
+/// A snapshot takes what the log has with it: the log is done with before, and the one behind it is another.
+#[test]
+fn a_snapshot_between_log_and_commit() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let (top, fs) = (top(volume), subvolume(volume, "s"));
+        fs.create(place(&fs, "x"), &new_file()).expect("a file");
+        top.sync().expect("a commit");
+        write_and_fsync(&fs, "x", &[2; 9000]);
+        let id = offshoot_btrfs::SubvolumeId { 0: fs.root().dev };
+        top.snapshot(id, place(&top, "t"), false, AT).expect("a snapshot");
+        write_and_fsync(&fs, "y", &[3; 5000]);
+        write_and_fsync(&fs, "x", &[4; 100]);
+    });
+    judge(&judges, &cut, "a snapshot", 4);
+    let found = read_only(cut.devices());
+    assert_eq!(held(&found, "s/y"), Some(vec![3; 5000]));
+    assert_eq!(held(&found, "s/x"), Some([vec![4; 100], vec![2; 8900]].concat()));
+    // It was taken behind a sync, and before what was written later.
+    if let Some(x) = held(&found, "t/x") {
+        assert_eq!(x, vec![2; 9000]);
+        assert_eq!(held(&found, "t/y"), None);
+    }
+}
+
+/// The log of a subvolume that was deleted since is nobody's.
+#[test]
+fn a_subvolume_deleted_after_its_fsync() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let (top, [s, t]) = (top(volume), ["s", "t"].map(|name| subvolume(volume, name)));
+        s.create(place(&s, "x"), &new_file()).expect("a file");
+        top.sync().expect("a commit");
+        write_and_fsync(&s, "x", &[2; 9000]);
+        top.delete_subvolume(place(&top, "s"), AT).expect("it can be deleted");
+        write_and_fsync(&t, "y", &[3; 5000]);
+    });
+    judge(&judges, &cut, "a deleted subvolume", 2);
+    let found = read_only(cut.devices());
+    assert_eq!(held(&found, "t/y"), Some(vec![3; 5000]));
+    let left = held(&found, "s/x");
+    assert!(left.is_none() || left == Some(vec![2; 9000]), "half of it: {left:?}");
+}
+
+/// Who has an orphan open is the only one to know it: an fsync of it brings no name back, and nothing else is lost by it.
+#[test]
+fn an_orphan_that_is_synced() {
+    let Some(judges) = judges::require() else { return };
+    for is_logged_before in [false, true] {
+        let cut = cut(&judges, |volume| {
+            let fs = top(volume);
+            let x = write_and_fsync(&fs, "x", &[1; 9000]);
+            fs.sync().expect("a commit");
+            if is_logged_before {
+                write_and_fsync(&fs, "x", &[2; 4000]);
+            }
+            fs.open(x).expect("it is there");
+            fs.unlink(place(&fs, "x"), AT).expect("it is there");
+            fs.write(x, 0, &[3; 5000], AT).expect("there is room");
+            fs.fsync(x).expect("an fsync");
+            write_and_fsync(&fs, "y", &[4; 5000]);
+            fs.fsync(fs.root()).expect("an fsync");
+        });
+        judge(&judges, &cut, "an orphan", 1);
+        let found = read_only(cut.devices());
+        assert_eq!(held(&found, "y"), Some(vec![4; 5000]));
+        assert_eq!(held(&found, "x"), None);
+    }
+}
+
+/// A name that an orphan had is given to a new file, which is synced.
+#[test]
+fn the_name_of_an_orphan() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let fs = top(volume);
+        let x = write_and_fsync(&fs, "x", &[1; 9000]);
+        fs.sync().expect("a commit");
+        fs.open(x).expect("it is there");
+        fs.unlink(place(&fs, "x"), AT).expect("it is there");
+        write_and_fsync(&fs, "x", &[4; 5000]);
+    });
+    judge(&judges, &cut, "the name of an orphan", 1);
+    assert_eq!(held(&read_only(cut.devices()), "x"), Some(vec![4; 5000]));
+}
+
+/// A log without end: one fsync after the other while nobody commits, by several threads at once.
+#[test]
+fn many_fsyncs_at_once() {
+    let Some(judges) = judges::require() else { return };
+    let mut expected = Vec::new();
+    let cut = cut(&judges, |volume| {
+        let fs = top(volume);
+        let work = |thread: u8| {
+            let name = format!("file{thread}");
+            for round in 1..=40 {
+                write_and_fsync(&fs, &name, &vec![round; 700 * usize::from(round)]);
+                let new = format!("new{thread}-{round}");
+                write_and_fsync(&fs, &new, &[thread; 300]);
+                if round.is_multiple_of(4) {
+                    fs.rename(place(&fs, &new), place(&fs, &format!("moved{thread}")), AT)
+                        .expect("it is there");
+                    fs.fsync(fs.root()).expect("an fsync");
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 1..=4 {
+                let work = &work;
+                scope.spawn(move || work(thread));
+            }
+        });
+    });
+    for thread in 1..=4 {
+        expected.push((format!("file{thread}"), Some(vec![40; 28000])));
+        expected.push((format!("moved{thread}"), Some(vec![thread; 300])));
+        expected.push((format!("new{thread}-39"), Some(vec![thread; 300])));
+        expected.push((format!("new{thread}-40"), None));
+    }
+    judge(&judges, &cut, "many at once", 4 * 32);
+    let volume = Volume::open(cut.devices(), &OpenOptions::default()).expect("it opens");
+    let fs = top(&volume);
+    for (name, data) in expected {
+        assert!(held(&fs, &name) == data, "{name} is not as it was synced");
+    }
+}
