@@ -10,14 +10,13 @@ use std::sync::Arc;
 use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Volume};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::workload::Runner;
-use offshoot_testkit::crash::{Promised, Step, Workload, seed};
+use offshoot_testkit::crash::{Promised, Step, Workload};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::random::Random;
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::cut::{SHAPES, Shape, make, top};
-use crate::workloads::{Doer, Tally, Task, cut_behind, directory, judge_cuts};
+use crate::workloads::{Doer, Tally, Task, cut_behind, directory, judge_cuts, twos};
 
 /// Workloads in one volume.
 const TOGETHER: usize = 24;
@@ -111,11 +110,5 @@ fn every_workload_of_one_operation() {
 
 #[test]
 fn some_workloads_of_two_operations() {
-    let (generator, seed) = (Generator::default(), seed());
-    let mut random = Random::new(seed);
-    let count = std::env::var("OFFSHOOT_SWEEP").map_or(144, |n| n.parse().expect("a number"));
-    let numbers: std::collections::BTreeSet<_> =
-        (0..count).map(|_| random.below(generator.twos() as u64)).collect();
-    let two = |number| generator.two(usize::try_from(number).expect("small"));
-    run(&numbers.into_iter().map(two).collect::<Vec<_>>());
+    run(&twos());
 }

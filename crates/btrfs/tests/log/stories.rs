@@ -8,8 +8,8 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Timestamp};
 
-use crate::cut::{PLAIN, judge, logs, make, read_only, top};
 use crate::by_us::{new_file, open, run_together, shapes, subvolume};
+use crate::cut::{PLAIN, judge, logs, make, read_only, top};
 use crate::workloads::Tally;
 
 /// What is done: its name, what is synced before, and the steps up to an fsync.
@@ -31,6 +31,17 @@ const STORIES: &[Story] = &[
     ("rename-logged", "create x", "write x 0+9000; fsync /x; rename x y; fsync /y"),
     ("exchange", "create x; create y", "exchange x y; fsync /x"),
     ("exchange-across", "mkdir a; create a/x; create y", "exchange a/x y; fsync /a"),
+    // One of the two is new, or has got the name lately: it is at the other place, and not gone from there.
+    (
+        "exchange-with-a-new-file",
+        "create x; write x 0+100; create y; write y 0+10000; mkdir a",
+        "rename x a/x; fsync /a/x; create x; write x 0+100; exchange x y; fsync /x",
+    ),
+    (
+        "exchange-with-a-new-link",
+        "mkdir a; mkdir b; create b/x; create b/y",
+        "link b/y a/y; exchange b/x a/y; fsync /a/y",
+    ),
     // What editors and package managers do.
     (
         "replace",

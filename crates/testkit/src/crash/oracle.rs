@@ -8,13 +8,13 @@
 //! ```text
 //!   moment      0        1        2        3        4
 //!   operation      create    write    fsync   rename  | cut
-//!   of the file                  [2 ................ 4]      data, attributes, the set of names
+//!   of the file                  [2 ................ 4]      data, attributes, whether a name is one of its
 //!   of a name   [0 ................................. 4]      what it leads to
 //! ```
 //!
-//! 1. A file, what it holds, and the set of its names are each as of a moment between. The set is one
-//!    thing: a rename that is half done shows no moment's set.
-//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it.
+//! 1. A file, what it holds, and whether a name is one of its, are each as of a moment between. No file is lost that had a name all the time.
+//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it. A move is done or not: both names
+//!    that it changes are as of before it, or as of behind it, but where they lead to something else since.
 //! 3. As many names lead to a file as it counts, and a directory is as large as the names in it make it.
 //! 4. A sector of data is as of a moment between at which the file reached over it. The size is one of a moment, or lies
 //!    between those of two that follow each other, in whole sectors: long writes and cuts
@@ -28,7 +28,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use offshoot_vfs::FileType;
@@ -48,7 +48,7 @@ pub(super) struct Promise {
 pub(super) enum Whose {
     /// Ours: all rules hold.
     Ours,
-    /// The kernel's, which promises less about the set of names of a file. Where a file moved and only its new directory is synced, it may have both
+    /// The kernel's, which promises less about names. Where a file moved and only its new directory is synced, it may have both
     /// names. Where it got one name and lost another, in two operations, an `fsync` of the directory that lost one
     /// may leave neither.
     Kernels,
@@ -111,7 +111,6 @@ impl<'a> Judgement<'a> {
             let of = format!("file {id} ({path})");
             let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
             match found.files.get(&id) {
-                // Who has lost its last name is in no directory: the set of names tells.
                 None if versions().count() == moments.len()
                     && self.history.whose == Whose::Ours =>
                 {
@@ -123,19 +122,18 @@ impl<'a> Judgement<'a> {
                 }
                 Some(file) => self.file(&of, file, found.names_of(id).len(), &versions),
             }
-            self.set_of_names(&of, &found.names_of(id), moments, id);
+            self.names_of(&of, found, id, moments);
         }
     }
 
-    /// The second half of rule 1.
-    fn set_of_names(&mut self, of: &str, found: &BTreeSet<&Name>, moments: &[Picture], id: Id) {
+    /// The names of a file, by rule 1.
+    fn names_of(&mut self, of: &str, found: &Picture, id: Id, moments: &[Picture]) {
         let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
-        let may_be = match self.history.whose {
-            Whose::Ours => sets.contains(found),
-            Whose::Kernels => is_of_kernel(found, &sets),
-        };
-        if !may_be {
-            self.problems.push(format!("{of}: names {found:?}, which may be {sets:?}"));
+        let is_of_moment = |name: &&Name, is: bool| sets.iter().any(|set| set.contains(name) == is);
+        let found = found.names_of(id);
+        let mut all = sets.iter().flatten().chain(&found);
+        if !all.all(|name| is_of_moment(name, found.contains(name))) {
+            self.problems.push(format!("{of}: names {found:?}, which may be of {sets:?}"));
         }
     }
 
@@ -171,14 +169,46 @@ impl<'a> Judgement<'a> {
         }
     }
 
+    /// Rule 2.
     fn names(&mut self, found: &Picture) {
         let known = self.history.pictures.iter().flat_map(|picture| picture.names.keys());
         let all: BTreeSet<&Name> = known.chain(found.names.keys()).collect();
+        let mut shown = BTreeMap::new();
         for name in all {
-            let bindings = self.moments(name.0).iter().map(|picture| picture.names.get(name));
+            let moments = self.moments(name.0);
             let of = format!("the name {} in directory {}", name.1.escape_ascii(), name.0);
+            let bindings = moments.iter().map(|picture| picture.names.get(name));
             self.one_of(&of, "file", &found.names.get(name), bindings);
+            let first = self.latest + 1 - moments.len();
+            let is_of =
+                |at: &usize| self.history.pictures[*at].names.get(name) == found.names.get(name);
+            shown.insert(name, (first..=self.latest).filter(is_of).collect::<Vec<_>>());
         }
+        let moves = self.moves(found);
+        if !moves.is_empty() && !is_whole(&moves, &shown, &BTreeMap::new()) {
+            self.problems.push("a move is done in part".into());
+        }
+    }
+
+    /// For each move its moment, and two of its names: when the first is as of behind it, the second is as well. The old name comes first, and the new one
+    /// where both lead to the file.
+    fn moves(&self, found: &Picture) -> Vec<Move<'a>> {
+        let mut moves = Vec::new();
+        for (at, pair) in self.history.pictures[..=self.latest].windows(2).enumerate() {
+            let is_new = |name: &&Name, id: Id| pair[0].names.get(name) != Some(&id);
+            for (from, id) in
+                pair[0].names.iter().filter(|(name, id)| pair[1].names.get(name) != Some(id))
+            {
+                for to in pair[1].names_of(*id).into_iter().filter(|name| is_new(name, *id)) {
+                    moves.push((at + 1, from, to));
+                    let has_both = [from, to].iter().all(|name| found.names.get(*name) == Some(id));
+                    if has_both && self.history.whose == Whose::Ours {
+                        moves.push((at + 1, to, from));
+                    }
+                }
+            }
+        }
+        moves
     }
 
     /// Rule 5.
@@ -219,13 +249,30 @@ impl<'a> Judgement<'a> {
     }
 }
 
-/// Whether the kernel may leave this set of names of those of the moments, each of which is as of a moment itself.
-fn is_of_kernel(found: &BTreeSet<&Name>, sets: &[BTreeSet<&Name>]) -> bool {
-    let loses_one = |pair: &[BTreeSet<&Name>]| !pair[1].is_empty() && pair[1].len() < pair[0].len();
-    let mut parts = sets.iter().filter(|set| set.is_subset(found)).peekable();
-    let is_made_of_sets =
-        parts.peek().is_some() && parts.flatten().collect::<BTreeSet<_>>().len() == found.len();
-    is_made_of_sets || sets.windows(2).any(loses_one)
+/// The moment behind a move, and two of its names.
+type Move<'a> = (usize, &'a Name, &'a Name);
+
+/// Whether there is a moment for each name, of those that it shows, such that every move is whole. Those of `chosen` have theirs.
+fn is_whole<'a>(
+    moves: &[Move<'a>],
+    shown: &BTreeMap<&'a Name, Vec<usize>>,
+    chosen: &BTreeMap<&'a Name, usize>,
+) -> bool {
+    let breaks = |&(at, from, to): &Move<'a>| {
+        let behind = |name| chosen.get(name).map(|&moment| moment >= at);
+        behind(from) == Some(true) && behind(to) == Some(false)
+    };
+    if moves.iter().any(breaks) {
+        return false;
+    }
+    let mut names = moves.iter().flat_map(|&(_, from, to)| [from, to]);
+    let Some(next) = names.find(|name| !chosen.contains_key(name)) else { return true };
+    let moments = shown.get(next).cloned().unwrap_or_default();
+    moments.into_iter().any(|moment| {
+        let mut chosen = chosen.clone();
+        chosen.insert(next, moment);
+        is_whole(moves, shown, &chosen)
+    })
 }
 
 /// Rule 4.

@@ -250,6 +250,39 @@ fn the_kernel_promises_less_of_names() {
     assert!(!allows(&history, &found(&history, &[]), 2, 4), "ours never loses a file");
 }
 
+/// Two names of a file are taken away one after the other, and another file that takes the second is synced: what was done to the first need not last.
+#[test]
+fn operations_that_are_no_move_may_be_found_in_part() {
+    let unlink = |path: &str| Step::Do(Op::Unlink(path.into()));
+    let link = Step::Do(Op::Link("a".into(), "d/a".into()));
+    let before = [Step::Do(Op::Mkdir("d".into())), create("a"), link, Step::Sync];
+    let after = [unlink("d/a"), unlink("a"), create("a"), Step::Fsync("a".into())];
+    let history = of(&[&before[..], &after].concat());
+    let mut found = history.pictures[6].clone();
+    found.names.insert((1, b"a".to_vec()), 2);
+    found.files.insert(2, history.pictures[4].files[&2].clone());
+    for nlink in [1, 2] {
+        found.files.get_mut(&2).expect("the file").nlink = nlink;
+        settle(&mut found);
+        assert_eq!(allows(&history, &found, 2, 6), nlink == 1);
+    }
+}
+
+/// Both names of an exchange lead to something that they led to at some moment.
+#[test]
+fn an_exchange_in_part() {
+    let exchange = Step::Do(Op::Exchange("a".into(), "b".into()));
+    let steps = [create("a"), create("b"), Step::Sync, exchange, Step::Fsync("a".into())];
+    let history = of(&steps);
+    for names in [vec![("a", 2)], vec![("a", 2), ("b", 2)], vec![("b", 1)]] {
+        let mut found = history.pictures[3].clone();
+        found.names = names.iter().map(|&(path, id)| (name(path), id)).collect();
+        found.files.retain(|id, _| *id == ROOT || names.iter().any(|(_, named)| named == id));
+        settle(&mut found);
+        assert!(!allows(&history, &found, 1, 3), "{names:?}");
+    }
+}
+
 /// One name of two came with a log: the directory is as large as the names in it, although it never was.
 #[test]
 fn a_directory_is_as_large_as_its_names() {
