@@ -133,7 +133,9 @@ pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>
         let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: place.file_start };
         handle.refer(place.extent, place.extent_len, ExtentKind::Data, owner, delta);
     }
-    around.iter().for_each(|one| note_change(handle, file, one));
+    for one in &around {
+        note_change(handle, file, one);
+    }
     let key = |offset| Key::new(file.ino, ItemType::EXTENT_DATA, offset);
     let edits: Vec<_> = edits.iter().map(|(&at, data)| (key(at), data.as_deref())).collect();
     handle.change(TreeId(file.dev), |tree| tree.apply_batch(&edits).map(drop))
