@@ -11,7 +11,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `create`, `snapshot` | new subvolumes |
-//! | `rename` | another place for one |
+//! | `rename` | another place for one, or for two |
 //! | `delete`, `drop` | taking the name away, and by and by all that is held |
 //! | `settings` | read-only, the default one |
 //! | `items` | what the root tree and the UUID tree say of a subvolume |

@@ -167,7 +167,7 @@ pub trait FileSystemMut: FileSystem {
     }
 
     /// Moves a file. Two names of one file are left alone, unless nothing may stand at `to`. `EINVAL` for a directory moved
-    /// below itself, `EXDEV` for a move into another subvolume.
+    /// below itself, `EXDEV` for a move into another subvolume, where only subvolumes themselves go.
     fn rename_with(&self, from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp)
     -> Result<()>;
 

@@ -212,7 +212,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     }
 
     /// The inode item of `file`.
-    pub(super) fn inode(&mut self, file: FileId) -> Result<InodeItem> {
+    pub(crate) fn inode(&mut self, file: FileId) -> Result<InodeItem> {
         Ok(self.inode_at(file)?.item)
     }
 
@@ -233,7 +233,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     }
 
     /// Changes the inode item of `file`, whose change time becomes `at`.
-    pub(super) fn change_inode(
+    pub(crate) fn change_inode(
         &mut self,
         file: FileId,
         at: Timestamp,

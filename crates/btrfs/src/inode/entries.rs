@@ -29,7 +29,7 @@ pub(crate) struct Target {
 
 impl Target {
     /// An inode of the same subvolume.
-    pub(super) fn inode(ino: u64, file_type: FileType) -> Self {
+    pub(crate) fn inode(ino: u64, file_type: FileType) -> Self {
         Self { location: Key::new(ino, ItemType::INODE_ITEM, 0), file_type }
     }
 

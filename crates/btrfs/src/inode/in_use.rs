@@ -261,7 +261,7 @@ pub(crate) struct Locks {
 
 impl Locks {
     /// How often `file`, whose lock is held, is open.
-    pub(super) fn opens(&mut self, file: FileId) -> &mut u64 {
+    pub(crate) fn opens(&mut self, file: FileId) -> &mut u64 {
         &mut self.state(file).opens
     }
 

@@ -30,7 +30,7 @@ impl Changes<'_, '_> {
     ///
     /// # Errors
     /// `EMLINK` when there is no room for it.
-    pub(super) fn add_name(&mut self, ino: u64, place: Place<'_>, index: u64) -> Result<()> {
+    pub(crate) fn add_name(&mut self, ino: u64, place: Place<'_>, index: u64) -> Result<()> {
         let Place { dir, name } = place;
         let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
         let mut names = self.get(key)?.unwrap_or_default().to_vec();
@@ -61,7 +61,7 @@ impl Changes<'_, '_> {
     }
 
     /// Takes the name at `place` from the inode `ino`, and says which index its entry has.
-    pub(super) fn remove_name(&mut self, ino: u64, place: Place<'_>) -> Result<u64> {
+    pub(crate) fn remove_name(&mut self, ino: u64, place: Place<'_>) -> Result<u64> {
         let Place { dir, name } = place;
         let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
         let (mut rest, mut found) = (Vec::new(), None);

@@ -1,6 +1,9 @@
 //! Moving files and directories.
 //!
 //! Two files that are exchanged are both taken from their names, and then both given the other's, in one operation.
+//!
+//! What is found out about both names is found out here, under the locks of inodes. Moves of which one is of a subvolume are then
+//! done by `subvolume::rename`, while nobody else has a handle.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
@@ -9,7 +12,7 @@ use super::changes::{Changes, refuse_flags};
 use super::entries::{Target, require_name};
 use super::in_use::Locks;
 use super::subvolume::{Subvolume, writable};
-use super::unlink::{Rest, require_stored_here};
+use super::unlink::{Rest, is_stored_here, require_stored_here};
 use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_of};
 use parking_lot::MutexGuard;
@@ -26,9 +29,9 @@ const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 5;
 
 /// The files that the two names of a move lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Ends {
-    moved: FileId,
-    replaced: Option<FileId>,
+pub(crate) struct Ends {
+    pub(crate) moved: FileId,
+    pub(crate) replaced: Option<FileId>,
 }
 
 impl Ends {
@@ -68,37 +71,44 @@ pub(crate) fn rename(
     loop {
         let ends = Ends::find(volume, from, to)?;
         ends.require(how, to)?;
-        if ends.moved.ino == ROOT_DIR && how != Rename::Exchange {
-            return subvolume::rename::rename(volume, from, to, ends.moved, how, at);
-        }
-        if from.dir.dev != to.dir.dev {
+        let Ends { moved, replaced } = ends;
+        let other = replaced.filter(|_| how == Rename::Exchange);
+        // What moves, from where, and into which directory.
+        let moves = [(moved, from, to.dir)].into_iter();
+        let moves = moves.chain(other.map(|other| (other, to, from.dir)));
+        let inodes = moves.clone().filter(|(file, ..)| file.ino != ROOT_DIR);
+        let has_inodes = inodes.clone().next().is_some();
+        let has_subvolumes = moves.clone().any(|(file, ..)| file.ino == ROOT_DIR);
+        if has_inodes && from.dir.dev != to.dir.dev {
             return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));
         }
-        if placeholder_in(ends.moved).is_some() && how != Rename::Exchange {
+        if placeholder_in(moved).is_some() && how != Rename::Exchange {
             let name = from.name.escape_ascii();
             let what = format!("`{name}`, the place of a subvolume that is elsewhere");
             return Err(Error::posix(Errno::NOTEMPTY, what));
         }
-        require_stored_here(from, ends.moved)?;
-        if ends.replaced == Some(ends.moved) {
+        inodes.clone().try_for_each(|(file, place, _)| require_stored_here(place, file))?;
+        if replaced == Some(moved) {
             return Ok(());
         }
-        let back = ends.replaced.filter(|_| how == Rename::Exchange).map(|other| (other, from.dir));
-        back.map_or(Ok(()), |(other, _)| require_stored_here(to, other))?;
-        let moves = [(ends.moved, to.dir)].into_iter().chain(back);
-        let _still = if from.dir == to.dir { None } else { still(volume, &of_both, moves)? };
-        let mut files = vec![from.dir, to.dir, ends.moved];
-        // What is no inode of this subvolume is refused under the locks; it has none itself.
-        files.extend(ends.replaced.filter(|&file| require_stored_here(to, file).is_ok()));
+        let _still = if from.dir == to.dir { None } else { still(volume, &of_both, inodes)? };
+        let mut files = vec![from.dir, to.dir];
+        // What is no inode of this subvolume moves, or is refused, under the locks; it has none itself.
+        let both = [(from, Some(moved)), (to, replaced)].into_iter();
+        let both = both.filter_map(|(place, file)| Some((place, file?)));
+        files.extend(
+            both.filter(|&(place, file)| is_stored_here(place, file)).map(|(_, file)| file),
+        );
         let locks = volume.inodes.lock(&files);
-        if Ends::find(volume, from, to)? == ends {
-            return match (how, ends.replaced) {
-                (Rename::Exchange, Some(other)) => {
-                    exchange_locked(volume, [(from, ends.moved), (to, other)], at)
-                }
-                _ => rename_locked(volume, from, to, ends, locks, at),
-            };
+        if Ends::find(volume, from, to)? != ends {
+            continue;
         }
+        return match other.map(|other| [(from, moved), (to, other)]) {
+            Some(ends) if has_subvolumes => subvolume::rename::exchange(volume, ends, at),
+            Some(ends) => exchange_locked(volume, ends, at),
+            None if has_subvolumes => subvolume::rename::rename(volume, from, to, ends, locks, at),
+            None => rename_locked(volume, from, to, ends, locks, at),
+        };
     }
 }
 
@@ -109,10 +119,10 @@ pub(crate) fn rename(
 fn still<'s>(
     volume: &Engine,
     subvolume: &'s Subvolume,
-    moves: impl Iterator<Item = (FileId, FileId)>,
+    moves: impl Iterator<Item = (FileId, Place<'s>, FileId)>,
 ) -> Result<Option<MutexGuard<'s, ()>>> {
     let mut still = None;
-    for (moved, dir) in moves {
+    for (moved, _, dir) in moves {
         if is_directory(volume, moved)? {
             still.get_or_insert_with(|| subvolume.rename.lock());
             require_not_below(volume, dir, moved)?;
@@ -203,7 +213,7 @@ fn rename_locked(
     let mut rest = Rest::Nothing;
     if let Some(replaced) = replaced {
         let directory = file_type == FileType::Directory;
-        if require_stored_here(to, replaced).is_ok() {
+        if is_stored_here(to, replaced) {
             let opens = *locks.opens(replaced);
             rest = changes.take_away(to, replaced, directory, opens, at)?;
         } else {

@@ -16,7 +16,7 @@ use crate::volume::{Engine, Report};
 
 /// What remains to be done when a name was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(crate) enum Rest {
     Nothing,
     /// The inode has many items, nobody has it open, and it is to be removed.
     Evict(FileId),
@@ -25,7 +25,7 @@ pub(super) enum Rest {
 impl Rest {
     /// Does it. The caller's transaction handle was let go. The name is gone, and an orphan item says what is left: that it could not be removed now
     /// is reported, and is an error only when nothing can be written any more, because the name stays then.
-    pub(super) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
+    pub(crate) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
         let Self::Evict(file) = self else { return Ok(()) };
         locks.keep_only(file);
         if let Err(error) = evict::evict(volume, file) {
@@ -53,7 +53,7 @@ fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks
 }
 
 /// Whether `file`, to which the entry at `place` leads, is an inode of the same subvolume.
-fn is_stored_here(place: Place<'_>, file: FileId) -> bool {
+pub(crate) fn is_stored_here(place: Place<'_>, file: FileId) -> bool {
     file.dev == place.dir.dev && placeholder_in(file).is_none()
 }
 
@@ -139,7 +139,7 @@ fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> 
 impl Changes<'_, '_> {
     /// Takes the name at `place` from `file`, which must be a directory or must not be one, as `directory`
     /// says; the file goes with its last name.
-    pub(super) fn take_away(
+    pub(crate) fn take_away(
         &mut self,
         place: Place<'_>,
         file: FileId,

@@ -3,104 +3,181 @@
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::{Target, has_entries};
-use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, type_of};
+use crate::inode::entries::Target;
+use crate::inode::rename::Ends;
+use crate::inode::unlink::{Rest, is_stored_here};
+use crate::inode::{Locks, ROOT_DIR, type_of};
 use crate::space::Claim;
 use crate::transaction::Handle;
 use crate::volume::Engine;
 
-/// Items that a move changes: two directory items, two indexes, two directories, and three of the root tree.
-const RENAME_ITEMS: u64 = 9;
+/// Items that a move changes: two directory items, two indexes, two directories, and three of the root tree; and of a directory that goes,
+/// because a subvolume takes its place, the index, the reference, the inode, and two leaves of its items or its orphan item.
+const RENAME_ITEMS: u64 = 9 + 5;
 
-/// Moves the subvolume with the root `moved` from `from` to `to`, where nothing else may be. `how` is no exchange.
+/// Items that an exchange changes: two directory items, four indexes, two directories, and of the root tree four for each of two
+/// subvolumes. A file in the place of one of them has fewer: two references and its inode.
+const EXCHANGE_ITEMS: u64 = 16;
+
+/// Moves the subvolume that is at `from` to `to`, in the place of an empty directory if there is one. The directories and what is replaced are
+/// locked, and what stands at both names has been found since.
 pub(crate) fn rename(
     volume: &Engine,
     from: Place<'_>,
     to: Place<'_>,
-    moved: FileId,
-    how: Rename,
+    ends: Ends,
+    mut locks: Locks,
     at: Timestamp,
 ) -> Result<()> {
-    let _locks = volume.inodes.lock(&[from.dir, to.dir]);
     let reserved = volume.reserve_for(RENAME_ITEMS, Claim::Work)?;
+    let (rest, is_durable) = volume.alone(reserved, |handle| {
+        require_movable(handle, ends.moved, from.dir, to.dir)?;
+        let mut moving = Moving::new(handle, from.dir, to.dir)?;
+        moving.take(from, ends.moved, at)?;
+        let changes = moving.changes(to.dir);
+        changes.directory(to.dir)?;
+        let rest = match ends.replaced {
+            Some(other) if is_stored_here(to, other) => {
+                changes.take_away(to, other, true, *locks.opens(other), at)?
+            }
+            Some(other) => {
+                changes.take_place_away(to, other, true, at)?;
+                Rest::Nothing
+            }
+            None => Rest::Nothing,
+        };
+        moving.put(ends.moved, from.dir, to, at)?;
+        Ok((rest, moving.apply(handle)?))
+    })?;
+    rest.finish(volume, locks)?;
+    volume.commit_if(is_durable)
+}
+
+/// Gives two files, of which at least one is the root of a subvolume, each the place of the other. The directories and what else is an
+/// inode are locked.
+pub(crate) fn exchange(
+    volume: &Engine,
+    ends: [(Place<'_>, FileId); 2],
+    at: Timestamp,
+) -> Result<()> {
+    let [(one, file), (place, other)] = ends;
+    let reserved = volume.reserve_for(EXCHANGE_ITEMS, Claim::Work)?;
     let is_durable = volume.alone(reserved, |handle| {
-        if lookup(volume, from.dir, from.name)? != moved {
-            return Err(Error::posix(Errno::NOENT, "the subvolume, which just moved"));
+        let moves = [(file, one, place), (other, place, one)];
+        for (file, from, to) in moves.into_iter().filter(|(file, ..)| file.ino == ROOT_DIR) {
+            require_movable(handle, file, from.dir, to.dir)?;
         }
-        match lookup(volume, to.dir, to.name) {
-            Ok(_) if how == Rename::NoReplace => {
-                let what = format!("`{}` in {}", to.name.escape_ascii(), to.dir);
-                Err(Error::posix(Errno::EXIST, what))
-            }
-            Ok(same) if same == moved => Ok(false),
-            Ok(other) => refuse_to_replace(volume, to, other),
-            Err(Error::Posix { errno: Errno::NOENT, .. }) => {
-                rename_alone(handle, from, to, TreeId(moved.dev), at)
-            }
-            Err(e) => Err(e),
+        let mut moving = Moving::new(handle, one.dir, place.dir)?;
+        for (file, from, _) in moves {
+            moving.take(from, file, at)?;
         }
+        for (file, from, to) in moves {
+            moving.put(file, from.dir, to, at)?;
+        }
+        moving.apply(handle)
     })?;
     volume.commit_if(is_durable)
 }
 
-/// Only an empty directory could be replaced by a subvolume.
-fn refuse_to_replace(volume: &Engine, to: Place<'_>, other: FileId) -> Result<bool> {
-    let name = to.name.escape_ascii();
-    let refuse = |errno| Err(Error::posix(errno, format!("replacing `{name}` by a subvolume")));
-    if placeholder_in(other).is_none() {
-        if other.ino == ROOT_DIR {
-            return refuse(Errno::NOTEMPTY);
-        }
-        if type_of(&inode_item(volume, tree_of(volume, other)?, other)?)? != FileType::Directory {
-            return refuse(Errno::NOTDIR);
-        }
-        if has_entries(volume, other)? {
-            return refuse(Errno::NOTEMPTY);
-        }
-    }
-    Err(Error::Unsupported(format!("replacing the empty directory `{name}` by a subvolume")))
+/// A subvolume that moves.
+struct Move<'p> {
+    id: TreeId,
+    from: FileId,
+    to: Place<'p>,
+    /// The index of its new entry.
+    index: u64,
 }
 
-/// Moves it, and says whether that is to be durable at once.
-fn rename_alone(
-    handle: &Handle<'_>,
-    from: Place<'_>,
-    to: Place<'_>,
-    id: TreeId,
-    at: Timestamp,
-) -> Result<bool> {
-    let volume = handle.volume();
-    require_outside(volume, to.dir, id)?;
+/// A move between two directories on its way: what it changes in the subvolumes of these, which may be one, and in the root tree.
+struct Moving<'h, 'v, 'p> {
+    first: Changes<'h, 'v>,
+    /// Those in the subvolume `.0`, if it is another one.
+    second: Option<(u64, Changes<'h, 'v>)>,
+    moves: Vec<Move<'p>>,
+}
+
+impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
+    fn new(handle: &'h Handle<'v>, from: FileId, to: FileId) -> Result<Self> {
+        let first = Changes::new(handle, from)?;
+        let is_one = from.dev == to.dev;
+        let second = if is_one { None } else { Some((to.dev, Changes::new(handle, to)?)) };
+        Ok(Self { first, second, moves: Vec::new() })
+    }
+
+    /// The changes in the subvolume of `dir`.
+    fn changes(&mut self, dir: FileId) -> &mut Changes<'h, 'v> {
+        match &mut self.second {
+            Some((id, second)) if *id == dir.dev => second,
+            _ => &mut self.first,
+        }
+    }
+
+    /// Takes `file` from its place.
+    fn take(&mut self, place: Place<'_>, file: FileId, at: Timestamp) -> Result<()> {
+        let changes = self.changes(place.dir);
+        let dir = changes.directory(place.dir)?;
+        refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
+        let index = if file.ino == ROOT_DIR {
+            index_at(changes.volume(), place.dir, TreeId(file.dev))?
+        } else {
+            let item = changes.inode(file)?;
+            refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+            changes.remove_name(file.ino, place)?
+        };
+        changes.remove_entry(place, index, at)
+    }
+
+    /// Gives `file`, which was in the directory `from`, another place.
+    fn put(&mut self, file: FileId, from: FileId, to: Place<'p>, at: Timestamp) -> Result<()> {
+        let changes = self.changes(to.dir);
+        let index = changes.next_index(to.dir)?;
+        if file.ino == ROOT_DIR {
+            let id = TreeId(file.dev);
+            changes.add_entry(to, Target::subvolume(id), index, at)?;
+            self.moves.push(Move { id, from, to, index });
+            return Ok(());
+        }
+        let file_type = type_of(&changes.inode(file)?)?;
+        changes.add_entry(to, Target::inode(file.ino, file_type), index, at)?;
+        changes.add_name(file.ino, to, index)?;
+        changes.change_inode(file, at, |_| {})
+    }
+
+    /// Applies everything, and says whether that is to be durable at once.
+    fn apply(self, handle: &Handle<'_>) -> Result<bool> {
+        let Self { first, second, moves } = self;
+        let second = second.map(|(_, changes)| changes);
+        let is_durable =
+            first.is_synchronous() || second.as_ref().is_some_and(Changes::is_synchronous);
+        let _moving = handle.volume().live()?.subvolumes.moving();
+        handle.whole(|| {
+            moves.iter().try_for_each(|one| handle.remove_place(one.id, one.from))?;
+            for Move { id, to: Place { dir, name }, index, .. } in moves {
+                let place = RootRef { dirid: dir.ino, sequence: index, name };
+                handle.add_place(id, dir, &place)?;
+            }
+            second.map_or(Ok(()), Changes::apply)?;
+            first.apply()
+        })?;
+        Ok(is_durable)
+    }
+}
+
+/// Whether the subvolume with this root may move from the directory `from` into the directory `to`.
+fn require_movable(handle: &Handle<'_>, root: FileId, from: FileId, to: FileId) -> Result<()> {
+    let (volume, id) = (handle.volume(), TreeId(root.dev));
+    require_outside(volume, to, id)?;
     refuse_root_flags(volume, id)?;
-    if from.dir != to.dir {
+    if from != to {
         // The kernel changes `..` of a directory that moves, though that of a subvolume is stored nowhere.
         handle.tree(id)?.require_writable()?;
     }
-    let mut source = Changes::new(handle, from.dir)?;
-    let dir = source.directory(from.dir)?;
-    refuse_flags(&dir, inode_flags::APPEND, from.dir)?;
-    source.remove_entry(from, index_at(volume, from.dir, id)?, at)?;
-    let mut other =
-        (from.dir.dev != to.dir.dev).then(|| Changes::new(handle, to.dir)).transpose()?;
-    let target = other.as_mut().unwrap_or(&mut source);
-    target.directory(to.dir)?;
-    let index = target.next_index(to.dir)?;
-    target.add_entry(to, Target::subvolume(id), index, at)?;
-    let is_durable = source.is_synchronous() || other.as_ref().is_some_and(Changes::is_synchronous);
-    let place = RootRef { dirid: to.dir.ino, sequence: index, name: to.name };
-    let _moving = volume.live()?.subvolumes.moving();
-    handle.whole(|| {
-        handle.remove_place(id, from.dir)?;
-        handle.add_place(id, to.dir, &place)?;
-        other.map_or(Ok(()), Changes::apply)?;
-        source.apply()
-    })?;
-    Ok(is_durable)
+    Ok(())
 }
 
 /// `EINVAL` when `dir` is in the subvolume `id` or in one below it.

@@ -1,7 +1,9 @@
 //! What cannot be done with subvolumes fails as it does in the kernel, and changes nothing.
 
 use offshoot_btrfs::SubvolumeId;
-use offshoot_vfs::{Errno, FileFlags, FileSystem, FileSystemMut, NewFile, Result, XattrMode};
+use offshoot_vfs::{
+    Errno, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Rename, Result, XattrMode,
+};
 
 use crate::common::{AT, NEW, at, fresh, judge, place};
 
@@ -58,8 +60,27 @@ fn what_cannot_be_done() {
     refused(rename(root, "file", outer_root, "x"), Errno::XDEV);
     refused(rename(root, "outer", fixed_root, "x"), Errno::ROFS);
     refused(rename(root, "outer", root, "file"), Errno::NOTDIR);
-    fs.mkdir(place(root, "bare"), &NEW).expect("a directory");
-    refused(rename(root, "outer", root, "bare"), Errno::OPNOTSUPP);
+    let full = fs.mkdir(place(root, "full"), &NEW).expect("a directory");
+    fs.mkdir(place(full, "deep"), &NEW).expect("a directory");
+    refused(rename(root, "outer", root, "full"), Errno::NOTEMPTY);
+    refused(rename(root, "outer", root, "fixed"), Errno::NOTEMPTY);
+    refused(rename(root, "full", root, "fixed"), Errno::NOTEMPTY);
+    refused(rename(root, "file", root, "fixed"), Errno::ISDIR);
+    let exchange = |from, old: &str, to, new: &str| {
+        fs.rename_with(place(from, old), place(to, new), Rename::Exchange, AT)
+    };
+    for [one, other] in [[0, 1], [1, 0]] {
+        let refused = |places: [(FileId, &str); 2], errno| {
+            let [(from, old), (to, new)] = [places[one], places[other]];
+            refused(exchange(from, old, to, new), errno);
+        };
+        refused([(root, "file"), (outer_root, "in it")], Errno::XDEV);
+        refused([(root, "file"), (outer_root, "inner")], Errno::XDEV);
+        refused([(root, "outer"), (outer_root, "inner")], Errno::INVAL);
+        refused([(root, "full"), (full, "deep")], Errno::INVAL);
+        refused([(full, "deep"), (root, "fixed")], Errno::ROFS);
+        refused([(root, "outer"), (root, "nothing")], Errno::NOENT);
+    }
     rename(root, "outer", root, "outer").expect("it is where it was");
     fs.sync().expect("a commit");
     assert_eq!(volume.subvolume(inner).expect("it is there").parent, Some(outer));

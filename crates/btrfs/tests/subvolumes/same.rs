@@ -10,7 +10,8 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_testkit::{judges, progs, sharing};
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile};
+use offshoot_vfs::{self as vfs, FileSystem, FileSystemMut, NewFile};
+use rustix::fs::CWD;
 
 use crate::common::{
     AT, NEW, at, items, judge, open, open_read_only, place, split, subvolume_at, top,
@@ -30,11 +31,12 @@ enum Step {
     Write(&'static str, usize),
     Unlink(&'static str),
     Rename(&'static str, &'static str),
+    Exchange(&'static str, &'static str),
 }
 
 use Step::{
-    Create, Delete, Mkdir, ReadOnlySnapshot, Rename, Rmdir, SetDefault, SetReadOnly, Snapshot,
-    Unlink, Write,
+    Create, Delete, Exchange, Mkdir, ReadOnlySnapshot, Rename, Rmdir, SetDefault, SetReadOnly,
+    Snapshot, Unlink, Write,
 };
 
 const STEPS: &[Step] = &[
@@ -71,6 +73,25 @@ const STEPS: &[Step] = &[
     Delete("outer"),
     SetDefault(""),
     Create("last"),
+    // Onto empty directories: beside, in another subvolume, and where a snapshot has the place of one that is elsewhere.
+    Mkdir("bare"),
+    Rename("last", "bare"),
+    Mkdir("all/bare"),
+    Rename("bare", "all/bare"),
+    Create("one"),
+    Create("one/nested"),
+    Snapshot("one", "again/of-one"),
+    Rename("all/bare", "again/of-one/nested"),
+    // Two subvolumes, in one directory and in two subvolumes; one and a directory with something in it, or a file.
+    Exchange("kept", "one"),
+    Exchange("again/of-one", "kept"),
+    Mkdir("full"),
+    Mkdir("full/inner"),
+    Write("full/inner/file", 3000),
+    Exchange("full/inner", "one"),
+    Write("file", 6000),
+    Exchange("file", "kept"),
+    Exchange("full/inner", "again"),
 ];
 
 fn bytes(len: usize) -> Vec<u8> {
@@ -100,6 +121,11 @@ fn by_kernel(mount: &Path, step: Step) {
         Write(at, len) => std::fs::write(path(at), bytes(len)).expect("a file"),
         Unlink(at) => std::fs::remove_file(path(at)).expect("it is there"),
         Rename(from, to) => std::fs::rename(path(from), path(to)).expect("it moves"),
+        Exchange(one, other) => {
+            let how = rustix::fs::RenameFlags::EXCHANGE;
+            let (one, other) = (path(one), path(other));
+            rustix::fs::renameat_with(CWD, one, CWD, other, how).expect("they move");
+        }
     }
 }
 
@@ -146,6 +172,11 @@ fn by_ours(fs: &Filesystem, step: Step) {
         Rename(from, to) => {
             let ((from_dir, from), (to_dir, to)) = (split(fs, from), split(fs, to));
             fs.rename(place(from_dir, from), place(to_dir, to), AT)
+        }
+        Exchange(one, other) => {
+            let ((dir, one), (other_dir, other)) = (split(fs, one), split(fs, other));
+            let (one, other) = (place(dir, one), place(other_dir, other));
+            fs.rename_with(one, other, vfs::Rename::Exchange, AT)
         }
     };
     done.unwrap_or_else(|error| panic!("{step:?}: {error}"));
