@@ -27,7 +27,7 @@ const MOST_PREALLOCATED: u64 = 256 << 20;
 const MOST_PUNCHED: usize = 16;
 
 /// Extent items that are moved at the most: they move in one transaction.
-const MOST_MOVED: u64 = 1 << 14;
+const MOST_MOVED: usize = 1 << 14;
 
 /// Does `what` to the `len` bytes of `file` from `offset` on.
 pub(crate) fn fallocate(
@@ -327,21 +327,23 @@ impl<'v> Work<'v> {
         self.shift(range.start, range.end, grown)
     }
 
-    /// Moves everything from `from` on to `to`, after which the file is `size` bytes long. What is between goes, or is a hole.
+    /// Moves everything from `from` on to `to`, what is preallocated behind the end as well, after which the file is `size` bytes long. What is
+    /// between goes, or is a hole.
     fn shift(&self, from: u64, to: u64, size: u64) -> Result<()> {
-        let (volume, file) = (self.volume, self.file);
-        let (old, start) = (self.size()?, to.min(from));
-        let touched = start..old.next_multiple_of(self.sector);
-        let count = until_replaced(volume, file, &touched, MOST_MOVED + 1)?.0;
-        if count > MOST_MOVED {
+        let (volume, file, start) = (self.volume, self.file, to.min(from));
+        let touched = overlaps(volume, file, start..u64::MAX, MOST_MOVED + 1)?;
+        if touched.len() > MOST_MOVED {
             let what = format!("moving more than {MOST_MOVED} extents of {file} at once");
             return Err(Error::Unsupported(what));
         }
-        // Space that was preallocated behind the end is not worth to be moved.
-        write::cut(volume, file, old, self.at)?;
-        let handle = volume.join_for(items_of(volume, 2 * count), Claim::Work)?;
+        let handle = volume.join_for(items_of(volume, 2 * touched.len() as u64), Claim::Work)?;
         self.change(&handle, |item| {
-            let dropped = drop_range(&handle, file, start..from)?;
+            let mut dropped = drop_range(&handle, file, start..from)?;
+            if from < to {
+                // What would get behind where any file ends.
+                let most = MAX_SIZE.next_multiple_of(self.sector) - (to - from);
+                dropped += drop_range(&handle, file, most..u64::MAX)?;
+            }
             item.nbytes = item.nbytes.get().saturating_sub(dropped).into();
             let items = overlaps(volume, file, from..u64::MAX, usize::MAX)?;
             shift(&handle, file, &items, from, to)?;

@@ -351,3 +351,69 @@ fn shared_space_is_written_elsewhere() {
         assert!(bytes.iter().all(|&byte| byte == 0), "{name} changed");
     }
 }
+
+/// What is preallocated behind the end of a file was cut off before it was known whether its extents can be moved: it was lost with a move that was refused,
+/// and with every other.
+#[test]
+fn what_is_allocated_behind_the_end_moves_with_the_rest() {
+    const EXTENTS: u64 = 1500;
+    const BEHIND: u64 = 1 << 20;
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 64);
+    disks.mkfs(&["-m", "single", "-n", "4k"]);
+    let fs = open_top(&disks);
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+    for extent in 0..EXTENTS {
+        fs.write(file, extent * 8192, &[1; 4096], AT).expect("there is room");
+    }
+    let size = fs.attr(file).expect("attributes").size;
+    let keep = Fallocate::Allocate { keep_size: true };
+    fs.fallocate(file, keep, size, BEHIND, AT).expect("there is room");
+    fs.sync().expect("a commit");
+    let move_by_a_sector = |moves: u64| {
+        let what = if moves.is_multiple_of(2) { Fallocate::Insert } else { Fallocate::Collapse };
+        fs.fallocate(file, what, 4096, 4096, AT)
+    };
+    let (mut made, mut moves) = (0, 0);
+    let refused = loop {
+        if let Err(error) = move_by_a_sector(moves) {
+            break error;
+        }
+        moves += 1;
+        assert!(moves < 10_000, "no move is refused");
+        let name = format!("file{made}");
+        let Ok(other) = fs.create(place(fs.root(), &name), &NEW) else { continue };
+        made += 1;
+        let filled = (0..20).try_for_each(|number| {
+            let name = format!("user.fill{number}");
+            fs.set_xattr(other, name.as_bytes(), &[1; 3000], XattrMode::Set, AT)
+        });
+        assert!(filled.is_ok() || moves > 2, "{filled:?}");
+    };
+    assert_eq!(refused.errno(), Errno::NOSPC, "{refused}");
+    println!("{moves} moves, {made} files made");
+    let allocated = || fs.attr(file).expect("attributes").allocated_bytes;
+    assert_eq!(allocated(), EXTENTS * 4096 + BEHIND, "after a move that was refused");
+    for number in 0..made {
+        fs.unlink(place(fs.root(), &format!("file{number}")), AT).expect("it goes");
+    }
+    fs.sync().expect("a commit");
+    if moves % 2 == 1 {
+        move_by_a_sector(moves).expect("there is room");
+    }
+    fs.fallocate(file, Fallocate::Insert, 4096, 40_960, AT).expect("there is room");
+    fs.fallocate(file, Fallocate::Collapse, 0, 4096, AT).expect("there is room");
+    fs.sync().expect("a commit");
+    assert_eq!(allocated(), (EXTENTS - 1) * 4096 + BEHIND);
+    let size = fs.attr(file).expect("attributes").size / 4096;
+    let all = sectors(&fs, file);
+    assert_eq!(all.range(size..).count() as u64, BEHIND / 4096);
+    assert_eq!(all.keys().last(), Some(&(size + BEHIND / 4096 - 1)));
+    // Where no file ends nothing is moved to.
+    fs.fallocate(file, keep, (1 << 63) - 8192, 8191, AT).expect("there is room");
+    fs.fallocate(file, Fallocate::Insert, 4096, 4096, AT).expect("there is room");
+    fs.sync().expect("a commit");
+    assert_eq!(allocated(), (EXTENTS - 1) * 4096 + BEHIND + 4096);
+    drop(fs);
+    judge(&disks, 2);
+}
