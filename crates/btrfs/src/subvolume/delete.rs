@@ -114,11 +114,16 @@ fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
     Ok(())
 }
 
-/// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its name stays.
+/// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its name stays. It stays too where that
+/// cannot be read: what the block holds that is damaged could not be given up, and the kernel ends all writing when it tries to.
 pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     let root = FileId { dev: id.0, ino: ROOT_DIR };
-    let item = inode_item(volume, tree_of(volume, root)?, root)?;
-    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root)
+    match inode_item(volume, tree_of(volume, root)?, root) {
+        Ok(item) => refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root),
+        // In a damaged subvolume there may be none, and then nothing that keeps it.
+        Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(()),
+        Err(error) => Err(error.in_file_if_unnamed(root)),
+    }
 }
 
 /// The index of the entry in the subvolume of `dir` that leads to the subvolume `id`.

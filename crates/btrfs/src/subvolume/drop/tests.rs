@@ -1,16 +1,16 @@
-//! Drops that stop anywhere, and what a snapshot costs.
+//! Drops that stop anywhere, what a snapshot costs, and damaged subvolumes.
 
 use std::sync::Arc;
 
-use offshoot_btrfs_format::TreeId;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use super::Progress;
-use crate::test_volumes::{check, in_memory};
+use crate::test_volumes::{check, edit_root, in_memory};
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -118,4 +118,47 @@ fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
         assert!(blocks <= 12, "{blocks} blocks with {files} files");
         assert!(references <= (pointers + 60) * reference, "{references} with {files} files");
     }
+}
+
+/// A subvolume without the inode of its root could not be deleted, because nothing said whether it may go.
+#[test]
+fn a_subvolume_without_a_root_directory_can_be_deleted() {
+    let memory = in_memory(4096);
+    let fs = open(vec![memory.clone()]);
+    let id = fs.create_subvolume(top("damaged"), &NEW).unwrap();
+    fill(&fs, id, "file", 500);
+    fs.sync().unwrap();
+    let handle = fs.volume().join().unwrap();
+    let inode = Key::new(256, ItemType::INODE_ITEM, 0);
+    handle.change(id, |tree| tree.remove(inode)).unwrap();
+    drop(handle);
+    fs.sync().unwrap();
+    drop(fs);
+
+    let fs = open(vec![memory]);
+    fs.delete_subvolume(top("damaged"), AT).unwrap();
+    fs.volume().drop_deleted().unwrap();
+    assert_eq!(fs.volume().subvolume_count().unwrap(), 1);
+    assert_eq!(fs.volume().subvolume(id).unwrap_err().errno(), Errno::NOENT);
+}
+
+/// The block with the root directory is damaged: the error says so, and the name stays.
+#[test]
+fn a_subvolume_whose_root_directory_does_not_read_stays() {
+    let memory = in_memory(4096);
+    let fs = open(vec![memory.clone()]);
+    let id = fs.create_subvolume(top("damaged"), &NEW).unwrap();
+    fs.sync().unwrap();
+    let root = fs.volume().tree(id).unwrap();
+    edit_root(&memory, fs.volume(), root, |bytes| bytes[200] ^= 1);
+    drop(fs);
+
+    let fs = open(vec![memory]);
+    let error = fs.delete_subvolume(top("damaged"), AT).unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, Error::Corrupt(_)), "{said}");
+    let directory = FileId { dev: id.0, ino: 256 };
+    assert!(said.contains(&directory.to_string()) && said.contains("checksum"), "{said}");
+    fs.sync().unwrap();
+    assert_eq!(fs.lookup(top("damaged").dir, b"damaged").unwrap(), directory);
 }
