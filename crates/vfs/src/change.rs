@@ -13,7 +13,7 @@
 //! What the file itself forbids is the filesystem's: immutable and append-only files and
 //! read-only subvolumes refuse whoever asks.
 //!
-//! A call is done altogether or not at all, also after a crash. It is durable
+//! A call is done altogether or not at all, also after a crash, but where it says that it is done piece by piece. It is durable
 //! when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`] returned.
 
 use crate::{FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
@@ -172,6 +172,9 @@ pub trait FileSystemMut: FileSystem {
     -> Result<()>;
 
     /// Changes attributes; the change time becomes `at`. Permissions change the access control list too.
+    ///
+    /// The length comes before the others, and what is cut off goes piece by piece from the end: a crash may leave a file that is shorter than it was,
+    /// or as long as it was to become, with its old owner and permissions. (So it is with the kernel's btrfs.) The others change together.
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
 
     /// Sets the flags of a file, all of them; also of one that is immutable. `EOPNOTSUPP` for flags that the filesystem does not

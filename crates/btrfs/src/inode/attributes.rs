@@ -1,4 +1,7 @@
 //! Changing attributes, and what opening a file means.
+//!
+//! A new length is no attribute like the others: it waits for what is buffered, and cutting off much takes several transactions, as in the kernel. So it is
+//! set first, and everything that may be refused is found out before that; the others follow in a transaction that takes what is kept for removals.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, SetAttr, Timestamp};
