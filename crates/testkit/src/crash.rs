@@ -32,25 +32,58 @@ mod record;
 mod script;
 pub mod workload;
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{FileSystem, FileSystemMut, Result};
+use offshoot_vfs::{FileSystemMut, Result};
 
 pub use promised::Promised;
 pub use workload::{Op, Step, Workload};
 
+use crate::model::subvolumes::Subvolumes;
+use picture::Picture;
+use workload::Runner;
+
 /// The members of a volume.
 pub type Devices = Vec<Arc<dyn BlockDevice>>;
+
+/// An open volume.
+pub struct Opened {
+    /// Its files.
+    pub files: Box<dyn FileSystemMut>,
+    /// What is done to its subvolumes.
+    pub subvolumes: Box<dyn Subvolumes>,
+}
+
+impl Opened {
+    /// Who does the operations of a workload to it, of which the first has this number.
+    #[must_use]
+    pub fn runner(&self, first: u32) -> Runner<'_> {
+        Runner::new(&**self, first).with_subvolumes(&*self.subvolumes)
+    }
+
+    fn picture(&self) -> Result<Picture> {
+        picture::take(&**self, &*self.subvolumes)
+    }
+}
+
+impl Deref for Opened {
+    type Target = dyn FileSystemMut;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.files
+    }
+}
 
 /// What is tested: something that opens volumes.
 pub trait Engine: Sync {
     /// Opens the volume for reading.
-    fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>>;
+    fn open(&self, devices: Devices) -> Result<Opened>;
 
     /// Opens the volume for writing, as after a crash.
-    fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>>;
+    fn open_writable(&self, devices: Devices) -> Result<Opened>;
 
     /// Reads everything that describes the volume, which is in order or an error.
     fn check(&self, devices: Devices) -> Result<()>;

@@ -36,6 +36,8 @@ struct State {
     next_ino: u64,
     /// Subvolumes that refuse to be changed.
     read_only: BTreeSet<u64>,
+    /// When each subvolume but the first was made.
+    made: BTreeMap<u64, Timestamp>,
 }
 
 #[derive(Clone, Debug)]
@@ -86,8 +88,9 @@ impl Model {
         let (xattrs, flags) = (BTreeMap::new(), FileFlags::empty());
         let subvolume = ROOT;
         let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
-        let (nodes, read_only) = ([(ROOT, node)].into(), BTreeSet::new());
-        Self { state: Mutex::new(State { nodes, next_ino: ROOT + 1, read_only }) }
+        let (nodes, next_ino) = ([(ROOT, node)].into(), ROOT + 1);
+        let (read_only, made) = (BTreeSet::new(), BTreeMap::new());
+        Self { state: Mutex::new(State { nodes, next_ino, read_only, made }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -118,6 +121,10 @@ impl State {
             return Ok(());
         }
         posix(Errno::XDEV, one)
+    }
+
+    fn is_subvolume(&self, file: FileId) -> bool {
+        self.nodes.get(&file.ino).is_some_and(|node| node.subvolume == file.ino)
     }
 
     fn directory(&self, dir: FileId) -> Result<&Directory> {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use offshoot_btrfs::{Compress, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::crash::{Devices, Engine};
-use offshoot_vfs::{FileSystem, FileSystemMut, Result, Timestamp};
+use offshoot_testkit::crash::{Devices, Engine, Opened};
+use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 
 use crate::accounts;
+use crate::subvolume_calls::Ours as Calls;
 
 /// How large a member is, in bytes.
 const MEMBER_BYTES: u64 = 160 << 20;
@@ -34,25 +35,28 @@ pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, compress: None };
 pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
 
 impl Engine for Ours {
-    fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
-        let volume = Volume::open(devices, &OpenOptions::default())?;
-        Ok(Box::new(volume.filesystem(SubvolumeId::FS)?))
+    fn open(&self, devices: Devices) -> Result<Opened> {
+        opened(&Volume::open(devices, &OpenOptions::default())?)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
+    fn open_writable(&self, devices: Devices) -> Result<Opened> {
         let dirty_bytes = self.dirty_bytes;
         let compress = self
             .compress
             .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
         let options =
             OpenOptions { commit_interval: None, dirty_bytes, compress, ..OpenOptions::default() };
-        let volume = Volume::open_writable(devices, &options)?;
-        Ok(Box::new(volume.filesystem(SubvolumeId::FS)?))
+        opened(&Volume::open_writable(devices, &options)?)
     }
 
     fn check(&self, devices: Devices) -> Result<()> {
         accounts::check(&Volume::open(devices, &OpenOptions::default())?)
     }
+}
+
+fn opened(volume: &Arc<Volume>) -> Result<Opened> {
+    let fs = volume.filesystem(SubvolumeId::FS)?;
+    Ok(Opened { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)) })
 }
 
 /// What a volume is made of.

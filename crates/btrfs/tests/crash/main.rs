@@ -23,6 +23,8 @@ mod engine;
 mod judge;
 mod sabotage;
 mod sharing;
+#[path = "../shared/subvolume_calls.rs"]
+mod subvolume_calls;
 mod subvolumes;
 mod superblocks;
 mod truncation;

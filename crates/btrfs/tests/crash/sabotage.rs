@@ -9,7 +9,7 @@ use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, CrashPlan};
 use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Step, Workload};
+use offshoot_testkit::crash::{Devices, Engine, Opened, Step, Workload};
 use offshoot_vfs::{
     Attr, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node, Parent,
     Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
@@ -71,11 +71,11 @@ impl BlockDevice for Lazy {
 struct WithoutBarriers(Barrier);
 
 impl Engine for WithoutBarriers {
-    fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
+    fn open(&self, devices: Devices) -> Result<Opened> {
         OURS.open(devices)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
+    fn open_writable(&self, devices: Devices) -> Result<Opened> {
         let lazy = |below| {
             let behind = AtomicBool::new(false);
             Arc::new(Lazy { below, left_out: self.0, behind }) as Arc<_>
@@ -92,12 +92,13 @@ impl Engine for WithoutBarriers {
 struct Pretending;
 
 impl Engine for Pretending {
-    fn open(&self, devices: Devices) -> Result<Box<dyn FileSystem>> {
+    fn open(&self, devices: Devices) -> Result<Opened> {
         OURS.open(devices)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Box<dyn FileSystemMut>> {
-        Ok(Box::new(WithoutFsync(OURS.open_writable(devices)?)))
+    fn open_writable(&self, devices: Devices) -> Result<Opened> {
+        let Opened { files, subvolumes } = OURS.open_writable(devices)?;
+        Ok(Opened { files: Box::new(WithoutFsync(files)), subvolumes })
     }
 
     fn check(&self, devices: Devices) -> Result<()> {

@@ -16,6 +16,7 @@ use offshoot_testkit::judges::{self, Judges};
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::cut::{SHAPES, Shape, make, top};
+use crate::subvolume_calls::Ours;
 use crate::workloads::{Doer, Tally, Task, cut_behind, directory, judge_cuts, twos};
 
 /// Workloads in one volume.
@@ -60,8 +61,8 @@ pub(crate) fn run_together(
 ) {
     let disks = make(judges, shape);
     let volume = open(&disks, shape);
-    let subvolumes: Vec<_> =
-        workloads.iter().map(|workload| subvolume(&volume, &directory(workload))).collect();
+    let subvolume = |workload| Ours(subvolume(&volume, &directory(workload)));
+    let subvolumes: Vec<_> = workloads.iter().map(subvolume).collect();
     let (tasks, mut doers): (Vec<_>, Vec<_>) =
         workloads.iter().zip(&subvolumes).map(|(workload, fs)| begin(workload, fs)).unzip();
     top(&volume).sync().expect("a commit");
@@ -76,10 +77,11 @@ pub(crate) fn run_together(
 }
 
 /// Does the set-up, and gives who does the rest.
-fn begin<'w, 'f>(workload: &'w Workload, fs: &'f Filesystem) -> (Task<'w>, Doer<'f>) {
+fn begin<'w, 'f>(workload: &'w Workload, ours: &'f Ours) -> (Task<'w>, Doer<'f>) {
+    let fs = &ours.0;
     let root = fs.attr(fs.root()).expect("the root");
     let promised = Promised::by(workload, &root).expect("it can be done");
-    let mut runner = Runner::new(fs, 1);
+    let mut runner = Runner::new(fs, 1).with_subvolumes(ours);
     let setup: Vec<_> = workload.setup.iter().cloned().map(Step::Do).collect();
     runner.run_steps(&setup).unwrap_or_else(|e| panic!("{workload}: {e}"));
     let name = workload.to_string();

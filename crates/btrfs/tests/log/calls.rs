@@ -95,6 +95,9 @@ impl Calls {
             Op::Chmod(path, mode) => {
                 std::fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))
             }
+            Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_) => {
+                Err(std::io::ErrorKind::Unsupported.into())
+            }
         };
         done.unwrap_or_else(|error| panic!("{op}: {error}"));
     }

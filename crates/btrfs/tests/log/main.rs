@@ -29,4 +29,6 @@ mod ours;
 mod room;
 mod scenarios;
 mod stories;
+#[path = "../shared/subvolume_calls.rs"]
+mod subvolume_calls;
 mod workloads;

@@ -20,6 +20,7 @@ use offshoot_vfs::{Fallocate, FileSystem};
 
 use crate::calls::Calls;
 use crate::cut::{SHAPES, Shape, at_commit, judge, logs, make, mount_options, top};
+use crate::subvolume_calls::Ours;
 
 /// Workloads in one volume.
 const TOGETHER: usize = 24;
@@ -123,7 +124,7 @@ fn broken_promises(cut: &Disks, task: &Task<'_>) -> Vec<String> {
     let fs = top(&volume);
     let root = fs.lookup(fs.root(), directory(task.workload).as_bytes()).expect("the subvolume");
     let fs = volume.filesystem(SubvolumeId { 0: root.dev }).expect("the subvolume");
-    task.promised.judge(&fs).unwrap_or_else(|error| vec![error])
+    task.promised.judge(&fs, &Ours(fs.clone())).unwrap_or_else(|error| vec![error])
 }
 
 /// The subvolume in which a workload is done.
@@ -172,7 +173,8 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
     assert!(!is_sample || tally.logs * 4 > tally.workloads, "{tally:?}: too few logs");
 }
 
-/// Workloads that end with an fsync, for a sync leaves no log, and that the kernel can do: data does not move in its files.
+/// Workloads that end with an fsync, for a sync leaves no log, and that the kernel can do: data does not move in its files. Subvolumes are made at a time of
+/// the kernel's there, by which they are not known again.
 fn can_be_logged(workload: &Workload) -> bool {
     let moves = |step: &Step| match step {
         Step::Do(Op::Fallocate { what, .. }) => {
@@ -180,7 +182,7 @@ fn can_be_logged(workload: &Workload) -> bool {
         }
         _ => false,
     };
-    workload.ends_with_fsync() && !workload.steps.iter().any(moves)
+    workload.ends_with_fsync() && !workload.has_subvolumes() && !workload.steps.iter().any(moves)
 }
 
 fn ones() -> Vec<Workload> {

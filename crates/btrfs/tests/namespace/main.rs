@@ -29,4 +29,6 @@ mod readers;
 mod refusals;
 mod removal;
 mod share;
+#[path = "../shared/subvolume_calls.rs"]
+mod subvolume_calls;
 mod twins;

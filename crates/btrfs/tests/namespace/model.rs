@@ -7,18 +7,17 @@
 use std::path::Path;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
-use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
-use offshoot_testkit::model::subvolumes::Subvolumes;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp};
+use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, Timestamp};
 
 use crate::common::{AT, at, check, judge, open_read_only, open_with, place};
+use crate::subvolume_calls::Ours;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 1200;
@@ -39,40 +38,9 @@ fn compare_with_kernel(disks: &Disks, model: &Model) {
     compare(model, &host);
 }
 
-/// The calls of the engine for subvolumes, as the actors make them.
-struct Ours<'a>(&'a Filesystem);
-
-impl Subvolumes for Ours<'_> {
-    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
-        self.0.create_subvolume(place, new).map(root_of)
-    }
-
-    fn snapshot(
-        &self,
-        source: FileId,
-        place: Place<'_>,
-        is_read_only: bool,
-        at: Timestamp,
-    ) -> Result<FileId> {
-        self.0.snapshot(TreeId(source.dev), place, is_read_only, at).map(root_of)
-    }
-
-    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
-        self.0.delete_subvolume(place, at)
-    }
-
-    fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
-        self.0.volume().set_read_only(TreeId(root.dev), is_read_only)
-    }
-}
-
-fn root_of(id: SubvolumeId) -> FileId {
-    FileId { dev: id.0, ino: 256 }
-}
-
 /// The actors work at the same time, each on a thread of its own.
 fn act(fs: &Filesystem, model: &Model, seed: u64, now: Timestamp) {
-    let subvolumes = &Ours(fs);
+    let subvolumes = &Ours(fs.clone());
     std::thread::scope(|scope| {
         for number in 0..THREADS {
             scope.spawn(move || {

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice};
 use offshoot_vfs::{Errno, FileSystemMut, NewFile, Place, Result, Timestamp};
 
-use super::picture::{self, Id, Picture, ROOT};
+use super::picture::{Id, Picture, ROOT};
 use super::record::{Progress, Recorded, as_devices};
 use super::{Engine, Workload};
 
-/// The file that is made in every state. No workload makes so many.
-const AFTERWARDS: Id = Id::MAX;
+/// The owner of the file that is made in every state. No workload makes so many.
+const AFTERWARDS: u32 = u32::MAX;
 
 /// Somebody else who judges a state; what is wrong is an error.
 pub type Judge<'a> = dyn Fn(&[Arc<MemoryDevice>]) -> std::result::Result<(), String> + Sync + 'a;
@@ -167,14 +167,15 @@ pub(super) fn enter(
     let failed = |what: &'static str| move |e| format!("{what}: {e}");
     engine.check(as_devices(devices)).map_err(failed("the check"))?;
     let fs = engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
-    let found = picture::take(&*fs).map_err(failed("reading"))?;
+    let found = fs.picture().map_err(failed("reading"))?;
     let removed = change(&*fs, &found).map_err(failed("changing it"))?;
     drop(fs);
     engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
     let fs = engine.open(as_devices(devices)).map_err(failed("opening again"))?;
-    let mut again = picture::take(&*fs).map_err(failed("reading again"))?;
-    let is_there = again.files.remove(&AFTERWARDS).is_some_and(|file| file.size == 5000);
-    again.names.retain(|_, to| *to != AFTERWARDS);
+    let mut again = fs.picture().map_err(failed("reading again"))?;
+    let afterwards = Id::from(AFTERWARDS);
+    let is_there = again.files.remove(&afterwards).is_some_and(|file| file.size == 5000);
+    again.names.retain(|_, to| *to != afterwards);
     // The root has other times and another size now.
     again.files.insert(ROOT, found.files[&ROOT].clone());
     let mut expected = found.clone();

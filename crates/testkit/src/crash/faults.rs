@@ -127,10 +127,9 @@ impl Inflicter<'_> {
         let outcome = match self.engine.open_writable(shared) {
             Err(error) => Err(error),
             Ok(fs) => {
-                let done =
-                    ready.run(&*fs, workload, &mut |moment| begun = moment, &mut |promise| {
-                        kept.push(promise);
-                    });
+                let done = ready.run(&fs, workload, &mut |moment| begun = moment, &mut |promise| {
+                    kept.push(promise);
+                });
                 if let Err((place, _)) = &done
                     && !workload.steps[*place].is_change()
                 {

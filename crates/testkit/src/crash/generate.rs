@@ -106,7 +106,53 @@ fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
 mod tests {
     use std::collections::BTreeSet;
 
+    use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+
     use super::{Generator, Workload};
+    use crate::crash::workload::Runner;
+    use crate::model::Model;
+    use crate::random::Random;
+
+    /// Does a workload to the model alone.
+    fn run(workload: &Workload) {
+        let at = Timestamp::default();
+        let root = Attr {
+            file: FileId { dev: 5, ino: 256 },
+            file_type: FileType::Directory,
+            permissions: 0o755,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: (0, 0),
+            size: 0,
+            allocated_bytes: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+            btime: at,
+        };
+        let model = Model::new(&root);
+        let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
+        for op in &workload.setup {
+            runner.run(op).unwrap_or_else(|error| panic!("{workload}: {op}: {error}"));
+        }
+        for step in &workload.steps {
+            runner.run_step(step).unwrap_or_else(|error| panic!("{workload}: {step}: {error}"));
+        }
+    }
+
+    /// What an operation needs is there, whatever is done before it.
+    #[test]
+    fn all_can_be_done() {
+        let generator = Generator::default();
+        (0..generator.ones()).for_each(|number| run(&generator.one(number)));
+        let seed = crate::crash::seed();
+        let mut random = Random::new(seed);
+        for _ in 0..20_000 {
+            let number = random.below(generator.twos() as u64);
+            run(&generator.two(usize::try_from(number).expect("an index")));
+        }
+    }
 
     #[test]
     fn all_of_one_operation_are_different() {

@@ -23,7 +23,8 @@
 //!    moment: there were only commits. An `fsync` may write a log, which brings one file further than others.
 //!
 //! A name is that of a directory that is known whatever its own path is, so nothing is said of where a directory above a synced
-//! file stands: another operation may have moved it, and that is another promise.
+//! file stands: another operation may have moved it, and that is another promise. Nor does an `fsync` of a subvolume promise its
+//! name: nothing in it says where it stands.
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,8 @@ pub(super) struct Promise {
     pub(super) moment: usize,
     /// The file, or everything.
     pub(super) of: Option<Id>,
+    /// The file is the root of a subvolume.
+    pub(super) is_subvolume: bool,
 }
 
 /// Whose promises they are.
@@ -95,10 +98,21 @@ impl History {
 impl<'a> Judgement<'a> {
     /// The moments that `of` may show.
     fn moments(&self, of: Id) -> &'a [Picture] {
+        self.moments_since(|promise| promise.of.is_none_or(|file| file == of))
+    }
+
+    /// The moments that the names of `of` may show.
+    fn moments_of_names(&self, of: Id) -> &'a [Picture] {
+        self.moments_since(|promise| {
+            promise.of.is_none_or(|file| file == of && !promise.is_subvolume)
+        })
+    }
+
+    /// The moments since the last of these promises.
+    fn moments_since(&self, is_made: impl Fn(&Promise) -> bool) -> &'a [Picture] {
         let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
-        let since = promises.filter(|promise| promise.of.is_none_or(|file| file == of));
-        let since = since.map(|promise| promise.moment).max().unwrap_or(0);
-        &self.history.pictures[since..=self.latest]
+        let since = promises.filter(|promise| is_made(promise)).map(|promise| promise.moment);
+        &self.history.pictures[since.max().unwrap_or(0)..=self.latest]
     }
 
     fn files(&mut self, found: &Picture) {
@@ -122,7 +136,7 @@ impl<'a> Judgement<'a> {
                 }
                 Some(file) => self.file(&of, file, found.names_of(id).len(), &versions),
             }
-            self.names_of(&of, found, id, moments);
+            self.names_of(&of, found, id, self.moments_of_names(id));
         }
     }
 

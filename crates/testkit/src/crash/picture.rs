@@ -1,6 +1,7 @@
 //! What a filesystem shows, in a form that says of each thing by itself what became of it.
 //!
-//! A file is known by its owner, which the workload makes unique; the root has 0.
+//! A file is known by its owner, which the workload makes unique, and by the subvolume that it is in, because a snapshot has what its
+//! source has; the subvolume by when it was made. The root has 0 for both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
@@ -8,8 +9,10 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{Error, FileId, FileSystem, FileType, Result, Timestamp};
 
-/// Which file: the number of the operation that made it.
-pub(super) type Id = u32;
+use crate::model::subvolumes::Subvolumes;
+
+/// Which file: the number of the operation that made it and, 32 bits above that, of the one that made the subvolume.
+pub(super) type Id = u64;
 
 /// The root directory.
 pub(super) const ROOT: Id = 0;
@@ -52,11 +55,11 @@ pub(super) struct File {
 ///
 /// # Errors
 /// What cannot be read, and what does not fit together: a name that leads nowhere, a directory with two.
-pub(super) fn take(fs: &dyn FileSystem) -> Result<Picture> {
+pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes) -> Result<Picture> {
     let mut picture = Picture::default();
     let mut seen = BTreeMap::new();
     let mut dirs = vec![(fs.root(), ROOT)];
-    picture.files.insert(ROOT, file(fs, fs.root())?.1);
+    picture.files.insert(ROOT, file(fs, fs.root())?);
     while let Some((dir, dir_id)) = dirs.pop() {
         let mut entries = Vec::new();
         fs.read_dir(dir, 0, &mut |entry| {
@@ -65,7 +68,8 @@ pub(super) fn take(fs: &dyn FileSystem) -> Result<Picture> {
         })?;
         for (name, found, file_type) in entries {
             let shown = name.escape_ascii().to_string();
-            let (id, file) = file(fs, found).map_err(|e| match e {
+            let file = id_of(fs, subvolumes, found).and_then(|id| Ok((id, file(fs, found)?)));
+            let (id, file) = file.map_err(|e| match e {
                 Error::Posix { .. } => misfit(format!("{shown} leads to nothing: {e}")),
                 e => e,
             })?;
@@ -92,7 +96,13 @@ fn misfit(problem: String) -> Error {
     Error::corrupt("directory", problem)
 }
 
-fn file(fs: &dyn FileSystem, file: FileId) -> Result<(Id, File)> {
+/// Which file it is.
+pub(super) fn id_of(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: FileId) -> Result<Id> {
+    let subvolume = subvolumes.made(file)?.nanos;
+    Ok(Id::from(subvolume) << 32 | Id::from(fs.attr(file)?.uid))
+}
+
+fn file(fs: &dyn FileSystem, file: FileId) -> Result<File> {
     let attr = fs.attr(file)?;
     let mut xattrs = BTreeMap::new();
     fs.xattrs(file, &mut |name, value| {
@@ -108,21 +118,18 @@ fn file(fs: &dyn FileSystem, file: FileId) -> Result<(Id, File)> {
         },
         _ => Some(Vec::new()),
     };
-    Ok((
-        attr.uid,
-        File {
-            kind: attr.file_type,
-            permissions: attr.permissions,
-            nlink: attr.nlink,
-            size: attr.size,
-            mtime: attr.mtime,
-            ctime: attr.ctime,
-            xattrs,
-            target: if is(FileType::Symlink) { fs.read_link(file)? } else { Vec::new() },
-            sectors,
-            head,
-        },
-    ))
+    Ok(File {
+        kind: attr.file_type,
+        permissions: attr.permissions,
+        nlink: attr.nlink,
+        size: attr.size,
+        mtime: attr.mtime,
+        ctime: attr.ctime,
+        xattrs,
+        target: if is(FileType::Symlink) { fs.read_link(file)? } else { Vec::new() },
+        sectors,
+        head,
+    })
 }
 
 fn hash(sector: &[u8]) -> u64 {

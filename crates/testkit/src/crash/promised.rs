@@ -7,6 +7,7 @@ use super::picture;
 use super::record::history;
 use super::workload::{Runner, Workload};
 use crate::model::Model;
+use crate::model::subvolumes::Subvolumes;
 
 /// The promises of a whole workload, to judge by what is there of it.
 ///
@@ -26,7 +27,7 @@ impl Promised {
     /// What the model refuses of it.
     pub fn by(workload: &Workload, root: &Attr) -> Result<Self, String> {
         let model = Model::new(root);
-        let mut runner = Runner::new(&model, 1);
+        let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
         for op in &workload.setup {
             runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
         }
@@ -48,8 +49,12 @@ impl Promised {
     ///
     /// # Errors
     /// What cannot be read.
-    pub fn judge(&self, fs: &dyn FileSystem) -> Result<Vec<String>, String> {
-        let mut found = picture::take(fs).map_err(|e| e.to_string())?;
+    pub fn judge(
+        &self,
+        fs: &dyn FileSystem,
+        subvolumes: &dyn Subvolumes,
+    ) -> Result<Vec<String>, String> {
+        let mut found = picture::take(fs, subvolumes).map_err(|e| e.to_string())?;
         if !self.has_times {
             found.forget_times();
         }

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashState, MemoryDevice};
-use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use super::oracle::{History, Promise, Whose};
-use super::picture::{self, Id};
+use super::picture::{self, Id, ROOT};
 use super::workload::{Runner, Step, Workload, find};
-use super::{Devices, Engine};
+use super::{Devices, Engine, Opened};
 use crate::model::Model;
 
 /// A volume on which the set-up of a workload was done.
@@ -45,7 +44,7 @@ impl Ready {
         let fs = engine.open_writable(as_devices(&devices)).map_err(|e| format!("set-up: {e}"))?;
         let root = fs.attr(fs.root()).map_err(|e| format!("set-up: {e}"))?;
         let model = Model::new(&root);
-        let mut runners = [Runner::new(&*fs, 1), Runner::new(&model, 1)];
+        let mut runners = [fs.runner(1), Runner::new(&model, 1).with_subvolumes(&model)];
         for op in &workload.setup {
             for runner in &mut runners {
                 runner.run(op).map_err(|e| format!("set-up: {op}: {e}"))?;
@@ -74,12 +73,12 @@ impl Ready {
     /// The first step that fails, by its place.
     pub(super) fn run(
         &self,
-        fs: &dyn FileSystemMut,
+        fs: &Opened,
         workload: &Workload,
         begin: &mut dyn FnMut(usize),
         kept: &mut dyn FnMut(usize),
     ) -> Result<Vec<usize>, (usize, offshoot_vfs::Error)> {
-        let mut runner = Runner::new(fs, self.next);
+        let mut runner = fs.runner(self.next);
         let (mut moment, mut promise, mut refused) = (0, 0, Vec::new());
         for (place, step) in workload.steps.iter().enumerate() {
             if step.is_change() {
@@ -107,11 +106,11 @@ pub(super) fn history(
     steps: &[Step],
     refused: &[usize],
 ) -> Result<History, String> {
-    let mut runner = Runner::new(model, next);
-    let take = || picture::take(model).map_err(|e| format!("the model: {e}"));
+    let mut runner = Runner::new(model, next).with_subvolumes(model);
+    let take = || picture::take(model, model).map_err(|e| format!("the model: {e}"));
     let (mut pictures, mut promises) = (vec![take()?], Vec::new());
     for (place, step) in steps.iter().enumerate() {
-        let of = match step {
+        let (of, is_subvolume) = match step {
             _ if refused.contains(&place) => {
                 runner.skip();
                 continue;
@@ -121,17 +120,20 @@ pub(super) fn history(
                 pictures.push(take()?);
                 continue;
             }
-            Step::Fsync(path) => Some(id(model, path)?),
-            Step::Sync => None,
+            Step::Fsync(path) => synced(model, path)?,
+            Step::Sync => (None, false),
         };
-        promises.push(Promise { moment: pictures.len() - 1, of });
+        promises.push(Promise { moment: pictures.len() - 1, of, is_subvolume });
     }
     Ok(History { pictures, promises, whose: Whose::Ours })
 }
 
-fn id(model: &Model, path: &str) -> Result<Id, String> {
-    let attr = find(model, path).and_then(|file| model.attr(file));
-    attr.map(|attr| attr.uid).map_err(|e| format!("the model has no {path}: {e}"))
+/// Which file is at a path, and whether it is the root of a subvolume in another one.
+fn synced(model: &Model, path: &str) -> Result<(Option<Id>, bool), String> {
+    let file = find(model, path)
+        .and_then(|file| Ok((picture::id_of(model, model, file)?, model.is_subvolume(file))));
+    let (id, is_subvolume) = file.map_err(|e| format!("the model has no {path}: {e}"))?;
+    Ok((Some(id), is_subvolume && id != ROOT))
 }
 
 pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> Devices {
@@ -152,11 +154,11 @@ impl Recorded {
         let fs = engine.open_writable(devices).map_err(|e| e.to_string())?;
         let mark = |what: &str, number: usize| set[0].mark(&format!("{what} {number}"));
         let outcome =
-            ready.run(&*fs, workload, &mut |moment| mark("begin", moment), &mut |promise| {
+            ready.run(&fs, workload, &mut |moment| mark("begin", moment), &mut |promise| {
                 mark("kept", promise);
             });
         let refused = outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
-        let shown = picture::take(&*fs).map_err(|e| format!("before any cut: {e}"))?;
+        let shown = fs.picture().map_err(|e| format!("before any cut: {e}"))?;
         drop(fs);
         let history = ready.history(workload, &refused)?;
         if history.pictures.last() != Some(&shown) {

@@ -72,6 +72,13 @@ impl Op {
             "chmod" => {
                 Self::Chmod(one()?, u32::from_str_radix(&owned(1)?, 8).map_err(|_| failed())?)
             }
+            "subvolume" => Self::Subvolume(one()?),
+            "snapshot" => {
+                let (source, to) = two()?;
+                let is_read_only = words.get(2).is_some_and(|&how| how == "read-only");
+                Self::Snapshot { source, to, is_read_only }
+            }
+            "delete" => Self::DeleteSubvolume(one()?),
             _ => return Err(failed()),
         })
     }

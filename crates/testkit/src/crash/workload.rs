@@ -13,6 +13,7 @@ use offshoot_vfs::{
 };
 
 use super::script::FALLOCATE;
+use crate::model::subvolumes::Subvolumes;
 
 /// One change. Paths are below the root, without a slash in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +70,19 @@ pub enum Op {
     RemoveXattr(String, String),
     /// Sets the permissions.
     Chmod(String, u32),
+    /// Makes an empty subvolume.
+    Subvolume(String),
+    /// Makes the second a snapshot of the first.
+    Snapshot {
+        /// The subvolume.
+        source: String,
+        /// Where the snapshot is to be.
+        to: String,
+        /// Whether it may not be changed.
+        is_read_only: bool,
+    },
+    /// Deletes a subvolume with all that is in it.
+    DeleteSubvolume(String),
 }
 
 /// One step of a workload.
@@ -120,6 +134,12 @@ impl fmt::Display for Op {
             Self::SetXattr(path, name, len) => write!(f, "setxattr {path} {name} {len}"),
             Self::RemoveXattr(path, name) => write!(f, "removexattr {path} {name}"),
             Self::Chmod(path, mode) => write!(f, "chmod {path} {mode:o}"),
+            Self::Subvolume(path) => write!(f, "subvolume {path}"),
+            Self::Snapshot { source, to, is_read_only } => {
+                let how = if *is_read_only { " read-only" } else { "" };
+                write!(f, "snapshot {source} {to}{how}")
+            }
+            Self::DeleteSubvolume(path) => write!(f, "delete {path}"),
         }
     }
 }
@@ -131,6 +151,19 @@ impl Workload {
         let Some(Step::Fsync(synced)) = self.steps.last() else { return false };
         let is_source = |step: &Step| matches!(step, Step::Do(Op::Copy(from, _)) if from == synced);
         !self.steps.iter().any(is_source)
+    }
+
+    /// Whether it has to do with subvolumes.
+    #[must_use]
+    pub fn has_subvolumes(&self) -> bool {
+        let steps = self.steps.iter().filter_map(|step| match step {
+            Step::Do(op) | Step::Try(op) => Some(op),
+            Step::Fsync(_) | Step::Sync => None,
+        });
+        self.setup
+            .iter()
+            .chain(steps)
+            .any(|op| matches!(op, Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_)))
     }
 }
 
@@ -178,6 +211,7 @@ pub const PERMISSIONS: u32 = 0o640;
 /// Does the operations of a workload to one filesystem.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystemMut,
+    subvolumes: Option<&'a dyn Subvolumes>,
     /// The number of the next operation.
     next: u32,
 }
@@ -215,7 +249,13 @@ impl<'a> Runner<'a> {
     /// The number of the first operation is `first`, 1 in an empty volume.
     #[must_use]
     pub fn new(fs: &'a dyn FileSystemMut, first: u32) -> Self {
-        Self { fs, next: first }
+        Self { fs, subvolumes: None, next: first }
+    }
+
+    /// The operations on subvolumes are done too, by `subvolumes`.
+    #[must_use]
+    pub fn with_subvolumes(self, subvolumes: &'a dyn Subvolumes) -> Self {
+        Self { subvolumes: Some(subvolumes), ..self }
     }
 
     /// The number of the next operation.
@@ -311,6 +351,18 @@ impl<'a> Runner<'a> {
                 let set = SetAttr { permissions: Some(*mode), ..SetAttr::default() };
                 fs.set_attr(open(path)?, &set, at)
             }
+            Op::Subvolume(path) => {
+                self.subvolumes()?.create_subvolume(self.place(path)?, &new).map(drop)
+            }
+            Op::Snapshot { source, to, is_read_only } => {
+                let (source, to) = (open(source)?, self.place(to)?);
+                self.subvolumes()?.snapshot(source, to, *is_read_only, at).map(drop)
+            }
+            Op::DeleteSubvolume(path) => self.subvolumes()?.delete_subvolume(self.place(path)?, at),
         }
+    }
+
+    fn subvolumes(&self) -> Result<&'a dyn Subvolumes> {
+        self.subvolumes.ok_or_else(|| Error::Unsupported("subvolumes".into()))
     }
 }

@@ -131,11 +131,22 @@ impl State {
             if self.file_type(file)? == FileType::Directory && self.is_below(dir, file)? {
                 return posix(Errno::INVAL, file);
             }
+            if from.dir != to.dir {
+                self.require_writable(file)?;
+            }
         }
         self.remove_entry(from, at)?;
         self.remove_entry(to, at)?;
         for (place, file) in [(to, moved), (from, other)] {
             self.add_entry(place, file, at)?;
+            self.moved(file, at)?;
+        }
+        Ok(())
+    }
+
+    /// Notes when a file got another place. In a subvolume is nothing that says where it stands.
+    fn moved(&mut self, file: FileId, at: Timestamp) -> Result<()> {
+        if !self.is_subvolume(file) {
             self.node_mut(file)?.attr.ctime = at;
         }
         Ok(())
@@ -277,11 +288,12 @@ impl FileSystemMut for Model {
             (Rename::Exchange, Err(_)) => return posix(Errno::NOENT, to.name.escape_ascii()),
             _ => {}
         }
-        if state.node(moved)?.subvolume != moved.ino {
+        let other = replaced.as_ref().ok().filter(|_| how == Rename::Exchange).copied();
+        if ![Some(moved), other].into_iter().flatten().all(|file| state.is_subvolume(file)) {
             state.require_same_subvolume(from.dir, to.dir)?;
         }
-        if let (Rename::Exchange, Ok(other)) = (how, &replaced) {
-            return state.exchange([from, to], [moved, *other], at);
+        if let Some(other) = other {
+            return state.exchange([from, to], [moved, other], at);
         }
         if replaced.as_ref().is_ok_and(|file| *file == moved) {
             return Ok(());
@@ -296,17 +308,15 @@ impl FileSystemMut for Model {
         if state.node(to.dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, to.dir);
         }
-        if replaced.is_ok() {
+        if let Ok(replaced) = replaced {
+            if is_directory && state.is_subvolume(replaced) {
+                return posix(Errno::NOTEMPTY, replaced);
+            }
             state.take_away(to, is_directory, at)?;
         }
         state.remove_entry(from, at)?;
         state.add_entry(to, moved, at)?;
-        let node = state.node_mut(moved)?;
-        // In a subvolume is nothing that says where it stands.
-        if node.subvolume != moved.ino {
-            node.attr.ctime = at;
-        }
-        Ok(())
+        state.moved(moved, at)
     }
 
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {

@@ -30,13 +30,16 @@ pub trait Subvolumes: Sync {
 
     /// Lets the subvolume with this root refuse to be changed, or not any more.
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()>;
+
+    /// When the subvolume was made that `file` is in; 0 for the first one, which came with the volume.
+    fn made(&self, file: FileId) -> Result<Timestamp>;
 }
 
 impl Model {
     /// Whether this is the root of a subvolume.
     #[must_use]
     pub fn is_subvolume(&self, file: FileId) -> bool {
-        self.state().nodes.get(&file.ino).is_some_and(|node| node.subvolume == file.ino)
+        self.state().is_subvolume(file)
     }
 
     /// Whether two files, which are there, are in one subvolume.
@@ -52,6 +55,7 @@ impl Subvolumes for Model {
         let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
         let root = state.make(place, Body::Directory(Directory::default()), kind, new)?;
         state.node_mut(root)?.subvolume = root.ino;
+        state.made.insert(root.ino, new.at);
         Ok(root)
     }
 
@@ -69,6 +73,7 @@ impl Subvolumes for Model {
         if is_read_only {
             state.read_only.insert(root.ino);
         }
+        state.made.insert(root.ino, at);
         state.add_entry(place, root, at)?;
         Ok(root)
     }
@@ -77,7 +82,7 @@ impl Subvolumes for Model {
         let mut state = self.state();
         state.require_writable(place.dir)?;
         let root = state.lookup(place.dir, place.name)?;
-        if state.node(root)?.subvolume != root.ino {
+        if !state.is_subvolume(root) {
             return posix(Errno::INVAL, root);
         }
         state.remove_entry(place, at)?;
@@ -95,6 +100,12 @@ impl Subvolumes for Model {
             state.read_only.remove(&root.ino);
         }
         Ok(())
+    }
+
+    fn made(&self, file: FileId) -> Result<Timestamp> {
+        let state = self.state();
+        let made = state.made.get(&state.node(file)?.subvolume);
+        Ok(made.copied().unwrap_or_default())
     }
 }
 

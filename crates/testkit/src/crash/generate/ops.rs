@@ -32,6 +32,7 @@ pub(super) fn ops() -> Vec<Candidate> {
     data(&mut all);
     copies(&mut all);
     attributes(&mut all);
+    subvolumes(&mut all);
     all
 }
 
@@ -62,7 +63,7 @@ fn names(all: &mut Vec<Candidate>) {
         all.push(add(Op::Unlink(own.clone()), opened, points(&[dir])));
         // A name of two: the file stays.
         let other = if path == "foo" { "A/foo" } else { "foo" };
-        let linked = vec![file, Need::Linked(path, other)];
+        let linked = vec![together(path, other), file, Need::Linked(path, other)];
         all.push(add(Op::Unlink(own), linked, points(&[other, dir])));
     }
     for path in ["A", "B", "A/C", "B/C"] {
@@ -86,20 +87,26 @@ fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
     FILES.into_iter().flat_map(others)
 }
 
+/// The directories of both are in one subvolume, so a file can have a name in each.
+fn together(one: &'static str, other: &'static str) -> Need {
+    Need::Together(split(one).0, split(other).0)
+}
+
 fn links(all: &mut Vec<Candidate>) {
     for (old, new) in pairs() {
         all.push(Candidate {
             op: Op::Link(old.to_owned(), new.to_owned()),
-            needs: vec![Need::File(old, LENGTHS[0]), Need::Absent(new)],
+            needs: vec![together(old, new), Need::File(old, LENGTHS[0]), Need::Absent(new)],
             points: points(&[old, split(new).0]),
         });
     }
 }
 
 fn renames(all: &mut Vec<Candidate>) {
-    let rename = |from: &str, to: &str, needs| {
+    let rename = |from, to, needs: Vec<Need>| {
         let dirs = [split(from).0, split(to).0];
         let op = Op::Rename(from.to_owned(), to.to_owned());
+        let needs = [vec![together(from, to)], needs].concat();
         Candidate { op, needs, points: points(&[to, dirs[0], dirs[1]]) }
     };
     for (from, to) in pairs() {
@@ -110,13 +117,16 @@ fn renames(all: &mut Vec<Candidate>) {
     let full = || vec![Need::Dir("A"), Need::File("A/foo", LENGTHS[0])];
     let with = |need| [full(), vec![need]].concat();
     all.push(rename("A", "B", with(Need::Absent("B"))));
-    all.push(rename("A", "B", with(Need::EmptyDir("B"))));
+    // A subvolume stays even if it is empty.
+    let plain = [vec![Need::Together("", "B")], with(Need::EmptyDir("B"))].concat();
+    all.push(rename("A", "B", plain));
     all.push(rename("A", "B/C", with(Need::Absent("B/C"))));
     all.push(rename("A/C", "B/C", vec![Need::Dir("A/C"), Need::Absent("B/C")]));
     all.push(rename("A/C", "C", vec![Need::Dir("A/C"), Need::Absent("C")]));
-    let exchange = |one: &str, other: &str, needs| {
+    let exchange = |one, other, needs: Vec<Need>| {
         let dirs = [split(one).0, split(other).0];
         let op = Op::Exchange(one.to_owned(), other.to_owned());
+        let needs = [vec![together(one, other)], needs].concat();
         Candidate { op, needs, points: points(&[one, other, dirs[0], dirs[1]]) }
     };
     for (one, other) in [("foo", "bar"), ("foo", "A/bar"), ("B/foo", "A/bar")] {
@@ -189,5 +199,60 @@ fn attributes(all: &mut Vec<Candidate>) {
         add(Op::SetXattr(path.to_owned(), "user.two".to_owned(), 3), has());
         add(Op::RemoveXattr(path.to_owned(), "user.one".to_owned()), has());
         add(Op::Chmod(path.to_owned(), 0o600), None);
+    }
+}
+
+/// The directories of the namespace are subvolumes here, and all that is done in them elsewhere is done to these too.
+fn subvolumes(all: &mut Vec<Candidate>) {
+    let full = |path, [long, short]: [&'static str; 2]| {
+        let files = [Need::File(long, LENGTHS[1]), Need::File(short, LENGTHS[0])];
+        [vec![Need::Subvolume(path)], files.to_vec()].concat()
+    };
+    let [a, b] = [full("A", ["A/foo", "A/bar"]), full("B", ["B/foo", "B/bar"])];
+    for path in ["A", "B", "A/C"] {
+        let (op, needs) = (Op::Subvolume(path.to_owned()), vec![Need::Absent(path)]);
+        all.push(Candidate { op, needs, points: points(&[path, split(path).0]) });
+    }
+    for (needs, source, to, is_read_only) in [
+        (&a, "A", "B", false),
+        (&b, "B", "A", false),
+        (&a, "A", "T", true),
+        (&a, "A", "B/T", false),
+        (&a, "A", "A/C", false),
+    ] {
+        let dir = split(to).0;
+        let more = [Need::NoneBelow(source), Need::Absent(to)];
+        let needs = [&needs[..], &more].concat();
+        let op = Op::Snapshot { source: source.to_owned(), to: to.to_owned(), is_read_only };
+        all.push(Candidate { op, needs, points: points(&[to, dir]) });
+    }
+    let opened = [&a[..], &[Need::Opened("A/foo")]].concat();
+    let snapshot = [&a[..], &[Need::NoneBelow("A"), Need::Snapshot("A", "B")]].concat();
+    for (path, needs) in [("A", a.clone()), ("A", opened), ("A", snapshot.clone()), ("B", snapshot)]
+    {
+        let needs = [needs, vec![Need::NoneBelow(path)]].concat();
+        let op = Op::DeleteSubvolume(path.to_owned());
+        all.push(Candidate { op, needs, points: points(&[split(path).0]) });
+    }
+    // Nothing in a subvolume says where it stands, so to sync it says nothing of that.
+    let with = |need| [&a[..], &[need]].concat();
+    let plain = [Need::Together("", "B"), Need::EmptyDir("B")];
+    for (to, needs) in [
+        ("B", with(Need::Absent("B"))),
+        ("B", [&plain[..], &a].concat()),
+        ("B/C", with(Need::Absent("B/C"))),
+    ] {
+        let op = Op::Rename("A".to_owned(), to.to_owned());
+        all.push(Candidate { op, needs, points: points(&[split(to).0, ""]) });
+    }
+    let apart = [Need::Together("", "B"), Need::Dir("B/C")];
+    for (other, needs) in [
+        ("B", [&a[..], &b].concat()),
+        ("B", with(Need::Dir("B"))),
+        ("B/C", [&apart[..], &a].concat()),
+        ("foo", with(Need::File("foo", LENGTHS[1]))),
+    ] {
+        let op = Op::Exchange("A".to_owned(), other.to_owned());
+        all.push(Candidate { op, needs, points: points(&[split(other).0, ""]) });
     }
 }

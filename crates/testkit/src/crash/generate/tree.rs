@@ -22,14 +22,37 @@ pub(super) enum Need {
     Xattr(&'static str, &'static str),
     /// The file is open.
     Opened(&'static str),
+    /// A subvolume that can be changed.
+    Subvolume(&'static str),
+    /// The second is a subvolume that was made as a snapshot of the first, or of what had its name.
+    Snapshot(&'static str, &'static str),
+    /// There is no subvolume below this directory.
+    NoneBelow(&'static str),
+    /// What is at these paths, or will be, is in one subvolume.
+    Together(&'static str, &'static str),
 }
 
 /// What stands at a path: directories, and files by a number that all names of one share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Is {
     Dir,
+    Subvolume { is_read_only: bool, is_snapshot: bool },
     Symlink,
     File(usize),
+}
+
+impl Is {
+    fn is_directory(self) -> bool {
+        matches!(self, Self::Dir | Self::Subvolume { .. })
+    }
+
+    fn is_read_only(self) -> bool {
+        matches!(self, Self::Subvolume { is_read_only: true, .. })
+    }
+}
+
+fn is_below(path: &str, dir: &str) -> bool {
+    dir.is_empty() || path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// What is there.
@@ -57,6 +80,14 @@ impl Tree {
                 self.paths.insert(path.clone(), Is::File(self.made));
             }
             Op::Mkdir(path) => drop(self.paths.insert(path.clone(), Is::Dir)),
+            Op::Subvolume(path) => {
+                let is = Is::Subvolume { is_read_only: false, is_snapshot: false };
+                self.paths.insert(path.clone(), is);
+            }
+            Op::Snapshot { source, to, is_read_only } => self.snapshot(source, to, *is_read_only),
+            Op::DeleteSubvolume(path) => {
+                self.paths.retain(|other, _| other != path && !is_below(other, path));
+            }
             Op::Symlink(path) => drop(self.paths.insert(path.clone(), Is::Symlink)),
             Op::Link(old, new) => drop(self.paths.insert(new.clone(), self.paths[old])),
             Op::Unlink(path) | Op::Rmdir(path) => drop(self.paths.remove(path)),
@@ -81,7 +112,7 @@ impl Tree {
 
     fn rename(&mut self, from: &str, to: &str) {
         let is = self.paths[from];
-        if is == Is::Dir {
+        if is.is_directory() {
             for child in self.children(from) {
                 self.rename(&child, &child.replacen(from, to, 1));
             }
@@ -91,6 +122,40 @@ impl Tree {
         }
         self.paths.remove(from);
         self.paths.insert(to.to_owned(), is);
+    }
+
+    /// What is below the source is below the snapshot too, and its files are others.
+    fn snapshot(&mut self, source: &str, to: &str, is_read_only: bool) {
+        let below = self.paths.range(source.to_owned()..);
+        let below: Vec<_> = below
+            .filter(|(path, _)| is_below(path, source))
+            .map(|(path, &is)| (path.replacen(source, to, 1), is))
+            .collect();
+        let mut copies = BTreeMap::new();
+        for (path, is) in below {
+            let is = match is {
+                Is::File(number) => Is::File(*copies.entry(number).or_insert_with(|| {
+                    self.made += 1;
+                    self.made
+                })),
+                is => is,
+            };
+            self.paths.insert(path, is);
+        }
+        self.paths.insert(to.to_owned(), Is::Subvolume { is_read_only, is_snapshot: true });
+    }
+
+    /// The subvolume that a path is in: its path, "" for the first one.
+    fn subvolume_of<'p>(&self, mut path: &'p str) -> &'p str {
+        while !path.is_empty() && !matches!(self.paths.get(path), Some(Is::Subvolume { .. })) {
+            path = split(path).0;
+        }
+        path
+    }
+
+    fn subvolumes_below(&self, dir: &str) -> Vec<String> {
+        let all = self.paths.iter().filter(|(_, is)| matches!(is, Is::Subvolume { .. }));
+        all.map(|(path, _)| path).filter(|path| is_below(path, dir)).cloned().collect()
     }
 
     fn children(&self, dir: &str) -> Vec<String> {
@@ -127,16 +192,54 @@ impl Tree {
                 self.act(Op::SetXattr(path.to_owned(), name.to_owned(), 20), ops);
             }
             Need::Opened(path) => self.act(Op::Open(path.to_owned()), ops),
+            Need::Subvolume(path) => self.subvolume(path, ops),
+            Need::Snapshot(source, to) => {
+                let is_snapshot = |is: &Is| matches!(is, Is::Subvolume { is_snapshot: true, .. });
+                if !self.paths.get(to).is_some_and(is_snapshot) {
+                    self.dir(split(to).0, ops);
+                    self.remove(to, ops);
+                    let (source, to) = (source.to_owned(), to.to_owned());
+                    self.act(Op::Snapshot { source, to, is_read_only: false }, ops);
+                }
+            }
+            Need::NoneBelow(dir) => {
+                // Those in others come behind them.
+                for path in self.subvolumes_below(dir).into_iter().rev() {
+                    self.act(Op::DeleteSubvolume(path), ops);
+                }
+            }
+            Need::Together(one, other) => {
+                for dir in [one, other] {
+                    // What the two have in common may be one.
+                    while self.subvolume_of(one) != self.subvolume_of(other)
+                        && let path = self.subvolume_of(dir).to_owned()
+                        && !path.is_empty()
+                    {
+                        self.remove(&path, ops);
+                        self.act(Op::Mkdir(path), ops);
+                    }
+                }
+            }
         }
     }
 
     fn dir(&mut self, path: &str, ops: &mut Vec<Op>) {
-        if path.is_empty() || self.paths.get(path) == Some(&Is::Dir) {
+        let is_directory = |is: &Is| is.is_directory() && !is.is_read_only();
+        if path.is_empty() || self.paths.get(path).is_some_and(is_directory) {
             return;
         }
         self.dir(split(path).0, ops);
         self.remove(path, ops);
         self.act(Op::Mkdir(path.to_owned()), ops);
+    }
+
+    fn subvolume(&mut self, path: &str, ops: &mut Vec<Op>) {
+        let is_subvolume = |is: &Is| matches!(is, Is::Subvolume { is_read_only: false, .. });
+        if !self.paths.get(path).is_some_and(is_subvolume) {
+            self.dir(split(path).0, ops);
+            self.remove(path, ops);
+            self.act(Op::Subvolume(path.to_owned()), ops);
+        }
     }
 
     fn file(&mut self, path: &str, len: usize, ops: &mut Vec<Op>) {
@@ -159,6 +262,12 @@ impl Tree {
                     self.remove(&child, ops);
                 }
                 self.act(Op::Rmdir(path.to_owned()), ops);
+            }
+            Some(Is::Subvolume { .. }) => {
+                for nested in self.subvolumes_below(path).into_iter().rev() {
+                    self.act(Op::DeleteSubvolume(nested), ops);
+                }
+                self.act(Op::DeleteSubvolume(path.to_owned()), ops);
             }
             Some(Is::File(_) | Is::Symlink) => self.act(Op::Unlink(path.to_owned()), ops),
         }

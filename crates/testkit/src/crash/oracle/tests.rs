@@ -3,7 +3,7 @@
 use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
 
 use super::{History, Whose};
-use crate::crash::picture::{Picture, ROOT};
+use crate::crash::picture::{Name, Picture, ROOT};
 use crate::crash::record::history;
 use crate::crash::workload::{Op, Step};
 use crate::model::Model;
@@ -40,7 +40,7 @@ fn rename(from: &str, to: &str) -> Step {
     Step::Do(Op::Rename(from.into(), to.into()))
 }
 
-fn name(name: &str) -> (u32, Vec<u8>) {
+fn name(name: &str) -> Name {
     (ROOT, name.as_bytes().to_vec())
 }
 
@@ -224,7 +224,7 @@ fn the_kernel_promises_less_of_names() {
     let fsync = |path: &str| Step::Fsync(path.into());
     let kernels = |steps: &[Step]| History { whose: Whose::Kernels, ..of(steps) };
     let in_dir = (1, b"a".to_vec());
-    let found = |history: &History, names: &[&(u32, Vec<u8>)]| {
+    let found = |history: &History, names: &[&Name]| {
         let mut found = history.pictures.last().expect("a moment").clone();
         found.names.retain(|_, id| *id != 2);
         found.names.extend(names.iter().map(|&name| (name.clone(), 2)));

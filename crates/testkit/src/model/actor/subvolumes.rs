@@ -103,15 +103,14 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Whether a move is one of those that are tried: a subvolume goes only to a free name, and only beside its like.
+    /// Whether a move is one of those that are tried: a subvolume goes only beside its like, whichever of the two names it has.
     pub(super) fn may_move(&self, from: (Pair, &[u8]), to: (Pair, &[u8])) -> bool {
-        let [moved, replaced] = [from, to].map(|(dir, name)| self.find(dir, name));
-        let is_subvolume = |file: Pair| self.model.is_subvolume(file.model);
-        if replaced.is_some_and(is_subvolume) {
-            return false;
-        }
-        let is_free =
-            || replaced.is_none() && self.model.are_in_one_subvolume(to.0.model, self.root.model);
-        moved.is_none_or(|moved| !is_subvolume(moved) || is_free())
+        let is_outer =
+            |(dir, _): (Pair, &[u8])| self.model.are_in_one_subvolume(dir.model, self.root.model);
+        let is_subvolume = |(dir, name): (Pair, &[u8])| {
+            self.find(dir, name).is_some_and(|file| self.model.is_subvolume(file.model))
+        };
+        let both = [from, to];
+        both.into_iter().all(is_outer) || !both.into_iter().any(is_subvolume)
     }
 }

@@ -1,0 +1,47 @@
+//! The calls of the engine for subvolumes, as the model has them.
+
+use offshoot_btrfs::{Filesystem, SubvolumeId};
+use offshoot_btrfs_format::TreeId;
+use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Result, Timestamp};
+
+pub(crate) struct Ours(pub(crate) Filesystem);
+
+impl Subvolumes for Ours {
+    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+        self.0.create_subvolume(place, new).map(root_of)
+    }
+
+    fn snapshot(
+        &self,
+        source: FileId,
+        place: Place<'_>,
+        is_read_only: bool,
+        at: Timestamp,
+    ) -> Result<FileId> {
+        self.0.snapshot(subvolume_of(source), place, is_read_only, at).map(root_of)
+    }
+
+    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        self.0.delete_subvolume(place, at)
+    }
+
+    fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
+        self.0.volume().set_read_only(subvolume_of(root), is_read_only)
+    }
+
+    fn made(&self, file: FileId) -> Result<Timestamp> {
+        if file.dev == self.0.root().dev {
+            return Ok(Timestamp::default());
+        }
+        self.0.volume().subvolume(subvolume_of(file)).map(|subvolume| subvolume.created)
+    }
+}
+
+fn subvolume_of(file: FileId) -> SubvolumeId {
+    TreeId(file.dev)
+}
+
+fn root_of(id: SubvolumeId) -> FileId {
+    FileId { dev: id.0, ino: 256 }
+}
