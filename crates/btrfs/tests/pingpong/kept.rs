@@ -1,9 +1,11 @@
-//! Files of every kind that the kernel makes, each changed by us in every way.
+//! Files of every kind that the kernel makes, each changed by us in every way, and by the kernel again.
 //!
 //! The kernel makes a file for each pair of a kind and a change, and a snapshot that shares all of them. We do the
-//! change, and then the one after it in the table; what the file must hold then is the model's to say. The snapshot
-//! has to stay as it is.
+//! change; what the file must hold then is the model's to say. Then the kernel does to it what made the next kind, and we
+//! the next change, for some rounds. In each both make a snapshot as well and delete one of the other's; those that stay have to stay as
+//! they are.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -12,12 +14,16 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
+use offshoot_testkit::model::subvolumes::Subvolumes;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystemMut, SetAttr, Timestamp};
-use rustix::fs::{FallocateFlags, IFlags, copy_file_range, fallocate, ioctl_setflags};
+use offshoot_vfs::{FileId, FileSystemMut, Place, SetAttr, Timestamp, XattrMode};
+use rustix::fs::{
+    FallocateFlags, IFlags, XattrFlags, copy_file_range, fallocate, fsetxattr, ioctl_setflags,
+};
 
 use crate::rounds::{assert_kernel_shows, assert_shows};
+use crate::subvolume_calls::Ours;
 use crate::volume::{Layout, Maker, open, open_read_only};
 
 /// A kind of file: its name, and how the kernel makes it.
@@ -29,7 +35,7 @@ type Change = (&'static str, fn(&dyn FileSystemMut, FileId, u64));
 const KIB: u64 = 1 << 10;
 
 /// Made when the volume is mounted to compress what is worth it, and to keep up to a sector inline.
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 19] = [
     ("empty", |_| {}),
     ("inline", |file| write(file, 0, &bytes(100))),
     ("inline_compressed", |file| write(file, 0, &text(3000))),
@@ -101,9 +107,16 @@ const KINDS: [Kind; 18] = [
         clone(file, 16 * KIB, 36 * KIB, 300 * KIB);
         clone(file, 130 * KIB, 0, 400 * KIB);
     }),
+    ("with_attributes", |file| {
+        write(file, 0, &bytes(6000));
+        let set = |name, value: &[u8]| fsetxattr(file, name, value, XattrFlags::empty());
+        set("user.short", b"of the kernel").expect("an attribute");
+        set("user.long", &bytes(1500)).expect("an attribute");
+        set("system.posix_acl_access", &access_list()).expect("a list");
+    }),
 ];
 
-const CHANGES: [Change; 14] = [
+const CHANGES: [Change; 15] = [
     ("first_byte", |fs, file, _| ours(fs, file, 0, 1)),
     ("within_the_first_sector", |fs, file, _| ours(fs, file, 600, 50)),
     ("within", |fs, file, _| ours(fs, file, 10_123, 5000)),
@@ -118,7 +131,25 @@ const CHANGES: [Change; 14] = [
     ("cut_to_a_sector", |fs, file, _| resize(fs, file, 4096)),
     ("cut_to_half", |fs, file, size| resize(fs, file, size / 2)),
     ("grow", |fs, file, _| resize(fs, file, 1024 * KIB + 3)),
+    ("attributes", |fs, file, _| {
+        let set = |name: &[u8], value: &[u8]| fs.set_xattr(file, name, value, XattrMode::Set, at());
+        set(b"user.short", &bytes(700)).expect("an attribute");
+        set(b"user.ours", b"ours").expect("an attribute");
+        let owner = SetAttr { uid: Some(1234), gid: Some(5), ..SetAttr::default() };
+        fs.set_attr(file, &owner, at()).expect("an owner");
+    }),
 ];
+
+/// A list that gives one user more than the others, as the kernel has it.
+fn access_list() -> Vec<u8> {
+    let entry = |tag: u16, may: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let none = u32::MAX;
+    let of_all = [(1, 6, none), (2, 7, 1000), (4, 4, none), (16, 7, none), (32, 4, none)];
+    let entries = of_all.map(|(tag, may, id)| entry(tag, may, id)).concat();
+    [&2u32.to_le_bytes()[..], &entries].concat()
+}
 
 fn bytes(len: usize) -> Vec<u8> {
     Random::new(len as u64).bytes(len)
@@ -163,43 +194,77 @@ fn pairs() -> impl Iterator<Item = (String, &'static Kind, usize)> {
     })
 }
 
+fn subvolume(words: &[&str], paths: &[&Path]) {
+    let words = ["-q", "subvolume"].iter().chain(words).map(OsStr::new);
+    run("btrfs", &words.chain(paths.iter().map(|path| path.as_os_str())).collect::<Vec<_>>());
+}
+
+/// The kernel makes all files, and a snapshot of them.
 fn make(path: &Path) {
-    let (live, snapshot) = (path.join("live"), path.join("snapshot"));
-    run("btrfs", &["subvolume".as_ref(), "create".as_ref(), live.as_os_str()]);
+    let live = path.join("live");
+    subvolume(&["create"], &[&live]);
     for (name, kind, _) in pairs() {
         (kind.1)(&File::create_new(live.join(name)).expect("a new file"));
     }
-    let words = ["subvolume".as_ref(), "snapshot".as_ref(), live.as_os_str(), snapshot.as_os_str()];
-    run("btrfs", &words);
+    subvolume(&["snapshot"], &[&live, &path.join("of-the-kernel")]);
 }
 
-/// Does to every file the change that is `step` behind its own.
-fn change(fs: &dyn FileSystemMut, step: usize) {
+/// Does to every file the change that is `round` behind its own; beside that a snapshot comes and one of the kernel's goes.
+fn change(fs: &dyn FileSystemMut, subvolumes: &dyn Subvolumes, round: usize) {
     let live = fs.lookup(fs.root(), b"live").expect("the subvolume");
     for (name, _, first) in pairs() {
         let file = fs.lookup(live, name.as_bytes()).expect("the kernel made it");
         let size = fs.attr(file).expect("its attributes").size;
-        (CHANGES[(first + step) % CHANGES.len()].1)(fs, file, size);
+        (CHANGES[(first + round) % CHANGES.len()].1)(fs, file, size);
+    }
+    let ours = format!("ours-{round}");
+    let place = |name| Place { dir: fs.root(), name };
+    subvolumes.snapshot(live, place(ours.as_bytes()), round == 1, at()).expect("a snapshot");
+    if let Some(before) = round.checked_sub(2) {
+        let theirs = format!("theirs-{before}");
+        subvolumes.delete_subvolume(place(theirs.as_bytes()), at()).expect("it is deleted");
     }
 }
 
-fn play(options: &'static str, maker: Maker, mount: &str) {
+/// The kernel does to every file what makes the kind that is behind its own by one more than `round`; beside that a snapshot comes and one of ours goes.
+fn change_by_kernel(path: &Path, round: usize) {
+    let (live, ours) = (path.join("live"), path.join(format!("ours-{round}")));
+    for (number, (name, ..)) in pairs().enumerate() {
+        let kind = &KINDS[(number / CHANGES.len() + round + 1) % KINDS.len()];
+        let file = File::options().read(true).write(true).open(live.join(&name));
+        (kind.1)(&file.expect("it is there"));
+    }
+    subvolume(&["snapshot"], &[&live, &path.join(format!("theirs-{round}"))]);
+    if round == 0 {
+        subvolume(&["delete"], &[&ours]);
+    }
+}
+
+/// What the kernel shows of the volume.
+fn shown(disks: &Disks) -> Model {
+    let mount = disks.mount("ro,noatime");
+    let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
+    Model::copy(&host).expect("the kernel shows its own volume")
+}
+
+fn play(devices: usize, options: &'static str, maker: Maker, mount: &str) {
+    const ROUNDS: usize = 3;
     let Some(judges) = judges::require() else { return };
-    let disks = Layout { devices: 1, mib: 512, options }.make(&judges, maker);
-    make(disks.mount(&format!("rw,noatime,{mount}")).path());
-    let model = {
-        let mount = disks.mount("ro,noatime");
-        let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
-        Model::copy(&host).expect("the kernel shows its own volume")
-    };
-    for step in 0..3 {
-        let fs = open(&disks, None);
-        change(&fs, step);
-        change(&model, step);
+    let disks = Layout { devices, mib: 512, options }.make(&judges, maker);
+    let mount = format!("rw,noatime,{mount}");
+    make(disks.mount(&mount).path());
+    for round in 0..ROUNDS {
+        let model = shown(&disks);
+        let fs = open(&disks, ["zstd:1", "lzo", "zlib"].get(round).copied().filter(|_| round > 0));
+        change(&fs, &Ours(fs.clone()), round);
+        change(&model, &model, round);
         assert_shows(&fs, &model);
         fs.sync().expect("a commit");
         drop(fs);
         verdict(&disks, &model);
+        change_by_kernel(disks.mount(&mount).path(), round);
+        disks.assert_checks();
+        assert_shows(&open_read_only(&disks), &shown(&disks));
     }
 }
 
@@ -211,27 +276,50 @@ fn verdict(disks: &Disks, model: &Model) {
 
 #[test]
 fn defaults() {
-    play("", Maker::Progs, "compress=zstd,max_inline=4095");
+    play(1, "", Maker::Progs, "compress=zstd,max_inline=4095");
 }
 
 #[test]
 fn block_group_tree_lzo() {
-    play("-O block-group-tree", Maker::Ours, "compress=lzo");
+    play(1, "-O block-group-tree", Maker::Ours, "compress=lzo");
 }
 
 #[test]
 fn explicit_holes_small_nodes() {
     let options = "-n 4096 -O ^block-group-tree,^no-holes";
-    play(options, Maker::Ours, "compress=zlib,max_inline=2000");
+    play(1, options, Maker::Ours, "compress=zlib,max_inline=2000");
 }
 
 #[test]
 fn old_references_mixed() {
     let options = "-n 4096 -d single -m single -O mixed-bg,^no-holes,^skinny-metadata,^extref";
-    play(options, Maker::Progs, "compress=zlib");
+    play(1, options, Maker::Progs, "compress=zlib");
 }
 
 #[test]
 fn without_checksums() {
-    play("", Maker::Ours, "nodatasum");
+    play(1, "", Maker::Ours, "nodatasum");
+}
+
+#[test]
+fn without_cow() {
+    play(1, "--csum xxhash", Maker::Progs, "nodatacow");
+}
+
+#[test]
+fn two_copies_all_compressed() {
+    play(1, "-d dup -m dup --csum sha256", Maker::Progs, "compress-force=zstd:3");
+}
+
+#[test]
+fn two_members_large_nodes() {
+    let options = "-d raid1 -m raid1 -n 65536 --csum blake2";
+    play(2, options, Maker::Progs, "compress-force=lzo,max_inline=0");
+}
+
+/// The kernel keeps free space in files, which ours does not trust, and leaves invalid.
+#[test]
+fn free_space_in_files() {
+    let options = "-O ^block-group-tree,^free-space-tree";
+    play(1, options, Maker::Progs, "space_cache=v1,compress=zstd");
 }

@@ -16,7 +16,7 @@
 //! | `volume` | how a row becomes a volume, by our `mkfs` or by `mkfs.btrfs` |
 //! | `rounds` | the rounds, and what has to hold between them |
 //! | `kernel` | what the kernel does |
-//! | `kept` | chosen files of the kernel, of every kind, changed by us in part |
+//! | `kept` | chosen files of the kernel, of every kind, changed in part by us and by the kernel in turns |
 //!
 //! `OFFSHOOT_SWEEP` is the number of rounds and plays every row with both makers; without it a
 //! sample of the rows is played, for two rounds. `OFFSHOOT_SEED` repeats a run.
@@ -25,4 +25,6 @@ mod kept;
 mod kernel;
 mod rounds;
 mod rows;
+#[path = "../shared/subvolume_calls.rs"]
+mod subvolume_calls;
 mod volume;
