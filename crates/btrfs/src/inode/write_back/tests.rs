@@ -5,13 +5,16 @@ use std::sync::Arc;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_testkit::random::Random;
+use offshoot_vfs::{
+    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
+};
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::{in_memory, in_memory_of};
 use crate::tree::with_item;
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::{Compress, Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
@@ -260,4 +263,55 @@ fn small_writes_one_after_the_other_are_promised_what_a_large_one_is() {
     }
     let small = promised(&volume) - large;
     assert!(small < 2 * large, "{small} bytes, and not {large}");
+}
+
+/// Writes a file that is compressed, with a fault at the write of data with this number, and stores it. Gives how that ended, how many writes of data there were,
+/// and what the file has when the volume is opened again: how long it is, and what is allocated for it.
+fn store_compressed(
+    base: &Arc<MemoryDevice>,
+    data: &[u8],
+    fault: Option<u64>,
+) -> (Result<()>, u64, (u64, u64)) {
+    let memory = Arc::new(MemoryDevice::over(base.clone()));
+    let device = Arc::new(FaultDevice::new(memory.clone()));
+    let compress = Some(Compress { method: "zstd:1".parse().expect("a method"), forced: true });
+    let options = OpenOptions { commit_interval: None, compress, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("the top level");
+    let file = create(&fs, "file");
+    fs.sync().expect("a commit");
+    fs.write(file, 0, data, AT).expect("there is room");
+    let before = device.count(Requests::Writes);
+    if let Some(number) = fault {
+        device.strike(Requests::Writes, before + number, Fault::Error);
+    }
+    let stored = super::sync_all(&volume);
+    let writes = device.count(Requests::Writes) - before;
+    let mut found = vec![0; data.len()];
+    assert_eq!(fs.read(file, 0, &mut found).expect("it reads"), data.len());
+    assert!(found == data, "other data behind a fault at write {fault:?}");
+    let synced = fs.sync();
+    let is_refused = synced.is_err_and(|error| error.errno() == Errno::ROFS);
+    assert_eq!(is_refused, stored.is_err(), "whether writing ended, {stored:?}");
+    drop((fs, volume));
+    let left = open(&memory, 64 << 20).1.attr(file).expect("its name was synced");
+    (stored, writes, (left.size, left.allocated_bytes))
+}
+
+/// Several extents are compressed and written beside each other. When a write of one fails, that is told and ends all writing; what is buffered can still be
+/// read, and of what was written nothing is there when the volume is opened again.
+#[test]
+fn compressed_data_whose_write_fails_is_told_and_not_there() {
+    const LEN: usize = 24 << 20;
+    let base = in_memory(NODE_SIZE);
+    let data = Random::new(5).text(LEN);
+    let (stored, writes, left) = store_compressed(&base, &data, None);
+    stored.expect("nothing fails");
+    assert_eq!(left, (LEN as u64, LEN as u64));
+    assert!(writes > 2, "{writes} writes of data");
+    for number in 0..writes {
+        let (stored, _, left) = store_compressed(&base, &data, Some(number));
+        assert!(matches!(stored, Err(Error::Io { .. })), "write {number} of {writes}: {stored:?}");
+        assert_eq!(left, (0, 0), "write {number} of {writes}");
+    }
 }
