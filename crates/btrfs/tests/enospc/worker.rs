@@ -11,7 +11,8 @@ use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, Timestamp,
+    Errno, Fallocate, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
+    Timestamp,
 };
 
 use crate::watch::Post;
@@ -42,6 +43,9 @@ pub(crate) fn actors_dir(number: u64) -> String {
 pub(crate) fn prefix(number: u64) -> String {
     format!("{number}-")
 }
+
+/// The size of a sector, in bytes.
+const SECTOR: u64 = 4096;
 
 /// What is written at once: a write of this size at a multiple of it is done or not.
 const PIECE: usize = 32 << 10;
@@ -205,11 +209,12 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) {
-        let is_done = match self.random.below(12) {
+        let is_done = match self.random.below(13) {
             0 => self.rename(),
             1 => self.link(),
             2 => self.overwrite(),
-            3 => {
+            3 => self.allocate(),
+            4 => {
                 self.remove(1);
                 Some(())
             }
@@ -279,6 +284,31 @@ impl<'a> Worker<'a> {
             self.change("write", |side| side.fs.write(side.find(name)?, offset, piece, AT))?;
         }
         Some(())
+    }
+
+    /// Allocates, frees, zeros or moves whole sectors of a file. What is no allocation is done to one: of more a refused call may have done some.
+    fn allocate(&mut self) -> Option<()> {
+        let Some(index) = self.some_index() else { return Some(()) };
+        let name = self.names[index].clone();
+        let keep_size = self.random.below(2) == 0;
+        let (what, most) = match self.random.below(6) {
+            0..3 => (Fallocate::Allocate { keep_size }, 32),
+            // The length comes after the zeros, and may be refused.
+            3 => (Fallocate::Zero { keep_size: true }, 1),
+            4 => (Fallocate::PunchHole, 1),
+            _ if keep_size => (Fallocate::Collapse, 1),
+            _ => (Fallocate::Insert, 1),
+        };
+        let [offset, len] = [self.random.below(16), 1 + self.random.below(most)];
+        let (offset, len) = (offset * SECTOR, len * SECTOR);
+        self.change("fallocate", |side| {
+            let file = side.find(&name)?;
+            let moves = matches!(what, Fallocate::Collapse | Fallocate::Insert);
+            if moves && side.fs.attr(file)?.size <= offset + len {
+                return Ok(());
+            }
+            side.fs.fallocate(file, what, offset, len, AT)
+        })
     }
 
     fn rename(&mut self) -> Option<()> {
