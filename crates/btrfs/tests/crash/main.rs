@@ -48,6 +48,18 @@ use judge::Outside;
 /// Workloads of two operations that a test run explores.
 const TWOS: usize = 250;
 
+/// How many more of each of [`KINDS`].
+const OF_A_KIND: usize = 12;
+
+/// Operations of which chance alone might leave one out.
+const KINDS: [fn(&Op) -> bool; 5] = [
+    |op| matches!(op, Op::Fallocate { .. }),
+    |op| matches!(op, Op::Copy(..)),
+    |op| matches!(op, Op::Subvolume(_)),
+    |op| matches!(op, Op::Snapshot { .. }),
+    |op| matches!(op, Op::DeleteSubvolume(_)),
+];
+
 fn plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
 }
@@ -90,7 +102,12 @@ fn one_operation() {
 #[test]
 fn two_operations() {
     let (seed, generator) = (seed(), Generator::default());
-    explore(&OURS, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed));
+    let of_kinds = (1..).zip(KINDS).flat_map(|(number, is_of_kind)| {
+        let does = move |step: &Step| matches!(step, Step::Do(op) if is_of_kind(op));
+        let all = some_twos(&generator, usize::MAX, seed + number);
+        all.filter(move |workload| workload.steps.iter().any(does)).take(OF_A_KIND)
+    });
+    explore(&OURS, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed).chain(of_kinds));
 }
 
 #[test]
@@ -213,8 +230,14 @@ fn assert_makes_room(workload: &Workload, devices: &Devices) {
 #[test]
 fn faults() {
     let (seed, generator) = (seed(), Generator::default());
-    for (shape, has_copies) in [(ONE, false), (ALL_TWICE, true), (SETS[0], true)] {
-        let inflicter = Inflicter { engine: &OURS, image: volume(seed, shape), has_copies };
+    for (engine, shape, has_copies) in [
+        (&OURS, ONE, false),
+        (&OURS, ALL_TWICE, true),
+        (&OURS, SETS[0], true),
+        (&PACKING, ONE, false),
+        (&PACKING, ALL_TWICE, true),
+    ] {
+        let inflicter = Inflicter { engine, image: volume(seed, shape), has_copies };
         let ones = (0..generator.ones()).step_by(30).map(|number| generator.one(number));
         let mut all = Inflicted::default();
         for workload in ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]) {

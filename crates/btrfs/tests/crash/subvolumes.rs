@@ -14,7 +14,8 @@ use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::{Devices, seed};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, Timestamp,
+    self as vfs, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
+    Timestamp,
 };
 
 use crate::accounts;
@@ -31,8 +32,10 @@ enum Op {
     Snapshot(&'static str, &'static str, bool),
     Delete(&'static str),
     Rename(&'static str, &'static str),
+    Exchange(&'static str, &'static str),
     SetReadOnly(&'static str),
     SetDefault(&'static str),
+    SetLabel(&'static str),
     File(&'static str),
     Unlink(&'static str),
     Rmdir(&'static str),
@@ -41,11 +44,12 @@ enum Op {
 }
 
 use Op::{
-    Create, Delete, Drop, File, Rename, Rmdir, SetDefault, SetReadOnly, Snapshot, Sync, Unlink,
+    Create, Delete, Drop, Exchange, File, Rename, Rmdir, SetDefault, SetLabel, SetReadOnly,
+    Snapshot, Sync, Unlink,
 };
 
 /// All operations, on the volume that [`set_up`] makes.
-const OPS: [Op; 18] = [
+const OPS: [Op; 22] = [
     Create("new"),
     Create("a/new"),
     Snapshot("a", "of-a", false),
@@ -56,8 +60,13 @@ const OPS: [Op; 18] = [
     Delete("c"),
     Delete("a/in"),
     Rename("b", "a/moved"),
+    // Onto the place of one that is elsewhere: itself.
+    Rename("a/in", "b/in"),
+    Exchange("a/in", "b"),
+    Exchange("a/in", "a/3"),
     SetReadOnly("a"),
     SetDefault("b"),
+    SetLabel("another"),
     File("a/file"),
     File("b/file"),
     Unlink("a/3"),
@@ -67,8 +76,16 @@ const OPS: [Op; 18] = [
 ];
 
 /// What one operation may make of another one.
-const IMPOSSIBLE: [Errno; 5] =
-    [Errno::NOENT, Errno::EXIST, Errno::NOTEMPTY, Errno::PERM, Errno::ROFS];
+const IMPOSSIBLE: [Errno; 8] = [
+    Errno::NOENT,
+    Errno::EXIST,
+    Errno::NOTEMPTY,
+    Errno::PERM,
+    Errno::ROFS,
+    Errno::XDEV,
+    Errno::INVAL,
+    Errno::ISDIR,
+];
 
 fn at(fs: &Filesystem, path: &str) -> Result<FileId> {
     let mut names = path.split('/').filter(|name| !name.is_empty());
@@ -94,8 +111,12 @@ impl Op {
             }
             Delete(path) => fs.delete_subvolume(split(path)?, AT),
             Rename(from, to) => fs.rename(split(from)?, split(to)?, AT),
+            Exchange(one, other) => {
+                fs.rename_with(split(one)?, split(other)?, vfs::Rename::Exchange, AT)
+            }
             SetReadOnly(path) => fs.volume().set_read_only(id(path)?, true),
             SetDefault(path) => fs.volume().set_default_subvolume(id(path)?),
+            SetLabel(label) => fs.volume().set_label(label.as_bytes()),
             File(path) => fs.create(split(path)?, &NEW).map(drop),
             Unlink(path) => fs.unlink(split(path)?, AT),
             Rmdir(path) => fs.rmdir(split(path)?, AT),
@@ -129,7 +150,8 @@ fn set_up(fs: &Filesystem) -> Result<()> {
 
 /// Everything that the volume shows, a line each.
 fn picture(fs: &Filesystem) -> Result<String> {
-    let mut lines = format!("default {}\n", fs.volume().default_subvolume()?);
+    let (volume, label) = (fs.volume(), fs.volume().label());
+    let mut lines = format!("label {label:?}, default {}\n", volume.default_subvolume()?);
     for subvolume in fs.volume().subvolumes() {
         let subvolume = subvolume?;
         let path = subvolume.path?;
