@@ -338,7 +338,5 @@ pub(crate) fn xattr(volume: &Engine, file: FileId, name: &[u8]) -> Result<Vec<u8
     let value = with_item(volume, tree_of(volume, file)?, key, |data| {
         Ok(entry_called(data, name)?.map(|entry| entry.data.to_vec()))
     })?;
-    value.flatten().ok_or_else(|| {
-        Error::posix(Errno::NODATA, format!("xattr `{}` of {file}", name.escape_ascii()))
-    })
+    value.flatten().ok_or_else(|| xattr::missing(file, name))
 }

@@ -103,7 +103,8 @@ pub trait FileSystem: Send + Sync {
     /// The target of a symbolic link.
     fn read_link(&self, file: FileId) -> Result<Vec<u8>>;
 
-    /// The value of one extended attribute, `ENODATA` when there is none.
+    /// The value of one extended attribute, `ENODATA` when there is none; `EOPNOTSUPP` and `EINVAL` where there can be none of that
+    /// name.
     fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>>;
 
     /// Calls `visit` with name and value of every extended attribute, in no particular

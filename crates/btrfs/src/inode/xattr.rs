@@ -43,9 +43,31 @@ fn show(name: &[u8], file: FileId) -> String {
     format!("xattr `{}` of {file}", name.escape_ascii())
 }
 
+/// Why there is no attribute called `name`: nobody set it, or nobody can.
+pub(super) fn missing(file: FileId, name: &[u8]) -> Error {
+    let none = || Error::posix(Errno::NODATA, show(name, file));
+    if name.starts_with(b"btrfs.") {
+        return none();
+    }
+    require_namespace(file, name).err().unwrap_or_else(none)
+}
+
+/// Refuses names that belong to nobody who stores them.
+fn require_namespace(file: FileId, name: &[u8]) -> Result<()> {
+    const NAMESPACES: [&[u8]; 3] = [b"security.", b"trusted.", b"user."];
+    let refuse = |errno| Err(Error::posix(errno, show(name, file)));
+    if matches!(name, ACCESS | DEFAULT) {
+        return Ok(());
+    }
+    match NAMESPACES.iter().find(|namespace| name.starts_with(namespace)) {
+        Some(namespace) if namespace.len() == name.len() => refuse(Errno::INVAL),
+        Some(_) => Ok(()),
+        None => refuse(Errno::OPNOTSUPP),
+    }
+}
+
 /// Refuses names that are stored nowhere, and values that no system call takes.
 fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
-    const NAMESPACES: [&[u8]; 3] = [b"security.", b"trusted.", b"user."];
     let refuse = |errno| Err(Error::posix(errno, show(name, file)));
     if name.is_empty() || name.len() > NAME_MAX {
         return refuse(Errno::RANGE);
@@ -63,11 +85,7 @@ fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
         let is_known = name == PROPERTY && flags_of_property(value).is_some();
         return if is_known { Ok(()) } else { refuse(Errno::INVAL) };
     }
-    match NAMESPACES.iter().find(|namespace| name.starts_with(namespace)) {
-        Some(namespace) if namespace.len() == name.len() => refuse(Errno::INVAL),
-        Some(_) => Ok(()),
-        None => refuse(Errno::OPNOTSUPP),
-    }
+    require_namespace(file, name)
 }
 
 fn is_plain(item: &InodeItem) -> Result<bool> {
@@ -158,6 +176,10 @@ pub(super) fn replace(
     let all = changes.get(key)?.unwrap_or_default().to_vec();
     let mut all = without(&all, name)?.unwrap_or(all);
     if let Some(value) = value {
+        // Before it is put together: a length has 16 bits, and a leaf is no longer than that.
+        if !changes.fits(all.len() + value.len()) {
+            return Err(Error::posix(Errno::NOSPC, show(name, file)));
+        }
         let new = encode(changes.generation().0, name, value);
         if !changes.fits(all.len() + new.len()) {
             return Err(Error::posix(Errno::NOSPC, show(name, file)));

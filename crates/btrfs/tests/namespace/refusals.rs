@@ -61,6 +61,11 @@ fn what_posix_refuses() {
     refused(fs.set_xattr(link, b"user.x", b"", XattrMode::Set, AT), Errno::PERM);
     refused(fs.set_xattr(file, b"other.x", b"", XattrMode::Set, AT), Errno::OPNOTSUPP);
     refused(fs.remove_xattr(file, b"user.x", AT), Errno::NODATA);
+    for (name, errno) in
+        [("user.x", Errno::NODATA), ("other.x", Errno::OPNOTSUPP), ("user.", Errno::INVAL)]
+    {
+        refused(fs.xattr(file, name.as_bytes()).map(drop), errno);
+    }
     refused(fs.release(file), Errno::BADF);
 
     fs.create(place(nested, "inside"), &NEW).expect("the other subvolume can be changed");
