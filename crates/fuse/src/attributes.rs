@@ -1,0 +1,136 @@
+//! Attributes of files, as the protocol has them.
+
+use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
+
+use crate::nodes::number;
+use crate::options::Owner;
+use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
+
+/// How long the kernel may believe what it is told, in seconds. Nobody but the kernel changes what is mounted, so that is as long as it likes.
+const FOREVER_SECS: u64 = 365 * 24 * 3600;
+
+/// How long it may believe what changes by itself: the space of a file is a guess until what was written is stored.
+const GUESS_SECS: u64 = 1;
+
+/// When what was written is stored at the latest, in seconds, but for who asks to wait longer.
+const STORED_SECS: i64 = 60;
+
+/// How long the kernel may believe these attributes, in seconds.
+fn lifetime(attr: &Attr) -> u64 {
+    let is_stored = Timestamp::now().secs.saturating_sub(attr.ctime.secs) > STORED_SECS;
+    if is_stored || attr.file_type != FileType::Regular { FOREVER_SECS } else { GUESS_SECS }
+}
+
+/// The unit in which programs should write, in bytes.
+const BLOCK_BYTES: u32 = 4096;
+
+/// What `STATX` knows: the basic attributes and the birth.
+const STATX_MASK: u32 = 0x0fff;
+
+/// A device number as the protocol has it.
+fn device_number((major, minor): (u32, u32)) -> u32 {
+    minor & 0xff | major << 8 | (minor & !0xff) << 12
+}
+
+/// The device of such a number.
+pub(crate) fn device_of(number: u32) -> (u32, u32) {
+    (number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xf_ff00)
+}
+
+/// The attributes of a file, whoever it is shown to belong to.
+pub(crate) fn attributes(attr: &Attr, owner: Owner) -> Attributes {
+    Attributes {
+        ino: number(attr.file),
+        size: attr.size,
+        blocks: attr.allocated_bytes.div_ceil(512),
+        atime: attr.atime.secs.cast_unsigned(),
+        mtime: attr.mtime.secs.cast_unsigned(),
+        ctime: attr.ctime.secs.cast_unsigned(),
+        atimensec: attr.atime.nanos,
+        mtimensec: attr.mtime.nanos,
+        ctimensec: attr.ctime.nanos,
+        mode: attr.mode(),
+        nlink: attr.nlink,
+        uid: owner.uid.unwrap_or(attr.uid),
+        gid: owner.gid.unwrap_or(attr.gid),
+        rdev: device_number(attr.rdev),
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+/// What `GETATTR` and `SETATTR` are answered with.
+pub(crate) fn attr_out(attr: &Attr, owner: Owner) -> AttrOut {
+    AttrOut { attr_valid: lifetime(attr), attr: attributes(attr, owner), ..AttrOut::default() }
+}
+
+/// A name that leads to `node`.
+pub(crate) fn entry_out(node: u64, attr: &Attr, owner: Owner) -> EntryOut {
+    EntryOut {
+        nodeid: node,
+        entry_valid: FOREVER_SECS,
+        attr_valid: lifetime(attr),
+        attr: attributes(attr, owner),
+        ..EntryOut::default()
+    }
+}
+
+/// A name that leads to nothing, which the kernel may remember too.
+pub(crate) fn no_entry() -> EntryOut {
+    EntryOut { entry_valid: FOREVER_SECS, ..EntryOut::default() }
+}
+
+fn statx_time(time: Timestamp) -> StatxTime {
+    StatxTime { tv_sec: time.secs, tv_nsec: time.nanos, reserved: 0 }
+}
+
+/// What `STATX` is answered with.
+pub(crate) fn statx_out(attr: &Attr, owner: Owner) -> StatxOut {
+    let plain = attributes(attr, owner);
+    StatxOut {
+        attr_valid: lifetime(attr),
+        mask: STATX_MASK,
+        blksize: plain.blksize,
+        nlink: plain.nlink,
+        uid: plain.uid,
+        gid: plain.gid,
+        mode: u16::try_from(plain.mode).expect("types and permissions are 16 bits"),
+        ino: plain.ino,
+        size: plain.size,
+        blocks: plain.blocks,
+        atime: statx_time(attr.atime),
+        btime: statx_time(attr.btime),
+        ctime: statx_time(attr.ctime),
+        mtime: statx_time(attr.mtime),
+        rdev_major: attr.rdev.0,
+        rdev_minor: attr.rdev.1,
+        ..StatxOut::default()
+    }
+}
+
+/// What `STATFS` is answered with.
+pub(crate) fn statfs_out(sizes: &StatFs) -> StatfsOut {
+    let unit = u64::from(sizes.block_size.max(1));
+    StatfsOut {
+        blocks: sizes.total_bytes / unit,
+        bfree: sizes.total_bytes.saturating_sub(sizes.used_bytes) / unit,
+        bavail: sizes.available_bytes / unit,
+        bsize: sizes.block_size,
+        frsize: sizes.block_size,
+        namelen: u32::try_from(offshoot_vfs::NAME_MAX).expect("a short name"),
+        ..StatfsOut::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_go_there_and_back() {
+        for device in [(0, 0), (1, 3), (0xfff, 0xf_ffff), (8, 256), (259, 0x1_0001)] {
+            assert_eq!(device_of(device_number(device)), device);
+        }
+        assert_eq!(device_number((8, 1)), 0x801);
+    }
+}

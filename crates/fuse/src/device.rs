@@ -1,0 +1,102 @@
+//! Requests and answers over `/dev/fuse`: a read takes one request, a write sends one answer.
+//!
+//! A request stays with the open file that it was read from, with its lock and its lists. Threads that share one would wait for each other there, so every thread
+//! opens the device once more and has that opening joined to the mount, with a request that the standard library does not know. That is what is unsafe
+//! here: the kernel reads one number through the pointer that it is given. Where the device cannot be opened a second time, threads share it.
+
+#![expect(unsafe_code, reason = "one ioctl, as the essay says")]
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+use zerocopy::IntoBytes;
+
+use crate::dispatch::{Answer, Dispatcher, MAX_BYTES};
+use crate::output::Output;
+use crate::request::Request;
+use crate::transport::Channel;
+use crate::wire::OutHeader;
+
+/// Headers and fixed parts beside the most data, and then some.
+const HEAD_BYTES: usize = 4096;
+
+/// `FUSE_DEV_IOC_CLONE`.
+const CLONE: Opcode = opcode::read::<u32>(229, 0);
+
+/// Opens the device. It belongs to no mount yet.
+pub(crate) fn open() -> Result<OwnedFd, Errno> {
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// One more way to the mount of `device`.
+pub(crate) fn join(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let joined = open().and_then(|new| {
+        let number = u32::try_from(device.as_raw_fd()).expect("descriptors are not negative");
+        // SAFETY: the request takes a pointer to a `u32`, which `Setter` gives it, and keeps nothing of it.
+        unsafe { ioctl(&new, Setter::<CLONE, u32>::new(number)) }.map(|()| new)
+    });
+    match joined {
+        Ok(joined) => Ok(joined),
+        Err(_) => device.try_clone_to_owned(),
+    }
+}
+
+/// A thread's way to `/dev/fuse`.
+pub(crate) struct DeviceChannel {
+    device: OwnedFd,
+    /// The request that was taken last, in the first `len` bytes.
+    request: Box<[u8]>,
+    len: usize,
+    answer: Box<[u8]>,
+}
+
+impl DeviceChannel {
+    /// The way through `device`.
+    pub(crate) fn new(device: OwnedFd) -> Self {
+        let bytes = HEAD_BYTES + usize::try_from(MAX_BYTES).expect("1 MiB");
+        let buffer = || vec![0; bytes].into_boxed_slice();
+        Self { device, request: buffer(), len: 0, answer: buffer() }
+    }
+}
+
+impl Channel for DeviceChannel {
+    fn receive(&mut self) -> io::Result<bool> {
+        loop {
+            match rustix::io::read(&self.device, &mut *self.request) {
+                Ok(len) => {
+                    self.len = len;
+                    return Ok(true);
+                }
+                Err(Errno::NODEV) => return Ok(false),
+                // Whoever asked has given up meanwhile, or a signal came.
+                Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
+        let Ok(request) = Request::decode(&self.request[..self.len]) else {
+            let what = format!("{} bytes from /dev/fuse are no request", self.len);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        };
+        let mut out = Output::new(&mut self.answer);
+        let answer = dispatcher.answer(&request, &mut out);
+        let (error, body) = match answer {
+            Answer::Sent => (0, out.bytes()),
+            Answer::Failed(errno) => (-errno.raw_os_error(), &[][..]),
+            Answer::Silence => return Ok(answer),
+        };
+        let len = u32::try_from(size_of::<OutHeader>() + body.len()).expect("little over 1 MiB");
+        let header = OutHeader { len, error, unique: request.header.unique };
+        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
+        match rustix::io::writev(&self.device, &parts) {
+            // Whoever asked has given up meanwhile, or the mount is gone, which the next read says.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(answer),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

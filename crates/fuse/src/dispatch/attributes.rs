@@ -1,0 +1,225 @@
+//! Attributes, extended attributes and flags of files.
+
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{
+    Attr, Errno, Error, FileFlags, FileId, FileType, Result, SetAttr, Timestamp, XattrMode,
+};
+use rustix::fs::XattrFlags;
+
+use super::Context;
+use crate::attributes::{attr_out, attributes, statx_out};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::wire::{
+    FsXattr, GetxattrIn, GetxattrOut, IoctlIn, IoctlOut, SETXATTR_ACL_KILL_SGID, SetattrIn,
+    SetattrValid, SetxattrIn, SetxattrOldIn,
+};
+
+/// The most that LISTXATTR gives: what the system call takes.
+const LIST_MAX: usize = 65_536;
+
+/// The requests of `chattr` and `lsattr`.
+const GETFLAGS: u32 = 0x8008_6601;
+const SETFLAGS: u32 = 0x4008_6602;
+/// The flags in another form, in which the kernel asks for them before it has them set.
+const FSGETXATTR: u32 = 0x801c_581f;
+
+/// The permissions without the set-id bits that go when somebody writes to the file or its owner changes: the set-group-id
+/// bit only where the group may execute it.
+fn without_set_id(attr: &Attr) -> u32 {
+    const SUID: u32 = 0o4000;
+    const SGID: u32 = 0o2000;
+    const GROUP_EXECUTES: u32 = 0o010;
+    let is_executed_by_group = attr.permissions & GROUP_EXECUTES != 0;
+    attr.permissions & !(SUID | if is_executed_by_group { SGID } else { 0 })
+}
+
+fn time(secs: u64, nanos: u32) -> Timestamp {
+    Timestamp { secs: secs.cast_signed(), nanos }
+}
+
+impl Context<'_> {
+    pub(super) fn getattr(&self, out: &mut Output<'_>) -> Result<()> {
+        out.put(&attr_out(&self.attr()?, self.to.options.owner))
+    }
+
+    pub(super) fn statx(&self, out: &mut Output<'_>) -> Result<()> {
+        out.put(&statx_out(&self.attr()?, self.to.options.owner))
+    }
+
+    pub(super) fn setattr(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let wanted: SetattrIn = arguments.take()?;
+        let valid = SetattrValid::from_bits_truncate(wanted.valid);
+        let file = self.file()?;
+        let now = Timestamp::now();
+        let has = |flag| valid.contains(flag);
+        let time_of = |now_flag, flag, at| has(now_flag).then_some(now).or(has(flag).then_some(at));
+        let atime = time(wanted.atime, wanted.atimensec);
+        let mtime = time(wanted.mtime, wanted.mtimensec);
+        let mut set = SetAttr {
+            permissions: has(SetattrValid::MODE).then_some(wanted.mode & 0o7777),
+            uid: has(SetattrValid::UID).then_some(wanted.uid),
+            gid: has(SetattrValid::GID).then_some(wanted.gid),
+            size: has(SetattrValid::SIZE).then_some(wanted.size),
+            atime: time_of(SetattrValid::ATIME_NOW, SetattrValid::ATIME, atime),
+            mtime: time_of(SetattrValid::MTIME_NOW, SetattrValid::MTIME, mtime),
+        };
+        self.apply_rules(file, valid, &mut set)?;
+        let is_dated = has(SetattrValid::CTIME);
+        let at = if is_dated { time(wanted.ctime, wanted.ctimensec) } else { now };
+        if set != SetAttr::default() || is_dated {
+            self.fs().set_attr(file, &set, at)?;
+        }
+        self.getattr(out)
+    }
+
+    /// What else changes, and what may not.
+    fn apply_rules(&self, file: FileId, valid: SetattrValid, set: &mut SetAttr) -> Result<()> {
+        let owner = self.to.options.owner;
+        let is_owned = set.uid.is_some() || set.gid.is_some();
+        let kills = is_owned || valid.contains(SetattrValid::KILL_SUIDGID);
+        if !kills {
+            return Ok(());
+        }
+        let attr = self.fs().attr(file)?;
+        let shown = attributes(&attr, owner);
+        let is_kept = |one: Option<u32>, fixed: Option<u32>, shown: u32| {
+            fixed.is_none() || one.is_none_or(|one| one == shown)
+        };
+        if !is_kept(set.uid, owner.uid, shown.uid) || !is_kept(set.gid, owner.gid, shown.gid) {
+            return Err(Error::posix(Errno::PERM, format!("another owner of {file}")));
+        }
+        // What is only shown is not stored.
+        set.uid = set.uid.filter(|_| owner.uid.is_none());
+        set.gid = set.gid.filter(|_| owner.gid.is_none());
+        let rest = without_set_id(&attr);
+        if attr.file_type != FileType::Directory && rest != attr.permissions {
+            set.permissions = set.permissions.or(Some(rest));
+        }
+        Ok(())
+    }
+
+    /// Takes the set-id bits from `file`, to which somebody writes.
+    pub(super) fn kill_set_id(&self, file: FileId) -> Result<()> {
+        let attr = self.fs().attr(file)?;
+        let rest = without_set_id(&attr);
+        if rest == attr.permissions {
+            return Ok(());
+        }
+        let set = SetAttr { permissions: Some(rest), ..SetAttr::default() };
+        self.fs().set_attr(file, &set, Timestamp::now())
+    }
+
+    pub(super) fn setxattr(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let (size, flags, extra) = if self.to.has_setxattr_ext() {
+            let set: SetxattrIn = arguments.take()?;
+            (set.size, set.flags, set.setxattr_flags)
+        } else {
+            let set: SetxattrOldIn = arguments.take()?;
+            (set.size, set.flags, 0)
+        };
+        let name = arguments.text()?;
+        let value = arguments.data(size)?;
+        let flags = XattrFlags::from_bits_retain(flags);
+        let mode = if flags.is_empty() {
+            XattrMode::Set
+        } else if flags == XattrFlags::CREATE {
+            XattrMode::Create
+        } else if flags == XattrFlags::REPLACE {
+            XattrMode::Replace
+        } else {
+            return Err(Error::posix(Errno::INVAL, format!("an attribute with {flags:?}")));
+        };
+        let file = self.file()?;
+        let now = Timestamp::now();
+        self.fs().set_xattr(file, name, value, mode, now)?;
+        if extra & SETXATTR_ACL_KILL_SGID != 0 {
+            let permissions = Some(self.fs().attr(file)?.permissions & !0o2000);
+            self.fs().set_attr(file, &SetAttr { permissions, ..SetAttr::default() }, now)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn removexattr(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        self.fs().remove_xattr(self.file()?, arguments.text()?, Timestamp::now())
+    }
+
+    pub(super) fn getxattr(
+        &self,
+        mut arguments: Arguments<'_>,
+        out: &mut Output<'_>,
+    ) -> Result<()> {
+        let get: GetxattrIn = arguments.take()?;
+        let value = self.fs().xattr(self.file()?, arguments.text()?)?;
+        put_sized(&value, get.size, out)
+    }
+
+    pub(super) fn listxattr(
+        &self,
+        mut arguments: Arguments<'_>,
+        out: &mut Output<'_>,
+    ) -> Result<()> {
+        let list: GetxattrIn = arguments.take()?;
+        let mut names = Vec::new();
+        self.fs().xattrs(self.file()?, &mut |name, _| {
+            // As the kernel shows them: those are for the administrator alone.
+            if self.uid == 0 || !name.starts_with(b"trusted.") {
+                names.extend_from_slice(name);
+                names.push(0);
+            }
+            if names.len() > LIST_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        if names.len() > LIST_MAX {
+            return Err(Error::posix(Errno::TOOBIG, "the names of the extended attributes"));
+        }
+        put_sized(&names, list.size, out)
+    }
+
+    /// `chattr` and `lsattr`; no other request of this kind is known.
+    pub(super) fn ioctl(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let ioctl: IoctlIn = arguments.take()?;
+        let file = self.file()?;
+        match ioctl.cmd {
+            GETFLAGS => {
+                let flags = self.fs().flags(file)?.bits();
+                out.put(&IoctlOut::default())?;
+                out.put(&flags)
+            }
+            FSGETXATTR => {
+                out.put(&IoctlOut::default())?;
+                out.put(&FsXattr { xflags: xflags(self.fs().flags(file)?), ..FsXattr::default() })
+            }
+            SETFLAGS => {
+                let flags = FileFlags::from_bits_retain(arguments.take::<u32>()?);
+                self.fs().set_flags(file, flags, Timestamp::now())?;
+                out.put(&IoctlOut::default())
+            }
+            other => Err(Error::posix(Errno::NOTTY, format!("ioctl {other:#x}"))),
+        }
+    }
+}
+
+/// The flags as `FSGETXATTR` has them.
+fn xflags(flags: FileFlags) -> u32 {
+    let bits = [
+        (FileFlags::IMMUTABLE, 0x08),
+        (FileFlags::APPEND, 0x10),
+        (FileFlags::SYNC, 0x20),
+        (FileFlags::NOATIME, 0x40),
+        (FileFlags::NODUMP, 0x80),
+    ];
+    bits.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum()
+}
+
+/// Answers with `value`, or with its length where no room was offered for it.
+fn put_sized(value: &[u8], size: u32, out: &mut Output<'_>) -> Result<()> {
+    let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
+    if size == 0 {
+        return out.put(&GetxattrOut { size: len, padding: 0 });
+    }
+    if len > size {
+        return Err(Error::posix(Errno::RANGE, format!("a value of {len} bytes")));
+    }
+    out.put_bytes(value)
+}

@@ -1,0 +1,124 @@
+//! Open files, and what is in them.
+
+use offshoot_vfs::{Errno, Error, Fallocate, FileId, Position, Result, SetAttr, Timestamp};
+use rustix::fs::{FallocateFlags, OFlags};
+
+use super::Context;
+use super::session::MAX_BYTES;
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::wire::{
+    CopyFileRangeIn, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PARALLEL_DIRECT_WRITES, FallocateIn,
+    LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn,
+    WriteOut,
+};
+
+/// Where LSEEK looks for data.
+const SEEK_DATA: u32 = 3;
+/// Where LSEEK looks for a hole.
+const SEEK_HOLE: u32 = 4;
+
+/// What every open file is. All that the kernel has cached stays true, nothing happens when it is closed, and there is nothing to
+/// remember: the node says which file it is.
+pub(super) fn open_out() -> OpenOut {
+    let open_flags = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH | FOPEN_PARALLEL_DIRECT_WRITES;
+    OpenOut { open_flags, ..OpenOut::default() }
+}
+
+fn mode_of(flags: u32) -> Option<Fallocate> {
+    let flags = FallocateFlags::from_bits_retain(flags);
+    let (keep, rest) =
+        (flags.contains(FallocateFlags::KEEP_SIZE), flags - FallocateFlags::KEEP_SIZE);
+    Some(match rest {
+        rest if rest.is_empty() => Fallocate::Allocate { keep_size: keep },
+        FallocateFlags::ZERO_RANGE => Fallocate::Zero { keep_size: keep },
+        FallocateFlags::PUNCH_HOLE if keep => Fallocate::PunchHole,
+        FallocateFlags::COLLAPSE_RANGE if !keep => Fallocate::Collapse,
+        FallocateFlags::INSERT_RANGE if !keep => Fallocate::Insert,
+        _ => return None,
+    })
+}
+
+impl Context<'_> {
+    pub(super) fn open(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let open: OpenIn = arguments.take()?;
+        let flags = OFlags::from_bits_retain(open.flags);
+        let file = self.file()?;
+        if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
+            self.require_writable(file, flags.contains(OFlags::APPEND))?;
+        }
+        if open.open_flags & OPEN_KILL_SUIDGID != 0 {
+            self.kill_set_id(file)?;
+        }
+        if flags.contains(OFlags::TRUNC) {
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            self.fs().set_attr(file, &set, Timestamp::now())?;
+        }
+        out.put(&open_out())
+    }
+
+    /// What could not be written at all is not opened for it: a write of nothing, where the file does not end unless it is appended to, says so.
+    fn require_writable(&self, file: FileId, appends: bool) -> Result<()> {
+        let size = self.fs().attr(file)?.size;
+        let offset = if appends { size } else { size.saturating_add(1) };
+        self.fs().write(file, offset, &[], Timestamp::now())
+    }
+
+    pub(super) fn read(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let read: ReadIn = arguments.take()?;
+        let file = self.file()?;
+        let len = usize::try_from(read.size.min(MAX_BYTES)).expect("1 MiB");
+        out.fill(len, |space| self.fs().read(file, read.offset, space))
+    }
+
+    pub(super) fn write(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let write: WriteIn = arguments.take()?;
+        let data = arguments.data(write.size)?;
+        let file = self.file()?;
+        if write.write_flags & WRITE_KILL_SUIDGID != 0 {
+            self.kill_set_id(file)?;
+        }
+        let now = Timestamp::now();
+        if OFlags::from_bits_retain(write.flags).contains(OFlags::DIRECT) {
+            self.fs().write_direct(file, write.offset, data, now)?;
+        } else {
+            self.fs().write(file, write.offset, data, now)?;
+        }
+        out.put(&WriteOut { size: write.size, padding: 0 })
+    }
+
+    pub(super) fn lseek(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let seek: LseekIn = arguments.take()?;
+        let file = self.file()?;
+        let offset = match seek.whence {
+            SEEK_DATA => self.fs().seek_data(file, seek.offset)?,
+            SEEK_HOLE => self.fs().seek_hole(file, seek.offset)?,
+            other => return Err(Error::posix(Errno::INVAL, format!("seeking by {other}"))),
+        };
+        out.put(&LseekOut { offset })
+    }
+
+    pub(super) fn fallocate(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let wanted: FallocateIn = arguments.take()?;
+        let what = mode_of(wanted.mode).ok_or_else(|| {
+            Error::posix(Errno::OPNOTSUPP, format!("fallocate with {:#x}", wanted.mode))
+        })?;
+        let file = self.file()?;
+        self.fs().fallocate(file, what, wanted.offset, wanted.length, Timestamp::now())
+    }
+
+    pub(super) fn copy_file_range(
+        &self,
+        mut arguments: Arguments<'_>,
+        out: &mut Output<'_>,
+    ) -> Result<()> {
+        /// What the answer can count, in whole blocks of any size.
+        const MOST: u64 = 1 << 31;
+        let copy: CopyFileRangeIn = arguments.take()?;
+        let from = Position { file: self.file()?, offset: copy.off_in };
+        let to = Position { file: self.to.nodes.file(copy.nodeid_out)?, offset: copy.off_out };
+        let copied = self.fs().copy_range(from, to, copy.len.min(MOST), Timestamp::now())?;
+        let size = u32::try_from(copied).expect("no more than was asked for");
+        out.put(&WriteOut { size, padding: 0 })
+    }
+}

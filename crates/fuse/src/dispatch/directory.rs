@@ -1,0 +1,119 @@
+//! The entries of directories.
+//!
+//! The place after an entry is its cookie and two: `.` and `..` stand before all others, behind the places 0 and 1. READDIRPLUS tells of the
+//! files as well, as a lookup would, which saves one for each file that is listed with its attributes.
+
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
+use zerocopy::IntoBytes;
+
+use super::Context;
+use crate::attributes::entry_out;
+use crate::nodes::number;
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::wire::{Dirent, EntryOut, ReadIn};
+
+/// The places that are before those of all cookies.
+const DOTS: u64 = 2;
+
+/// An entry that is to be shown.
+struct Shown {
+    name: Vec<u8>,
+    file: FileId,
+    file_type: FileType,
+    /// The place behind it.
+    place: u64,
+}
+
+impl Shown {
+    /// What it takes in an answer, after `head` of its own.
+    fn len(name: &[u8], head: usize) -> usize {
+        head + (size_of::<Dirent>() + name.len()).next_multiple_of(8)
+    }
+}
+
+impl Context<'_> {
+    pub(super) fn readdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let read: ReadIn = arguments.take()?;
+        for entry in self.entries(&read, 0, out.room())? {
+            put_entry(&entry, out)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn readdirplus(
+        &self,
+        mut arguments: Arguments<'_>,
+        out: &mut Output<'_>,
+    ) -> Result<()> {
+        let read: ReadIn = arguments.take()?;
+        for entry in self.entries(&read, size_of::<EntryOut>(), out.room())? {
+            // Without a node the kernel takes the entry alone, and looks the file up when somebody asks for it: then it is told what is wrong.
+            let told = if entry.place <= DOTS { None } else { self.told(entry.file).ok() };
+            out.put(&told.unwrap_or_default())?;
+            put_entry(&entry, out)?;
+        }
+        Ok(())
+    }
+
+    fn told(&self, file: FileId) -> Result<EntryOut> {
+        let attr = self.fs().attr(file)?;
+        let node = self.to.nodes.told(file)?;
+        Ok(entry_out(node, &attr, self.to.options.owner))
+    }
+
+    /// As many entries as fit, each with `head` bytes of its own before it.
+    fn entries(&self, read: &ReadIn, head: usize, room: usize) -> Result<Vec<Shown>> {
+        let dir = self.file()?;
+        let mut room = room.min(usize::try_from(read.size).unwrap_or(usize::MAX));
+        let mut shown = Vec::new();
+        let mut take = |name: &[u8], file, file_type, place| {
+            let Some(rest) = room.checked_sub(Shown::len(name, head)) else { return false };
+            room = rest;
+            shown.push(Shown { name: name.to_vec(), file, file_type, place });
+            true
+        };
+        let directory = FileType::Directory;
+        if read.offset < 1 && !take(b".", dir, directory, 1) {
+            return Ok(shown);
+        }
+        if read.offset < DOTS {
+            let parent = self.fs().parent(dir)?.map_or(dir, |parent| parent.dir);
+            if !take(b"..", parent, directory, DOTS) {
+                return Ok(shown);
+            }
+        }
+        let mut is_too_far = false;
+        self.fs().read_dir(dir, read.offset.saturating_sub(DOTS), &mut |entry| {
+            // Places are signed in system calls.
+            let place =
+                entry.cookie.checked_add(DOTS).filter(|&place| i64::try_from(place).is_ok());
+            let Some(place) = place else {
+                is_too_far = true;
+                return ControlFlow::Break(());
+            };
+            let is_taken = take(entry.name, entry.file, entry.file_type, place);
+            if is_taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        if is_too_far && shown.is_empty() {
+            return Err(Error::posix(Errno::OVERFLOW, format!("the entries of {dir}")));
+        }
+        Ok(shown)
+    }
+}
+
+fn put_entry(entry: &Shown, out: &mut Output<'_>) -> Result<()> {
+    let len = entry.name.len();
+    let head = Dirent {
+        ino: number(entry.file),
+        off: entry.place,
+        namelen: u32::try_from(len).expect("a short name"),
+        file_type: entry.file_type.mode_bits() >> 12,
+    };
+    out.put_bytes(head.as_bytes())?;
+    out.put_bytes(&entry.name)?;
+    let end = (size_of::<Dirent>() + len).next_multiple_of(8);
+    out.put_bytes(&[0; 8][..end - size_of::<Dirent>() - len])
+}

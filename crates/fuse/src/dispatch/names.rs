@@ -1,0 +1,172 @@
+//! Names: looked up, made, moved and removed.
+
+use offshoot_vfs::{
+    Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
+};
+use rustix::fs::{OFlags, RenameFlags};
+
+use super::Context;
+use crate::attributes::{device_of, entry_out, no_entry};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::wire::{CreateIn, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn};
+
+/// The set-group-id bit.
+const SGID: u32 = 0o2000;
+
+impl Context<'_> {
+    pub(super) fn lookup(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let name = self.name(&mut arguments)?;
+        match self.fs().lookup(self.file()?, name) {
+            Ok(file) => self.put_entry(file, out),
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn readlink(&self, out: &mut Output<'_>) -> Result<()> {
+        out.put_bytes(&self.fs().read_link(self.file()?)?)
+    }
+
+    pub(super) fn symlink(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let name = self.name(&mut arguments)?;
+        let target = arguments.text()?;
+        let place = self.place(name)?;
+        let new = self.new_file(place.dir, 0o777, 0, false)?;
+        self.put_entry(self.fs().symlink(place, target, &new)?, out)
+    }
+
+    pub(super) fn mknod(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let mknod: MknodIn = arguments.take()?;
+        let place = self.place(self.name(&mut arguments)?)?;
+        let file_type = FileType::from_mode(mknod.mode)
+            .ok_or_else(|| Error::posix(Errno::INVAL, format!("mode {:o}", mknod.mode)))?;
+        let new = self.new_file(place.dir, mknod.mode, mknod.umask, false)?;
+        let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let rdev = if is_device { device_of(mknod.rdev) } else { (0, 0) };
+        self.put_entry(self.fs().mknod(place, Node { file_type, rdev }, &new)?, out)
+    }
+
+    pub(super) fn mkdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let mkdir: MkdirIn = arguments.take()?;
+        let place = self.place(self.name(&mut arguments)?)?;
+        let new = self.new_file(place.dir, mkdir.mode, mkdir.umask, true)?;
+        self.put_entry(self.fs().mkdir(place, &new)?, out)
+    }
+
+    pub(super) fn create(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let create: CreateIn = arguments.take()?;
+        let place = self.place(self.name(&mut arguments)?)?;
+        let new = self.new_file(place.dir, create.mode, create.umask, false)?;
+        self.put_entry(self.fs().create(place, &new)?, out)?;
+        out.put(&super::data::open_out())
+    }
+
+    /// A file without a name is open from the beginning, which is what holds it.
+    pub(super) fn tmpfile(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let create: CreateIn = arguments.take()?;
+        let dir = self.file()?;
+        let new = self.new_file(dir, create.mode, create.umask, false)?;
+        let is_linkable = create.flags & OFlags::EXCL.bits() == 0;
+        let file = self.fs().create_unnamed(dir, is_linkable, &new)?;
+        let put = self.put_entry(file, out);
+        if put.is_err() || !self.to.nodes.hold(file) {
+            self.to.release(file);
+        }
+        put?;
+        out.put(&super::data::open_out())
+    }
+
+    pub(super) fn unlink(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let place = self.place(self.name(&mut arguments)?)?;
+        self.hold(self.fs().lookup(place.dir, place.name)?)?;
+        self.fs().unlink(place, Timestamp::now())
+    }
+
+    pub(super) fn rmdir(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let place = self.place(self.name(&mut arguments)?)?;
+        self.hold(self.fs().lookup(place.dir, place.name)?)?;
+        self.fs().rmdir(place, Timestamp::now())
+    }
+
+    pub(super) fn rename(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let rename: RenameIn = arguments.take()?;
+        self.move_name(rename.newdir, Rename::Replace, arguments)
+    }
+
+    pub(super) fn rename2(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let rename: Rename2In = arguments.take()?;
+        let flags = RenameFlags::from_bits_retain(rename.flags);
+        let how = if flags.is_empty() {
+            Rename::Replace
+        } else if flags == RenameFlags::NOREPLACE {
+            Rename::NoReplace
+        } else if flags == RenameFlags::EXCHANGE {
+            Rename::Exchange
+        } else {
+            // A whiteout is a device node that overlays make, which the kernel does not let be made in user space alone.
+            return Err(Error::posix(Errno::INVAL, format!("a move with the flags {flags:?}")));
+        };
+        self.move_name(rename.newdir, how, arguments)
+    }
+
+    fn move_name(&self, to: u64, how: Rename, mut arguments: Arguments<'_>) -> Result<()> {
+        let from = self.place(self.name(&mut arguments)?)?;
+        let to = Place { dir: self.to.nodes.file(to)?, name: self.name(&mut arguments)? };
+        if how == Rename::Replace {
+            match self.fs().lookup(to.dir, to.name) {
+                Ok(file) => self.hold(file)?,
+                Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.fs().rename_with(from, to, how, Timestamp::now())
+    }
+
+    pub(super) fn link(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let link: LinkIn = arguments.take()?;
+        let file = self.to.nodes.file(link.oldnodeid)?;
+        let place = self.place(self.name(&mut arguments)?)?;
+        self.fs().link(file, place, Timestamp::now())?;
+        self.put_entry(file, out)
+    }
+
+    /// The name in the directory that the request is about.
+    fn place<'n>(&self, name: &'n [u8]) -> Result<Place<'n>> {
+        Ok(Place { dir: self.file()?, name })
+    }
+
+    /// What a file begins with that is made in `dir`.
+    fn new_file(&self, dir: FileId, mode: u32, umask: u32, is_directory: bool) -> Result<NewFile> {
+        let parent = self.fs().attr(dir)?;
+        let owner = self.to.options.owner;
+        let has_group = parent.permissions & SGID != 0;
+        let inherited = if has_group && is_directory { SGID } else { 0 };
+        Ok(NewFile {
+            permissions: mode & 0o7777 | inherited,
+            uid: if owner.uid.is_some() { parent.uid } else { self.uid },
+            gid: if has_group || owner.gid.is_some() { parent.gid } else { self.gid },
+            umask: Some(umask & 0o777),
+            at: Timestamp::now(),
+        })
+    }
+
+    /// Keeps `file` usable, which is about to lose a name, for as long as the kernel knows it.
+    fn hold(&self, file: FileId) -> Result<()> {
+        if !self.to.nodes.hold(file) {
+            return Ok(());
+        }
+        let opened = self.fs().open(file);
+        if opened.is_err() {
+            self.to.nodes.not_held(file);
+        }
+        opened
+    }
+
+    /// Tells the kernel what a name leads to.
+    fn put_entry(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
+        let attr = self.fs().attr(file)?;
+        let node = self.to.nodes.told(file)?;
+        out.put(&entry_out(node, &attr, self.to.options.owner))
+    }
+}

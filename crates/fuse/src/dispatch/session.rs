@@ -1,0 +1,119 @@
+//! The beginning of a mount, its sizes, what is durable and what is forgotten.
+
+use std::sync::atomic::Ordering;
+
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::{Context, Dispatcher};
+use crate::attributes::statfs_out;
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::wire::{
+    BatchForgetIn, ForgetIn, ForgetOne, InitExt, InitFlags, InitIn, InitOut, MAJOR, MINOR,
+    OLDEST_MINOR, ROOT_NODE,
+};
+
+/// The most bytes of one write, and of one read.
+pub(crate) const MAX_BYTES: u32 = 1 << 20;
+
+/// Pages of the most bytes.
+const MAX_PAGES: u16 = 256;
+
+/// Requests that the kernel sends ahead of whoever waits for them: reading ahead, and writing what was gathered.
+const MAX_BACKGROUND: u16 = 64;
+
+/// What is asked of the kernel, where it offers it.
+const WANTED: InitFlags = InitFlags::ASYNC_READ
+    .union(InitFlags::ATOMIC_O_TRUNC)
+    .union(InitFlags::BIG_WRITES)
+    // The filesystem knows whether the umask counts, or the default list of the directory.
+    .union(InitFlags::DONT_MASK)
+    .union(InitFlags::IOCTL_DIR)
+    .union(InitFlags::DO_READDIRPLUS)
+    .union(InitFlags::READDIRPLUS_AUTO)
+    .union(InitFlags::ASYNC_DIO)
+    .union(InitFlags::PARALLEL_DIROPS)
+    .union(InitFlags::POSIX_ACL)
+    .union(InitFlags::MAX_PAGES)
+    .union(InitFlags::CACHE_SYMLINKS)
+    .union(InitFlags::NO_OPENDIR_SUPPORT)
+    .union(InitFlags::HANDLE_KILLPRIV_V2)
+    .union(InitFlags::SETXATTR_EXT)
+    .union(InitFlags::INIT_EXT);
+
+impl Dispatcher {
+    /// Agrees with the kernel on version and features.
+    pub(super) fn init(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+        let init: InitIn = arguments.take()?;
+        if init.major > MAJOR {
+            // The kernel asks again, in this version.
+            return out.put(&InitOut { major: MAJOR, minor: MINOR, ..InitOut::default() });
+        }
+        if init.major < MAJOR || init.minor < OLDEST_MINOR {
+            let what = format!("version {}.{} of the FUSE protocol", init.major, init.minor);
+            return Err(Error::posix(Errno::PROTO, what));
+        }
+        let mut offered = u64::from(init.flags);
+        if offered & InitFlags::INIT_EXT.bits() != 0 {
+            offered |= u64::from(arguments.take::<InitExt>()?.flags2) << 32;
+        }
+        let mut wanted = WANTED;
+        wanted.set(InitFlags::WRITEBACK_CACHE, self.options.writeback_cache);
+        let flags = wanted.bits() & offered;
+        let has_ext = flags & InitFlags::SETXATTR_EXT.bits() != 0;
+        self.has_setxattr_ext.store(has_ext, Ordering::Relaxed);
+        let [low, high] = [flags & 0xffff_ffff, flags >> 32];
+        let half = |bits| u32::try_from(bits).expect("32 bits");
+        out.put(&InitOut {
+            major: MAJOR,
+            minor: MINOR,
+            max_readahead: MAX_BYTES,
+            flags: half(low),
+            max_background: MAX_BACKGROUND,
+            congestion_threshold: MAX_BACKGROUND * 3 / 4,
+            max_write: MAX_BYTES,
+            time_gran: 1,
+            max_pages: MAX_PAGES,
+            flags2: half(high),
+            ..InitOut::default()
+        })
+    }
+}
+
+impl Context<'_> {
+    pub(super) fn statfs(&self, out: &mut Output<'_>) -> Result<()> {
+        out.put(&statfs_out(&self.fs().statfs()?))
+    }
+
+    pub(super) fn fsync(&self) -> Result<()> {
+        self.fs().fsync(self.file()?)
+    }
+
+    /// The root stands for the whole mount: `syncfs` does not come through to filesystems in user space, and `offshoot unmount` asks in this way
+    /// for what it would do.
+    pub(super) fn fsyncdir(&self) -> Result<()> {
+        if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync() }
+    }
+
+    pub(super) fn forget(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let forget: ForgetIn = arguments.take()?;
+        self.forget_node(self.node, forget.nlookup);
+        Ok(())
+    }
+
+    pub(super) fn batch_forget(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let batch: BatchForgetIn = arguments.take()?;
+        for _ in 0..batch.count {
+            // A count that lies ends with what is there.
+            let one: ForgetOne = arguments.take()?;
+            self.forget_node(one.nodeid, one.nlookup);
+        }
+        Ok(())
+    }
+
+    fn forget_node(&self, node: u64, count: u64) {
+        if let Some(file) = self.to.nodes.forget(node, count) {
+            self.to.release(file);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Requests, answered by the model, without a kernel.
+
+use offshoot_testkit::model::Model;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+use zerocopy::IntoBytes;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp { secs: 1_000_000_000, nanos: 5 };
+
+fn dispatcher() -> Dispatcher {
+    let root = Attr {
+        file: FileId { dev: 0, ino: 1 },
+        file_type: FileType::Directory,
+        permissions: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: (0, 0),
+        size: 0,
+        allocated_bytes: 0,
+        atime: NOW,
+        mtime: NOW,
+        ctime: NOW,
+        btime: NOW,
+    };
+    Dispatcher::new(Box::new(Model::new(&root)), ServeOptions::default())
+}
+
+/// The bytes of a request.
+fn request(op: u32, node: u64, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(40 + body.len()).expect("short");
+    let mut bytes = [len, op].as_bytes().to_vec();
+    bytes.extend([1, node].as_bytes());
+    bytes.extend([0; 16]);
+    bytes.extend(body);
+    bytes
+}
+
+/// What `dispatcher` answers, and with which bytes.
+fn answer(dispatcher: &Dispatcher, op: u32, node: u64, body: &[u8]) -> (Answer, Vec<u8>) {
+    let bytes = request(op, node, body);
+    let mut buffer = vec![0; 70_000];
+    let mut out = Output::new(&mut buffer);
+    let request = Request::decode(&bytes).expect("a header");
+    let answer = dispatcher.answer(&request, &mut out);
+    (answer, out.bytes().to_vec())
+}
+
+#[track_caller]
+fn sent(dispatcher: &Dispatcher, op: u32, node: u64, body: &[u8]) -> Vec<u8> {
+    let (answer, bytes) = answer(dispatcher, op, node, body);
+    assert_eq!(answer, Answer::Sent);
+    bytes
+}
+
+/// The node in an entry.
+fn node_in(entry: &[u8]) -> u64 {
+    u64::from_ne_bytes(*entry.first_chunk().expect("an entry"))
+}
+
+/// Makes a file with this name in the root.
+fn create(dispatcher: &Dispatcher, name: &[u8]) -> u64 {
+    let body = [[0_u32, 0o100_644, 0o022, 0].as_bytes(), name, b"\0"].concat();
+    node_in(&sent(dispatcher, opcode::CREATE, 1, &body))
+}
+
+/// What is unlinked stays until it is forgotten as often as it was told of.
+#[test]
+fn unlinked_files_stay_until_they_are_forgotten() {
+    let dispatcher = dispatcher();
+    let node = create(&dispatcher, b"file");
+    assert_eq!(node_in(&sent(&dispatcher, opcode::LOOKUP, 1, b"file\0")), node);
+    sent(&dispatcher, opcode::UNLINK, 1, b"file\0");
+    assert_eq!(node_in(&sent(&dispatcher, opcode::LOOKUP, 1, b"file\0")), 0);
+    let getattr = || answer(&dispatcher, opcode::GETATTR, node, &[0; 16]).0;
+    for (count, left) in [(1_u64, Answer::Sent), (1, Answer::Failed(Errno::NOENT))] {
+        let forget = [&1_u32.to_ne_bytes()[..], &[0; 4], [node, count].as_bytes()].concat();
+        assert_eq!(getattr(), Answer::Sent);
+        assert_eq!(answer(&dispatcher, opcode::BATCH_FORGET, 0, &forget).0, Answer::Silence);
+        assert_eq!(getattr(), left);
+    }
+}
+
+/// What a crash of the kernel, or its end, leaves open goes too.
+#[test]
+fn the_end_lets_go_of_everything() {
+    let dispatcher = dispatcher();
+    let node = create(&dispatcher, b"file");
+    sent(&dispatcher, opcode::UNLINK, 1, b"file\0");
+    dispatcher.end().expect("the model never fails");
+    assert_eq!(
+        answer(&dispatcher, opcode::GETATTR, node, &[0; 16]).0,
+        Answer::Failed(Errno::NOENT)
+    );
+}
+
+#[test]
+fn versions_are_agreed_on() {
+    let dispatcher = dispatcher();
+    let init = |major: u32, minor: u32, flags: u32, more: &[u8]| {
+        let body = [[major, minor, 1 << 17, flags].as_bytes(), more].concat();
+        answer(&dispatcher, opcode::INIT, 0, &body)
+    };
+    let protocol = Answer::Failed(Errno::PROTO);
+    assert_eq!(init(7, 30, 0, &[]).0, protocol);
+    assert_eq!(init(6, 40, 0, &[]).0, protocol);
+    assert_eq!(init(7, 40, 1 << 30, &[]).0, Answer::Failed(Errno::INVAL), "it is cut off");
+    let (newer, agreed) = init(8, 0, 0, &[]);
+    assert_eq!((newer, &agreed[..4]), (Answer::Sent, &7_u32.to_ne_bytes()[..]));
+    let (same, agreed) = init(7, 45, u32::MAX, &[0xff; 48]);
+    assert_eq!((same, agreed.len()), (Answer::Sent, 64));
+    let flags = u32::from_ne_bytes(*agreed[12..].first_chunk().expect("flags"));
+    assert_eq!(flags & (1 << 16), 0, "nobody asked for the writeback cache");
+    assert_ne!(flags & (1 << 20), 0, "access control lists are asked for");
+    // What is not offered is not agreed on.
+    assert_eq!(init(7, 40, 0, &[]).1[12..16], [0; 4]);
+}
+
+/// Entries are given once each, however little is asked for at a time, and none is cut off.
+#[test]
+fn listings_come_in_pieces() {
+    let dispatcher = dispatcher();
+    let mut names: Vec<_> = (0..20).map(|n| vec![b'a'; n * 12 + 1]).collect();
+    for name in &names {
+        create(&dispatcher, name);
+    }
+    names.extend([b".".to_vec(), b"..".to_vec()]);
+    names.sort();
+    for (op, head) in [(opcode::READDIR, 0), (opcode::READDIRPLUS, 128)] {
+        for size in [head + 24 + 256, 1000, 60_000] {
+            let (mut shown, mut place) = (Vec::new(), 0_u64);
+            loop {
+                let size_word = u32::try_from(size).expect("little");
+                let body = [[0, place].as_bytes(), size_word.as_bytes(), &[0; 20]].concat();
+                let listed = sent(&dispatcher, op, 1, &body);
+                assert!(listed.len() <= size);
+                let mut rest = &listed[..];
+                while !rest.is_empty() {
+                    let entry = &rest[head..];
+                    place = u64::from_ne_bytes(*entry[8..].first_chunk().expect("a place"));
+                    let len = u32::from_ne_bytes(*entry[16..].first_chunk().expect("a length"));
+                    let len = usize::try_from(len).expect("little");
+                    shown.push(entry[24..][..len].to_vec());
+                    rest = &rest[head + (24 + len).next_multiple_of(8)..];
+                }
+                if listed.is_empty() {
+                    break;
+                }
+            }
+            shown.sort();
+            assert_eq!(shown, names, "{op} by {size}");
+        }
+    }
+}
+
+/// Whatever is asked, it is answered, and a sound request after it as ever.
+#[test]
+fn hostile_requests() {
+    let mut random = Random::new(seed_of_run());
+    let dispatcher = dispatcher();
+    let file = create(&dispatcher, b"file");
+    for _ in 0..200_000 {
+        let op = u32::try_from(random.below(60)).expect("little");
+        let node = [0, 1, file, file + 1, random.number()][index(&mut random, 5)];
+        let body = hostile_body(&mut random, file);
+        let (answer, bytes) = answer(&dispatcher, op, node, &body);
+        assert_eq!(answer == Answer::Silence, is_silent(op));
+        assert!(bytes.len() <= 70_000);
+    }
+    create(&dispatcher, b"a name that nobody made up");
+}
+
+fn index(random: &mut Random, bound: u64) -> usize {
+    usize::try_from(random.below(bound)).expect("little")
+}
+
+/// Numbers of the kind that fixed parts hold, and then names, data or nothing; cut off somewhere.
+fn hostile_body(random: &mut Random, file: u64) -> Vec<u8> {
+    let mut body = Vec::new();
+    for _ in 0..random.below(12) {
+        // None is as large as what the model would go through piece by piece.
+        let numbers = [0, 1, 1 << 32, file, random.below(5000), u64::MAX - random.below(9)];
+        body.extend(numbers[index(random, 6)].to_ne_bytes());
+    }
+    for _ in 0..random.below(3) {
+        let names = [&b"file\0"[..], b"a\0", b"..\0", b"user.a\0", b"\0", b"no end", b"a/b\0"];
+        body.extend(names[index(random, 7)]);
+    }
+    if random.below(4) == 0 {
+        let len = index(random, 5000);
+        body.extend(random.bytes(len));
+    }
+    if random.below(3) == 0 {
+        body.truncate(index(random, body.len() as u64 + 1));
+    }
+    body
+}

@@ -1,0 +1,36 @@
+//! A filesystem behind the traits of `offshoot-vfs` as a FUSE mount. Which filesystem that is, is not known here.
+//!
+//! ```text
+//! kernel <-> transport -> request (decoded) -> dispatch -> vfs call -> output (encoded) -> transport <-> kernel
+//! ```
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `wire` | the protocol, byte for byte |
+//! | `request`, `output` | requests taken apart with every bound checked; answers put together |
+//! | `nodes` | inode numbers over all number spaces, and which files the kernel knows |
+//! | `dispatch` | from a request to a call, and from its result to an answer |
+//! | `attributes` | attributes as the protocol has them |
+//! | `transport`, `device` | how requests come and answers go: over `/dev/fuse` |
+//! | `mount` | mounting and unmounting, as root or as a user |
+//! | `server` | the threads of a mount |
+//! | `options` | what whoever mounts it decides |
+//!
+//! Nobody but the kernel changes what is mounted, so it may believe what it was told for as long as it likes: names that are there and
+//! names that are not, attributes, data, the entries of directories.
+
+mod attributes;
+mod device;
+mod dispatch;
+mod mount;
+mod nodes;
+mod options;
+mod output;
+mod request;
+mod server;
+mod transport;
+mod wire;
+
+pub use mount::{MountOptions, unmount};
+pub use options::{Owner, Reporter, ServeOptions};
+pub use server::{Control, Server};

@@ -1,0 +1,172 @@
+//! Mounting and unmounting: by the system call for whoever may do that, with the help of `fusermount3` for others.
+//!
+//! `fusermount3` is set-user-id root and mounts what its caller may mount over; the opened device comes back over a socket whose number is
+//! in its environment. Both ways lead to the same mount, but that users get `nosuid` and `nodev` whatever they ask for.
+
+use std::ffi::{CString, OsStr};
+use std::io::{self, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use offshoot_vfs::{Error, Result};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
+};
+
+use crate::device;
+
+const HELPER: &str = "fusermount3";
+
+/// How a filesystem is mounted.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub struct MountOptions {
+    /// What is mounted, for those who list mounts.
+    pub source: String,
+    /// What kind of filesystem that is, behind `fuse.`.
+    pub subtype: &'static str,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Others than who mounts it may use it.
+    pub allow_other: bool,
+    /// Set-id bits count.
+    pub suid: bool,
+    /// Device nodes work.
+    pub dev: bool,
+    /// Programs can be run.
+    pub exec: bool,
+}
+
+impl MountOptions {
+    fn flags(&self) -> MountFlags {
+        let unless = |allowed: bool, flag| if allowed { MountFlags::empty() } else { flag };
+        unless(!self.read_only, MountFlags::RDONLY)
+            | unless(self.suid, MountFlags::NOSUID)
+            | unless(self.dev, MountFlags::NODEV)
+            | unless(self.exec, MountFlags::NOEXEC)
+    }
+
+    /// What both ways are told in words: the kernel checks permissions, and only for whom it may be used is a question.
+    fn words(&self) -> Vec<String> {
+        let mut words = vec!["default_permissions".to_owned()];
+        words.extend(self.allow_other.then(|| "allow_other".to_owned()));
+        words
+    }
+}
+
+/// Mounts a filesystem over `dir`; the device that its requests come from.
+///
+/// # Errors
+/// Those of the host.
+pub(crate) fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
+    match mount_directly(dir, options) {
+        Err(Errno::PERM | Errno::ACCESS) if !rustix::process::geteuid().is_root() => {
+            mount_with_help(dir, options)
+        }
+        result => {
+            result.map_err(|errno| Error::io(format!("mounting over {}", dir.display()), errno))
+        }
+    }
+}
+
+fn mount_directly(dir: &Path, options: &MountOptions) -> Result<OwnedFd, Errno> {
+    let device = device::open()?;
+    let mut data = options.words();
+    data.push(format!("fd={}", device.as_raw_fd()));
+    data.push("rootmode=40000".to_owned());
+    data.push(format!("user_id={}", rustix::process::getuid().as_raw()));
+    data.push(format!("group_id={}", rustix::process::getgid().as_raw()));
+    let data = CString::new(data.join(",")).map_err(|_| Errno::INVAL)?;
+    let kind = format!("fuse.{}", options.subtype);
+    rustix::mount::mount(&*options.source, dir, &*kind, options.flags(), data.as_c_str())?;
+    Ok(device)
+}
+
+/// A word among options that are separated by commas.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+fn mount_with_help(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
+    let failed = |error: io::Error| Error::io(format!("mounting with {HELPER}"), error);
+    let mut words = options.words();
+    words.push(format!("fsname={}", escaped(&options.source)));
+    words.push(format!("subtype={}", options.subtype));
+    words.push(if options.read_only { "ro" } else { "rw" }.to_owned());
+    words.extend((!options.exec).then(|| "noexec".to_owned()));
+    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.map_err(|errno| failed(errno.into()))?;
+    fcntl_setfd(&theirs, FdFlags::empty()).map_err(|errno| failed(errno.into()))?;
+    let mut helper = Command::new(HELPER)
+        .args(["-o", &words.join(","), "--"])
+        .arg(dir)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    // With its last copy gone, the socket ends when the helper does.
+    drop(theirs);
+    let received = receive_descriptor(&ours);
+    let said = finish(&mut helper).map_err(failed)?;
+    match received {
+        Ok(Some(device)) => Ok(device),
+        Ok(None) => Err(failed(io::Error::other(said))),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Waits for the helper, and gives what it said.
+fn finish(helper: &mut std::process::Child) -> io::Result<String> {
+    let mut said = String::new();
+    if let Some(mut errors) = helper.stderr.take() {
+        errors.read_to_string(&mut said)?;
+    }
+    let status = helper.wait()?;
+    let said = said.trim();
+    Ok(if said.is_empty() { format!("it ended with {status}") } else { said.to_owned() })
+}
+
+/// The descriptor that comes over `socket`, `None` when it ends without one.
+fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptors.next())
+}
+
+/// Unmounts what is mounted over `dir`; `lazily` at once for names, and otherwise when nobody uses it any more.
+///
+/// # Errors
+/// `EBUSY` when somebody uses it, and others of the host.
+pub fn unmount(dir: &Path, lazily: bool) -> Result<()> {
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let what = || format!("unmounting {}", dir.display());
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => {
+            let option = if lazily { "-uz" } else { "-u" };
+            let args = [OsStr::new(option), OsStr::new("--"), dir.as_os_str()];
+            let mut helper = Command::new(HELPER)
+                .args(args)
+                .stdin(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .map_err(|error| Error::io(what(), error))?;
+            let said = finish(&mut helper).map_err(|error| Error::io(what(), error))?;
+            let is_done = helper.wait().is_ok_and(|status| status.success());
+            if is_done { Ok(()) } else { Err(Error::io(what(), io::Error::other(said))) }
+        }
+        result => result.map_err(|errno| Error::io(what(), errno)),
+    }
+}

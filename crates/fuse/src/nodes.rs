@@ -1,0 +1,236 @@
+//! Which files the kernel knows, and by which number.
+//!
+//! A file of the filesystem is a [`FileId`]: a number space (a subvolume) and an inode number in it. The kernel wants one number that names a file on
+//! the whole mount, twice: as the *node* that requests are about, and as `st_ino`, which programs take with `st_dev` for the
+//! identity of a file and keep, in archives, indexes and databases of backups. Both are the same number here but for the root, whose node is 1:
+//!
+//! ```text
+//! 63 62          40 39                                    0
+//! +-+--------------+---------------------------------------+
+//! |0|    space     |             inode number              |   what fits: it can be taken apart again
+//! +-+--------------+---------------------------------------+
+//! |1|                  a hash of the two                   |   what does not fit
+//! +-+------------------------------------------------------+
+//! ```
+//!
+//! What fits is every file of a volume with fewer than 8 million subvolumes that were ever made, and fewer than 10^12 files ever made in each. The number follows
+//! from the file alone: it is the same after every remount, whatever subvolume is mounted, and no table is needed to tell the file. The number of a file that does not fit
+//! follows from it as well. Should two of them have the same one, which takes a volume that was made for it, the second cannot be used while the
+//! first one is.
+//!
+//! # Lookups and forgets
+//!
+//! The kernel counts how often it was told a node, and says with FORGET how many of these it has let go of. The table counts along.
+//! A file that loses its last name while the kernel knows it (somebody has it open, or is in it) is *held*: opened in the filesystem, so that it
+//! can be used until the kernel forgets it. So opening and closing a file need nothing of the filesystem, and also what is open without
+//! being told (pipes, devices, `O_PATH`) stays usable.
+//!
+//! Invariant: a held node is in the table, with one opening of its file that is its own. Locks: a shard is locked for a moment, and nothing under it.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use offshoot_vfs::{Errno, Error, FileId, Result};
+use parking_lot::Mutex;
+
+use crate::wire::ROOT_NODE;
+
+/// Parts of the table, a power of two.
+const SHARDS: usize = 64;
+/// Bits of the inode number.
+const INO_BITS: u32 = 40;
+/// Bits of the number space.
+const SPACE_BITS: u32 = 23;
+/// What does not fit.
+const HASHED: u64 = 1 << 63;
+
+/// The number of a file, as far as it follows from the file alone.
+pub(crate) fn number(file: FileId) -> u64 {
+    // The two that have a meaning in the protocol: none, and the root.
+    let is_taken = file.dev == 0 && file.ino <= ROOT_NODE;
+    if file.ino >> INO_BITS == 0 && file.dev >> SPACE_BITS == 0 && !is_taken {
+        return file.dev << INO_BITS | file.ino;
+    }
+    let mixed = (file.dev.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ file.ino)
+        .wrapping_mul(0xd6e8_feb8_6659_fd93)
+        .rotate_left(32)
+        .wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed | HASHED
+}
+
+/// The file whose number this is; `None` for a hash.
+fn file_of(number: u64) -> Option<FileId> {
+    let ino = number & ((1 << INO_BITS) - 1);
+    (number & HASHED == 0).then_some(FileId { dev: number >> INO_BITS, ino })
+}
+
+/// A file that the kernel knows.
+struct Node {
+    file: FileId,
+    /// How often the kernel was told of it and has not forgotten it.
+    lookups: u64,
+    /// It is open in the filesystem, for the kernel.
+    is_held: bool,
+}
+
+type Shard = HashMap<u64, Node, RandomState>;
+
+/// All files that the kernel knows.
+pub(crate) struct Nodes {
+    root: FileId,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+impl Nodes {
+    /// The kernel knows the root alone.
+    pub(crate) fn new(root: FileId) -> Self {
+        Self { root, shards: std::array::from_fn(|_| Mutex::default()) }
+    }
+
+    fn shard(&self, node: u64) -> &Mutex<Shard> {
+        // Neighbours in a directory go to different shards.
+        &self.shards[usize::try_from(node % SHARDS as u64).expect("a shard")]
+    }
+
+    /// The file of `node`.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that the kernel was not told of, as far as that can be seen.
+    pub(crate) fn file(&self, node: u64) -> Result<FileId> {
+        if node == ROOT_NODE {
+            return Ok(self.root);
+        }
+        if let Some(file) = file_of(node) {
+            return Ok(file);
+        }
+        let known = self.shard(node).lock().get(&node).map(|node| node.file);
+        known.ok_or_else(|| Error::posix(Errno::STALE, format!("node {node:#x}")))
+    }
+
+    /// Tells the kernel of `file` once more; the node of it.
+    ///
+    /// # Errors
+    /// When another file has the same number, which only a volume comes to that was made for it.
+    pub(crate) fn told(&self, file: FileId) -> Result<u64> {
+        if file == self.root {
+            return Ok(ROOT_NODE);
+        }
+        let node = number(file);
+        let mut shard = self.shard(node).lock();
+        let known = shard.entry(node).or_insert(Node { file, lookups: 0, is_held: false });
+        if known.file != file {
+            let other = known.file;
+            let what = format!("{file} beside {other}: both have the number {node} on a mount");
+            return Err(Error::Unsupported(what));
+        }
+        known.lookups += 1;
+        Ok(node)
+    }
+
+    /// `file` is about to lose a name: whether it has to be opened to stay usable. If that is answered with yes, the caller opens it, or
+    /// takes it back with [`Nodes::not_held`].
+    pub(crate) fn hold(&self, file: FileId) -> bool {
+        self.with(file, |node| !std::mem::replace(&mut node.is_held, true)).unwrap_or(false)
+    }
+
+    /// `file` is not open, against what [`Nodes::hold`] took for granted.
+    pub(crate) fn not_held(&self, file: FileId) {
+        self.with(file, |node| node.is_held = false);
+    }
+
+    /// Looks at the node of `file`, if the kernel knows it.
+    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut Node) -> T) -> Option<T> {
+        let number = number(file);
+        let mut shard = self.shard(number).lock();
+        shard.get_mut(&number).filter(|node| node.file == file).map(look)
+    }
+
+    /// The kernel has let go of `count` of the times that it was told of `node`; the file, if it is to be released now.
+    pub(crate) fn forget(&self, node: u64, count: u64) -> Option<FileId> {
+        let mut shard = self.shard(node).lock();
+        let known = shard.get_mut(&node)?;
+        known.lookups = known.lookups.saturating_sub(count);
+        if known.lookups > 0 {
+            return None;
+        }
+        let known = shard.remove(&node).expect("it was there");
+        known.is_held.then_some(known.file)
+    }
+
+    /// Forgets everything; the files to be released.
+    pub(crate) fn forget_all(&self) -> Vec<FileId> {
+        let nodes = self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock()));
+        nodes.map(|(_, node)| node).filter(|node| node.is_held).map(|node| node.file).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(dev: u64, ino: u64) -> FileId {
+        FileId { dev, ino }
+    }
+
+    const ROOT: FileId = FileId { dev: 5, ino: 256 };
+
+    #[test]
+    fn what_fits_can_be_taken_apart() {
+        let nodes = Nodes::new(ROOT);
+        for (dev, ino) in [(5, 257), (0, 2), (1, 0), ((1 << 23) - 1, (1 << 40) - 1), (256, 256)] {
+            let file = file(dev, ino);
+            assert!(number(file) < HASHED);
+            assert_eq!(nodes.file(number(file)).ok(), Some(file));
+        }
+        assert_eq!(nodes.file(ROOT_NODE).ok(), Some(ROOT));
+        assert_eq!(nodes.told(ROOT).ok(), Some(ROOT_NODE));
+    }
+
+    /// What has another meaning, or does not fit, gets a number all the same: always the same one, and known by it.
+    #[test]
+    fn what_does_not_fit_is_remembered() {
+        let nodes = Nodes::new(ROOT);
+        for (dev, ino) in [(0, 0), (0, 1), (1 << 23, 5), (5, 1 << 40), (u64::MAX, u64::MAX)] {
+            let file = file(dev, ino);
+            assert!(number(file) >= HASHED);
+            assert!(nodes.file(number(file)).is_err(), "it was not told");
+            assert_eq!(nodes.told(file).ok(), Some(number(file)));
+            assert_eq!(nodes.file(number(file)).ok(), Some(file));
+            assert_eq!(nodes.forget(number(file), 1), None);
+            assert!(nodes.file(number(file)).is_err(), "it was forgotten");
+        }
+    }
+
+    /// A hostile volume chooses inode numbers that collide.
+    #[test]
+    fn of_two_files_with_one_number_the_second_is_refused() {
+        let nodes = Nodes::new(ROOT);
+        let (one, other) = (file(5, 1 << 63), file(6, 1 << 63));
+        let node = nodes.told(one).expect("it is the first");
+        nodes.shard(node).lock().get_mut(&node).expect("it is known").file = other;
+        assert!(matches!(nodes.told(one), Err(Error::Unsupported(_))));
+        assert!(!nodes.hold(one));
+        assert_eq!(nodes.file(node).ok(), Some(other));
+    }
+
+    #[test]
+    fn what_is_held_is_released_with_the_last_lookup() {
+        let nodes = Nodes::new(ROOT);
+        let file = file(5, 300);
+        assert!(!nodes.hold(file), "the kernel does not know it");
+        let node = nodes.told(file).expect("its own number");
+        assert_eq!([nodes.told(file).ok(), nodes.told(file).ok()], [Some(node); 2]);
+        assert!(nodes.hold(file));
+        assert!(!nodes.hold(file), "it is held already");
+        assert_eq!(nodes.forget(node, 2), None);
+        assert_eq!(nodes.forget(node, 1), Some(file));
+        assert_eq!(nodes.forget(node, 1), None, "once");
+        nodes.told(file).expect("its own number");
+        assert!(nodes.hold(file));
+        nodes.not_held(file);
+        assert!(nodes.hold(file));
+        assert_eq!(nodes.forget_all(), [file]);
+        assert_eq!(nodes.forget_all(), []);
+        assert_eq!(nodes.forget(u64::MAX, 1), None);
+    }
+}

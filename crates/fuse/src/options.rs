@@ -1,0 +1,28 @@
+//! What whoever mounts a filesystem decides.
+
+use std::sync::Arc;
+
+use offshoot_vfs::Error;
+
+/// Whom the files are shown to belong to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The user, `None` for whom each file belongs to.
+    pub uid: Option<u32>,
+    /// The group, in the same way.
+    pub gid: Option<u32>,
+}
+
+/// Who is told of what went wrong in the filesystem.
+pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
+
+/// How a filesystem is served.
+#[derive(Clone, Default)]
+pub struct ServeOptions {
+    /// All files are shown with this owner. Then new ones belong to the owner of the directory that they are made in, and no owner can be changed.
+    pub owner: Owner,
+    /// The kernel gathers writes. Small ones become much faster, and large sequential ones slower.
+    pub writeback_cache: bool,
+    /// Who is told of what went wrong in the filesystem, beside the program whose call it was.
+    pub reporter: Option<Reporter>,
+}

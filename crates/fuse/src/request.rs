@@ -1,0 +1,173 @@
+//! Requests, decoded with every bound checked.
+//!
+//! The kernel is trusted with more than this, but what comes from it may be a fault of ours in reading it, and a
+//! transport may lose bytes. So nothing is taken for granted: a request that is shorter than its opcode needs, that has a name without a NUL
+//! or a length that is not that of what follows, is [`Malformed`] and answered with `EINVAL`.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use crate::wire::{InHeader, opcode};
+
+/// A request that is not one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+/// Names and values in a request: what system calls take, and no more. The longest is the target of a symbolic link.
+const TEXT_MAX: usize = 4096;
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    /// Who asks for what, of which file.
+    pub(crate) header: InHeader,
+    /// What the header says nothing of.
+    pub(crate) arguments: Arguments<'a>,
+}
+
+impl<'a> Request<'a> {
+    /// The request that `bytes` hold, as one read gives it.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let (header, rest) = InHeader::read_from_prefix(bytes).map_err(|_| Malformed)?;
+        if usize::try_from(header.len) != Ok(bytes.len()) {
+            return Err(Malformed);
+        }
+        // Extensions stand at the end, and are counted in units of eight bytes.
+        let extensions = usize::from(header.total_extlen) * 8;
+        let end = rest.len().checked_sub(extensions).ok_or(Malformed)?;
+        Ok(Self { header, arguments: Arguments { rest: &rest[..end] } })
+    }
+}
+
+/// What is left to be taken of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arguments<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Arguments<'a> {
+    /// The fixed part that comes next.
+    pub(crate) fn take<T: FromBytes + Immutable + KnownLayout>(&mut self) -> Result<T, Malformed> {
+        let (value, rest) = T::read_from_prefix(self.rest).map_err(|_| Malformed)?;
+        self.rest = rest;
+        Ok(value)
+    }
+
+    /// The text that comes next, up to its NUL, which is left out.
+    pub(crate) fn text(&mut self) -> Result<&'a [u8], Malformed> {
+        let within = &self.rest[..self.rest.len().min(TEXT_MAX + 1)];
+        let end = within.iter().position(|&byte| byte == 0).ok_or(Malformed)?;
+        let text = &self.rest[..end];
+        self.rest = &self.rest[end + 1..];
+        Ok(text)
+    }
+
+    /// The name of a directory entry, which may be longer than one can be.
+    pub(crate) fn name(&mut self) -> Result<&'a [u8], Malformed> {
+        let name = self.text()?;
+        let is_special = matches!(name, b"" | b"." | b"..") || name.contains(&b'/');
+        if is_special { Err(Malformed) } else { Ok(name) }
+    }
+
+    /// The data of this length that comes next.
+    pub(crate) fn data(&mut self, len: u32) -> Result<&'a [u8], Malformed> {
+        let len = usize::try_from(len).map_err(|_| Malformed)?;
+        let (data, rest) = self.rest.split_at_checked(len).ok_or(Malformed)?;
+        self.rest = rest;
+        Ok(data)
+    }
+
+    /// Whether nothing is left.
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+}
+
+/// Whether a request of this kind gets no answer.
+pub(crate) fn is_silent(op: u32) -> bool {
+    matches!(op, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{SetattrIn, WriteIn};
+
+    /// A request with this body, whose header says `len` instead of the truth.
+    fn request(op: u32, body: &[u8], len: Option<u32>, extensions: u16) -> Vec<u8> {
+        let len = len.unwrap_or(u32::try_from(40 + body.len()).expect("short"));
+        let mut bytes = len.to_ne_bytes().to_vec();
+        bytes.extend(op.to_ne_bytes());
+        bytes.extend(7_u64.to_ne_bytes());
+        bytes.extend(1_u64.to_ne_bytes());
+        bytes.extend([0; 12]);
+        bytes.extend(extensions.to_ne_bytes());
+        bytes.extend([0; 2]);
+        bytes.extend(body);
+        bytes
+    }
+
+    #[test]
+    fn a_request_is_taken_apart() {
+        let body = [&[1; 40][..], b"data"].concat();
+        let bytes = request(opcode::WRITE, &body, None, 0);
+        let Request { header, mut arguments } = Request::decode(&bytes).expect("well-formed");
+        assert_eq!((header.opcode, header.unique, header.nodeid), (opcode::WRITE, 7, 1));
+        let write: WriteIn = arguments.take().expect("it is all there");
+        assert_eq!(write.size, 0x0101_0101);
+        assert_eq!(arguments.data(4), Ok(&b"data"[..]));
+        assert!(arguments.is_empty());
+    }
+
+    /// At every length: only the whole one is a request.
+    #[test]
+    fn what_is_short_is_refused() {
+        let whole = request(opcode::SETATTR, &[0; 88], None, 0);
+        for len in 0..whole.len() {
+            assert!(Request::decode(&whole[..len]).is_err(), "{len} bytes");
+            // A header that says so makes it a short request, whose fixed part is missing.
+            let mut short = whole[..len.max(40)].to_vec();
+            short[..4].copy_from_slice(&u32::try_from(len.max(40)).expect("short").to_ne_bytes());
+            let mut arguments = Request::decode(&short).expect("a header").arguments;
+            assert!(arguments.take::<SetattrIn>().is_err(), "{len} bytes");
+        }
+        let longer = [&whole[..], &[0]].concat();
+        assert!(Request::decode(&longer).is_err());
+        assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", Some(u32::MAX), 0)).is_err());
+        assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", Some(0), 0)).is_err());
+    }
+
+    #[test]
+    fn extensions_are_not_arguments() {
+        let bytes = request(opcode::LOOKUP, b"name\0...........", None, 1);
+        let mut arguments = Request::decode(&bytes).expect("well-formed").arguments;
+        assert_eq!(arguments.name(), Ok(&b"name"[..]));
+        assert_eq!(arguments.data(3), Ok(&b"..."[..]));
+        assert!(arguments.is_empty());
+        assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", None, 1)).is_err());
+        assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", None, u16::MAX)).is_err());
+    }
+
+    #[test]
+    fn names_end_and_are_names() {
+        let name = |body: &[u8]| {
+            let bytes = request(opcode::LOOKUP, body, None, 0);
+            Request::decode(&bytes).expect("well-formed").arguments.name().map(<[u8]>::to_vec)
+        };
+        assert_eq!(name(b"a b\xff\n\0"), Ok(b"a b\xff\n".to_vec()));
+        assert_eq!(name(&[&[b'n'; 256][..], &[0]].concat()).map(|name| name.len()), Ok(256));
+        let long = [&[b'n'; 5000][..], &[0]].concat();
+        for bad in [&b""[..], b"\0", b"a", b".\0", b"..\0", b"a/b\0", &long] {
+            assert_eq!(name(bad), Err(Malformed), "{}", bad.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn lengths_may_lie() {
+        let bytes = request(opcode::WRITE, b"12345678", None, 0);
+        let arguments = Request::decode(&bytes).expect("well-formed").arguments;
+        for len in [9, 1 << 20, u32::MAX] {
+            assert_eq!(arguments.clone().data(len), Err(Malformed));
+        }
+    }
+}

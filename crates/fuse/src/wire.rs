@@ -1,0 +1,280 @@
+//! The protocol: what the kernel sends and what it is answered, byte for byte.
+//!
+//! A request is a header, the fixed part that its opcode has, and what has no fixed length: names, each with a NUL
+//! behind it, or data. An answer is a header and what the opcode gives. All numbers are those of the machine.
+//!
+//! ```text
+//! request   | InHeader 40 | fixed part 0..88 | names or data |
+//! answer    | OutHeader 16 | fixed part | names or data |
+//! ```
+//!
+//! The names are those of the protocol (`linux/fuse.h`), version 7.31 and later; a kernel that speaks an older one is refused.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The version that is spoken. The minor one is that of the newest structures below.
+pub(crate) const MAJOR: u32 = 7;
+/// See [`MAJOR`].
+pub(crate) const MINOR: u32 = 41;
+/// The oldest minor version whose structures are these.
+pub(crate) const OLDEST_MINOR: u32 = 31;
+
+/// The node of the root directory.
+pub(crate) const ROOT_NODE: u64 = 1;
+
+/// What a request asks for.
+pub(crate) mod opcode {
+    pub(crate) const LOOKUP: u32 = 1;
+    pub(crate) const FORGET: u32 = 2;
+    pub(crate) const GETATTR: u32 = 3;
+    pub(crate) const SETATTR: u32 = 4;
+    pub(crate) const READLINK: u32 = 5;
+    pub(crate) const SYMLINK: u32 = 6;
+    pub(crate) const MKNOD: u32 = 8;
+    pub(crate) const MKDIR: u32 = 9;
+    pub(crate) const UNLINK: u32 = 10;
+    pub(crate) const RMDIR: u32 = 11;
+    pub(crate) const RENAME: u32 = 12;
+    pub(crate) const LINK: u32 = 13;
+    pub(crate) const OPEN: u32 = 14;
+    pub(crate) const READ: u32 = 15;
+    pub(crate) const WRITE: u32 = 16;
+    pub(crate) const STATFS: u32 = 17;
+    pub(crate) const RELEASE: u32 = 18;
+    pub(crate) const FSYNC: u32 = 20;
+    pub(crate) const SETXATTR: u32 = 21;
+    pub(crate) const GETXATTR: u32 = 22;
+    pub(crate) const LISTXATTR: u32 = 23;
+    pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const INIT: u32 = 26;
+    pub(crate) const READDIR: u32 = 28;
+    pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const CREATE: u32 = 35;
+    pub(crate) const INTERRUPT: u32 = 36;
+    pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const IOCTL: u32 = 39;
+    pub(crate) const BATCH_FORGET: u32 = 42;
+    pub(crate) const FALLOCATE: u32 = 43;
+    pub(crate) const READDIRPLUS: u32 = 44;
+    pub(crate) const RENAME2: u32 = 45;
+    pub(crate) const LSEEK: u32 = 46;
+    pub(crate) const COPY_FILE_RANGE: u32 = 47;
+    pub(crate) const SYNCFS: u32 = 50;
+    pub(crate) const TMPFILE: u32 = 51;
+    pub(crate) const STATX: u32 = 52;
+}
+
+bitflags::bitflags! {
+    /// What kernel and server agree on in INIT.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct InitFlags: u64 {
+        const ASYNC_READ = 1 << 0;
+        const ATOMIC_O_TRUNC = 1 << 3;
+        const BIG_WRITES = 1 << 5;
+        const DONT_MASK = 1 << 6;
+        const IOCTL_DIR = 1 << 11;
+        const DO_READDIRPLUS = 1 << 13;
+        const READDIRPLUS_AUTO = 1 << 14;
+        const ASYNC_DIO = 1 << 15;
+        const WRITEBACK_CACHE = 1 << 16;
+        const PARALLEL_DIROPS = 1 << 18;
+        const POSIX_ACL = 1 << 20;
+        const MAX_PAGES = 1 << 22;
+        const CACHE_SYMLINKS = 1 << 23;
+        const NO_OPENDIR_SUPPORT = 1 << 24;
+        const HANDLE_KILLPRIV_V2 = 1 << 28;
+        const SETXATTR_EXT = 1 << 29;
+        const INIT_EXT = 1 << 30;
+    }
+
+    /// Which attributes SETATTR sets.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct SetattrValid: u32 {
+        const MODE = 1 << 0;
+        const UID = 1 << 1;
+        const GID = 1 << 2;
+        const SIZE = 1 << 3;
+        const ATIME = 1 << 4;
+        const MTIME = 1 << 5;
+        const ATIME_NOW = 1 << 7;
+        const MTIME_NOW = 1 << 8;
+        const CTIME = 1 << 10;
+        const KILL_SUIDGID = 1 << 11;
+    }
+}
+
+/// OPEN: set-id bits go.
+pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
+/// WRITE: set-id bits go.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// SETXATTR of an access control list: the set-group-id bit goes.
+pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
+
+/// An open file: what the kernel has cached of it stays.
+pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// An open file: closing it is not told.
+pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
+/// An open file: direct writes may overlap in time.
+pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+
+/// The header of a request.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InHeader {
+    pub(crate) len: u32,
+    pub(crate) opcode: u32,
+    pub(crate) unique: u64,
+    pub(crate) nodeid: u64,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+    pub(crate) total_extlen: u16,
+    pub(crate) padding: u16,
+}
+
+/// The header of an answer.
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct OutHeader {
+    pub(crate) len: u32,
+    pub(crate) error: i32,
+    pub(crate) unique: u64,
+}
+
+/// Declares structures that the kernel sends.
+macro_rules! received {
+    ($($(#[$doc:meta])* $name:ident, $size:literal { $($field:ident: $type:ty),* $(,)? })*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        pub(crate) struct $name { $(pub(crate) $field: $type),* }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+    )* };
+}
+
+/// Declares structures that the kernel is sent.
+macro_rules! sent {
+    ($($(#[$doc:meta])* $name:ident, $size:literal { $($field:ident: $type:ty),* $(,)? })*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, Immutable, IntoBytes)]
+        #[repr(C)]
+        pub(crate) struct $name { $(pub(crate) $field: $type),* }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+    )* };
+}
+
+const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
+
+received! {
+    /// INIT, without what newer kernels add.
+    InitIn, 16 { major: u32, minor: u32, max_readahead: u32, flags: u32 }
+    /// What INIT has with `INIT_EXT`.
+    InitExt, 48 { flags2: u32, unused: [u32; 11] }
+    /// FORGET.
+    ForgetIn, 8 { nlookup: u64 }
+    /// BATCH_FORGET.
+    BatchForgetIn, 8 { count: u32, dummy: u32 }
+    /// One of BATCH_FORGET.
+    ForgetOne, 16 { nodeid: u64, nlookup: u64 }
+    /// GETATTR.
+    GetattrIn, 16 { getattr_flags: u32, dummy: u32, fh: u64 }
+    /// STATX.
+    StatxIn, 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
+    /// SETATTR.
+    SetattrIn, 88 {
+        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64,
+        atime: u64, mtime: u64, ctime: u64, atimensec: u32, mtimensec: u32, ctimensec: u32,
+        mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
+    }
+    /// MKNOD.
+    MknodIn, 16 { mode: u32, rdev: u32, umask: u32, padding: u32 }
+    /// MKDIR.
+    MkdirIn, 8 { mode: u32, umask: u32 }
+    /// RENAME.
+    RenameIn, 8 { newdir: u64 }
+    /// RENAME2.
+    Rename2In, 16 { newdir: u64, flags: u32, padding: u32 }
+    /// LINK.
+    LinkIn, 8 { oldnodeid: u64 }
+    /// OPEN.
+    OpenIn, 8 { flags: u32, open_flags: u32 }
+    /// CREATE and TMPFILE.
+    CreateIn, 16 { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    /// READ, READDIR and READDIRPLUS.
+    ReadIn, 40 {
+        fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,
+    }
+    /// WRITE.
+    WriteIn, 40 {
+        fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32,
+    }
+    /// SETXATTR, with `SETXATTR_EXT`.
+    SetxattrIn, 16 { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
+    /// SETXATTR, without it.
+    SetxattrOldIn, 8 { size: u32, flags: u32 }
+    /// GETXATTR and LISTXATTR.
+    GetxattrIn, 8 { size: u32, padding: u32 }
+    /// FALLOCATE.
+    FallocateIn, 32 { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    /// LSEEK.
+    LseekIn, 24 { fh: u64, offset: u64, whence: u32, padding: u32 }
+    /// COPY_FILE_RANGE.
+    CopyFileRangeIn, 56 {
+        fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64,
+    }
+    /// IOCTL.
+    IoctlIn, 32 { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
+}
+
+sent! {
+    /// INIT.
+    InitOut, 64 {
+        major: u32, minor: u32, max_readahead: u32, flags: u32,
+        max_background: u16, congestion_threshold: u16, max_write: u32, time_gran: u32,
+        max_pages: u16, map_alignment: u16, flags2: u32, unused: [u32; 7],
+    }
+    /// The attributes of a file.
+    Attributes, 88 {
+        ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64,
+        atimensec: u32, mtimensec: u32, ctimensec: u32,
+        mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32, flags: u32,
+    }
+    /// What a name leads to.
+    EntryOut, 128 {
+        nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64,
+        entry_valid_nsec: u32, attr_valid_nsec: u32, attr: Attributes,
+    }
+    /// GETATTR and SETATTR.
+    AttrOut, 104 { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attributes }
+    /// A time in STATX.
+    StatxTime, 16 { tv_sec: i64, tv_nsec: u32, reserved: i32 }
+    /// STATX.
+    StatxOut, 288 {
+        attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2],
+        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16,
+        ino: u64, size: u64, blocks: u64, attributes_mask: u64,
+        atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
+        rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
+    }
+    /// OPEN, and behind an entry CREATE and TMPFILE.
+    OpenOut, 16 { fh: u64, open_flags: u32, backing_id: i32 }
+    /// WRITE and COPY_FILE_RANGE.
+    WriteOut, 8 { size: u32, padding: u32 }
+    /// STATFS.
+    StatfsOut, 80 {
+        blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64,
+        bsize: u32, namelen: u32, frsize: u32, padding: u32, spare: [u32; 6],
+    }
+    /// GETXATTR and LISTXATTR, when only the length is asked for.
+    GetxattrOut, 8 { size: u32, padding: u32 }
+    /// LSEEK.
+    LseekOut, 8 { offset: u64 }
+    /// IOCTL.
+    IoctlOut, 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
+    /// What `FS_IOC_FSGETXATTR` gives.
+    FsXattr, 28 { xflags: u32, rest: [u32; 6] }
+    /// An entry of READDIR, without its name.
+    Dirent, 24 { ino: u64, off: u64, namelen: u32, file_type: u32 }
+}
