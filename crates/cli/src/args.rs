@@ -3,6 +3,7 @@
 mod bench;
 mod edit;
 mod mkfs;
+mod mount;
 mod property;
 mod subvolume;
 
@@ -24,6 +25,8 @@ use edit::{
 };
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
+use mount::{MOUNT_HELP, UNMOUNT_HELP};
+pub(crate) use mount::{MountArguments, UnmountArguments};
 pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
@@ -49,6 +52,7 @@ Examples:
   offshoot subvolume snapshot -r disk.img:/home disk.img:/snapshots/monday
   offshoot ls --subvolume snapshots/monday disk.img
   offshoot ls /dev/sdb --device /dev/sdc --degraded
+  offshoot mount disk.img /mnt
   offshoot bench fs-mark bench.img --threads 2
 
 Names with control characters, invisible characters or bytes that are not UTF-8 are shown \
@@ -168,6 +172,12 @@ pub(crate) enum Verb {
     /// Make a volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),
+    /// Mount a volume
+    #[command(after_help = MOUNT_HELP)]
+    Mount(MountArguments),
+    /// Unmount a volume
+    #[command(after_help = UNMOUNT_HELP)]
+    Unmount(UnmountArguments),
     /// Show how much of a volume is used, by kind and profile
     #[command(after_help = STATS_HELP)]
     Stats(InfoArguments),

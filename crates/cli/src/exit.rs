@@ -28,6 +28,12 @@ pub(crate) enum ExitStatus {
 }
 
 impl ExitStatus {
+    /// What the program meant when it ended with this code.
+    pub(crate) fn of_code(code: i32) -> Self {
+        let known = [Self::Done, Self::Usage, Self::Corrupt, Self::Unsupported];
+        known.into_iter().find(|&status| status as i32 == code).unwrap_or(Self::Failed)
+    }
+
     /// The code that an error of the volume ends the program with.
     pub(crate) fn of(error: &vfs::Error) -> Self {
         match error {

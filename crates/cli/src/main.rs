@@ -13,6 +13,7 @@
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
 //! | [`edit`], [`copy`] | changing volumes, copying trees into, out of and between them |
+//! | [`mount`] | volumes as a part of the file system of the host |
 //! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
 //! | [`space`] | what of a volume is used |
 //! | [`workload`] | what the benchmarks do |
@@ -29,6 +30,7 @@ mod edit;
 mod enter;
 mod exit;
 mod extract;
+mod mount;
 mod output;
 mod place;
 mod places;
@@ -66,7 +68,8 @@ fn main() -> ExitCode {
 }
 
 fn run(console: &Arc<Console>) -> Result {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::try_parse_from(mount::with_verb(std::env::args_os().collect()))
+    {
         Ok(arguments) => arguments,
         // Help and version are not errors, and go to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

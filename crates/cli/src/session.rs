@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Report, SubvolumeId, Volume};
+use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Report, Reporter, SubvolumeId, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
@@ -30,17 +31,21 @@ pub(crate) enum Access {
 }
 
 /// How a volume is opened.
-struct Opening {
-    access: Access,
+pub(crate) struct Opening {
+    pub(crate) access: Access,
     /// As it is stored, without the log that may be pending, and not to be changed as a whole.
-    is_stored: bool,
+    pub(crate) is_stored: bool,
     /// How data is compressed that is written.
-    compress: Option<Compress>,
+    pub(crate) compress: Option<Compress>,
+    /// How often it commits by itself; `None` for the usual time.
+    pub(crate) commit: Option<Duration>,
+    /// Who is told of what was survived; `None` for the console, which shows the first ones.
+    pub(crate) reporter: Option<Reporter>,
 }
 
 impl Opening {
-    fn to(access: Access) -> Self {
-        Self { access, is_stored: false, compress: None }
+    pub(crate) fn to(access: Access) -> Self {
+        Self { access, is_stored: false, compress: None, commit: None, reporter: None }
     }
 }
 
@@ -89,7 +94,7 @@ impl Session {
     fn open_with(
         device: FileDevice,
         arguments: &OpenArguments,
-        Opening { access, is_stored, compress }: Opening,
+        Opening { access, is_stored, compress, commit, reporter }: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
@@ -98,20 +103,24 @@ impl Session {
         }
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
+        let tell = reporter.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
         let reporter = move |report: &Report| {
-            console.warning(report);
+            tell(report);
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.len() < REPORTS_KEPT {
                 kept.push(report.to_string());
             }
         };
-        let options = OpenOptions {
+        let mut options = OpenOptions {
             degraded: arguments.degraded,
             ignore_log: is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
             compress,
             ..OpenOptions::default()
         };
+        if commit.is_some() {
+            options.commit_interval = commit;
+        }
         let opened = match access {
             Access::Write if !is_stored => Volume::open_writable(devices, &options),
             _ => Volume::open(devices, &options),
@@ -175,8 +184,17 @@ pub(crate) fn open_tree(
     compress: Option<Compress>,
     console: &Arc<Console>,
 ) -> Result<Filesystem> {
-    let device = open_named(volume, access, true)?;
-    let opening = Opening { compress, ..Opening::to(access) };
+    open_tree_with(volume, arguments, Opening { compress, ..Opening::to(access) }, console)
+}
+
+/// The same in a way of its own.
+pub(crate) fn open_tree_with(
+    volume: &Path,
+    arguments: &TreeArguments,
+    opening: Opening,
+    console: &Arc<Console>,
+) -> Result<Filesystem> {
+    let device = open_named(volume, opening.access, true)?;
     Session::open_with(device, &arguments.open, opening, console)?.tree(arguments)
 }
 

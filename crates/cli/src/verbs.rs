@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use crate::args::Verb;
 use crate::exit::Result;
+use crate::mount;
 use crate::output::Console;
 
 /// Does what the command line asks for, with `out` as standard output.
@@ -47,6 +48,8 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
         Verb::Property(verb) => property::run(verb, out, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
+        Verb::Mount(arguments) => mount::mount(arguments, out, console),
+        Verb::Unmount(arguments) => mount::unmount(arguments, console),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Subvolume(verb) => subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),

@@ -1,0 +1,92 @@
+//! The options of `offshoot mount` and `offshoot unmount`.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::VolumeArguments;
+
+pub(crate) const MOUNT_HELP: &str = "\
+Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
+compress-force[=...], commit=SECONDS, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
+can be changed), writeback (the kernel gathers writes: small ones become faster, large sequential ones slower), suid, dev, noexec, \
+remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
+
+What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Under the names mount.offshoot and \
+umount.fuse.offshoot in /sbin the program is what mount, umount and /etc/fstab need for the type offshoot.
+
+Examples:
+  offshoot mount disk.img /mnt
+  offshoot mount -o ro,subvol=snapshots/monday /dev/sdb1 /mnt
+  offshoot mount -o compress=zstd,allow_other disk.img /mnt
+  offshoot unmount /mnt";
+
+#[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
+pub(crate) struct MountArguments {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArguments,
+    /// The directory to mount over
+    #[arg(value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
+    /// Options in the form of mount
+    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',', action = ArgAction::Append)]
+    pub(crate) options: Vec<String>,
+    /// Stay in the foreground, with messages on standard error
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    /// Write messages to FILE while it is mounted
+    #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
+    pub(crate) log: Option<PathBuf>,
+    /// Serve in the background of the program that started this one, and tell it when that began
+    #[arg(long, hide = true, conflicts_with = "foreground")]
+    pub(crate) in_background: bool,
+    /// As mount calls it: let options be that are not known
+    #[arg(short = 's', hide = true)]
+    pub(crate) sloppy: bool,
+    /// As mount calls it: do not mount
+    #[arg(short = 'f', hide = true)]
+    pub(crate) fake: bool,
+    /// As mount calls it: nothing that matters here
+    #[arg(short = 'n', hide = true)]
+    _no_mtab: bool,
+    /// As mount calls it: nothing that matters here
+    #[arg(short = 'v', hide = true, action = ArgAction::Count)]
+    _verbose: u8,
+    /// As mount calls it: the type, which is this one
+    #[arg(short = 't', hide = true)]
+    _file_system_type: Option<String>,
+}
+
+pub(crate) const UNMOUNT_HELP: &str = "\
+It returns when everything is on the devices, and they are free.
+
+Examples:
+  offshoot unmount /mnt
+  offshoot unmount --lazy /mnt";
+
+#[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
+pub(crate) struct UnmountArguments {
+    /// Where the volume is mounted
+    #[arg(value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
+    /// Also while it is in use: it goes when nobody uses it any more, and is not waited for
+    #[arg(short = 'l', long)]
+    pub(crate) lazy: bool,
+    /// As umount calls it: nothing that matters here
+    #[arg(short = 'n', hide = true)]
+    _no_mtab: bool,
+    /// As umount calls it: nothing that matters here
+    #[arg(short = 'f', hide = true)]
+    _force: bool,
+    /// As umount calls it: nothing that matters here
+    #[arg(short = 'r', hide = true)]
+    _remount: bool,
+    /// As umount calls it: nothing that matters here
+    #[arg(short = 'v', hide = true, action = ArgAction::Count)]
+    _verbose: u8,
+    /// As umount calls it: the type, which is this one
+    #[arg(short = 't', hide = true)]
+    _file_system_type: Option<String>,
+}

@@ -1,0 +1,104 @@
+//! `offshoot mount`: a volume as a part of the file system of the host.
+//!
+//! ```text
+//! offshoot mount ── starts ──> the same program, in a session of its own
+//!      │                        opens the volume, mounts it, serves it
+//!      │ <─── one byte ──────── when it does
+//!      ends with 0              goes on until it is unmounted, or SIGTERM
+//! ```
+//!
+//! A process that has threads cannot be split in two, so what stays in the background is a new run of the program with the same words.
+//! Its standard output is the way back: one byte when the mount can be used. Until then its messages go to the standard error of who
+//! waits, and its exit code is theirs.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`options`] | options in the form of mount |
+//! | [`serve`] | the run that serves: volume, mount, signals, end |
+//! | [`background`] | the run that starts it |
+//! | [`log`] | where messages go meanwhile |
+//! | [`table`] | what is mounted where, by the table of the kernel |
+//! | [`unmount`] | the other end |
+
+mod background;
+mod log;
+mod options;
+mod serve;
+mod table;
+mod unmount;
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::mount::MountFlags;
+
+use crate::args::MountArguments;
+use crate::exit::{Failure, Result};
+use crate::output::Console;
+use options::Wanted;
+pub(crate) use unmount::unmount;
+
+/// How the program is called by mount and umount, and which verb that is.
+const NAMES: [(&str, &str); 4] = [
+    ("mount.offshoot", "mount"),
+    ("mount.fuse.offshoot", "mount"),
+    ("umount.offshoot", "unmount"),
+    ("umount.fuse.offshoot", "unmount"),
+];
+
+/// The words of the command line, with the verb that the name of the program stands for.
+pub(crate) fn with_verb(mut words: Vec<OsString>) -> Vec<OsString> {
+    let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
+    if let Some((_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
+        words.insert(1, verb.into());
+    }
+    words
+}
+
+/// Mounts a volume.
+pub(crate) fn mount(
+    arguments: &MountArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let wanted = Wanted::parse(&arguments.options, arguments.sloppy)?;
+    if wanted.remount {
+        return remount(arguments, &wanted);
+    }
+    if arguments.fake {
+        return Ok(());
+    }
+    if arguments.foreground || arguments.in_background {
+        return serve::serve(arguments, wanted, out, console);
+    }
+    background::start(arguments)
+}
+
+/// Changes whether a mount can be written.
+fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
+    let plain = Wanted {
+        remount: true,
+        read_only: wanted.read_only,
+        suid: wanted.suid,
+        dev: wanted.dev,
+        exec: wanted.exec,
+        ..Wanted::default()
+    };
+    if *wanted != plain {
+        let what = "remounting with other options than ro, rw, suid, dev and exec";
+        return Err(offshoot_vfs::Error::Unsupported(what.into()).into());
+    }
+    let flags = [
+        (wanted.read_only, MountFlags::RDONLY),
+        (!wanted.suid, MountFlags::NOSUID),
+        (!wanted.dev, MountFlags::NODEV),
+        (!wanted.exec, MountFlags::NOEXEC),
+    ];
+    let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect();
+    let dir = &arguments.directory;
+    table::find(dir)?;
+    rustix::mount::mount_remount(dir, flags, "")
+        .map_err(|errno| Failure::Host(format!("remounting {}", dir.display()), errno.into()))
+}

@@ -1,0 +1,51 @@
+//! The run of the program that starts the one in the background, and waits until it can be used.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use crate::args::MountArguments;
+use crate::exit::{ExitStatus, Failure, Result};
+
+/// Starts this program once more, to serve what `arguments` say, and returns when it does.
+pub(super) fn start(arguments: &MountArguments) -> Result {
+    let failed = |error| Failure::Host("starting a process in the background".to_owned(), error);
+    let program = std::env::current_exe().map_err(failed)?;
+    let mut child = Command::new(program)
+        .args(words(arguments))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut ready = [0];
+    let output = child.stdout.as_mut().expect("it has a pipe");
+    if output.read_exact(&mut ready).is_ok() {
+        return Ok(());
+    }
+    // It said itself what went wrong, unless it was killed.
+    let status = child.wait().map_err(failed)?;
+    if let Some(code) = status.code() {
+        return Err(Failure::Reported(ExitStatus::of_code(code)));
+    }
+    Err(failed(std::io::Error::other(status.to_string())))
+}
+
+/// The words of a command line that says the same, in the background.
+fn words(arguments: &MountArguments) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["mount".into(), "--in-background".into()];
+    let open = &arguments.volume.open;
+    for device in &open.devices {
+        words.extend(["--device".into(), device.into()]);
+    }
+    words.extend(open.degraded.then(|| "--degraded".into()));
+    words.extend(open.ignore_log.then(|| "--ignore-log".into()));
+    words.extend(arguments.sloppy.then(|| "-s".into()));
+    for option in &arguments.options {
+        words.extend(["-o".into(), option.into()]);
+    }
+    if let Some(log) = &arguments.log {
+        words.extend(["--log".into(), log.into()]);
+    }
+    words.extend(["--".into(), (&arguments.volume.volume).into(), (&arguments.directory).into()]);
+    words
+}

@@ -1,0 +1,82 @@
+//! Where messages go while a volume is mounted: to standard error in the foreground, to a file, or to the log of the system.
+//!
+//! What goes wrong may go wrong again a thousand times in a second. So no more than [`MOST_LINES`] are written in [`WINDOW`], and then a line says how many were left out.
+
+use std::fmt;
+use std::os::unix::net::UnixDatagram;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::output::Console;
+
+/// Messages in a window.
+const MOST_LINES: u32 = 20;
+
+/// The time in which they are counted.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// Where the log of the system listens.
+const SYSLOG: &str = "/dev/log";
+
+/// A daemon has an error to tell (RFC 3164).
+const PRIORITY: u32 = 3 * 8 + 3;
+
+/// Where messages go.
+pub(super) struct Log {
+    console: Arc<Console>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The log of the system, when that is where they go.
+    system: Option<UnixDatagram>,
+    began: Instant,
+    lines: u32,
+}
+
+impl Log {
+    /// To standard error.
+    pub(super) fn new(console: Arc<Console>) -> Self {
+        let state = State { system: None, began: Instant::now(), lines: 0 };
+        Self { console, state: Mutex::new(state) }
+    }
+
+    /// From now on to the log of the system. Where there is none, there is nobody to tell.
+    pub(super) fn use_system(&self) {
+        let system = UnixDatagram::unbound().and_then(|socket| {
+            socket.connect(SYSLOG)?;
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        });
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).system = system.ok();
+    }
+
+    /// Writes a message.
+    pub(super) fn line(&self, text: &dyn fmt::Display) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.began.elapsed() >= WINDOW {
+            let left_out = state.lines.saturating_sub(MOST_LINES);
+            (state.began, state.lines) = (Instant::now(), 0);
+            if left_out > 0 {
+                self.write(&state, &format_args!("{left_out} more messages were left out"));
+            }
+        }
+        state.lines += 1;
+        if state.lines <= MOST_LINES {
+            self.write(&state, text);
+        }
+    }
+
+    fn write(&self, state: &State, text: &dyn fmt::Display) {
+        match &state.system {
+            Some(system) => {
+                let text = text.to_string();
+                let text = crate::output::message(&text);
+                let pid = std::process::id();
+                // A log that is full or gone must not keep a mount from being served.
+                let _ = system.send(format!("<{PRIORITY}>offshoot[{pid}]: {text}").as_bytes());
+            }
+            None => self.console.error(text),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Options in the form of `mount -o`.
+//!
+//! | options | what becomes of them |
+//! |---|---|
+//! | what the engine or the kernel does | they are done |
+//! | of mount alone (`noauto`, `_netdev`, `x-...`), or what is so anyway (`noatime`, `default_permissions`) | they are let be |
+//! | of the kernel's btrfs, but not done here | they are refused by name, as not supported |
+//! | all others | wrong usage; let be where mount asks for that |
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use offshoot_btrfs::Compress;
+use offshoot_fuse::Owner;
+use offshoot_vfs::Error;
+
+use crate::exit::{Failure, Result};
+
+/// What somebody who mounts a volume wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub(crate) struct Wanted {
+    pub(crate) read_only: bool,
+    pub(crate) suid: bool,
+    pub(crate) dev: bool,
+    pub(crate) exec: bool,
+    pub(crate) allow_other: bool,
+    pub(crate) writeback: bool,
+    pub(crate) degraded: bool,
+    pub(crate) remount: bool,
+    pub(crate) owner: Owner,
+    pub(crate) subvolume: Option<OsString>,
+    pub(crate) compress: Option<Compress>,
+    pub(crate) commit: Option<Duration>,
+    pub(crate) devices: Vec<PathBuf>,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            suid: false,
+            dev: false,
+            exec: true,
+            allow_other: false,
+            writeback: false,
+            degraded: false,
+            remount: false,
+            owner: Owner::default(),
+            subvolume: None,
+            compress: None,
+            commit: None,
+            devices: Vec::new(),
+        }
+    }
+}
+
+/// What says nothing to this program, or what is so anyway.
+const LET_BE: [&str; 33] = [
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "nofail",
+    "_netdev",
+    "silent",
+    "loud",
+    "async",
+    "noatime",
+    "nodiratime",
+    "nolazytime",
+    "norelatime",
+    "nostrictatime",
+    "default_permissions",
+    "datacow",
+    "datasum",
+    "nodiscard",
+    "noflushoncommit",
+    "noautodefrag",
+    "barrier",
+    "treelog",
+    "acl",
+    "space_cache=v2",
+    "nossd",
+    "ssd",
+    "enospc_debug",
+    "noenospc_debug",
+    "nomand",
+];
+
+/// What the kernel's btrfs does and this program does not.
+const UNSUPPORTED: [&str; 25] = [
+    "sync",
+    "dirsync",
+    "relatime",
+    "strictatime",
+    "lazytime",
+    "diratime",
+    "mand",
+    "nodatacow",
+    "nodatasum",
+    "nobarrier",
+    "notreelog",
+    "discard",
+    "discard=sync",
+    "discard=async",
+    "flushoncommit",
+    "autodefrag",
+    "max_inline",
+    "metadata_ratio",
+    "thread_pool",
+    "fatal_errors",
+    "rescue",
+    "clear_cache",
+    "space_cache",
+    "skip_balance",
+    "noacl",
+];
+
+impl Wanted {
+    /// What these options say, one each. With `sloppy`, those that are not known are let be.
+    pub(crate) fn parse(options: &[String], sloppy: bool) -> Result<Self> {
+        let mut wanted = Self::default();
+        for option in options.iter().filter(|option| !option.is_empty()) {
+            wanted.add(option, sloppy)?;
+        }
+        Ok(wanted)
+    }
+
+    fn add(&mut self, option: &str, sloppy: bool) -> Result {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        match (name, value) {
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("suid", None) => self.suid = true,
+            ("nosuid", None) => self.suid = false,
+            ("dev", None) => self.dev = true,
+            ("nodev", None) => self.dev = false,
+            ("exec", None) => self.exec = true,
+            ("noexec", None) => self.exec = false,
+            ("allow_other", None) => self.allow_other = true,
+            ("writeback", None) => self.writeback = true,
+            ("degraded", None) => self.degraded = true,
+            ("remount", None) => self.remount = true,
+            ("uid", Some(value)) => self.owner.uid = Some(number(option, value)?),
+            ("gid", Some(value)) => self.owner.gid = Some(number(option, value)?),
+            ("subvolid", Some(value)) => {
+                // The top level has two names.
+                let id = match number::<u64>(option, value)? {
+                    0 => 5,
+                    id => id,
+                };
+                self.subvolume = Some(id.to_string().into());
+            }
+            // A path that is a number would be an id.
+            ("subvol", Some(value)) => {
+                self.subvolume = Some(format!("/{}", value.trim_start_matches('/')).into());
+            }
+            ("device", Some(value)) => self.devices.push(value.into()),
+            ("commit", Some(value)) => {
+                let secs = number(option, value)?;
+                self.commit = (secs > 0).then(|| Duration::from_secs(secs));
+            }
+            ("compress" | "compression", value) => self.compress = compress(option, value, false)?,
+            ("compress-force", value) => self.compress = compress(option, value, true)?,
+            _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
+            _ if LET_BE.contains(&option) => {}
+            _ if UNSUPPORTED.contains(&name) || UNSUPPORTED.contains(&option) => {
+                return Err(Error::Unsupported(format!("the mount option {option}")).into());
+            }
+            _ if sloppy => {}
+            _ => return Err(Failure::Usage(format!("the mount option {option} is not known"))),
+        }
+        Ok(())
+    }
+}
+
+fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
+    value.parse().map_err(|_| Failure::Usage(format!("{option} does not say a number")))
+}
+
+fn compress(option: &str, value: Option<&str>, forced: bool) -> Result<Option<Compress>> {
+    if matches!(value, Some("no" | "none")) {
+        return Ok(None);
+    }
+    let method = value.unwrap_or("zlib").parse();
+    method
+        .map(|method| Some(Compress { method, forced }))
+        .map_err(|reason| Failure::Usage(format!("{option}: {reason}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(options: &str) -> Result<Wanted> {
+        let options: Vec<_> = options.split(',').map(str::to_owned).collect();
+        Wanted::parse(&options, false)
+    }
+
+    #[test]
+    fn what_is_asked_for_is_wanted() {
+        assert_eq!(parse("").ok(), Some(Wanted::default()));
+        let wanted = parse(
+            "ro,rw,noatime,x-systemd.automount,subvol=2024,uid=7,commit=5,compress-force=zstd:3,noexec,dev",
+        );
+        let wanted = wanted.expect("all of them are known");
+        assert_eq!(wanted.subvolume, Some("/2024".into()));
+        assert_eq!(wanted.owner, Owner { uid: Some(7), gid: None });
+        assert_eq!(wanted.commit, Some(Duration::from_secs(5)));
+        assert!(wanted.compress.is_some_and(|compress| compress.forced));
+        assert!(!wanted.read_only && !wanted.exec && wanted.dev && !wanted.suid);
+        assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume), Some("5".into()));
+        assert_eq!(parse("compress=zlib,compress=none").ok(), Some(Wanted::default()));
+        assert_eq!(parse("commit=0").ok(), Some(Wanted::default()));
+    }
+
+    #[test]
+    fn what_is_not_done_is_refused_by_name() {
+        for option in ["nodatacow", "discard=async", "max_inline=2048", "relatime", "flushoncommit"]
+        {
+            let refused = parse(option).map_err(|failure| failure.to_string());
+            assert_eq!(refused, Err(format!("not supported: the mount option {option}")));
+        }
+        for option in ["bogus", "uid=root", "subvol", "ro=1", "compress=gzip", "commit=soon", "uid"]
+        {
+            let refused = parse(option);
+            assert!(matches!(refused, Err(Failure::Usage(_))), "{option}: {refused:?}");
+        }
+        assert!(Wanted::parse(&["bogus".to_owned()], true).is_ok());
+        assert!(Wanted::parse(&["nodatacow".to_owned()], true).is_err());
+    }
+}

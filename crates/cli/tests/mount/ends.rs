@@ -1,0 +1,325 @@
+//! How a mount ends: unmounted, by a signal, by SIGKILL, on a full volume.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::random::Random;
+use rustix::process::Signal;
+
+use super::{Mounted, command, does, offshoot, require, volume};
+
+/// What `unmount` returns from is on the devices, and free for others.
+#[test]
+fn unmount_makes_all_durable() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = &disks.images()[0];
+    for round in 0..3_u32 {
+        let mounted = Mounted::new(image, "rw");
+        for before in 0..round {
+            let read = fs::read_to_string(mounted.path().join(format!("file{before}")));
+            assert_eq!(read.ok(), Some(before.to_string()));
+        }
+        fs::write(mounted.path().join(format!("file{round}")), round.to_string()).expect("a file");
+        mounted.unmount();
+        let listed = offshoot(&["ls".as_ref(), image.as_os_str()]);
+        let lines = String::from_utf8_lossy(&listed.stdout).lines().count();
+        assert_eq!(lines, usize::try_from(round).expect("few") + 1);
+    }
+    disks.assert_checks();
+}
+
+/// The program that is called returns when the volume can be used, and the one that serves it goes on.
+#[test]
+fn it_goes_to_the_background() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let dir = offshoot_testkit::disks::scratch_dir();
+    let (image, path) = (disks.images()[0].as_os_str(), dir.path().as_os_str());
+    // By the name that `mount` calls it by, with what it says.
+    let name = dir.path().with_extension("mount.offshoot");
+    let helper = name.with_file_name("mount.offshoot");
+    let _ = fs::remove_file(&helper);
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_offshoot"), &helper).expect("a link");
+    let status = std::process::Command::new(&helper)
+        .args([image, path, "-o".as_ref(), "rw,noatime".as_ref()])
+        .status();
+    let _ = fs::remove_file(&helper);
+    let is_mounted = status.is_ok_and(|status| status.success());
+    let written = fs::write(dir.path().join("file"), "contents");
+    let unmounted = offshoot(&["unmount".as_ref(), path]);
+    assert!(is_mounted && written.is_ok(), "{written:?}");
+    assert!(unmounted.status.success(), "{unmounted:?}");
+    assert_eq!(fs::read_dir(dir.path()).expect("the directory below").count(), 0);
+    disks.assert_checks();
+    assert!(
+        fs::read_to_string(disks.mount("ro").path().join("file")).is_ok_and(|c| c == "contents")
+    );
+}
+
+/// SIGTERM stores everything. Who uses a file can go on, and the end comes with the last one.
+#[test]
+fn a_signal_unmounts() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let path = mounted.path().join("file");
+    let mut file = File::create(&path).expect("a file");
+    file.write_all(b"before").expect("data");
+    mounted.signal(Signal::TERM);
+    let is_gone = || !path.exists();
+    while !is_gone() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    file.write_all(b" and after").expect("data");
+    drop(file);
+    mounted.ends_well();
+    disks.assert_checks();
+    let read = fs::read_to_string(disks.mount("ro").path().join("file"));
+    assert_eq!(read.ok().as_deref(), Some("before and after"));
+}
+
+/// What is in use is not unmounted, and works on.
+#[test]
+fn what_is_in_use_stays_mounted() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let file = File::create(mounted.path().join("file")).expect("a file");
+    let refused = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("busy"), "{said}");
+    file.write_all_at(b"data", 0).expect("it works on");
+    // Lazily, it goes with the last who uses it.
+    does(&["unmount".as_ref(), "--lazy".as_ref(), mounted.path().as_os_str()]);
+    assert!(!mounted.path().join("file").exists());
+    file.write_all_at(b"more", 4).expect("it works on");
+    drop(file);
+    mounted.ends_well();
+    disks.assert_checks();
+    let read = fs::read_to_string(disks.mount("ro").path().join("file"));
+    assert_eq!(read.ok().as_deref(), Some("datamore"));
+}
+
+/// Killed under load, time and again: the volume opens, and has all that was fsynced.
+#[test]
+fn killed_under_load() {
+    let Some(judges) = require() else { return };
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let disks = volume(&judges, 512);
+    let image = &disks.images()[0];
+    let mut random = Random::new(seed);
+    let promised = Mutex::new(Vec::new());
+    for round in 0..8 {
+        let mounted = Mounted::new(image, "rw");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (promised, is_over, root) = (&promised, &is_over, mounted.path());
+                let writer = Writer { round, thread, root };
+                scope.spawn(move || writer.work(is_over, promised));
+            }
+            std::thread::sleep(Duration::from_millis(50 + random.below(300)));
+            mounted.signal(Signal::KILL);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        drop(mounted);
+        disks.assert_checks();
+    }
+    let promised = promised.into_inner().expect("nobody panicked");
+    assert!(promised.len() >= 8, "only {} files were fsynced", promised.len());
+    let found = disks.mount("ro");
+    for (name, bytes) in &promised {
+        let read = fs::read(found.path().join(name));
+        assert!(read.is_ok_and(|read| read == *bytes), "{name} was fsynced (seed {seed})");
+    }
+}
+
+/// One who writes files, and fsyncs every third.
+struct Writer<'a> {
+    round: u32,
+    thread: u32,
+    root: &'a Path,
+}
+
+impl Writer<'_> {
+    fn work(&self, is_over: &AtomicBool, promised: &Mutex<Vec<(String, Vec<u8>)>>) {
+        let mut random = Random::new(u64::from(self.round * 10 + self.thread));
+        for number in 0_u32.. {
+            let name = format!("r{}t{}n{number}", self.round, self.thread);
+            let byte = number.to_le_bytes()[0];
+            let bytes = vec![byte; usize::try_from(random.below(20_000)).expect("little")];
+            // Whatever fails from now on, fails because the other side was killed.
+            let written = File::create(self.root.join(&name)).and_then(|mut file| {
+                file.write_all(&bytes)?;
+                if number % 3 == 0 {
+                    file.sync_all()?;
+                }
+                Ok(())
+            });
+            match written {
+                Ok(()) if number % 3 == 0 => {
+                    promised.lock().expect("nobody panicked").push((name, bytes));
+                }
+                Ok(()) => {}
+                Err(_) => return,
+            }
+            if is_over.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+/// Who fills a volume is told so, the log too, and removing makes room again.
+#[test]
+fn a_full_volume() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 128);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let path = mounted.path().join("file");
+    let fill = |path: &Path| -> std::io::Result<()> {
+        let mut file = File::create(path)?;
+        for _ in 0..200 {
+            file.write_all(&vec![7; 1 << 20])?;
+        }
+        file.sync_all()
+    };
+    let refused = fill(&path).expect_err("200 MiB do not fit");
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
+    fs::remove_file(&path).expect("it can be removed");
+    File::open(mounted.path()).and_then(|root| root.sync_all()).expect("a sync");
+    fs::write(&path, vec![1; 4 << 20]).expect("there is room again");
+    let said = mounted.log();
+    assert!(said.contains("No space left on device"), "{said:?}");
+    does(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    drop(mounted);
+    disks.assert_checks();
+}
+
+/// What is open when the kernel goes is removed as soon as the volume is opened again.
+#[test]
+fn unlinked_files_are_gone_after_a_kill() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let path = mounted.path().join("file");
+    let mut file = File::create(&path).expect("a file");
+    file.write_all(&vec![1; 100_000]).expect("data");
+    fs::remove_file(&path).expect("it is removed");
+    file.sync_all().expect("it still is a file");
+    assert_eq!(file.metadata().expect("it still is a file").len(), 100_000);
+    mounted.signal(Signal::KILL);
+    drop(file);
+    drop(mounted);
+    disks.assert_checks();
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    fs::write(mounted.path().join("other"), "x").expect("a file");
+    mounted.unmount();
+    disks.assert_checks();
+    assert_eq!(fs::read_dir(disks.mount("rw").path()).expect("a listing").count(), 1);
+}
+
+/// Both ways of a mapping, and writes beside it.
+#[test]
+#[expect(unsafe_code, reason = "the standard library has no mappings")]
+fn mappings() {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let path = mounted.path().join("file");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+    file.write_all_at(&[1; 8192], 0).expect("data");
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is unmapped.
+    unsafe {
+        let start = std::ptr::null_mut();
+        let map = mmap(start, 8192, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
+        let bytes = map.cast::<u8>();
+        assert_eq!(bytes.add(5000).read(), 1);
+        bytes.add(5000).write(2);
+        file.write_all_at(&[3], 5001).expect("a write beside it");
+        assert_eq!(bytes.add(5001).read(), 3);
+        let mut read = [0; 3];
+        file.read_exact_at(&mut read, 4999).expect("a read beside it");
+        assert_eq!(read, [1, 2, 3]);
+        msync(map, 8192, MsyncFlags::SYNC).expect("a sync of the mapping");
+        bytes.write(4);
+        munmap(map, 8192).expect("its end");
+    }
+    drop(file);
+    mounted.unmount();
+    disks.assert_checks();
+    let read = fs::read(disks.mount("ro").path().join("file")).expect("it is there");
+    assert_eq!((read[0], read[1], read[5000], read[5001], read.len()), (4, 1, 2, 3, 8192));
+}
+
+/// Others may use it only where that was asked for.
+#[test]
+fn other_users() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    assert_eq!((seen_by_another(&judges, &disks.images()[0], "rw")), "");
+    assert_eq!((seen_by_another(&judges, &disks.images()[0], "allow_other")), "file\n");
+    let mapped = Mounted::new(&disks.images()[0], "uid=1234,gid=5678");
+    let made = mapped.path().join("made");
+    fs::write(&made, "x").expect("a file");
+    let metadata = made.metadata().expect("it is there");
+    let ids = |m: &fs::Metadata| {
+        use std::os::unix::fs::MetadataExt;
+        (m.uid(), m.gid())
+    };
+    assert_eq!(ids(&metadata), (1234, 5678));
+    let refused = std::os::unix::fs::chown(&made, Some(0), None).map_err(|e| e.raw_os_error());
+    assert_eq!(refused, Err(Some(1)));
+    std::os::unix::fs::chown(&made, Some(1234), Some(5678)).expect("what it is already");
+    mapped.unmount();
+    let found = disks.mount("ro");
+    assert_eq!(ids(&found.path().join("made").metadata().expect("it is there")), (0, 0));
+}
+
+/// What another user sees of a mount with these options.
+fn seen_by_another(_judges: &Judges, image: &Path, options: &str) -> String {
+    use std::os::unix::process::CommandExt;
+    let mounted = Mounted::new(image, options);
+    fs::write(mounted.path().join("file"), "x").expect("a file");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(mounted.path(), mode).expect("a mode");
+    let listed = std::process::Command::new("ls").arg(mounted.path()).uid(1000).gid(1000).output();
+    let listed = listed.expect("ls runs");
+    mounted.unmount();
+    String::from_utf8_lossy(&listed.stdout).into_owned()
+}
+
+/// The program in the foreground says what is wrong where it was started, and the mount is gone when it ends.
+#[test]
+fn in_the_foreground() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let dir = offshoot_testkit::disks::scratch_dir();
+    let mut child = command()
+        .args(["mount".as_ref(), "--foreground".as_ref(), disks.images()[0].as_os_str()])
+        .arg(dir.path())
+        .spawn()
+        .expect("the program starts");
+    let file = dir.path().join("file");
+    let mounted = || fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+    while !mounted().contains(&*dir.path().to_string_lossy()) {
+        assert!(child.try_wait().expect("a child").is_none(), "it ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs::write(file, "x").expect("a file");
+    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+    rustix::process::kill_process(pid.expect("a process"), Signal::INT).expect("it runs");
+    assert!(child.wait().expect("a child").success());
+    assert!(!mounted().contains(&*dir.path().to_string_lossy()));
+    disks.assert_checks();
+}

@@ -1,0 +1,133 @@
+//! Volumes that are mounted with `offshoot mount`, through the system calls of ordinary programs.
+//!
+//! | module | judge |
+//! |---|---|
+//! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
+//! | `calls` | those calls |
+//! | `ends` | `btrfs check`, and what was promised: unmounting, signals, SIGKILL under load, full volumes |
+//! | `refused` | what is not done: options, volumes in use, directories that are not there |
+//!
+//! They need root and `/dev/fuse`. Where the other judges are, that has to be there too.
+
+mod calls;
+mod ends;
+mod refused;
+mod same;
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use offshoot_testkit::disks::{Disks, scratch_dir};
+use offshoot_testkit::judges::{self, Judges};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// The judges, this one among them: the kernel has to offer FUSE.
+fn require() -> Option<Judges> {
+    let judges = judges::require()?;
+    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    device.expect(
+        "/dev/fuse is there: boot a kernel with FUSE, or load its module (`modprobe fuse`)",
+    );
+    Some(judges)
+}
+
+/// Runs the program.
+fn offshoot<S: AsRef<OsStr>>(args: &[S]) -> Output {
+    command().args(args).output().expect("the program starts")
+}
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs what must succeed in silence.
+#[track_caller]
+fn does(args: &[&OsStr]) {
+    let output = offshoot(args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_silent = output.status.success() && said.is_empty();
+    assert!(is_silent, "offshoot {args:?}: {}\n{said}", output.status);
+}
+
+/// An empty volume of `mib` MiB, made by the program.
+fn volume(judges: &Judges, mib: u64) -> Disks {
+    let disks = Disks::create(judges, 1, mib);
+    does(&["mkfs".as_ref(), disks.images()[0].as_os_str()]);
+    disks
+}
+
+/// A volume that this program has mounted. The process that serves it is a child of the test.
+struct Mounted {
+    dir: TempDir,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Mounted {
+    /// Mounts `image` with these options.
+    #[track_caller]
+    fn new(image: &Path, options: &str) -> Self {
+        let dir = scratch_dir();
+        // Beside the image, where it goes with it.
+        let log = image.with_extension("log");
+        let mut child = command()
+            .args(["mount", "--in-background", "-o", options, "--log"])
+            .args([log.as_os_str(), image.as_os_str(), dir.path().as_os_str()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut ready = [0];
+        let output = child.stdout.as_mut().expect("a pipe");
+        let is_ready = output.read_exact(&mut ready).is_ok();
+        let mounted = Self { dir, child, log };
+        assert!(is_ready, "{} is not mounted with {options:?}", image.display());
+        mounted
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What it had to say so far.
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a process"), signal).expect("it runs");
+    }
+
+    /// Waits for its end, which must be a good one without a word.
+    #[track_caller]
+    fn ends_well(mut self) {
+        let status = self.child.wait().expect("a child");
+        assert!(status.success(), "it ends with {status}: {}", self.log());
+        assert_eq!(self.log(), "");
+    }
+
+    /// Unmounts it with the program.
+    #[track_caller]
+    fn unmount(self) {
+        does(&["unmount".as_ref(), self.path().as_os_str()]);
+        self.ends_well();
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the log of the mount:\n{}", self.log());
+        }
+        // Of what a test left undone: after it was unmounted there is nothing to do.
+        let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,79 @@
+//! What is not mounted, and how that is said.
+
+use std::ffi::OsStr;
+
+use offshoot_testkit::disks::scratch_dir;
+
+use super::{Mounted, offshoot, require, volume};
+
+/// Runs what must fail with `code`, and gives its messages.
+#[track_caller]
+fn fails(args: &[&OsStr], code: i32) -> String {
+    let output = offshoot(args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "offshoot {args:?}: {said}");
+    said
+}
+
+#[test]
+fn options_that_are_not_done() {
+    let dir = scratch_dir();
+    let mount = |options: &str, code| {
+        let args = ["mount", "-o", options, "no.img"].map(OsStr::new);
+        fails(&[&args[..], &[dir.path().as_os_str()]].concat(), code)
+    };
+    assert!(mount("rw,nodatacow", 4).contains("not supported: the mount option nodatacow"));
+    assert!(mount("max_inline=0", 4).contains("max_inline=0"));
+    assert!(mount("bogus", 2).contains("the mount option bogus is not known"));
+    assert!(mount("remount,subvol=x", 4).contains("remounting"));
+    assert!(mount("remount,ro", 1).contains("no volume is mounted there"));
+    assert!(mount("ro", 1).contains("no.img: No such file or directory"));
+}
+
+#[test]
+fn places_that_are_none() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = disks.images()[0].as_os_str();
+    let [mount, unmount] = ["mount", "unmount"].map(OsStr::new);
+    let none = OsStr::new("/no/such/directory");
+    assert!(fails(&[mount, image, none], 1).contains("No such file or directory"));
+    assert!(fails(&[unmount, none], 1).contains("no volume is mounted there"));
+    let dir = scratch_dir();
+    assert!(fails(&[unmount, dir.path().as_os_str()], 1).contains("no volume is mounted there"));
+    let zeros = dir.path().join("zeros");
+    std::fs::write(&zeros, vec![0; 1 << 20]).expect("a file");
+    fails(&[mount, zeros.as_os_str(), dir.path().as_os_str()], 1);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    // The one that writes keeps others from it.
+    let said = fails(&[mount, image, dir.path().as_os_str()], 1);
+    assert!(said.contains("in use by"), "{said}");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("it is not mounted over").count(), 1);
+    mounted.unmount();
+}
+
+/// A mount becomes read-only and back, and one of a volume that is only read refuses all changes.
+#[test]
+fn read_only() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let file = mounted.path().join("file");
+    let written = || std::fs::write(&file, "x").map_err(|error| error.kind());
+    let remount = |options: &str| {
+        let args = ["mount", "-o", options, "any"].map(OsStr::new);
+        super::does(&[&args[..], &[mounted.path().as_os_str()]].concat());
+    };
+    assert_eq!(written(), Ok(()));
+    remount("remount,ro");
+    assert_eq!(written(), Err(std::io::ErrorKind::ReadOnlyFilesystem));
+    remount("remount,rw");
+    assert_eq!(written(), Ok(()));
+    mounted.unmount();
+    let mounted = Mounted::new(&disks.images()[0], "ro");
+    let file = mounted.path().join("file");
+    let refused = std::fs::remove_file(&file).map_err(|error| error.kind());
+    assert_eq!(refused, Err(std::io::ErrorKind::ReadOnlyFilesystem));
+    assert_eq!(std::fs::read_to_string(&file).ok().as_deref(), Some("x"));
+    mounted.unmount();
+}

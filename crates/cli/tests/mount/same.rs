@@ -1,0 +1,116 @@
+//! What the kernel's btrfs shows, and does.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::fill;
+use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
+
+use super::{Mounted, calls, does, require, volume};
+
+/// One of everything that the kernel made, seen through both mounts at once.
+#[test]
+fn both_mounts_show_the_same() {
+    let Some(judges) = require() else { return };
+    let disks = Recipe::new().fill(fill::everything).make(&judges);
+    let theirs = disks.mount("ro,noatime");
+    let ours = Mounted::new(&disks.images()[0], "ro");
+    let shown = HostFilesystem::new(ours.path()).expect("the mount opens");
+    // Inode numbers are one space here, and one for each subvolume there.
+    let compare = Compare::default().without(Aspect::Ids);
+    compare.run(&shown, theirs.path()).assert_same(fill::EVERYTHING_AT_LEAST);
+    drop(shown);
+    ours.unmount();
+}
+
+/// The same system calls on a volume of ours and on one of the kernel have the same results, and leave the same.
+#[test]
+fn calls_do_the_same() {
+    let Some(judges) = require() else { return };
+    let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
+    theirs.mkfs(&[]);
+    let mounted = Mounted::new(&ours.images()[0], "allow_other");
+    let kernel = theirs.mount("noatime");
+    let (said, expected) = (calls::make(mounted.path()), calls::make(kernel.path()));
+    let differences: Vec<_> = said
+        .iter()
+        .zip(&expected)
+        .filter(|(ours, theirs)| ours != theirs)
+        .map(|(ours, theirs)| format!("ours   {ours}\nkernel {theirs}"))
+        .collect();
+    assert!(differences.is_empty(), "of {} calls:\n{}", said.len(), differences.join("\n"));
+    assert_eq!(said.len(), expected.len());
+    assert!(said.len() > 100, "only {} calls", said.len());
+    // The clock is not the same either.
+    for root in [mounted.path(), kernel.path()] {
+        let touch = ["-depth", "-exec", "touch", "-h", "-d", "@1000000000", "{}", "+"];
+        run("find", &[&[root.as_os_str()], &touch.map(OsStr::new)[..]].concat());
+    }
+    let compare = Compare::of_copies();
+    let shown = HostFilesystem::new(mounted.path()).expect("the mount opens");
+    compare.run(&shown, kernel.path()).assert_same(20);
+    drop(shown);
+    // That there was no space for one attribute is told, and nothing else.
+    let said = mounted.log();
+    assert!(said.lines().count() == 1 && said.contains("xattr `user.65536`"), "{said}");
+    does(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    drop(mounted);
+    ours.assert_checks();
+    // And as the kernel finds it.
+    let found = ours.mount("noatime");
+    let shown = HostFilesystem::new(found.path()).expect("the mount opens");
+    compare.run(&shown, kernel.path()).assert_same(20);
+}
+
+/// The numbers of files are those that they had before, whichever subvolume is mounted, and of no two files the same.
+#[test]
+fn numbers_are_stable_and_unique() {
+    let Some(judges) = require() else { return };
+    let disks = Recipe::new().fill(fill::everything).make(&judges);
+    let image = &disks.images()[0];
+    let numbers = |mounted: &Mounted| {
+        let mut found = Vec::new();
+        let mut dirs = vec![mounted.path().to_path_buf()];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).expect("it is listed") {
+                let entry = entry.expect("an entry");
+                let path = entry.path();
+                // Deeper than any path can say.
+                if path.as_os_str().len() > 3000 {
+                    continue;
+                }
+                let metadata = path.symlink_metadata().expect("it is there");
+                assert_eq!(entry_number(&entry), metadata.ino(), "{}", path.display());
+                if metadata.is_dir() {
+                    dirs.push(path.clone());
+                }
+                // Files with several names have one number.
+                let key = if metadata.is_dir() { 0 } else { metadata.nlink() };
+                let name = path.strip_prefix(mounted.path()).expect("below").to_path_buf();
+                found.push((metadata.ino(), key, name));
+            }
+        }
+        found.sort();
+        found
+    };
+    let mounted = Mounted::new(image, "ro");
+    let first = numbers(&mounted);
+    let root = mounted.path().metadata().expect("it is there").ino();
+    mounted.unmount();
+    assert!(first.iter().all(|(number, ..)| *number != root));
+    for pair in first.windows(2) {
+        assert!(pair[0].0 != pair[1].0 || pair[0].1 > 1, "{pair:?}");
+    }
+    let mounted = Mounted::new(image, "ro");
+    assert!(numbers(&mounted) == first);
+    mounted.unmount();
+}
+
+fn entry_number(entry: &std::fs::DirEntry) -> u64 {
+    use std::os::unix::fs::DirEntryExt;
+    entry.ino()
+}
