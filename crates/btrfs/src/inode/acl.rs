@@ -79,9 +79,18 @@ fn list_of(volume: &Engine, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
     }
 }
 
-/// The permissions of `file` become these: its list says so too.
-pub(super) fn follow(changes: &mut Changes<'_, '_>, file: FileId, permissions: u32) -> Result<()> {
-    let Some(mut list) = list_of(changes.volume(), file, ACCESS)? else { return Ok(()) };
+/// The access list of `file`, if it has one that says more than its permissions.
+pub(super) fn access_of(volume: &Engine, file: FileId) -> Result<Option<Acl>> {
+    list_of(volume, file, ACCESS)
+}
+
+/// The permissions of `file` become these: its access list, which is `list`, says so too.
+pub(super) fn follow(
+    changes: &mut Changes<'_, '_>,
+    file: FileId,
+    mut list: Acl,
+    permissions: u32,
+) -> Result<()> {
     list.set_permissions(permissions);
     xattr::replace(changes, file, ACCESS, Some(&list.to_value()))
 }

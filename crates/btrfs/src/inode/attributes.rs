@@ -8,7 +8,8 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result, SetAttr, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::{is_deleted, writable};
-use super::{acl, evict, write};
+use super::write_back::Patience;
+use super::{acl, evict, write, write_back};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::volume::Engine;
 
@@ -26,8 +27,13 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     let [atime, mtime] = times;
     let (atime, mtime) = (atime?, mtime?);
     let now = set.size.map(|_| timespec(at)).transpose()?;
+    let list = set.permissions.map_or(Ok(None), |_| acl::access_of(volume, file))?;
     if let Some(size) = set.size {
         write::truncate(volume, file, size, at)?;
+        if set.permissions.is_some() || set.uid.is_some() || set.gid.is_some() {
+            // As long as the length is buffered alone, a commit would bring the others to the devices before it.
+            write_back::write_back(volume, file, Patience::Waits)?;
+        }
     }
     // The length has changed already: the rest must not be refused any more.
     let handle = if set.size.is_some() { volume.join_to_remove() } else { volume.join() }?;
@@ -35,8 +41,8 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     if let (Some(_), Some(buffer)) = (mtime.or(now), volume.buffers.get(file)) {
         buffer.write().mtime = None;
     }
-    if let Some(permissions) = set.permissions {
-        acl::follow(&mut changes, file, permissions)?;
+    if let (Some(permissions), Some(list)) = (set.permissions, list) {
+        acl::follow(&mut changes, file, list, permissions)?;
     }
     changes.change_inode(file, at, |item| {
         if let Some(permissions) = set.permissions {

@@ -2,7 +2,7 @@
 
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::in_memory;
@@ -79,4 +79,24 @@ fn a_file_that_counts_too_few_names_is_removed() {
     assert_eq!(fs.attr(file).expect_err("it is gone").errno(), Errno::NOENT);
     fs.sync().expect("a commit");
     fs.create(place(fs.root(), "later"), &NEW).expect("there is room");
+}
+
+/// A commit that writes no data back had the new owner of a file whose new length was only buffered.
+#[test]
+fn a_length_is_not_behind_the_owner_that_is_set_with_it() {
+    let memory = in_memory(16384);
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![memory.clone()], &options).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
+    for (name, size) in [("grown", 200_000), ("cut", 50_000)] {
+        let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        fs.sync().expect("a commit");
+        fs.write(file, 0, &[7; 100_000], AT).expect("buffered");
+        let set = SetAttr { size: Some(size), uid: Some(77), ..SetAttr::default() };
+        fs.set_attr(file, &set, AT).expect("set");
+        fs.volume().commit().expect("a commit");
+        let stored = Volume::open(vec![memory.clone()], &options).expect("it opens");
+        let attr = stored.filesystem(TreeId::FS).expect("one").attr(file).expect("it is there");
+        assert_eq!((attr.size, attr.uid), (size, 77), "{name}");
+    }
 }

@@ -57,6 +57,11 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
             if only == Only::Empty && has_entries(volume, child)? {
                 return Err(Error::posix(Errno::NOTEMPTY, format!("subvolume {id}")));
             }
+            match refuse_root_flags(volume, id) {
+                // In a damaged subvolume there may be no root directory, and then nothing that keeps it. Whether it is empty is not known.
+                Err(Error::Posix { errno: Errno::NOENT, .. }) if only == Only::Subvolumes => {}
+                allowed => allowed?,
+            }
             delete_alone(handle, place, id, at)
         })?
     };
@@ -74,7 +79,6 @@ fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp
     let mut changes = Changes::new(handle, dir)?;
     let parent = changes.directory(dir)?;
     refuse_flags(&parent, inode_flags::APPEND, dir)?;
-    refuse_root_flags(volume, id)?;
     changes.remove_entry(place, index_at(volume, dir, id)?, at)?;
     let tree = handle.tree(id)?;
     let missing = || Error::posix(Errno::NOENT, format!("subvolume {id}"));
@@ -115,15 +119,12 @@ fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
 }
 
 /// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its name stays. It stays too where that
-/// cannot be read: what the block holds that is damaged could not be given up, and the kernel ends all writing when it tries to.
+/// cannot be read.
 pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     let root = FileId { dev: id.0, ino: ROOT_DIR };
-    match inode_item(volume, tree_of(volume, root)?, root) {
-        Ok(item) => refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root),
-        // In a damaged subvolume there may be none, and then nothing that keeps it.
-        Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(()),
-        Err(error) => Err(error.in_file_if_unnamed(root)),
-    }
+    let item = inode_item(volume, tree_of(volume, root)?, root);
+    let item = item.map_err(|error| error.in_file_if_unnamed(root))?;
+    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root)
 }
 
 /// The index of the entry in the subvolume of `dir` that leads to the subvolume `id`.

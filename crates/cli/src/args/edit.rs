@@ -45,7 +45,7 @@ Examples:
   offshoot rm -rf disk.img:/var/cache disk.img:/tmp/old";
 
 pub(crate) const MV_HELP: &str = "\
-Both places are in one volume, and in one subvolume of it. What has the new name is replaced, as \
+Both places are in one volume, and in one subvolume of it; a subvolume itself may go into another one. What has the new name is replaced, as \
 by rename(2).
 
 Examples:

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::disks::Disks;
@@ -140,6 +141,29 @@ fn a_subvolume_without_a_root_directory_can_be_deleted() {
     fs.volume().drop_deleted().unwrap();
     assert_eq!(fs.volume().subvolume_count().unwrap(), 1);
     assert_eq!(fs.volume().subvolume(id).unwrap_err().errno(), Errno::NOENT);
+}
+
+/// With its root directory everything is gone that says what is in it, and `rmdir` took it for empty.
+#[test]
+fn a_subvolume_of_which_nobody_knows_whether_it_is_empty_is_not_removed() {
+    let fs = open(vec![in_memory(4096)]);
+    let id = fs.create_subvolume(top("damaged"), &NEW).unwrap();
+    let root = FileId { dev: id.0, ino: 256 };
+    let kept = fs.create(Place { dir: root, name: b"kept" }, &NEW).unwrap();
+    fs.sync().unwrap();
+    let keys = [
+        Key::new(256, ItemType::INODE_ITEM, 0),
+        Key::new(256, ItemType::INODE_REF, 256),
+        Key::new(256, ItemType::DIR_ITEM, name_hash(b"kept")),
+        Key::new(256, ItemType::DIR_INDEX, 2),
+    ];
+    let handle = fs.volume().join().unwrap();
+    handle
+        .change(id, |tree| keys.into_iter().try_for_each(|key| tree.remove(key).map(drop)))
+        .unwrap();
+    drop(handle);
+    assert_eq!(fs.rmdir(top("damaged"), AT).unwrap_err().errno(), Errno::NOENT);
+    assert!(fs.attr(kept).is_ok());
 }
 
 /// The block with the root directory is damaged: the error says so, and the name stays.

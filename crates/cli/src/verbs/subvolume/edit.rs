@@ -13,7 +13,7 @@ use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve_end};
+use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
@@ -71,7 +71,7 @@ pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Co
     let places = parsed(&arguments.places);
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let (dir, name) = named_place(fs, path)?;
-        let deleted = fs.delete_subvolume(Place { dir, name: &name }, at);
+        let deleted = fs.delete_subvolume(Place { dir, name }, at);
         deleted.map_err(|error| explained(error, path))?;
         fs.volume().drop_deleted()
     })
@@ -140,10 +140,11 @@ fn without_slashes(path: &[u8]) -> &[u8] {
     &path[..end]
 }
 
-/// The directory and the name of what is at `path`, which is no link that is followed.
-fn named_place(fs: &Filesystem, path: &[u8]) -> Result<(FileId, Vec<u8>), Error> {
-    let end = resolve_end(fs, without_slashes(path), LastLink::Keep)?;
-    let fail = |errno| Error::posix(errno, Escaped(path).to_string());
-    end.file.ok_or_else(|| fail(Errno::NOENT))?;
-    end.place.ok_or_else(|| fail(Errno::BUSY))
+/// The directory and the name of what is at `path`, which may be damaged: nobody looks at it.
+fn named_place<'p>(fs: &Filesystem, path: &'p [u8]) -> Result<(FileId, &'p [u8]), Error> {
+    let path = without_slashes(path);
+    let busy = || Error::posix(Errno::BUSY, Escaped(path).to_string());
+    let name = last_name(path).ok_or_else(busy)?;
+    let dir = resolve(fs, &path[..path.len() - name.len()], LastLink::Follow)?;
+    Ok((dir, name))
 }
