@@ -60,6 +60,8 @@ pub(crate) struct Changes<'h, 'v> {
     inodes: Vec<Inode>,
     /// Items of an inode that go, and the inode with them when these are all.
     removed: Option<Batch>,
+    /// Names that inodes lose: by directory and index, and the inode.
+    lost: Vec<(u64, u64, u64)>,
 }
 
 fn inode_key(ino: u64) -> Key {
@@ -109,7 +111,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         let tree = handle.tree(TreeId(file.dev))?;
         tree.require_alive()?;
         let (items, inodes) = (Vec::with_capacity(6), Vec::with_capacity(4));
-        Ok(Self { handle, tree, items, inodes, removed: None })
+        Ok(Self { handle, tree, items, inodes, removed: None, lost: Vec::new() })
     }
 
     pub(crate) fn volume(&self) -> &'v Engine {
@@ -290,12 +292,19 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(())
     }
 
+    /// The inode loses the name that has this index in the directory.
+    pub(super) fn note_lost(&mut self, dir: u64, index: u64, ino: u64) {
+        self.lost.push((dir, index, ino));
+    }
+
     /// Notes which entries go, for fsync.
     fn note_removals(&self) {
         let is_index = |item: &&Item| item.key.item_type == ItemType::DIR_INDEX;
         for item in self.items.iter().filter(is_index).filter(|item| item.new.is_none()) {
-            let dir = FileId { dev: self.tree.id.0, ino: item.key.objectid };
-            self.handle.log().note_removal(dir, item.key.offset);
+            let (dir, index) = (item.key.objectid, item.key.offset);
+            let lost = self.lost.iter().find(|lost| (lost.0, lost.1) == (dir, index));
+            let dir = FileId { dev: self.tree.id.0, ino: dir };
+            self.handle.log().note_removal(dir, index, lost.map(|lost| lost.2));
         }
     }
 
@@ -306,7 +315,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// Puts everything into the tree.
     fn put_all(self) -> Result<()> {
-        let Self { handle, tree, items, inodes, removed } = self;
+        let Self { handle, tree, items, inodes, removed, .. } = self;
         handle.whole(|| {
             put(handle, &tree, inodes.iter().map(Inode::edit).chain(edits(&items, Phase::Others)))?;
             for phase in [Phase::Entries, Phase::RemovedEntries] {
@@ -319,7 +328,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// Queues what is delayed, and puts the rest into the tree.
     fn queue_all(self) -> Result<()> {
-        let Self { handle, tree, mut items, inodes, removed } = self;
+        let Self { handle, tree, mut items, inodes, removed, .. } = self;
         let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
         let gone = removed.as_ref().and_then(Batch::inode_gone);
         let count = items.len() + inodes.len() + usize::from(gone.is_some());

@@ -75,6 +75,7 @@ impl Changes<'_, '_> {
         }
         if let Some(index) = found {
             self.put_or_remove(key, rest)?;
+            self.note_lost(dir.ino, index, ino);
             return Ok(index);
         }
         let key = Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name));
@@ -93,6 +94,7 @@ impl Changes<'_, '_> {
             Error::corrupt("inode ref", problem)
         })?;
         self.put_or_remove(key, rest)?;
+        self.note_lost(dir.ino, index, ino);
         Ok(index)
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode itself and its names, but not what it holds, unless it is a symbolic
 //!   link; if not, all of it, because it may have lost another name for this one.
-//! - *An entry that is gone* is said to be gone. The inode that it led to is logged with the names that it has now, if it has one.
+//! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led to is logged with the names that it has now, if it has one.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -63,7 +63,7 @@ impl Record<'_, '_> {
 
     fn removed_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), Stop> {
         let removed = self.log.notes().take_removed(self.file(dir));
-        for &index in removed.range(..after_committed) {
+        for &index in removed.range(..after_committed).map(|(index, _)| index) {
             let key = entry_key(dir, index);
             let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
             // One that came and went before the last commit is none.
@@ -74,17 +74,13 @@ impl Record<'_, '_> {
                 self.spill_much()?;
             }
         }
-        let came_and_went: BTreeSet<_> = removed.range(after_committed..).copied().collect();
-        if came_and_went.is_empty() {
-            return Ok(());
-        }
-        for &index in &came_and_went {
+        for (&index, ino) in removed.range(after_committed..) {
             self.edits.insert(entry_key(dir, index), None);
+            // Moved away, it must not be in no place because it was not synced itself.
+            self.give_way(ino.ok_or(Obstacle::Subvolumes)?)?;
+            self.spill_much()?;
         }
-        let names = self.own.names.range((dir, Vec::new())..(dir + 1, Vec::new()));
-        let stale = names.filter(|(_, holder)| came_and_went.contains(&holder.index));
-        let stale: Vec<_> = stale.map(|(_, holder)| holder.ino).collect();
-        stale.into_iter().try_for_each(|ino| self.give_way(ino))
+        Ok(())
     }
 
     fn new_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), Stop> {
@@ -129,6 +125,9 @@ impl Record<'_, '_> {
             let holder = self.own.names.get(at);
             at.0 == key.objectid && holder.is_some_and(|holder| holder.index == key.offset)
         };
+        if self.seen.contains(&ino) {
+            return Ok(());
+        }
         let logged = self.own.logged.get(&ino);
         if logged.is_some_and(|logged| logged.names.iter().any(is_this)) {
             return Ok(());

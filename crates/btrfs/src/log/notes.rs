@@ -8,7 +8,7 @@
 //!
 //! There are at most [`MOST`] of each. Above that nothing is logged in the transaction any more.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -28,7 +28,7 @@ const MOST_RANGES: usize = 64;
 #[derive(Debug, Default)]
 struct Removed {
     /// Those that no fsync has taken.
-    indexes: BTreeSet<u64>,
+    indexes: BTreeMap<u64, Option<u64>>,
     last: u64,
 }
 
@@ -40,6 +40,12 @@ pub(super) struct Notes {
 }
 
 impl Notes {
+    /// Forgets all notes.
+    pub(super) fn forget(&self) {
+        *self.extents.lock() = HashMap::default();
+        *self.removed.lock() = HashMap::default();
+    }
+
     /// Extents of `file` changed in `range`; whether there is room for this note.
     pub(super) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
         let mut extents = self.extents.lock();
@@ -59,17 +65,17 @@ impl Notes {
         self.extents.lock().contains_key(&file)
     }
 
-    /// The directory lost the entry with this index; whether there is room for this note.
-    pub(super) fn entry_removed(&self, dir: FileId, index: u64) -> bool {
+    /// The directory lost the entry with this index, which led to this inode, or to a subvolume; whether there is room for this note.
+    pub(super) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
         let mut removed = self.removed.lock();
         let Removed { indexes, last } = removed.entry(dir).or_default();
-        indexes.insert(index);
+        indexes.insert(index, ino);
         *last = index.max(*last);
         self.removals.fetch_add(1, Ordering::Relaxed) < MOST
     }
 
-    /// The indexes of entries that the directory lost since this was asked last.
-    pub(super) fn take_removed(&self, dir: FileId) -> BTreeSet<u64> {
+    /// The indexes of entries that the directory lost since this was asked last, and the inodes that they led to.
+    pub(super) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
         let mut removed = self.removed.lock();
         removed
             .get_mut(&dir)

@@ -76,7 +76,7 @@ pub(super) struct Record<'a, 'v> {
     /// Some of what was gathered is in the log.
     is_spilled: bool,
     /// What was dealt with.
-    seen: HashSet<u64>,
+    pub(super) seen: HashSet<u64>,
 }
 
 /// The items of an inode that stand before its entries or extents: the inode itself, its names, its attributes.
@@ -253,7 +253,7 @@ impl<'a, 'v> Record<'a, 'v> {
             cursor.advance()?;
         }
         for (key, data) in head {
-            if logged.remove(key).as_ref() != Some(data) {
+            if logged.remove(key).as_ref() != Some(data) || self.edits.contains_key(key) {
                 self.edits.insert(*key, Some(data.clone()));
             }
         }

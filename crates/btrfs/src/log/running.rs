@@ -176,9 +176,9 @@ impl Log {
         }
     }
 
-    /// Notes that `dir` loses the entry with this index.
-    pub(crate) fn note_removal(&self, dir: FileId, index: u64) {
-        if self.obstacle().is_none() && !self.notes.entry_removed(dir, index) {
+    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a subvolume.
+    pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
+        if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
             self.obstruct(Obstacle::TooMuch);
         }
     }
@@ -200,6 +200,14 @@ impl Log {
     /// How many blocks were taken for the log.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Forgets everything: the transaction is on the devices.
+    pub(crate) fn forget(&self) {
+        *self.trees.lock() = Trees::default();
+        *self.changing.write() = DirtyBlocks::default();
+        *self.writing.write() = Arc::default();
+        self.notes.forget();
     }
 
     /// The blocks that may be changed.

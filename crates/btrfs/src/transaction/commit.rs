@@ -205,6 +205,7 @@ impl Live {
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, dirty::changes_little);
+        transaction.log.forget();
         self.phases.write().is_complete = true;
         self.tell_of_commit();
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.

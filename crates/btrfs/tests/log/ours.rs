@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_testkit::judges;
@@ -337,5 +338,125 @@ fn what_we_log_is_what_was_promised() {
     run(PLAIN, seed, 25);
     for (number, shape) in (1..).zip(SHAPES) {
         run(shape, seed + number, 5);
+    }
+}
+
+/// Threads in one directory.
+const THREADS: u64 = 4;
+
+/// Names of files that each of them replaces, again and again.
+const FILES: u64 = 3;
+
+/// What a file of the test of threads holds: whose it is, and which version.
+fn version(thread: u64, file: u64, version: u64, random: &mut Random) -> Vec<u8> {
+    let head = [thread, file, version].map(u64::to_le_bytes).concat();
+    let len = usize::try_from(random.below(3) * 5000).expect("small");
+    [head, vec![1; len]].concat()
+}
+
+/// Replaces files as editors and package managers do: a new file is written, fsynced, and moved over the old one; then, maybe, the directory is fsynced.
+fn replace(
+    fs: &Filesystem,
+    dir: FileId,
+    thread: u64,
+    round: u64,
+    random: &mut Random,
+) -> ((u64, u64), u64) {
+    let number = random.below(FILES);
+    let (new, old) = (format!("new{thread}"), format!("file{thread}-{number}"));
+    let from = Place { dir, name: new.as_bytes() };
+    let file = fs.create(from, &NEW).expect("a file");
+    fs.write(file, 0, &version(thread, number, round, random), AT).expect("room");
+    fs.fsync(file).expect("an fsync");
+    fs.rename(from, Place { dir, name: old.as_bytes() }, AT).expect("a rename");
+    match random.below(4) {
+        0 => fs.fsync(dir).expect("an fsync"),
+        1 => fs.fsync(file).expect("an fsync"),
+        _ => {}
+    }
+    ((thread, number), round)
+}
+
+/// The newest versions of the files in a directory.
+fn newest(fs: &Filesystem, dir: FileId) -> BTreeMap<(u64, u64), u64> {
+    let mut newest = BTreeMap::new();
+    for (name, file) in names(fs, dir) {
+        let data = contents(fs, file).data;
+        let number = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().expect("8 bytes"));
+        if data.len() < 24 {
+            // One that was not fsynced yet.
+            assert!(name.starts_with(b"new"), "{}", name.escape_ascii());
+            continue;
+        }
+        let known: &mut u64 = newest.entry((number(0), number(8))).or_default();
+        *known = number(16).max(*known);
+    }
+    newest
+}
+
+/// Whoever fsyncs at the same time as others is not told that it is done before it is.
+#[test]
+fn many_who_fsync_in_one_directory() {
+    const CUTS: u64 = 8;
+    let Some(judges) = judges::require() else { return };
+    let seed = seed_of_run();
+    let disks = make(&judges, PLAIN);
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let fs = top(&volume);
+    let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
+    // Nothing is done while an image is copied.
+    let (still, promised) = (RwLock::new(()), Mutex::new(BTreeMap::new()));
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (fs, still, promised, is_done) = (&fs, &still, &promised, &is_done);
+            scope.spawn(move || {
+                let mut random = Random::new(seed ^ thread << 32);
+                let mut round = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    round += 1;
+                    let _busy = still.read().expect("nobody panicked");
+                    let (file, round) = replace(fs, dir, thread, round, &mut random);
+                    promised.lock().expect("nobody panicked").insert(file, round);
+                }
+            });
+        }
+        let _end = End(&is_done);
+        for cut in 0..CUTS {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let (copy, promised) = {
+                let _still = still.write().expect("nobody panicked");
+                (disks.copy(&judges), promised.lock().expect("nobody panicked").clone())
+            };
+            let what = format!("cut {cut}, OFFSHOOT_SEED={seed}");
+            let found = newest(&read_only(copy.devices()), dir);
+            for (file, round) in promised {
+                let found = found.get(&file).copied();
+                assert!(found >= Some(round), "{what}: {file:?}: {round}, but {found:?}");
+            }
+            judge(&judges, &copy, &what, 1);
+        }
+    });
+    let stats = volume.stats();
+    for counter in stats.counters().filter(|one| one.name.contains("fsyncs") && one.value > 0) {
+        println!("    {:8} {}", counter.value, counter.name);
+    }
+    println!(
+        "{} fsyncs in {} writes of the log, {} commits",
+        stats.fsyncs_logged, stats.log_writes, stats.commits
+    );
+    assert!(stats.fsyncs_logged > 10 * stats.commits, "{stats:?}");
+    assert!(stats.fsyncs_logged > stats.log_writes, "nobody shared a write: {stats:?}");
+    drop((fs, volume));
+    disks.assert_checks();
+}
+
+/// Ends the threads, also when a cut is found wanting.
+struct End<'e>(&'e AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
