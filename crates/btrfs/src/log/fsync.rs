@@ -63,6 +63,10 @@ fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let is_changed = item.transid.get() >= handle.generation().0;
     if !is_changed && !log.notes().has_extents(file) {
+        // What a snapshot took from its source was stored there, and the snapshot itself may not be yet.
+        if committed_root(live, &handle, TreeId(file.dev))?.is_none() {
+            return commit(Obstacle::Subvolumes);
+        }
         live.stats.fsynced_nothing();
         return Ok(Outcome::Done);
     }

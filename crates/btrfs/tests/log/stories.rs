@@ -214,6 +214,15 @@ const STORIES: &[Story] = &[
     ("mode", "create x", "chmod x 600; fsync /x"),
     ("open-and-gone", "create x; write x 0+9; create y", "open x; unlink x; write y 0+9; fsync /y"),
     ("symlink", "symlink l", "unlink l; symlink l; create x; fsync /x; fsync /"),
+    // What a snapshot has is older than the snapshot, which is lost if that is taken for stored.
+    ("snapshot", "subvolume a; create a/x; write a/x 0+9000", "snapshot a b; fsync /b/x"),
+    ("snapshot-root", "subvolume a; create a/x", "write a/x 0+100; snapshot a b; fsync /b"),
+    ("subvolume", "mkdir a", "subvolume a/s; create a/s/x; fsync /a/s/x"),
+    (
+        "subvolume-moved",
+        "subvolume a; create a/x; mkdir b",
+        "rename a b/a; write b/a/x 0+50; fsync /b/a/x",
+    ),
     // A sync in between begins a new log.
     ("log-sync-log", "mkdir a", "create a/x; fsync /a/x; sync; rename a/x a/y; fsync /a"),
 ];
@@ -252,6 +261,7 @@ stories! {
     a_hole_at_the_end: "hole-at-end";
     space_preallocated_behind_the_end: "prealloc-behind";
     an_attribute_removed_after_a_log: "xattr-removed";
+    a_snapshot_of_which_a_file_is_synced: "snapshot";
 }
 
 #[test]
