@@ -13,8 +13,8 @@
 //! ```
 //!
 //! 1. A file, what it holds, and whether a name is one of its, are each as of a moment between. No file is lost that had a name all the time.
-//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it. A move is done or not: both names
-//!    that it changes are as of before it, or as of behind it, but where they lead to something else since.
+//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it. A file that moved has one of both names,
+//!    and an exchange takes none away.
 //! 3. As many names lead to a file as it counts, and a directory is as large as the names in it make it.
 //! 4. A sector of data is as of a moment between at which the file reached over it. The size is one of a moment, or lies
 //!    between those of two that follow each other, in whole sectors: long writes and cuts
@@ -125,9 +125,7 @@ impl<'a> Judgement<'a> {
             let of = format!("file {id} ({path})");
             let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
             match found.files.get(&id) {
-                None if versions().count() == moments.len()
-                    && self.history.whose == Whose::Ours =>
-                {
+                None if versions().count() == moments.len() && !self.may_lose(id, moments) => {
                     self.problems.push(format!("{of} is lost"));
                 }
                 None => {}
@@ -138,6 +136,12 @@ impl<'a> Judgement<'a> {
             }
             self.names_of(&of, found, id, self.moments_of_names(id));
         }
+    }
+
+    /// Whether a file may be lost that always had a name.
+    fn may_lose(&self, id: Id, moments: &[Picture]) -> bool {
+        let counts: Vec<_> = moments.iter().map(|picture| picture.names_of(id).len()).collect();
+        self.history.whose == Whose::Kernels && counts.windows(2).any(|pair| pair[1] < pair[0])
     }
 
     /// The names of a file, by rule 1.
@@ -199,26 +203,24 @@ impl<'a> Judgement<'a> {
             shown.insert(name, (first..=self.latest).filter(is_of).collect::<Vec<_>>());
         }
         let moves = self.moves(found);
-        if !moves.is_empty() && !is_whole(&moves, &shown, &BTreeMap::new()) {
-            self.problems.push("a move is done in part".into());
+        if !are_whole(&moves, &shown, &BTreeMap::new()) {
+            self.problems.push("a file that moved has both names".into());
         }
     }
 
-    /// For each move its moment, and two of its names: when the first is as of behind it, the second is as well. The old name comes first, and the new one
-    /// where both lead to the file.
+    /// The moves of which a file has both names: it has the new one by the move, and the old one by what was done since, or not at all.
     fn moves(&self, found: &Picture) -> Vec<Move<'a>> {
         let mut moves = Vec::new();
-        for (at, pair) in self.history.pictures[..=self.latest].windows(2).enumerate() {
-            let is_new = |name: &&Name, id: Id| pair[0].names.get(name) != Some(&id);
-            for (from, id) in
-                pair[0].names.iter().filter(|(name, id)| pair[1].names.get(name) != Some(id))
-            {
-                for to in pair[1].names_of(*id).into_iter().filter(|name| is_new(name, *id)) {
-                    moves.push((at + 1, from, to));
-                    let has_both = [from, to].iter().all(|name| found.names.get(*name) == Some(id));
-                    if has_both && self.history.whose == Whose::Ours {
-                        moves.push((at + 1, to, from));
-                    }
+        if self.history.whose == Whose::Kernels {
+            return moves;
+        }
+        let pictures = &self.history.pictures[..=self.latest];
+        for (at, (before, behind)) in (1..).zip(pictures.iter().zip(&pictures[1..])) {
+            for (old, id) in before.names.iter().filter(|(name, id)| found.leads(name, **id)) {
+                let moved = behind.names_of(*id).into_iter();
+                let moved = moved.filter(|new| found.leads(new, *id) && !before.leads(new, *id));
+                if !behind.leads(old, *id) {
+                    moves.extend(moved.map(|new| Move { at, old, new }));
                 }
             }
         }
@@ -263,29 +265,35 @@ impl<'a> Judgement<'a> {
     }
 }
 
-/// The moment behind a move, and two of its names.
-type Move<'a> = (usize, &'a Name, &'a Name);
+/// A file that moved.
+struct Move<'a> {
+    /// The moment behind it.
+    at: usize,
+    old: &'a Name,
+    new: &'a Name,
+}
 
-/// Whether there is a moment for each name, of those that it shows, such that every move is whole. Those of `chosen` have theirs.
-fn is_whole<'a>(
+/// Whether there is a moment for each name, of those that it shows, such that the old name of a move is as of behind it when the
+/// new one is. Names in `chosen` have theirs.
+fn are_whole<'a>(
     moves: &[Move<'a>],
     shown: &BTreeMap<&'a Name, Vec<usize>>,
     chosen: &BTreeMap<&'a Name, usize>,
 ) -> bool {
-    let breaks = |&(at, from, to): &Move<'a>| {
-        let behind = |name| chosen.get(name).map(|&moment| moment >= at);
-        behind(from) == Some(true) && behind(to) == Some(false)
+    let is_half = |&Move { at, old, new }: &Move<'a>| {
+        let is_behind = |name| chosen.get(name).map(|&moment| moment >= at);
+        is_behind(new) == Some(true) && is_behind(old) == Some(false)
     };
-    if moves.iter().any(breaks) {
+    if moves.iter().any(is_half) {
         return false;
     }
-    let mut names = moves.iter().flat_map(|&(_, from, to)| [from, to]);
+    let mut names = moves.iter().flat_map(|one| [one.new, one.old]);
     let Some(next) = names.find(|name| !chosen.contains_key(name)) else { return true };
-    let moments = shown.get(next).cloned().unwrap_or_default();
-    moments.into_iter().any(|moment| {
+    let moments = shown.get(next).into_iter().flatten();
+    moments.copied().any(|moment| {
         let mut chosen = chosen.clone();
         chosen.insert(next, moment);
-        is_whole(moves, shown, &chosen)
+        are_whole(moves, shown, &chosen)
     })
 }
 

@@ -173,6 +173,11 @@ impl Picture {
         self.names.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()
     }
 
+    /// Whether this name leads to this file.
+    pub(super) fn leads(&self, name: &Name, id: Id) -> bool {
+        self.names.get(name) == Some(&id)
+    }
+
     /// Whether this name in the root is the only one of a file that is no directory.
     pub(super) fn is_only_in_root(&self, name: &Name, id: Id) -> bool {
         let is_file = self.files[&id].kind != FileType::Directory;

@@ -268,6 +268,47 @@ fn operations_that_are_no_move_may_be_found_in_part() {
     }
 }
 
+/// A file took the name of another one and left it again: who had the name before may have it back.
+#[test]
+fn a_name_that_was_taken_and_left() {
+    let steps = [
+        Step::Do(Op::Mkdir("d".into())),
+        create("a"),
+        create("d/a"),
+        create("d/b"),
+        Step::Sync,
+        rename("a", "d/a"),
+        rename("d/a", "d/b"),
+        Step::Fsync("d/b".into()),
+    ];
+    let history = of(&steps);
+    let mut found = history.pictures[6].clone();
+    found.names.insert((1, b"a".to_vec()), 3);
+    found.files.insert(3, history.pictures[4].files[&3].clone());
+    settle(&mut found);
+    assert!(allows(&history, &found, 2, 6));
+    found.names.insert((1, b"a".to_vec()), 2);
+    found.files.get_mut(&2).expect("the file").nlink = 2;
+    found.files.remove(&3);
+    assert!(!allows(&history, &found, 2, 6), "it moved on");
+}
+
+/// A move back leaves one name.
+#[test]
+fn a_file_that_moved_there_and_back() {
+    let there = [create("a"), Step::Sync, rename("a", "b")];
+    let both = |steps: &[Step]| {
+        let history = of(&[&there[..], steps, &[Step::Fsync("a".into())]].concat());
+        let mut found = history.pictures.last().expect("a moment").clone();
+        found.names.extend([(name("a"), 1), (name("b"), 1)]);
+        found.files.get_mut(&1).expect("the file").nlink = 2;
+        settle(&mut found);
+        allows(&history, &found, 1, history.pictures.len() - 1)
+    };
+    assert!(!both(&[rename("b", "a")]));
+    assert!(both(&[Step::Do(Op::Link("b".into(), "a".into()))]));
+}
+
 /// Both names of an exchange lead to something that they led to at some moment.
 #[test]
 fn an_exchange_in_part() {
