@@ -21,19 +21,17 @@
 //! random. Each begins with what it is (version, file, offset), which who reads compares. What ours wrote is proved at the end of a group: `btrfs check` with checksums
 //! of data, and all bytes as the kernel shows them.
 
-mod content;
 mod groups;
-mod sides;
 
 use std::path::PathBuf;
 
 use offshoot_testkit::judges;
 use serde_json::json;
 
+use crate::sides::{Kernel, Ours};
 use crate::table::{median, shown, write_values};
 use crate::{Options, Result};
 use groups::{GROUPS, Row, Work};
-use sides::{Kernel, Ours};
 
 /// What is measured.
 struct Job {

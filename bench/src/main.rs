@@ -13,17 +13,22 @@
 //! | `tree` | many threads insert into one tree |
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
+//! | `fsync` | many files that are appended to and synced, on ours and on the kernel |
 //! | `workload` | what the seed workloads do; the program has it too |
 //! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
+//! | `sides`, `content` | the library and the kernel for `data` and `fsync`, and what files hold |
 
+mod content;
 mod data;
 mod enospc;
 mod extract;
 mod fs_mark;
+mod fsync;
 mod kernel;
 mod measure;
 mod ours;
 mod proof;
+mod sides;
 mod table;
 mod tree;
 mod volumes;
@@ -46,6 +51,7 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
                       [--file-size BYTES] [--turns N]
        offshoot-bench data --dir DIR [--groups GROUP,GROUP...] [--mib N] [--random-mib N]
                       [--snapshots N] [--files N] [--turns N] [--no-proof]
+       offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
@@ -56,9 +62,12 @@ Options:
   --rounds N          How often each side runs [default: 3]; of fs-mark, how often each thread
                       makes its files [default: 10]
   --items N           Items to insert into a tree [default: 1000000]
-  --threads N,N...    Threads that make files [default: 1,2,12]
+  --threads N,N...    Threads that make files [default: 1,2,12]; of fsync, those that append to
+                      one each [default: 1,2,4,8,16]
   --files N           Files that each thread makes in a round [default: 100000]; of data, those
                       of the subvolume that has snapshots [default: 10000]
+  --fsyncs N          How often 4 KiB are appended and synced by all threads together
+                      [default: 4000]
   --size BYTES        What each of them holds [default: 0]
   --mib N             The size of the volume that is filled [default: 256]; of data, that of the
                       files that are written and read [default: 1024]
@@ -81,6 +90,7 @@ fn main() -> ExitCode {
         "fs-mark" => fs_mark::benchmark(args),
         "enospc" => enospc::benchmark(args),
         "data" => data::benchmark(args),
+        "fsync" => fsync::benchmark(args),
         _ => None,
     });
     let Some(done) = done else {

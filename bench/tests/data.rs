@@ -1,18 +1,14 @@
 //! `offshoot-bench data`, short: every row is there on both sides, and what ours wrote is proved.
 
+mod common;
+
 use std::fs;
-use std::process::{Command, Output};
 
 use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::judges;
 use serde_json::Value;
 
-fn bench(line: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_offshoot-bench"))
-        .args(line.split_whitespace())
-        .output()
-        .expect("the program starts")
-}
+use common::{assert_refuses, bench};
 
 #[test]
 fn every_row_is_measured_on_both_sides_and_proved() {
@@ -54,11 +50,10 @@ fn text<'r>(row: &'r Value, name: &str) -> &'r str {
 
 #[test]
 fn wrong_options_are_refused() {
-    for line in
-        ["data", "data --dir x --groups lzo", "data --dir x --mib 0", "data --dir x --turns 0"]
-    {
-        let output = bench(line);
-        assert_eq!(output.status.code(), Some(2), "{line}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("Usage"), "{line}");
-    }
+    assert_refuses(&[
+        "data",
+        "data --dir x --groups lzo",
+        "data --dir x --mib 0",
+        "data --dir x --turns 0",
+    ]);
 }

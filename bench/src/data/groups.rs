@@ -10,9 +10,9 @@ use offshoot_testkit::disks::Mount;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::try_run;
 
-use super::content::{Content, SECTOR, verify};
-use super::sides::{Side, Way, snapshot_name};
 use crate::Result;
+use crate::content::{Content, SECTOR, verify};
+use crate::sides::{Side, Way, snapshot_name};
 
 /// The groups of rows. The first three are how data is compressed.
 pub(super) const GROUPS: [&str; 5] = ["plain", "zstd:3", "zstd:15", "direct", "snapshots"];

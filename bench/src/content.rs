@@ -1,4 +1,4 @@
-//! What the files of the benchmark hold.
+//! What files of the benchmarks hold.
 //!
 //! ```text
 //! sector 0      | version | file | offset | random bytes     |
@@ -14,7 +14,7 @@ use offshoot_testkit::random::Random;
 use crate::Result;
 
 /// The unit of random requests, and of what is text or random, in bytes.
-pub(super) const SECTOR: usize = 4096;
+pub(crate) const SECTOR: usize = 4096;
 
 /// The rest of the sectors repeats after so many bytes, which is far longer than what is compressed at once.
 const POOL_BYTES: usize = 8 << 20;
@@ -26,11 +26,11 @@ const STAMP: usize = 24;
 const FILE_SHIFT: usize = 1 << 20;
 
 /// What files hold that were written once (version 1) or written over (2).
-pub(super) struct Content(Vec<u8>);
+pub(crate) struct Content(Vec<u8>);
 
 impl Content {
     /// That of this seed.
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mut pool = Vec::with_capacity(POOL_BYTES);
         while pool.len() < POOL_BYTES {
@@ -41,7 +41,7 @@ impl Content {
     }
 
     /// Fills `buf`, whole sectors, with what `file` has at `offset` in this version.
-    pub(super) fn fill(&self, file: usize, offset: u64, version: u64, buf: &mut [u8]) {
+    pub(crate) fn fill(&self, file: usize, offset: u64, version: u64, buf: &mut [u8]) {
         let at = usize::try_from(offset % POOL_BYTES as u64).expect("below the length");
         let mut at = (at + file * FILE_SHIFT) % POOL_BYTES;
         for (number, sector) in (0..).zip(buf.chunks_exact_mut(SECTOR)) {
@@ -62,7 +62,7 @@ fn stamp(file: usize, offset: u64, version: u64) -> [u8; STAMP] {
 }
 
 /// Whether all sectors of `buf` are those of version 1 that belong at `offset` of `file`.
-pub(super) fn verify(file: usize, offset: u64, buf: &[u8]) -> Result {
+pub(crate) fn verify(file: usize, offset: u64, buf: &[u8]) -> Result {
     for (number, sector) in (0..).zip(buf.chunks_exact(SECTOR)) {
         let at = offset + number * SECTOR as u64;
         if sector[..STAMP] != stamp(file, at, 1) {

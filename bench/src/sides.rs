@@ -1,4 +1,4 @@
-//! The two sides: the library in this process, and the kernel.
+//! The two sides: the library in this process, and the kernel over a loop device with direct I/O.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use crate::measure::drop_caches;
 
 /// How a request is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// It may wait in memory.
     Buffered,
     /// Past the page cache, or leaving nothing in our buffer.
@@ -28,7 +28,7 @@ pub(super) enum Way {
 }
 
 /// A volume that is open.
-pub(super) trait Side: Sized + Sync {
+pub(crate) trait Side: Sized + Sync {
     /// A file that is open.
     type File: Send + Sync;
     /// A subvolume.
@@ -54,8 +54,12 @@ pub(super) trait Side: Sized + Sync {
     fn make_subvolume(&self, name: &str, files: u64, data: &[u8]) -> Result<Self::Subvolume>;
     /// Takes so many snapshots of it, and writes `data` into another of its files before each.
     fn snapshots(&self, source: &Self::Subvolume, files: u64, count: u64, data: &[u8]) -> Result;
+    /// Makes a file durable.
+    fn fsync(&self, file: &Self::File) -> Result;
     /// Makes everything durable.
     fn sync(&self) -> Result;
+    /// How many commits were made, if anybody counts them.
+    fn commits(&self) -> Option<u64>;
 }
 
 /// The name of a file in a subvolume.
@@ -64,7 +68,7 @@ fn file_name(number: u64) -> String {
 }
 
 /// The name of a snapshot.
-pub(super) fn snapshot_name(number: u64) -> String {
+pub(crate) fn snapshot_name(number: u64) -> String {
     format!("snapshot{number}")
 }
 
@@ -74,7 +78,7 @@ fn said(error: impl ToString) -> String {
 }
 
 /// The library in this process.
-pub(super) struct Ours(Filesystem);
+pub(crate) struct Ours(Filesystem);
 
 impl Ours {
     fn place<'n>(&self, name: &'n str) -> Place<'n> {
@@ -162,16 +166,24 @@ impl Side for Ours {
         Ok(())
     }
 
+    fn fsync(&self, &file: &FileId) -> Result {
+        self.0.fsync(file).map_err(said)
+    }
+
     fn sync(&self) -> Result {
         self.0.sync().map_err(said)
+    }
+
+    fn commits(&self) -> Option<u64> {
+        Some(self.0.volume().stats().commits)
     }
 }
 
 /// A volume that the kernel has mounted.
-pub(super) struct Kernel(Mount);
+pub(crate) struct Kernel(Mount);
 
 /// A file of it, opened twice.
-pub(super) struct KernelFile {
+pub(crate) struct KernelFile {
     buffered: File,
     direct: File,
 }
@@ -267,8 +279,16 @@ impl Side for Kernel {
         Err(format!("perl: {}", String::from_utf8_lossy(&output.stderr)))
     }
 
+    fn fsync(&self, file: &KernelFile) -> Result {
+        file.buffered.sync_all().map_err(said)
+    }
+
     fn sync(&self) -> Result {
         let root: OwnedFd = File::open(self.0.path()).map_err(said)?.into();
         rustix::fs::syncfs(root).map_err(said)
+    }
+
+    fn commits(&self) -> Option<u64> {
+        None
     }
 }
