@@ -1,11 +1,12 @@
 //! The kernel's btrfs as a place to make files in.
 //!
-//! A fresh volume of default features on a sparse image, over a loop device, mounted with default options. A file is
+//! A fresh volume of default features on a sparse image, over a loop device, mounted with default options if nothing else is said. A file is
 //! made with the system calls that `fs_mark` makes: open, write, close. The paths begin at an open directory and not at the
 //! root of the host, and nothing is written to an empty file, so this is a little less work than `fs_mark` has. A file that is written
 //! directly gets `O_DIRECT` before that; where it is no whole sector the kernel writes it to its page cache and from there to
 //! the device.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,7 +14,8 @@ use std::path::Path;
 use offshoot_testkit::disks::Mount;
 use offshoot_testkit::run::try_run;
 use rustix::fs::{
-    AtFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstatvfs, mkdirat, openat, syncfs, unlinkat,
+    AtFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstatvfs, fsync, mkdirat, openat, syncfs,
+    unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 
@@ -30,12 +32,24 @@ pub(crate) struct Kernel {
 impl Kernel {
     /// Makes a volume on an image of this size, which is made anew, and mounts it.
     pub(crate) fn new(image: &Path, size_bytes: u64) -> Result<Self> {
+        Self::with_options(image, size_bytes, &[], "")
+    }
+
+    /// The same with options of `mkfs.btrfs` and of the mount.
+    pub(crate) fn with_options(
+        image: &Path,
+        size_bytes: u64,
+        mkfs: &[&str],
+        mount: &str,
+    ) -> Result<Self> {
         remove_image(image)?;
         File::create(image)
             .and_then(|file| file.set_len(size_bytes))
             .map_err(|error| format!("{}: {error}", image.display()))?;
-        try_run("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()])?;
-        let mount = Mount::try_new(&[image.to_path_buf()], "")?;
+        let mut options: Vec<&OsStr> = mkfs.iter().map(OsStr::new).collect();
+        options.extend([OsStr::new("-q"), image.as_os_str()]);
+        try_run("mkfs.btrfs", &options)?;
+        let mount = Mount::try_new(&[image.to_path_buf()], mount)?;
         let root = File::open(mount.path()).map_err(|error| format!("the mount: {error}"))?;
         Ok(Self { root: root.into(), _mount: mount })
     }
@@ -89,6 +103,10 @@ impl Site for Kernel {
 
     fn remove(&self, dir: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
         unlinkat(dir, name, AtFlags::empty())
+    }
+
+    fn fsync_dir(&self, dir: &OwnedFd) -> Result<(), Errno> {
+        fsync(dir)
     }
 
     fn available_bytes(&self) -> Result<u64, Errno> {

@@ -13,13 +13,14 @@
 //! | `tree` | many threads insert into one tree |
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
-//! | `fsync` | many files that are appended to and synced, on ours and on the kernel |
+//! | `dir_fsync`, `fsync` | a large directory, and many files, that are synced by themselves, on ours and on the kernel |
 //! | `workload` | what the seed workloads do; the program has it too |
 //! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
 //! | `sides`, `content` | the library and the kernel for `data` and `fsync`, and what files hold |
 
 mod content;
 mod data;
+mod dir_fsync;
 mod enospc;
 mod extract;
 mod fs_mark;
@@ -51,6 +52,8 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
                       [--file-size BYTES] [--turns N]
        offshoot-bench data --dir DIR [--groups GROUP,GROUP...] [--mib N] [--random-mib N]
                       [--snapshots N] [--files N] [--turns N] [--no-proof]
+       offshoot-bench dir-fsync --offshoot PROGRAM --dir DIR [--files N] [--deletes N]
+                      [--node-sizes BYTES,BYTES...] [--turns N] [--no-proof]
        offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
 
 Options:
@@ -65,7 +68,10 @@ Options:
   --threads N,N...    Threads that make files [default: 1,2,12]; of fsync, those that append to
                       one each [default: 1,2,4,8,16]
   --files N           Files that each thread makes in a round [default: 100000]; of data, those
-                      of the subvolume that has snapshots [default: 10000]
+                      of the subvolume that has snapshots [default: 10000]; of dir-fsync, those
+                      in the directory [default: 1000000]
+  --deletes N         How many of them are removed [default: 1000]
+  --node-sizes SIZES  The sizes of tree blocks of the volumes [default: 16384,65536]
   --fsyncs N          How often 4 KiB are appended and synced by all threads together
                       [default: 4000]
   --size BYTES        What each of them holds [default: 0]
@@ -90,6 +96,7 @@ fn main() -> ExitCode {
         "fs-mark" => fs_mark::benchmark(args),
         "enospc" => enospc::benchmark(args),
         "data" => data::benchmark(args),
+        "dir-fsync" => dir_fsync::benchmark(args),
         "fsync" => fsync::benchmark(args),
         _ => None,
     });

@@ -1,4 +1,4 @@
-//! `offshoot-bench fsync`, short: both sides are measured, and what ours wrote is proved.
+//! `offshoot-bench fsync` and `dir-fsync`, short: both sides are measured, and what ours wrote is proved.
 
 mod common;
 
@@ -50,11 +50,40 @@ fn appends_are_measured_on_both_sides_and_proved() {
 }
 
 #[test]
+fn a_large_directory_is_measured_on_both_sides_and_proved() {
+    let Some(_judges) = judges::require() else { return };
+    // All programs of the workspace are built side by side before its tests are run.
+    let program = Path::new(env!("CARGO_BIN_EXE_offshoot-bench")).with_file_name("offshoot");
+    assert!(program.exists(), "{} is not there: build the workspace", program.display());
+    let dir = scratch_dir();
+    let line = format!(
+        "dir-fsync --offshoot {} --files 2000 --deletes 20 --node-sizes 4096,65536 --turns 1",
+        program.display()
+    );
+    let (lines, runs) = measured(dir.path(), &line);
+    assert_eq!(lines, 2 + 4);
+    let sides: Vec<_> = runs.iter().map(|run| (&run["side"], &run["node_size"])).collect();
+    let (ours, kernel) = (Value::from("ours"), Value::from("kernel"));
+    let sizes = [4096, 65536].map(Value::from);
+    let [small, large] = &sizes;
+    assert_eq!(sides, [(&ours, small), (&kernel, small), (&ours, large), (&kernel, large)]);
+    for run in &runs {
+        let rounds = run["rounds"].as_array().expect("an array");
+        let files: Vec<_> = rounds.iter().map(|round| figure(round, "files")).collect();
+        assert_eq!(files, [2000.0, 0.0, 0.0, 20.0, 0.0], "{run}");
+        assert!(rounds.iter().all(|round| figure(round, "seconds") > 0.0), "{run}");
+    }
+}
+
+#[test]
 fn wrong_options_are_refused() {
     assert_refuses(&[
         "fsync",
         "fsync --dir x --threads 0",
         "fsync --dir x --threads 1,50 --fsyncs 40",
         "fsync --dir x --turns 0",
+        "dir-fsync --dir x",
+        "dir-fsync --dir x --offshoot y --files 2 --deletes 3",
+        "dir-fsync --dir x --offshoot y --node-sizes many",
     ]);
 }

@@ -37,6 +37,8 @@ Tasks:
   bench data [--groups GROUP,GROUP...] [--mib N] [--random-mib N] [--snapshots N] [--files N]
            [--turns N] [--no-proof]
            Write, read and clone large files and take snapshots, by us and by the kernel (as root)
+  bench dir-fsync [--files N] [--deletes N] [--node-sizes BYTES,BYTES...] [--turns N]
+           Sync a large directory by itself, by us and by the kernel (as root)
   bench fsync [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
            Append to files and sync each, with 1 to 16 threads, by us and by the kernel (as root)
   campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--seed N]

@@ -14,7 +14,9 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use offshoot_btrfs::Compress;
 
 use bench::BENCH_HELP;
-pub(crate) use bench::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
+pub(crate) use bench::{
+    BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments,
+};
 pub(crate) use edit::{
     Attribute, ChattrArguments, CpArguments, FallocateArguments, FlagChange, GetfattrArguments,
     LnArguments, MkdirArguments, MvArguments, Reflink, RmArguments, SetfattrArguments,

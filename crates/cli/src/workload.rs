@@ -1,4 +1,4 @@
-//! The two workloads that the engine is measured by, on anything that files can be made in.
+//! The workloads that the engine is measured by, on anything that files can be made in.
 //!
 //! ```text
 //! fs-mark   thread 1:  d1/6560f3a1~~~~~~~~K3Q0..., ...   round after round: all threads begin a round
@@ -7,13 +7,16 @@
 //! enospc    filler/0:  data, until 2 MiB of it are left
 //!           worker 1:  d1/file_0, d1/file_1, ...         until there is no space, then all are removed,
 //!           worker N:  dN/file_0, dN/file_1, ...         by each worker its own
+//!
+//! dir-fsync d1/file_1, d1/file_2, ...                    then fsync of d1 and a sync; every so many files are
+//!                                                        removed, and then fsync of d1 again
 //! ```
 //!
 //! *fs-mark* is what the program `fs_mark` does with `-S 0 -k -L ROUNDS -n FILES -s SIZE` and a directory for each thread. Its
 //! names have 40 bytes: the time in hexadecimal seconds, filled up with `~` to 16, and 24 random letters and
 //! digits. Here the time is that of the beginning and not of each file, so that who knows it and the seed knows
 //! all names. *enospc* is the test case of the patch set that brought tickets to the kernel: its files are all buffered, or every second one
-//! is written directly.
+//! is written directly. *dir-fsync* is that of the patch that brought copies of many items at once to the kernel's tree log.
 //!
 //! A file that was made is *acknowledged* when all calls for it succeeded. One that could not be written for want of
 //! space is removed again at once, so that what is there at the end are the acknowledged files and no other.
@@ -50,6 +53,8 @@ pub(crate) trait Site: Sync {
     fn write_direct(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<(), Self::Error>;
     /// Removes a file.
     fn remove(&self, dir: &Self::Dir, name: &[u8]) -> Result<(), Self::Error>;
+    /// Makes a directory and the names in it durable.
+    fn fsync_dir(&self, dir: &Self::Dir) -> Result<(), Self::Error>;
     /// The bytes of data that may still be written.
     fn available_bytes(&self) -> Result<u64, Self::Error>;
     /// Makes everything durable.
@@ -292,6 +297,60 @@ impl Enospc {
             }
             Ok(worker.files)
         })
+    }
+}
+
+/// A large directory that is synced by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirFsync {
+    /// Empty files that are made.
+    pub(crate) files: u64,
+    /// How many of them are removed then.
+    pub(crate) deletes: u64,
+}
+
+impl DirFsync {
+    /// What it does, one after the other.
+    pub(crate) const PHASES: [&'static str; 5] = ["add", "fsync 1", "sync 1", "remove", "fsync 2"];
+
+    /// The name of a file, of which 1 is the first.
+    pub(crate) fn name(number: u64) -> String {
+        format!("file_{number}")
+    }
+
+    /// Whether a file is removed.
+    pub(crate) fn removes(self, number: u64) -> bool {
+        let every = self.files.checked_div(self.deletes);
+        every.is_some_and(|every| (number - 1).is_multiple_of(every.max(1)))
+    }
+
+    /// Does all of it: how long each phase took, and the sync at the end.
+    pub(crate) fn run<S: Site>(self, site: &S) -> Result<(Vec<Round>, Duration), S::Error> {
+        let dir = site.make_dir(&dir_name(0))?;
+        let timed = |work: &dyn Fn() -> Result<u64, S::Error>| {
+            let started = Instant::now();
+            work().map(|files| Round { files, time: started.elapsed() })
+        };
+        let fsync = || site.fsync_dir(&dir).map(|()| 0);
+        let add = || {
+            for number in 1..=self.files {
+                site.create(&dir, Self::name(number).as_bytes())?;
+            }
+            Ok(self.files)
+        };
+        let remove = || {
+            let mut removed = 0;
+            for number in (1..=self.files).filter(|&number| self.removes(number)) {
+                site.remove(&dir, Self::name(number).as_bytes())?;
+                removed += 1;
+            }
+            Ok(removed)
+        };
+        let sync = || site.sync().map(|()| 0);
+        let phases: [&dyn Fn() -> Result<u64, S::Error>; 5] =
+            [&add, &fsync, &sync, &remove, &fsync];
+        let rounds = phases.into_iter().map(timed).collect::<Result<_, _>>()?;
+        Ok((rounds, timed_sync(site)?))
     }
 }
 

@@ -14,7 +14,7 @@ use offshoot_testkit::disks::{Mount, scratch_dir};
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 use serde_json::Value;
-use workload::{Content, Enospc, Names, dir_name};
+use workload::{Content, DirFsync, Enospc, Names, dir_name};
 
 fn offshoot(dir: &Path, line: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_offshoot"))
@@ -262,6 +262,32 @@ fn enospc_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
+fn dir_fsync_makes_and_removes_what_it_says() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let image = dir.path().join("disk.img");
+    for (files, deletes, node_size) in [(1, 1, 4096), (3000, 70, 4096), (5000, 50, 65536)] {
+        let line = format!(
+            "dir-fsync disk.img -f --files {files} --deletes {deletes} --nodesize {node_size} --image-size 1G"
+        );
+        let said = measures(dir.path(), &line);
+        assert_eq!(said["node_size"], node_size);
+        let rounds = said["rounds"].as_array().expect("an array");
+        let phases: Vec<_> = rounds.iter().filter_map(|round| round["phase"].as_str()).collect();
+        assert_eq!(phases, DirFsync::PHASES);
+        let work = DirFsync { files, deletes };
+        let left = (1..=files).filter(|&number| !work.removes(number));
+        let left: Files = left.map(|n| (format!("d1/{}", DirFsync::name(n)), Vec::new())).collect();
+        assert_eq!(rounds[0]["files"], files);
+        assert_eq!(rounds[3]["files"], files - left.len() as u64);
+        assert!(number(&rounds[3]["files"]).abs_diff(deletes) <= 1, "{said}");
+        assert_holds(&image, 1, &left, &[]);
+        let text = does(dir.path(), "info disk.img --json");
+        assert!(text.contains(&node_size.to_string()), "{text}");
+    }
+}
+
+#[test]
 fn text_is_for_people() {
     let dir = scratch_dir();
     let text = does(dir.path(), "bench fs-mark disk.img --threads 2 --files 30 --rounds 2");
@@ -272,6 +298,12 @@ fn text_is_for_people() {
     let text = does(dir.path(), "bench enospc full.img --size 128M --workers 2");
     let begins: Vec<_> = text.lines().take(6).map(first).collect();
     assert_eq!(begins, ["enospc:", "round", "fill", "remove", "sync", "total"], "{text}");
+    let line = "bench dir-fsync dirs.img --files 500 --deletes 5 --image-size 1G";
+    let text = does(dir.path(), line);
+    let begins: Vec<_> = text.lines().take(9).map(first).collect();
+    let expected =
+        ["dir-fsync:", "round", "add", "fsync", "sync", "remove", "fsync", "sync", "total"];
+    assert_eq!(begins, expected, "{text}");
 }
 
 #[track_caller]
@@ -305,6 +337,8 @@ fn refusals_say_why() {
         refuses(path, &format!("bench fs-mark disk.img {option}"), code, why);
     }
     refuses(path, "bench enospc disk.img --workers 0", 2, "a number from 1");
+    refuses(path, "bench dir-fsync disk.img --files 2 --deletes 3", 2, "3 files");
+    refuses(path, "bench dir-fsync disk.img --nodesize 5K", 2, "5120");
     refuses(path, "bench enospc disk.img --size 1M", 1, "MiB");
     refuses(path, "bench enospc no/such/disk.img", 1, "no/such");
     let left: Vec<_> = fs::read_dir(path).expect("the directory").collect();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use offshoot_btrfs::{Latching, OpenOptions, Unlock};
 
-use super::mkfs::parse_size;
+use super::mkfs::{parse_node_size, parse_size};
 
 pub(crate) const BENCH_HELP: &str = "\
 Each makes a new volume on IMAGE and works on it in this process, without the kernel. The image is left behind.
@@ -13,7 +13,8 @@ Each makes a new volume on IMAGE and works on it in this process, without the ke
 Examples:
   offshoot bench fs-mark disk.img --threads 2
   offshoot bench fs-mark disk.img --threads 12 --files 10000 --rounds 3 --size 4K --force --json
-  offshoot bench enospc disk.img --size 256M --workers 8";
+  offshoot bench enospc disk.img --size 256M --workers 8
+  offshoot bench dir-fsync disk.img --nodesize 64K";
 
 const FS_MARK_HELP: &str = "\
 Every thread makes files in a directory of its own, d1, d2 and so on. A round is over when all threads are \
@@ -25,6 +26,11 @@ A large file first takes what there is for data but 2 MiB. Then every worker mak
 d2 and so on, until there is no space, and at last removes them. They are called file_0, file_1 and so on, and begin with their \
 name. A file that could be made and not be written is removed at once and not counted.";
 
+const DIR_FSYNC_HELP: &str = "\
+Empty files are made in the directory d1: file_1, file_2 and so on. The directory is synced by itself, which makes the new files durable \
+too (fsync 1). Everything is synced (sync 1), some files are removed, each as far from the next, and the directory is synced again \
+(fsync 2). Nothing is committed by the clock meanwhile.";
+
 #[derive(Subcommand)]
 pub(crate) enum BenchVerb {
     /// Make many small files, with several threads
@@ -33,6 +39,9 @@ pub(crate) enum BenchVerb {
     /// Make small files until there is no space, and remove them
     #[command(after_help = ENOSPC_HELP)]
     Enospc(EnospcArguments),
+    /// Sync a large directory by itself, after adding to it and after removing from it
+    #[command(after_help = DIR_FSYNC_HELP)]
+    DirFsync(DirFsyncArguments),
 }
 
 /// The volume of a benchmark, and how the engine works on it.
@@ -154,6 +163,29 @@ pub(crate) struct EnospcArguments {
     pub(crate) keep: bool,
     /// What may be changed and not yet on the device, of data and of tree blocks
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub(crate) dirty_bytes: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct DirFsyncArguments {
+    #[command(flatten)]
+    pub(crate) volume: BenchVolume,
+    /// How many files are made
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = parse_count)]
+    pub(crate) files: u64,
+    /// How many of them are removed
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = parse_count)]
+    pub(crate) deletes: u64,
+    /// The size of tree blocks, 4K to 64K
+    #[arg(short = 'n', long, value_name = "SIZE", default_value = "16K")]
+    #[arg(value_parser = parse_node_size)]
+    pub(crate) nodesize: u32,
+    /// Make an image of this size; otherwise of one that is large enough and full of holes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) image_size: Option<u64>,
+    // All new files are to be in one transaction, so that the fsync has all of them to write.
+    /// What may be changed and not yet on the device, of data and of tree blocks
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = parse_size)]
     pub(crate) dirty_bytes: u64,
 }
 

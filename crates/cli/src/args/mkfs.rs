@@ -76,7 +76,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "more than 16 EiB".to_owned())
 }
 
-fn parse_node_size(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_node_size(text: &str) -> Result<u32, String> {
     u32::try_from(parse_size(text)?).map_err(|_| "a node has at most 64K".to_owned())
 }
 

@@ -14,18 +14,19 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;
 
-use crate::args::{BenchVerb, BenchVolume, EnospcArguments, FsMarkArguments};
+use crate::args::{BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments};
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Statistics, human_size};
 use crate::verbs::mkfs::{NewImages, usage};
-use crate::workload::{Enospc, FsMark, Site, timed_sync};
+use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
 use report::{Phase, Report, Stopwatch};
 
 pub(super) fn run(verb: &BenchVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {
         BenchVerb::FsMark(arguments) => fs_mark(arguments, out, console),
         BenchVerb::Enospc(arguments) => enospc(arguments, out, console),
+        BenchVerb::DirFsync(arguments) => dir_fsync(arguments, out, console),
     }
 }
 
@@ -43,7 +44,8 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         None => Some(work.image_bytes().ok_or_else(too_many)?),
         given => given,
     };
-    let site = Engine::new(&arguments.volume, image_bytes, arguments.dirty_bytes, console)?;
+    let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
+    let site = Engine::new(&arguments.volume, image_bytes, None, options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&site)?;
     let phases = rounds.into_iter().map(|round| Phase { name: None, round }).collect();
@@ -69,8 +71,8 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
     let work = Enospc { workers, size, half_direct };
-    let engine =
-        Engine::new(&arguments.volume, Some(arguments.size), arguments.dirty_bytes, console)?;
+    let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
+    let engine = Engine::new(&arguments.volume, Some(arguments.size), None, options, console)?;
     Enospc::prepare(&engine)?;
     let mut workers = work.workers(&engine)?;
     let stopwatch = Stopwatch::start();
@@ -104,29 +106,72 @@ fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Consol
     report.write(arguments.volume.json, out)
 }
 
+fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let &DirFsyncArguments { files, deletes, nodesize, dirty_bytes, .. } = arguments;
+    if deletes > files {
+        let problem = format!("{deletes} files cannot be removed of {files}");
+        return Err(Failure::Usage(problem));
+    }
+    let work = DirFsync { files, deletes };
+    let image_bytes = match arguments.image_size {
+        None if arguments.volume.image.exists() => None,
+        None => Some((1 << 30) + files * FILE_ITEMS_BYTES),
+        given => given,
+    };
+    // What the log gets is what was not committed before.
+    let options =
+        OpenOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
+    let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), options, console)?;
+    let stopwatch = Stopwatch::start();
+    let (rounds, sync) = work.run(&engine)?;
+    let named = DirFsync::PHASES.into_iter().zip(rounds);
+    let phases = named.map(|(name, round)| Phase { name: Some(name), round }).collect();
+    let title = format!(
+        "dir-fsync: {files} files, {deletes} of them removed; tree blocks of {}, at most {} dirty",
+        human_size(u64::from(nodesize)),
+        human_size(dirty_bytes)
+    );
+    let settings = serde_json::json!({
+        "workload": "dir-fsync",
+        "files": files,
+        "deletes": deletes,
+        "node_size": nodesize,
+        "dirty_bytes": dirty_bytes,
+    });
+    let report =
+        Report { title, settings, phases, sync, stopwatch, statistics: engine.statistics() };
+    report.write(arguments.volume.json, out)
+}
+
+/// The most that the items of an empty file take, in trees and in a log, each twice and in leaves that are half full.
+const FILE_ITEMS_BYTES: u64 = 4 << 10;
+
 /// A new volume.
 struct Engine(Filesystem);
 
 impl Engine {
-    /// Makes it, on an image of this size that need not be there, or on what is there.
+    /// Makes it, on an image of this size that need not be there, or on what is there, with tree blocks of this size, and
+    /// opens it with these options.
     fn new(
         arguments: &BenchVolume,
         size_bytes: Option<u64>,
-        dirty_bytes: u64,
+        node_size: Option<u32>,
+        options: OpenOptions,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut images = NewImages::default();
         let device: Arc<dyn BlockDevice> = Arc::new(images.open(&arguments.image, size_bytes)?);
-        let options = MkfsOptions {
+        let made = MkfsOptions {
             force: arguments.force,
+            node_size,
             ..MkfsOptions::new(Uuid::new_v4(), Timestamp::now())
         };
-        mkfs(std::slice::from_ref(&device), &options).map_err(usage)?;
+        mkfs(std::slice::from_ref(&device), &made).map_err(usage)?;
         images.keep();
         let console = console.clone();
         let options = OpenOptions {
             reporter: Some(Arc::new(move |report| console.warning(report))),
-            ..arguments.mechanisms.options(dirty_bytes)
+            ..options
         };
         let volume = Volume::open_writable(vec![device], &options)?;
         Ok(Self(volume.filesystem(SubvolumeId::FS)?))
@@ -165,6 +210,10 @@ impl Site for Engine {
 
     fn remove(&self, &dir: &FileId, name: &[u8]) -> Result<(), Error> {
         self.0.unlink(Place { dir, name }, Timestamp::now())
+    }
+
+    fn fsync_dir(&self, &dir: &FileId) -> Result<(), Error> {
+        self.0.fsync(dir)
     }
 
     fn available_bytes(&self) -> Result<u64, Error> {

@@ -100,7 +100,7 @@ impl Report {
             let name = name.map_or_else(|| number.to_string(), str::to_owned);
             line(out, &name, round.files, round.time)?;
         }
-        writeln!(out, "{:<8} {:>12} {:>10.3}", "sync", "", self.sync.as_secs_f64())?;
+        line(out, "sync", 0, self.sync)?;
         line(out, "total", self.files(), total)?;
         let each = cpu.as_secs_f64() * 1e6 / as_f64(self.files().max(1));
         writeln!(out, "CPU time {:.3} s, {each:.2} us a file", cpu.as_secs_f64())?;
@@ -114,6 +114,9 @@ impl Report {
 
 fn line(out: &mut dyn Write, name: &str, files: u64, time: Duration) -> Result {
     let (seconds, speed) = (time.as_secs_f64(), per_second(files, time));
+    if files == 0 {
+        return Ok(writeln!(out, "{name:<8} {:>12} {seconds:>10.3}", "")?);
+    }
     Ok(writeln!(out, "{name:<8} {files:>12} {seconds:>10.3} {speed:>12.0}")?)
 }
 

@@ -1,0 +1,168 @@
+//! A large directory that is synced by itself, by us and by the kernel in turns.
+//!
+//! Both sides run the same workload (`workload`): the directory is synced after a million files were added to it, and, after a
+//! sync of everything, once more after a thousand of them were removed. Nothing is committed by the clock, so that
+//! the first one has all new files to write. The kernel's volume is on the same disk and is mounted as the test case of the patch did it.
+//! Every volume is made anew, and every one of ours is proved to hold what is to be left.
+
+use std::path::PathBuf;
+
+use offshoot_testkit::judges;
+use serde_json::{Value, json};
+
+use crate::kernel::Kernel;
+use crate::measure::drop_caches;
+use crate::ours::Ours;
+use crate::proof::prove;
+use crate::table::{median, shown, write_values};
+use crate::workload::{DirFsync, dir_name};
+use crate::{Options, Result};
+
+const KERNEL: &str = "kernel";
+
+/// What is measured.
+struct Job {
+    work: DirFsync,
+    node_sizes: Vec<u32>,
+    turns: usize,
+    is_proved: bool,
+    ours: Ours,
+    dir: PathBuf,
+}
+
+/// Runs the benchmark; `None` for options that it does not know.
+pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
+    let valued = ["--files", "--deletes", "--node-sizes", "--turns"];
+    let options = Options::parse(args, &valued, &["--no-proof"])?;
+    let sizes = options.get("--node-sizes").unwrap_or("16384,65536");
+    let dir = options.dir()?;
+    let job = Job {
+        work: DirFsync {
+            files: options.number("--files", 1_000_000)?,
+            deletes: options.number("--deletes", 1000)?,
+        },
+        node_sizes: sizes.split(',').map(|size| size.parse().ok()).collect::<Option<_>>()?,
+        turns: options.number("--turns", 3)?,
+        is_proved: !options.has("--no-proof"),
+        ours: Ours { offshoot: options.program()?, image: dir.join("dir-fsync.img") },
+        dir,
+    };
+    let DirFsync { files, deletes } = job.work;
+    ((1..=files).contains(&deletes) && job.turns > 0).then(|| job.run())
+}
+
+impl Job {
+    fn run(&self) -> Result {
+        let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
+        std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
+        println!(
+            "{} files are added, then {} removed; medians of {} turns",
+            self.work.files, self.work.deletes, self.turns
+        );
+        println!(
+            "{:>6} {:<10} {:>7} {:>12} {:>15} {:>8} {:>7} {:>12} {:>15} {:>8} {:>8}",
+            "nodes",
+            "side",
+            "add s",
+            "fsync 1 ms",
+            "min..max",
+            "x kernel",
+            "sync s",
+            "fsync 2 ms",
+            "min..max",
+            "x kernel",
+            "commits"
+        );
+        let mut all = Vec::new();
+        for &node_size in &self.node_sizes {
+            let (mut ours, mut kernel) = (Vec::new(), Vec::new());
+            for turn in 0..self.turns {
+                eprintln!("nodes of {node_size}, turn {} of {}", turn + 1, self.turns);
+                ours.push(self.ours(node_size)?);
+                kernel.push(self.kernel(node_size)?);
+            }
+            print_row(node_size, &ours, &kernel);
+            print_row(node_size, &kernel, &kernel);
+            all.extend(ours.into_iter().chain(kernel));
+        }
+        write_values(&self.dir.join("dir-fsync.json"), all)
+    }
+
+    /// One run of the program.
+    fn ours(&self, node_size: u32) -> Result<Value> {
+        let DirFsync { files, deletes } = self.work;
+        let values =
+            [("--files", files), ("--deletes", deletes), ("--nodesize", u64::from(node_size))];
+        let args: Vec<String> = values
+            .iter()
+            .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])
+            .collect();
+        drop_caches()?;
+        let mut run = self.ours.run(&[], "dir-fsync", &args)?;
+        run["side"] = "ours".into();
+        if self.is_proved {
+            let left = (1..=files).filter(|&number| !self.work.removes(number));
+            let names = left.map(|number| DirFsync::name(number).into_bytes()).collect();
+            prove(&self.ours.image, vec![(dir_name(0), names)])?;
+        }
+        Ok(run)
+    }
+
+    /// One run on the kernel.
+    fn kernel(&self, node_size: u32) -> Result<Value> {
+        // Of the size that the program makes.
+        let size = std::fs::metadata(&self.ours.image)
+            .map_err(|error| format!("{}: {error}", self.ours.image.display()))?
+            .len();
+        let nodes = node_size.to_string();
+        let mkfs = ["--nodesize", &nodes];
+        let site = Kernel::with_options(&self.ours.image, size, &mkfs, "ssd,commit=300")?;
+        drop_caches()?;
+        let (rounds, sync) =
+            self.work.run(&site).map_err(|error| format!("the kernel's volume: {error}"))?;
+        let rounds = DirFsync::PHASES.into_iter().zip(rounds).map(|(phase, round)| {
+            json!({ "phase": phase, "files": round.files, "seconds": round.time.as_secs_f64() })
+        });
+        Ok(json!({
+            "side": KERNEL,
+            "workload": "dir-fsync",
+            "files": self.work.files,
+            "deletes": self.work.deletes,
+            "node_size": node_size,
+            "rounds": rounds.collect::<Vec<_>>(),
+            "sync_seconds": sync.as_secs_f64(),
+        }))
+    }
+}
+
+/// What each run took for a phase, in seconds.
+fn seconds(runs: &[Value], phase: &str) -> Vec<f64> {
+    let of_run = |run: &Value| {
+        let mut rounds = run["rounds"].as_array()?.iter();
+        rounds.find(|round| round["phase"] == phase)?["seconds"].as_f64()
+    };
+    runs.iter().filter_map(of_run).collect()
+}
+
+fn print_row(node_size: u32, runs: &[Value], kernel: &[Value]) {
+    let middle = |runs: &[Value], phase: &str| median(seconds(runs, phase).into_iter());
+    // In milliseconds, and how many times as fast as the kernel.
+    let fsync = |phase: &str| {
+        let times = seconds(runs, phase);
+        let min = times.iter().copied().fold(f64::MAX, f64::min) * 1e3;
+        let max = times.iter().copied().fold(0.0, f64::max) * 1e3;
+        let ratio = middle(kernel, phase) / middle(runs, phase);
+        let spread = format!("{min:.1}..{max:.1}");
+        format!("{:>12.1} {spread:>15} {ratio:>8.2}", middle(runs, phase) * 1e3)
+    };
+    let commits = median(runs.iter().filter_map(|run| run["statistics"]["commits"].as_f64()));
+    println!(
+        "{node_size:>6} {:<10} {:>7.2} {} {:>7.2} {} {:>8}",
+        runs.first().and_then(|run| run["side"].as_str()).unwrap_or_default(),
+        middle(runs, "add"),
+        fsync("fsync 1"),
+        middle(runs, "sync 1"),
+        fsync("fsync 2"),
+        shown(commits, 0),
+    );
+}
