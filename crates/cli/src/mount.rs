@@ -91,6 +91,7 @@ fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
         return Err(offshoot_vfs::Error::Unsupported(what.into()).into());
     }
     let flags = [
+        (true, MountFlags::NOATIME),
         (wanted.read_only, MountFlags::RDONLY),
         (!wanted.suid, MountFlags::NOSUID),
         (!wanted.dev, MountFlags::NODEV),
