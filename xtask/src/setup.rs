@@ -7,11 +7,14 @@
 use offshoot_testkit::judges::{PROGS_AT_LEAST, may_mount};
 
 use crate::apt;
-use crate::shell::{Result, cargo, output};
+use crate::shell::{Result, cargo, output, target_dir};
 
 /// Installs what is missing, or says how to.
 pub(crate) fn setup() -> Result {
     toolchain()?;
+    if may_mount().is_ok() {
+        suites()?;
+    }
     let missing = missing();
     if missing.is_empty() {
         println!("everything is there");
@@ -34,10 +37,13 @@ pub(crate) fn setup() -> Result {
 /// The set-up if the tests would fail without it.
 pub(crate) fn ready() -> Result {
     toolchain()?;
-    if may_mount().is_ok() && !missing().is_empty() {
+    if may_mount().is_err() {
+        return Ok(());
+    }
+    if !missing().is_empty() {
         return setup();
     }
-    Ok(())
+    suites()
 }
 
 /// The parts of the toolchain that not every installation has.
@@ -54,6 +60,21 @@ fn toolchain() -> Result {
         }
     }
     cargo(&["--version"])
+}
+
+/// Suites for file systems, each with its version. They are built from source into a place of their own.
+const SUITES: [(&str, &str); 1] = [("pjdfstest", "0.2.2")];
+
+/// Installs the suites that are not there.
+fn suites() -> Result {
+    let root = target_dir().join("tools");
+    let place = root.display().to_string();
+    for (name, version) in SUITES {
+        if !root.join("bin").join(name).exists() {
+            cargo(&["install", "--locked", "--root", &place, "--version", version, name])?;
+        }
+    }
+    Ok(())
 }
 
 fn is_root() -> bool {

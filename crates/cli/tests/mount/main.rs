@@ -5,6 +5,7 @@
 //! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
 //! | `calls` | those calls |
 //! | `ends` | `btrfs check`, and what was promised: unmounting, signals, SIGKILL under load, full volumes |
+//! | `suites` | suites that others wrote |
 //! | `refused` | what is not done: options, volumes in use, directories that are not there |
 //!
 //! They need root and `/dev/fuse`. Where the other judges are, that has to be there too.
@@ -13,6 +14,7 @@ mod calls;
 mod ends;
 mod refused;
 mod same;
+mod suites;
 
 use std::ffi::OsStr;
 use std::io::Read;
