@@ -116,10 +116,10 @@ impl Job {
             .len();
         let nodes = node_size.to_string();
         let mkfs = ["--nodesize", &nodes];
-        let site = Kernel::with_options(&self.ours.image, size, &mkfs, "ssd,commit=300")?;
+        let kernel = Kernel::with_options(&self.ours.image, size, &mkfs, "ssd,commit=300")?;
         drop_caches()?;
         let (rounds, sync) =
-            self.work.run(&site).map_err(|error| format!("the kernel's volume: {error}"))?;
+            self.work.run(&kernel).map_err(|error| format!("the kernel's volume: {error}"))?;
         let rounds = DirFsync::PHASES.into_iter().zip(rounds).map(|(phase, round)| {
             json!({ "phase": phase, "files": round.files, "seconds": round.time.as_secs_f64() })
         });

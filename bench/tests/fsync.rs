@@ -62,11 +62,11 @@ fn a_large_directory_is_measured_on_both_sides_and_proved() {
     );
     let (lines, runs) = measured(dir.path(), &line);
     assert_eq!(lines, 2 + 4);
-    let sides: Vec<_> = runs.iter().map(|run| (&run["side"], &run["node_size"])).collect();
+    let turns: Vec<_> = runs.iter().map(|run| (&run["side"], &run["node_size"])).collect();
     let (ours, kernel) = (Value::from("ours"), Value::from("kernel"));
     let sizes = [4096, 65536].map(Value::from);
     let [small, large] = &sizes;
-    assert_eq!(sides, [(&ours, small), (&kernel, small), (&ours, large), (&kernel, large)]);
+    assert_eq!(turns, [(&ours, small), (&kernel, small), (&ours, large), (&kernel, large)]);
     for run in &runs {
         let rounds = run["rounds"].as_array().expect("an array");
         let files: Vec<_> = rounds.iter().map(|round| figure(round, "files")).collect();

@@ -91,7 +91,7 @@ fn a_length_is_not_behind_the_owner_that_is_set_with_it() {
     for (name, size) in [("grown", 200_000), ("cut", 50_000)] {
         let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
         fs.sync().expect("a commit");
-        fs.write(file, 0, &[7; 100_000], AT).expect("buffered");
+        fs.write(file, 0, &vec![7; 100_000], AT).expect("buffered");
         let set = SetAttr { size: Some(size), uid: Some(77), ..SetAttr::default() };
         fs.set_attr(file, &set, AT).expect("set");
         fs.volume().commit().expect("a commit");

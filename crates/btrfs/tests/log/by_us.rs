@@ -87,7 +87,7 @@ fn begin<'w, 'f>(workload: &'w Workload, ours: &'f Ours) -> (Task<'w>, Doer<'f>)
     let name = workload.to_string();
     let step = move |step: &Step| {
         let done = runner.run_steps(std::slice::from_ref(step));
-        done.map(drop).unwrap_or_else(|e| panic!("{name}: {step}: {e}"));
+        done.map_or_else(|e| panic!("{name}: {step}: {e}"), drop);
     };
     (Task { workload, promised }, Box::new(step))
 }

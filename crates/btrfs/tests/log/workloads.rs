@@ -226,7 +226,9 @@ fn an_fsync_that_was_left_out_is_found() {
     mount.sync();
     for (task, calls) in &mut all {
         let (_, steps) = task.workload.steps.split_last().expect("an fsync");
-        steps.iter().for_each(|step| calls.step(step));
+        for step in steps {
+            calls.step(step);
+        }
     }
     let cut = disks.copy(&judges);
     let tasks: Vec<_> = all.into_iter().map(|(task, _)| task).collect();

@@ -45,7 +45,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         given => given,
     };
     let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
-    let site = Engine::new(&arguments.volume, image_bytes, None, options, console)?;
+    let site = Engine::new(&arguments.volume, image_bytes, None, &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&site)?;
     let phases = rounds.into_iter().map(|round| Phase { name: None, round }).collect();
@@ -72,7 +72,7 @@ fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Consol
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
     let work = Enospc { workers, size, half_direct };
     let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
-    let engine = Engine::new(&arguments.volume, Some(arguments.size), None, options, console)?;
+    let engine = Engine::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
     Enospc::prepare(&engine)?;
     let mut workers = work.workers(&engine)?;
     let stopwatch = Stopwatch::start();
@@ -121,7 +121,7 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
     // What the log gets is what was not committed before.
     let options =
         OpenOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
-    let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), options, console)?;
+    let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&engine)?;
     let named = DirFsync::PHASES.into_iter().zip(rounds);
@@ -156,7 +156,7 @@ impl Engine {
         arguments: &BenchVolume,
         size_bytes: Option<u64>,
         node_size: Option<u32>,
-        options: OpenOptions,
+        options: &OpenOptions,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut images = NewImages::default();
@@ -171,7 +171,7 @@ impl Engine {
         let console = console.clone();
         let options = OpenOptions {
             reporter: Some(Arc::new(move |report| console.warning(report))),
-            ..options
+            ..options.clone()
         };
         let volume = Volume::open_writable(vec![device], &options)?;
         Ok(Self(volume.filesystem(SubvolumeId::FS)?))

@@ -217,10 +217,10 @@ impl<'a> Judgement<'a> {
         let pictures = &self.history.pictures[..=self.latest];
         for (at, (before, behind)) in (1..).zip(pictures.iter().zip(&pictures[1..])) {
             for (old, id) in before.names.iter().filter(|(name, id)| found.leads(name, **id)) {
-                let moved = behind.names_of(*id).into_iter();
-                let moved = moved.filter(|new| found.leads(new, *id) && !before.leads(new, *id));
+                let gained = behind.names_of(*id).into_iter();
+                let gained = gained.filter(|new| found.leads(new, *id) && !before.leads(new, *id));
                 if !behind.leads(old, *id) {
-                    moves.extend(moved.map(|new| Move { at, old, new }));
+                    moves.extend(gained.map(|new| Move { at, old, new }));
                 }
             }
         }
