@@ -124,7 +124,7 @@ fn a_file_of_many_extents_is_cut_on_a_full_volume() {
 #[test]
 fn what_replaces_a_file_by_rename_has_its_data() {
     let device = in_memory(NODE_SIZE);
-    let (_volume, fs) = open(&device, 64 << 20);
+    let (volume, fs) = open(&device, 64 << 20);
     let dir = fs.root();
     let old = create(&fs, "config");
     fs.write(old, 0, &[7; 8192], AT).expect("there is room");
@@ -133,8 +133,7 @@ fn what_replaces_a_file_by_rename_has_its_data() {
     fs.write(new, 0, &[8; 8192], AT).expect("there is room");
     let [from, to] = [&b"config.tmp"[..], b"config"].map(|name| Place { dir, name });
     fs.rename(from, to, AT).expect("it takes the place");
-    let another = create(&fs, "another");
-    fs.fsync(another).expect("a commit");
+    volume.commit().expect("a commit that writes nothing back");
     let devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device.snapshot())];
     let crashed = Volume::open(devices, &OpenOptions::default()).expect("it opens");
     let fs = crashed.filesystem(TreeId::FS).expect("the top level");
