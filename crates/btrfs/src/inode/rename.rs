@@ -170,10 +170,11 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
         let item = changes.inode(file)?;
         refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
-        note_directory(&changes, type_of(&item)?);
         let index = changes.remove_name(file.ino, place)?;
         changes.remove_entry(place, index, at)?;
     }
+    // A log of one of them would leave the other in no place.
+    changes.log().obstruct(Obstacle::Exchanged);
     for (place, file) in [(to, moved), (from, other)] {
         let file_type = type_of(&changes.inode(file)?)?;
         let index = changes.next_index(place.dir)?;

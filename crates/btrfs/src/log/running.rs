@@ -43,6 +43,8 @@ pub(crate) enum Obstacle {
     Subvolumes,
     /// A directory was moved.
     DirectoryMoved,
+    /// Two files exchanged their names.
+    Exchanged,
     /// A directory was removed that the last commit or the log may know.
     DirectoryRemoved,
     /// New data was cloned. A log may have it as preallocated in one file and written, with checksums, in another.

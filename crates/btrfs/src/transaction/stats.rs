@@ -178,6 +178,8 @@ counters! {
         fsyncs_with_subvolumes, committed_subvolumes();
         /// Fsyncs that made a commit because a directory was moved.
         fsyncs_with_directory_moved, committed_directory_moved();
+        /// Fsyncs that made a commit because files exchanged their names.
+        fsyncs_with_exchange, committed_exchanged();
         /// Fsyncs that made a commit because a directory was removed.
         fsyncs_with_directory_removed, committed_directory_removed();
         /// Fsyncs that made a commit because new data was cloned.
@@ -241,6 +243,7 @@ impl Counters {
             Obstacle::NewChunk => self.committed_new_chunk(),
             Obstacle::Subvolumes => self.committed_subvolumes(),
             Obstacle::DirectoryMoved => self.committed_directory_moved(),
+            Obstacle::Exchanged => self.committed_exchanged(),
             Obstacle::DirectoryRemoved => self.committed_directory_removed(),
             Obstacle::Clones => self.committed_clones(),
             Obstacle::Nameless => self.committed_nameless(),
