@@ -30,7 +30,7 @@
 //!
 //! # Writing
 //!
-//! `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record`, `data` and `directory` say what is
+//! Only with [`OpenOptions::tree_log`]; otherwise fsync is a commit. `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record`, `data` and `directory` say what is
 //! logged, and `notes` has what changed.
 //!
 //! # Replaying

@@ -111,6 +111,8 @@ pub(crate) struct Live {
     pub(crate) pressure: Arc<Signal>,
     /// How files are compressed that do not say so themselves.
     pub(crate) compress: Option<Compress>,
+    /// Whether fsync writes logs.
+    pub(crate) tree_log: bool,
     /// Features that the volume needs since it was opened, by their bits.
     new_features: AtomicU64,
     /// The label since it was changed.
@@ -144,7 +146,7 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    fn new(id: Generation, pending: Arc<space::Pending>) -> Self {
+    fn new(id: Generation, pending: Arc<space::Pending>, log: Log) -> Self {
         Self {
             id,
             dirty: DirtyBlocks::default(),
@@ -153,7 +155,7 @@ impl Transaction {
             shared: Mutex::default(),
             pinned: Mutex::default(),
             allocated: OnceLock::new(),
-            log: Log::default(),
+            log,
         }
     }
 }
@@ -187,7 +189,8 @@ impl Live {
         options: &OpenOptions,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
-        let running = Arc::new(Transaction::new(first, space.pending.clone()));
+        let running =
+            Arc::new(Transaction::new(first, space.pending.clone(), Log::new(options.tree_log)));
         let delayed = Delayed::new(options, superblock.nodesize.get());
         Self {
             phases: RwLock::new(Phases { running, before: None, is_complete: true }),
@@ -210,6 +213,7 @@ impl Live {
             commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
             compress: options.compress,
+            tree_log: options.tree_log,
             new_features: AtomicU64::new(0),
             new_label: Mutex::new(None),
         }

@@ -5,7 +5,7 @@
 //! then. Those who come meanwhile log, and the first of them writes next.
 //!
 //! From logging to the end of the write-out the caller has a handle. So a commit waits for it, and what is written goes with the commit
-//! before. Where there is an [`Obstacle`], a commit is made.
+//! before. Where there is an [`Obstacle`], a commit is made; and always in a volume that is opened without [`OpenOptions::tree_log`](crate::OpenOptions::tree_log).
 
 use std::sync::Arc;
 
@@ -39,6 +39,10 @@ enum Outcome {
 /// # Errors
 /// As [`Engine::sync`]. After an error that is not one of writing, another fsync makes a commit.
 pub(crate) fn fsync(volume: &Engine, file: FileId) -> Result<()> {
+    if !volume.live()?.tree_log {
+        write_back::sync_file(volume, file)?;
+        return volume.commit();
+    }
     match log_it(volume, file)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {

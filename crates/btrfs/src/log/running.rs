@@ -37,6 +37,8 @@ use crate::tree::{ItemEdit, Tree, TreeRoot, TreeWriter};
 /// Why an fsync makes a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
+    /// The volume was opened to be without logs.
+    Off,
     /// A chunk was allocated, which the last commit does not know.
     NewChunk,
     /// Subvolumes came, went or moved.
@@ -142,6 +144,15 @@ pub(super) struct Logged {
 }
 
 impl Log {
+    /// An empty log, or one that nothing gets into.
+    pub(crate) fn new(is_on: bool) -> Self {
+        let log = Self::default();
+        if !is_on {
+            log.obstruct(Obstacle::Off);
+        }
+        log
+    }
+
     /// Has all fsyncs make a commit, until there is one.
     pub(crate) fn obstruct(&self, obstacle: Obstacle) {
         let _ = self.obstacle.set(obstacle);
@@ -187,6 +198,9 @@ impl Log {
 
     /// The first index that is behind those of all entries that `dir` lost.
     pub(crate) fn index_after_removed(&self, dir: FileId) -> u64 {
+        if self.obstacle().is_some() {
+            return 0;
+        }
         self.notes.last_removed(dir).map_or(0, |index| index.saturating_add(1))
     }
 

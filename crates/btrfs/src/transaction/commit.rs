@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
 use crate::inode::write_back;
-use crate::log::Obstacle;
+use crate::log::{Log, Obstacle};
 use crate::space::Reserved;
 use crate::subvolume::{malformed, root_item_key};
 use crate::tree::{Tree, TreeRoot};
@@ -197,7 +197,8 @@ impl Live {
         }
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
-        phases.running = Arc::new(Transaction::new(next, self.space.pending.clone()));
+        phases.running =
+            Arc::new(Transaction::new(next, self.space.pending.clone(), Log::new(self.tree_log)));
         phases.is_complete = false;
         phases.before.replace(finished)
     }

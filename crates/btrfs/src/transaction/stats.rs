@@ -240,6 +240,8 @@ impl Counters {
     /// Counts an fsync that makes a commit.
     pub(crate) fn not_logged_for(&self, obstacle: Obstacle) {
         match obstacle {
+            // Who writes no logs does not ask for one.
+            Obstacle::Off => {}
             Obstacle::NewChunk => self.committed_new_chunk(),
             Obstacle::Subvolumes => self.committed_subvolumes(),
             Obstacle::DirectoryMoved => self.committed_directory_moved(),

@@ -46,6 +46,9 @@ pub struct OpenOptions {
     pub dirty_bytes: u64,
     /// How the data of files is compressed that do not say so themselves; `None` for not at all.
     pub compress: Option<crate::Compress>,
+    /// Whether fsync writes the tree log where that is possible, instead of committing. The mount option `notreelog` of the kernel is the opposite
+    /// of it. Off, until more is proved of what the log holds.
+    pub tree_log: bool,
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that. It waits a millisecond at least, whatever less is asked for.
     pub commit_interval: Option<Duration>,
@@ -94,6 +97,7 @@ impl Default for OpenOptions {
             reporter: None,
             dirty_bytes: 64 << 20,
             compress: None,
+            tree_log: false,
             commit_interval: Some(Duration::from_secs(30)),
             delayed_items: true,
             reserve_by_item: false,

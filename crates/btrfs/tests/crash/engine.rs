@@ -23,13 +23,18 @@ pub(crate) struct Ours {
     pub(crate) dirty_bytes: u64,
     /// How data is compressed.
     pub(crate) compress: Option<&'static str>,
+    /// Whether fsync writes logs.
+    pub(crate) tree_log: bool,
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20, compress: None };
+pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20, compress: None, tree_log: false };
 
 /// The engine that commits by itself after almost every change: one tree block is too much.
-pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, compress: None };
+pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, ..OURS };
+
+/// The engine whose fsync writes logs.
+pub(crate) const LOGGING: Ours = Ours { tree_log: true, ..OURS };
 
 /// The engine that compresses everything.
 pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
@@ -40,12 +45,17 @@ impl Engine for Ours {
     }
 
     fn open_writable(&self, devices: Devices) -> Result<Opened> {
-        let dirty_bytes = self.dirty_bytes;
+        let (dirty_bytes, tree_log) = (self.dirty_bytes, self.tree_log);
         let compress = self
             .compress
             .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
-        let options =
-            OpenOptions { commit_interval: None, dirty_bytes, compress, ..OpenOptions::default() };
+        let options = OpenOptions {
+            commit_interval: None,
+            dirty_bytes,
+            compress,
+            tree_log,
+            ..OpenOptions::default()
+        };
         opened(&Volume::open_writable(devices, &options)?)
     }
 

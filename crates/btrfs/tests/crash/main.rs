@@ -41,7 +41,8 @@ use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, seed};
 use offshoot_testkit::random::Random;
 
 use engine::{
-    ALL_TWICE, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY, volume,
+    ALL_TWICE, EAGER, LOGGING, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
+    volume,
 };
 use judge::Outside;
 
@@ -108,6 +109,19 @@ fn two_operations() {
         all.filter(move |workload| workload.steps.iter().any(does)).take(OF_A_KIND)
     });
     explore(&OURS, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed).chain(of_kinds));
+}
+
+#[test]
+fn one_operation_with_logs() {
+    let (seed, generator) = (seed(), Generator::default());
+    let all = (0..generator.ones()).map(|number| generator.one(number));
+    explore(&LOGGING, ONE, plan(seed), 1000, all);
+}
+
+#[test]
+fn two_operations_with_logs() {
+    let (seed, generator) = (seed(), Generator::default());
+    explore(&LOGGING, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed));
 }
 
 #[test]

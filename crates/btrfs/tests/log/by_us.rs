@@ -34,7 +34,8 @@ pub(crate) fn open(disks: &Disks, shape: Shape) -> Arc<Volume> {
         Some(Compress { method: method.parse().expect("a method"), forced })
     };
     let compress = method(",compress-force=", true).or_else(|| method(",compress=", false));
-    let options = OpenOptions { commit_interval: None, compress, ..OpenOptions::default() };
+    let options =
+        OpenOptions { commit_interval: None, tree_log: true, compress, ..OpenOptions::default() };
     Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
 }
 

@@ -298,7 +298,7 @@ impl Work {
 fn run(shape: Shape, seed: u64, cuts: usize) {
     let Some(judges) = judges::require() else { return };
     let disks = make(&judges, shape);
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let mut work = Work::begin(&volume, Random::new(seed));
     let (mut cut, mut step) = (0, 0);
@@ -401,7 +401,7 @@ fn many_who_fsync_in_one_directory() {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = make(&judges, PLAIN);
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = top(&volume);
     let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");

@@ -182,7 +182,7 @@ fn a_sync_ends_what_a_log_may_show() {
         found.files.insert(1, history.pictures[is].files[&1].clone());
         found
     };
-    let logged = of(&[&steps[..], &[fsync.clone()]].concat());
+    let logged = of(&[&steps[..], std::slice::from_ref(&fsync)].concat());
     assert!(allows(&logged, &found(&logged, 4, 2), 2, 4));
     let chmod = |path: &str| Step::Do(Op::Chmod(path.into(), 0o400));
     let more = [Step::Sync, chmod("a"), chmod("b")];
