@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
 
+use crate::mappable::Mappable;
 use crate::nodes::Nodes;
 use crate::options::ServeOptions;
 use crate::output::Output;
@@ -58,6 +59,7 @@ pub(crate) enum Answer {
 pub(crate) struct Dispatcher {
     fs: Box<dyn FileSystemMut>,
     nodes: Nodes,
+    mappable: Mappable,
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
@@ -66,7 +68,13 @@ pub(crate) struct Dispatcher {
 impl Dispatcher {
     pub(crate) fn new(fs: Box<dyn FileSystemMut>, options: ServeOptions) -> Self {
         let nodes = Nodes::new(fs.root());
-        Self { fs, nodes, options, has_setxattr_ext: AtomicBool::new(false) }
+        Self {
+            fs,
+            nodes,
+            mappable: Mappable::default(),
+            options,
+            has_setxattr_ext: AtomicBool::new(false),
+        }
     }
 
     /// Does what is asked for, and puts the answer into `out`.
@@ -128,8 +136,8 @@ impl Dispatcher {
             opcode::SYNCFS => self.fs.sync(),
             opcode::STATFS => context.statfs(out),
             opcode::INIT => self.init(arguments, out),
-            // Files are told apart by being held, not by being open.
-            opcode::RELEASE | opcode::DESTROY | opcode::INTERRUPT => Ok(()),
+            opcode::RELEASE => context.release(arguments),
+            opcode::DESTROY | opcode::INTERRUPT => Ok(()),
             _ => return Ok(false),
         }
         .map(|()| true)

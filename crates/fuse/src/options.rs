@@ -21,8 +21,6 @@ pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 pub struct ServeOptions {
     /// All files are shown with this owner. Then new ones belong to the owner of the directory that they are made in, and no owner can be changed.
     pub owner: Owner,
-    /// The kernel gathers writes. Small ones become much faster, and large sequential ones slower.
-    pub writeback_cache: bool,
     /// Who is told of what went wrong in the filesystem, beside the program whose call it was.
     pub reporter: Option<Reporter>,
 }

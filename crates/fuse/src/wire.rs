@@ -76,7 +76,6 @@ bitflags::bitflags! {
         const DO_READDIRPLUS = 1 << 13;
         const READDIRPLUS_AUTO = 1 << 14;
         const ASYNC_DIO = 1 << 15;
-        const WRITEBACK_CACHE = 1 << 16;
         const PARALLEL_DIROPS = 1 << 18;
         const POSIX_ACL = 1 << 20;
         const MAX_PAGES = 1 << 22;
@@ -202,6 +201,8 @@ received! {
     OpenIn, 8 { flags: u32, open_flags: u32 }
     /// CREATE and TMPFILE.
     CreateIn, 16 { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    /// RELEASE and RELEASEDIR.
+    ReleaseIn, 24 { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
     /// READ, READDIR and READDIRPLUS.
     ReadIn, 40 {
         fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,

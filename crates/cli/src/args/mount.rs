@@ -9,7 +9,7 @@ use super::VolumeArguments;
 pub(crate) const MOUNT_HELP: &str = "\
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
 compress-force[=...], commit=SECONDS, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
-can be changed), writeback (the kernel gathers writes: small ones become faster, large sequential ones slower), suid, dev, noexec, \
+can be changed), suid, dev, noexec, \
 remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
 
 What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Under the names mount.offshoot and \

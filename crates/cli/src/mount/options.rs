@@ -4,7 +4,7 @@
 //! |---|---|
 //! | what the engine or the kernel does | they are done |
 //! | of mount alone (`noauto`, `_netdev`, `x-...`), or what is so anyway (`noatime`, `default_permissions`) | they are let be |
-//! | of the kernel's btrfs, but not done here | they are refused by name, as not supported |
+//! | of the kernel's btrfs, or `writeback`, but not done here | they are refused by name, as not supported |
 //! | all others | wrong usage; let be where mount asks for that |
 
 use std::ffi::OsString;
@@ -26,7 +26,6 @@ pub(crate) struct Wanted {
     pub(crate) dev: bool,
     pub(crate) exec: bool,
     pub(crate) allow_other: bool,
-    pub(crate) writeback: bool,
     pub(crate) degraded: bool,
     pub(crate) remount: bool,
     pub(crate) owner: Owner,
@@ -44,7 +43,6 @@ impl Default for Wanted {
             dev: false,
             exec: true,
             allow_other: false,
-            writeback: false,
             degraded: false,
             remount: false,
             owner: Owner::default(),
@@ -94,7 +92,9 @@ const LET_BE: [&str; 33] = [
 ];
 
 /// What the kernel's btrfs does and this program does not.
-const UNSUPPORTED: [&str; 25] = [
+const UNSUPPORTED: [&str; 31] = [
+    // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
+    "writeback",
     "sync",
     "dirsync",
     "relatime",
@@ -120,6 +120,11 @@ const UNSUPPORTED: [&str; 25] = [
     "space_cache",
     "skip_balance",
     "noacl",
+    "user_subvol_rm_allowed",
+    "norecovery",
+    "nologreplay",
+    "usebackuproot",
+    "ssd_spread",
 ];
 
 impl Wanted {
@@ -147,7 +152,6 @@ impl Wanted {
             ("exec", None) => self.exec = true,
             ("noexec", None) => self.exec = false,
             ("allow_other", None) => self.allow_other = true,
-            ("writeback", None) => self.writeback = true,
             ("degraded", None) => self.degraded = true,
             ("remount", None) => self.remount = true,
             ("uid", Some(value)) => self.owner.uid = Some(number(option, value)?),
@@ -225,7 +229,8 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        for option in ["nodatacow", "discard=async", "max_inline=2048", "relatime", "flushoncommit"]
+        for option in
+            ["nodatacow", "discard=async", "max_inline=2048", "relatime", "writeback", "norecovery"]
         {
             let refused = parse(option).map_err(|failure| failure.to_string());
             assert_eq!(refused, Err(format!("not supported: the mount option {option}")));

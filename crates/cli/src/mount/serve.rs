@@ -96,7 +96,6 @@ fn start(
     let for_errors = log.clone();
     let options = ServeOptions {
         owner: wanted.owner,
-        writeback_cache: wanted.writeback,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
     };
     Ok(Server::start(Box::new(fs), dir, mount, options)?)

@@ -392,12 +392,17 @@ impl Calls<'_> {
         }
         self.note_io("fsync", file.sync_all());
         self.note_io("fdatasync", file.sync_data());
+        // While it may be mapped for writing, all of it is data on our side.
+        drop(file);
+        let file = File::open(self.path("data/file")).expect("it is there");
         for at in [0, 8192, 100_001, 1 << 32, (1 << 32) + 70_000, 1 << 50] {
             let data = rustix::fs::seek(&file, SeekFrom::Data(at));
             self.note(&format!("data after {at}"), data);
             let hole = rustix::fs::seek(&file, SeekFrom::Hole(at));
             self.note(&format!("hole after {at}"), hole);
         }
+        let file = OpenOptions::new().write(true).open(self.path("data/file"));
+        let file = file.expect("it is there");
         let written = file.write_at(b"x", i64::MAX.cast_unsigned() - 1);
         self.note_io("write at the end of all", written);
         // There the kernel tells of a place behind it.

@@ -252,6 +252,19 @@ fn mappings() {
         file.read_exact_at(&mut read, 4999).expect("a read beside it");
         assert_eq!(read, [1, 2, 3]);
         msync(map, 8192, MsyncFlags::SYNC).expect("a sync of the mapping");
+        // What was stored in a hole, and is known to nobody but the kernel, is data for who copies the file meanwhile.
+        file.set_len(1 << 20).expect("a hole");
+        let hole =
+            mmap(start, 4096, protection, MapFlags::SHARED, &file, 1 << 19).expect("a mapping");
+        hole.cast::<u8>().write(5);
+        let copy = mounted.path().join("copy");
+        offshoot_testkit::run::run(
+            "cp",
+            &["--sparse=always".as_ref(), path.as_os_str(), copy.as_os_str()],
+        );
+        assert_eq!(fs::read(&copy).expect("a copy")[1 << 19], 5);
+        munmap(hole, 4096).expect("its end");
+        file.set_len(8192).expect("as it was");
         bytes.write(4);
         munmap(map, 8192).expect("its end");
     }

@@ -9,8 +9,8 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{
     CopyFileRangeIn, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PARALLEL_DIRECT_WRITES, FallocateIn,
-    LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn,
-    WriteOut,
+    LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID,
+    WriteIn, WriteOut,
 };
 
 /// Where LSEEK looks for data.
@@ -54,7 +54,14 @@ impl Context<'_> {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             self.fs().set_attr(file, &set, Timestamp::now())?;
         }
+        self.to.mappable.opened(file, open.flags);
         out.put(&open_out())
+    }
+
+    pub(super) fn release(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let release: ReleaseIn = arguments.take()?;
+        self.to.mappable.closed(self.file()?, release.flags);
+        Ok(())
     }
 
     /// What could not be written at all is not opened for it: a write of nothing, where the file does not end unless it is appended to, says so.
@@ -87,10 +94,19 @@ impl Context<'_> {
         out.put(&WriteOut { size: write.size, padding: 0 })
     }
 
+    /// What the kernel holds of a mapping is not known here, so while there may be one, all is data.
     pub(super) fn lseek(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let seek: LseekIn = arguments.take()?;
         let file = self.file()?;
+        let is_mappable = self.to.mappable.contains(file);
         let offset = match seek.whence {
+            SEEK_DATA | SEEK_HOLE if is_mappable => {
+                let size = self.fs().attr(file)?.size;
+                if seek.offset >= size {
+                    return Err(Error::posix(Errno::NXIO, format!("{file} ends before")));
+                }
+                if seek.whence == SEEK_DATA { seek.offset } else { size }
+            }
             SEEK_DATA => self.fs().seek_data(file, seek.offset)?,
             SEEK_HOLE => self.fs().seek_hole(file, seek.offset)?,
             other => return Err(Error::posix(Errno::INVAL, format!("seeking by {other}"))),

@@ -58,7 +58,9 @@ impl Context<'_> {
         let create: CreateIn = arguments.take()?;
         let place = self.place(self.name(&mut arguments)?)?;
         let new = self.new_file(place.dir, create.mode, create.umask, false)?;
-        self.put_entry(self.fs().create(place, &new)?, out)?;
+        let file = self.fs().create(place, &new)?;
+        self.put_entry(file, out)?;
+        self.to.mappable.opened(file, create.flags);
         out.put(&super::data::open_out())
     }
 
@@ -74,6 +76,7 @@ impl Context<'_> {
             self.to.release(file);
         }
         put?;
+        self.to.mappable.opened(file, create.flags);
         out.put(&super::data::open_out())
     }
 

@@ -57,9 +57,7 @@ impl Dispatcher {
         if offered & InitFlags::INIT_EXT.bits() != 0 {
             offered |= u64::from(arguments.take::<InitExt>()?.flags2) << 32;
         }
-        let mut wanted = WANTED;
-        wanted.set(InitFlags::WRITEBACK_CACHE, self.options.writeback_cache);
-        let flags = wanted.bits() & offered;
+        let flags = WANTED.bits() & offered;
         let has_ext = flags & InitFlags::SETXATTR_EXT.bits() != 0;
         self.has_setxattr_ext.store(has_ext, Ordering::Relaxed);
         let [low, high] = [flags & 0xffff_ffff, flags >> 32];

@@ -112,7 +112,11 @@ fn versions_are_agreed_on() {
     let (same, agreed) = init(7, 45, u32::MAX, &[0xff; 48]);
     assert_eq!((same, agreed.len()), (Answer::Sent, 64));
     let flags = u32::from_ne_bytes(*agreed[12..].first_chunk().expect("flags"));
-    assert_eq!(flags & (1 << 16), 0, "nobody asked for the writeback cache");
+    assert_eq!(
+        flags & (1 << 16),
+        0,
+        "the kernel must not gather writes: it sends whole pages, which no file takes that is only appended to"
+    );
     assert_ne!(flags & (1 << 20), 0, "access control lists are asked for");
     // What is not offered is not agreed on.
     assert_eq!(init(7, 40, 0, &[]).1[12..16], [0; 4]);
