@@ -62,6 +62,16 @@ impl DeviceChannel {
     }
 }
 
+/// By which number what is no request is refused, so that nobody waits for its answer.
+fn refused(bytes: &[u8]) -> io::Result<u64> {
+    // It stands behind the length and the opcode.
+    let unique = bytes.get(8..).and_then(|rest| rest.first_chunk());
+    unique.map(|&unique| u64::from_ne_bytes(unique)).ok_or_else(|| {
+        let what = format!("{} bytes from /dev/fuse are no request", bytes.len());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    })
+}
+
 impl Channel for DeviceChannel {
     fn receive(&mut self) -> io::Result<bool> {
         loop {
@@ -79,24 +89,38 @@ impl Channel for DeviceChannel {
     }
 
     fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
-        let Ok(request) = Request::decode(&self.request[..self.len]) else {
-            let what = format!("{} bytes from /dev/fuse are no request", self.len);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        };
+        let bytes = &self.request[..self.len];
         let mut out = Output::new(&mut self.answer);
-        let answer = dispatcher.answer(&request, &mut out);
+        let (unique, answer) = match Request::decode(bytes) {
+            Ok(request) => (request.header.unique, dispatcher.answer(&request, &mut out)),
+            Err(_) => (refused(bytes)?, Answer::Failed(Errno::INVAL)),
+        };
         let (error, body) = match answer {
             Answer::Sent => (0, out.bytes()),
             Answer::Failed(errno) => (-errno.raw_os_error(), &[][..]),
             Answer::Silence => return Ok(answer),
         };
         let len = u32::try_from(size_of::<OutHeader>() + body.len()).expect("little over 1 MiB");
-        let header = OutHeader { len, error, unique: request.header.unique };
+        let header = OutHeader { len, error, unique };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
         match rustix::io::writev(&self.device, &parts) {
             // Whoever asked has given up meanwhile, or the mount is gone, which the next read says.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(answer),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header with a length that lies is refused, and not left without an answer.
+    #[test]
+    fn what_is_no_request_is_refused_by_its_number() {
+        let header = [[99_u32, 1].as_bytes(), [7_u64].as_bytes()].concat();
+        assert!(Request::decode(&header).is_err());
+        assert_eq!(refused(&header).ok(), Some(7));
+        assert!(refused(&header[..15]).is_err());
     }
 }
