@@ -12,8 +12,7 @@
 //! | `data` | open files and what is in them |
 //! | `directory` | the entries of directories |
 //!
-//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of the owner and, where the kernel says so, with
-//! writes; a directory with the set-group-id bit gives its group to what is made in it.
+//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of the owner (with writes the kernel sends the new mode itself); a directory with the set-group-id bit gives its group to what is made in it.
 //!
 //! INTERRUPT is not followed: no call of the filesystem can be given up half done, so a request that is interrupted ends as if it were not.
 

@@ -69,7 +69,6 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct InitFlags: u64 {
         const ASYNC_READ = 1 << 0;
-        const ATOMIC_O_TRUNC = 1 << 3;
         const BIG_WRITES = 1 << 5;
         const DONT_MASK = 1 << 6;
         const IOCTL_DIR = 1 << 11;
@@ -81,7 +80,6 @@ bitflags::bitflags! {
         const MAX_PAGES = 1 << 22;
         const CACHE_SYMLINKS = 1 << 23;
         const NO_OPENDIR_SUPPORT = 1 << 24;
-        const HANDLE_KILLPRIV_V2 = 1 << 28;
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
     }
@@ -98,14 +96,9 @@ bitflags::bitflags! {
         const ATIME_NOW = 1 << 7;
         const MTIME_NOW = 1 << 8;
         const CTIME = 1 << 10;
-        const KILL_SUIDGID = 1 << 11;
     }
 }
 
-/// OPEN: set-id bits go.
-pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
-/// WRITE: set-id bits go.
-pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// SETXATTR of an access control list: the set-group-id bit goes.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
 

@@ -25,7 +25,7 @@ const SETFLAGS: u32 = 0x4008_6602;
 /// The flags in another form, in which the kernel asks for them before it has them set.
 const FSGETXATTR: u32 = 0x801c_581f;
 
-/// The permissions without the set-id bits that go when somebody writes to the file or its owner changes: the set-group-id
+/// The permissions without the set-id bits that go when the owner of the file changes: the set-group-id
 /// bit only where the group may execute it.
 fn without_set_id(attr: &Attr) -> u32 {
     const SUID: u32 = 0o4000;
@@ -65,7 +65,7 @@ impl Context<'_> {
             atime: time_of(SetattrValid::ATIME_NOW, SetattrValid::ATIME, atime),
             mtime: time_of(SetattrValid::MTIME_NOW, SetattrValid::MTIME, mtime),
         };
-        self.apply_rules(file, valid, &mut set)?;
+        self.apply_rules(file, &mut set)?;
         let is_dated = has(SetattrValid::CTIME);
         let at = if is_dated { time(wanted.ctime, wanted.ctimensec) } else { now };
         if set != SetAttr::default() || is_dated {
@@ -75,11 +75,9 @@ impl Context<'_> {
     }
 
     /// What else changes, and what may not.
-    fn apply_rules(&self, file: FileId, valid: SetattrValid, set: &mut SetAttr) -> Result<()> {
+    fn apply_rules(&self, file: FileId, set: &mut SetAttr) -> Result<()> {
         let owner = self.to.options.owner;
-        let is_owned = set.uid.is_some() || set.gid.is_some();
-        let kills = is_owned || valid.contains(SetattrValid::KILL_SUIDGID);
-        if !kills {
+        if set.uid.is_none() && set.gid.is_none() {
             return Ok(());
         }
         let attr = self.fs().attr(file)?;
@@ -98,17 +96,6 @@ impl Context<'_> {
             set.permissions = set.permissions.or(Some(rest));
         }
         Ok(())
-    }
-
-    /// Takes the set-id bits from `file`, to which somebody writes.
-    pub(super) fn kill_set_id(&self, file: FileId) -> Result<()> {
-        let attr = self.fs().attr(file)?;
-        let rest = without_set_id(&attr);
-        if rest == attr.permissions {
-            return Ok(());
-        }
-        let set = SetAttr { permissions: Some(rest), ..SetAttr::default() };
-        self.fs().set_attr(file, &set, Timestamp::now())
     }
 
     pub(super) fn setxattr(&self, mut arguments: Arguments<'_>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Open files, and what is in them.
 
-use offshoot_vfs::{Errno, Error, Fallocate, FileId, Position, Result, SetAttr, Timestamp};
+use offshoot_vfs::{Errno, Error, Fallocate, FileId, Position, Result, Timestamp};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::Context;
@@ -9,8 +9,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{
     CopyFileRangeIn, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PARALLEL_DIRECT_WRITES, FallocateIn,
-    LseekIn, LseekOut, OPEN_KILL_SUIDGID, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID,
-    WriteIn, WriteOut,
+    LseekIn, LseekOut, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn, WriteOut,
 };
 
 /// Where LSEEK looks for data.
@@ -47,13 +46,6 @@ impl Context<'_> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             self.require_writable(file, flags.contains(OFlags::APPEND))?;
         }
-        if open.open_flags & OPEN_KILL_SUIDGID != 0 {
-            self.kill_set_id(file)?;
-        }
-        if flags.contains(OFlags::TRUNC) {
-            let set = SetAttr { size: Some(0), ..SetAttr::default() };
-            self.fs().set_attr(file, &set, Timestamp::now())?;
-        }
         self.to.mappable.opened(file, open.flags);
         out.put(&open_out())
     }
@@ -82,9 +74,6 @@ impl Context<'_> {
         let write: WriteIn = arguments.take()?;
         let data = arguments.data(write.size)?;
         let file = self.file()?;
-        if write.write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.kill_set_id(file)?;
-        }
         let now = Timestamp::now();
         if OFlags::from_bits_retain(write.flags).contains(OFlags::DIRECT) {
             self.fs().write_direct(file, write.offset, data, now)?;
