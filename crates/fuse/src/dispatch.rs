@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
 
+use crate::listings::Listings;
 use crate::mappable::Mappable;
 use crate::nodes::Nodes;
 use crate::options::ServeOptions;
@@ -59,6 +60,7 @@ pub(crate) struct Dispatcher {
     fs: Box<dyn FileSystemMut>,
     nodes: Nodes,
     mappable: Mappable,
+    listings: Listings,
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
@@ -71,6 +73,7 @@ impl Dispatcher {
             fs,
             nodes,
             mappable: Mappable::default(),
+            listings: Listings::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
         }
@@ -123,6 +126,8 @@ impl Dispatcher {
             opcode::LSEEK => context.lseek(arguments, out),
             opcode::FALLOCATE => context.fallocate(arguments),
             opcode::COPY_FILE_RANGE => context.copy_file_range(arguments, out),
+            opcode::OPENDIR => context.opendir(out),
+            opcode::RELEASEDIR => context.releasedir(arguments),
             opcode::READDIR => context.readdir(arguments, out),
             opcode::READDIRPLUS => context.readdirplus(arguments, out),
             opcode::SETXATTR => context.setxattr(arguments),

@@ -9,6 +9,7 @@
 //! | `wire` | the protocol, byte for byte |
 //! | `request`, `output` | requests taken apart with every bound checked; answers put together |
 //! | `nodes` | inode numbers over all number spaces, and which files the kernel knows |
+//! | `listings` | where the listings of open directories end |
 //! | `mappable` | which files may be written to through a mapping |
 //! | `dispatch` | from a request to a call, and from its result to an answer |
 //! | `attributes` | attributes as the protocol has them |
@@ -23,6 +24,7 @@
 mod attributes;
 mod device;
 mod dispatch;
+mod listings;
 mod mappable;
 mod mount;
 mod nodes;

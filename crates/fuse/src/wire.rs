@@ -47,7 +47,9 @@ pub(crate) mod opcode {
     pub(crate) const LISTXATTR: u32 = 23;
     pub(crate) const REMOVEXATTR: u32 = 24;
     pub(crate) const INIT: u32 = 26;
+    pub(crate) const OPENDIR: u32 = 27;
     pub(crate) const READDIR: u32 = 28;
+    pub(crate) const RELEASEDIR: u32 = 29;
     pub(crate) const FSYNCDIR: u32 = 30;
     pub(crate) const CREATE: u32 = 35;
     pub(crate) const INTERRUPT: u32 = 36;
@@ -79,7 +81,6 @@ bitflags::bitflags! {
         const POSIX_ACL = 1 << 20;
         const MAX_PAGES = 1 << 22;
         const CACHE_SYMLINKS = 1 << 23;
-        const NO_OPENDIR_SUPPORT = 1 << 24;
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
     }
@@ -104,6 +105,8 @@ pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
 
 /// An open file: what the kernel has cached of it stays.
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// An open directory: the kernel may cache its entries.
+pub(crate) const FOPEN_CACHE_DIR: u32 = 1 << 3;
 /// An open file: closing it is not told.
 pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// An open file: direct writes may overlap in time.
@@ -252,7 +255,7 @@ sent! {
         atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
-    /// OPEN, and behind an entry CREATE and TMPFILE.
+    /// OPEN and OPENDIR, and behind an entry CREATE and TMPFILE.
     OpenOut, 16 { fh: u64, open_flags: u32, backing_id: i32 }
     /// WRITE and COPY_FILE_RANGE.
     WriteOut, 8 { size: u32, padding: u32 }

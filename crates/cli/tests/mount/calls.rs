@@ -642,6 +642,21 @@ impl Calls<'_> {
         self.said.push(format!("of them different {}", shown.len()));
         let listed = count(self.path("listings"));
         self.note_io("entries left", listed);
+        // Each is moved away and back while they are read, and shown once.
+        for number in 0..2000 {
+            File::create(self.path(&format!("listings/{number}"))).expect("a file");
+        }
+        let mut shown = Vec::new();
+        for entry in fs::read_dir(self.path("listings")).expect("it is listed").take(10_000) {
+            let entry = entry.expect("an entry");
+            let (name, away) = (entry.path(), self.path("listings/away"));
+            fs::rename(&name, &away).and_then(|()| fs::rename(&away, &name)).expect("it is there");
+            shown.push(entry.file_name());
+        }
+        self.said.push(format!("shown while they were moved {}", shown.len()));
+        shown.sort();
+        shown.dedup();
+        self.said.push(format!("of them different {}", shown.len()));
         // The parent is what it says.
         let up = self.path("listings/..").metadata().map(|m| m.ino());
         let root = self.root.metadata().map(|m| m.ino());

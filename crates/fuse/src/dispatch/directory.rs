@@ -13,7 +13,9 @@ use crate::attributes::entry_out;
 use crate::nodes::number;
 use crate::output::Output;
 use crate::request::Arguments;
-use crate::wire::{Dirent, EntryOut, ReadIn};
+use crate::wire::{
+    Dirent, EntryOut, FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, OpenOut, ReadIn, ReleaseIn,
+};
 
 /// The places that are before those of all cookies.
 const DOTS: u64 = 2;
@@ -35,6 +37,17 @@ impl Shown {
 }
 
 impl Context<'_> {
+    pub(super) fn opendir(&self, out: &mut Output<'_>) -> Result<()> {
+        let open_flags = FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR;
+        out.put(&OpenOut { fh: self.to.listings.open(), open_flags, ..OpenOut::default() })
+    }
+
+    pub(super) fn releasedir(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let release: ReleaseIn = arguments.take()?;
+        self.to.listings.set_end(release.fh, None);
+        Ok(())
+    }
+
     pub(super) fn readdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         for entry in self.entries(&read, 0, out.room())? {
@@ -67,6 +80,9 @@ impl Context<'_> {
     /// As many entries as fit, each with `head` bytes of its own before it.
     fn entries(&self, read: &ReadIn, head: usize, room: usize) -> Result<Vec<Shown>> {
         let dir = self.file()?;
+        if read.offset == 0 {
+            self.to.listings.set_end(read.fh, None);
+        }
         let mut room = room.min(usize::try_from(read.size).unwrap_or(usize::MAX));
         let mut shown = Vec::new();
         let mut take = |name: &[u8], file, file_type, place| {
@@ -85,8 +101,13 @@ impl Context<'_> {
                 return Ok(shown);
             }
         }
-        let mut is_too_far = false;
-        self.fs().read_dir(dir, read.offset.saturating_sub(DOTS), &mut |entry| {
+        let after = read.offset.saturating_sub(DOTS);
+        let end = self.to.listings.end(read.fh);
+        let (mut last, mut is_whole, mut is_too_far) = (after, true, false);
+        self.fs().read_dir(dir, after, &mut |entry| {
+            if end.is_some_and(|end| entry.cookie > end) {
+                return ControlFlow::Break(());
+            }
             // Places are signed in system calls.
             let place =
                 entry.cookie.checked_add(DOTS).filter(|&place| i64::try_from(place).is_ok());
@@ -95,12 +116,48 @@ impl Context<'_> {
                 return ControlFlow::Break(());
             };
             let is_taken = take(entry.name, entry.file, entry.file_type, place);
-            if is_taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            if is_taken {
+                last = entry.cookie;
+                ControlFlow::Continue(())
+            } else {
+                is_whole = false;
+                ControlFlow::Break(())
+            }
         })?;
+        if end.is_none() {
+            let end = if is_whole { last } else { self.last_cookie(dir, last)? };
+            self.to.listings.set_end(read.fh, Some(end));
+        }
         if is_too_far && shown.is_empty() {
             return Err(Error::posix(Errno::OVERFLOW, format!("the entries of {dir}")));
         }
         Ok(shown)
+    }
+
+    /// The cookie of the last entry of `dir`, or `after` when none comes behind that: by steps that double, and halves from there.
+    fn last_cookie(&self, dir: FileId, after: u64) -> Result<u64> {
+        let next = |after: u64| -> Result<Option<u64>> {
+            let mut next = None;
+            self.fs().read_dir(dir, after, &mut |entry| {
+                next = Some(entry.cookie);
+                ControlFlow::Break(())
+            })?;
+            Ok(next)
+        };
+        let (mut last, mut step) = (after, 1_u64);
+        while let Some(cookie) = next(last.saturating_add(step))? {
+            last = cookie;
+            step = step.saturating_mul(2);
+        }
+        let mut none_behind = last.saturating_add(step);
+        while last < none_behind {
+            let middle = last + (none_behind - last) / 2;
+            match next(middle)? {
+                Some(cookie) => last = cookie,
+                None => none_behind = middle,
+            }
+        }
+        Ok(last)
     }
 }
 

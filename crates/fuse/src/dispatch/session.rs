@@ -39,7 +39,6 @@ const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::POSIX_ACL)
     .union(InitFlags::MAX_PAGES)
     .union(InitFlags::CACHE_SYMLINKS)
-    .union(InitFlags::NO_OPENDIR_SUPPORT)
     .union(InitFlags::SETXATTR_EXT)
     .union(InitFlags::INIT_EXT);
 
