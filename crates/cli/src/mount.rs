@@ -98,8 +98,18 @@ fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
         (!wanted.exec, MountFlags::NOEXEC),
     ];
     let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect();
-    let dir = &arguments.directory;
-    table::find(dir)?;
-    rustix::mount::mount_remount(dir, flags, "")
-        .map_err(|errno| Failure::Host(format!("remounting {}", dir.display()), errno.into()))
+    let failed = |error| Failure::Host(arguments.directory.display().to_string(), error);
+    let dir = arguments.directory.canonicalize().map_err(failed)?;
+    table::find(&dir)?;
+    let store = || {
+        let what = || format!("not everything that was done is stored: {}", dir.display());
+        unmount::store(&dir).map_err(|error| Failure::Host(what(), error))
+    };
+    // What is only read has nothing that is not stored. The second time is for what came between.
+    if wanted.read_only {
+        store()?;
+    }
+    rustix::mount::mount_remount(&dir, flags, "")
+        .map_err(|errno| Failure::Host(format!("remounting {}", dir.display()), errno.into()))?;
+    if wanted.read_only { store() } else { Ok(()) }
 }

@@ -35,6 +35,6 @@ mod server;
 mod transport;
 mod wire;
 
-pub use mount::{MountOptions, unmount};
+pub use mount::{MountOptions, Unmount, unmount};
 pub use options::{Owner, Reporter, ServeOptions};
 pub use server::{Control, Server};

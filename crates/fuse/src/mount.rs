@@ -3,10 +3,11 @@
 //! `fusermount3` is set-user-id root and mounts what its caller may mount over; the opened device comes back over a socket whose number is
 //! in its environment. Both ways lead to the same mount, but that users get `nosuid` and `nodev` whatever they ask for.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -27,7 +28,7 @@ const HELPER: &str = "fusermount3";
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct MountOptions {
     /// What is mounted, for those who list mounts.
-    pub source: String,
+    pub source: OsString,
     /// What kind of filesystem that is, behind `fuse.`.
     pub subtype: &'static str,
     /// Nothing can be changed.
@@ -85,28 +86,37 @@ fn mount_directly(dir: &Path, options: &MountOptions) -> Result<OwnedFd, Errno> 
     data.push(format!("group_id={}", rustix::process::getgid().as_raw()));
     let data = CString::new(data.join(",")).map_err(|_| Errno::INVAL)?;
     let kind = format!("fuse.{}", options.subtype);
-    rustix::mount::mount(&*options.source, dir, &*kind, options.flags(), data.as_c_str())?;
+    rustix::mount::mount(
+        options.source.as_os_str(),
+        dir,
+        &*kind,
+        options.flags(),
+        data.as_c_str(),
+    )?;
     Ok(device)
 }
 
 /// A word among options that are separated by commas.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace(',', "\\,")
+fn escaped(text: &OsStr) -> OsString {
+    let escape =
+        |&byte: &u8| if matches!(byte, b'\\' | b',') { vec![b'\\', byte] } else { vec![byte] };
+    OsString::from_vec(text.as_bytes().iter().flat_map(escape).collect())
 }
 
 fn mount_with_help(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let failed = |error: io::Error| Error::io(format!("mounting with {HELPER}"), error);
     let mut words = options.words();
-    words.push(format!("fsname={}", escaped(&options.source)));
     words.push(format!("subtype={}", options.subtype));
     words.push(if options.read_only { "ro" } else { "rw" }.to_owned());
     words.push("noatime".to_owned());
     words.extend((!options.exec).then(|| "noexec".to_owned()));
+    let mut all = OsString::from(words.join(",") + ",fsname=");
+    all.push(escaped(&options.source));
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.map_err(|errno| failed(errno.into()))?;
     fcntl_setfd(&theirs, FdFlags::empty()).map_err(|errno| failed(errno.into()))?;
     let mut helper = Command::new(HELPER)
-        .args(["-o", &words.join(","), "--"])
+        .args(["-o".as_ref(), all.as_os_str(), "--".as_ref()])
         .arg(dir)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .stdin(Stdio::null())
@@ -149,16 +159,31 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     Ok(descriptors.next())
 }
 
-/// Unmounts what is mounted over `dir`; `lazily` at once for names, and otherwise when nobody uses it any more.
+/// How a filesystem is unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmount {
+    /// When nobody uses it.
+    Unused,
+    /// At once for names, and otherwise when nobody uses it any more.
+    Lazily,
+    /// Without waiting for who serves it: all that was asked and is not answered fails.
+    ByForce,
+}
+
+/// Unmounts what is mounted over `dir`.
 ///
 /// # Errors
 /// `EBUSY` when somebody uses it, and others of the host.
-pub fn unmount(dir: &Path, lazily: bool) -> Result<()> {
-    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
+    let (flags, option) = match how {
+        Unmount::Unused => (UnmountFlags::empty(), "-u"),
+        Unmount::Lazily => (UnmountFlags::DETACH, "-uz"),
+        // The helper knows no force.
+        Unmount::ByForce => (UnmountFlags::FORCE, "-u"),
+    };
     let what = || format!("unmounting {}", dir.display());
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
         Err(Errno::PERM) => {
-            let option = if lazily { "-uz" } else { "-u" };
             let args = [OsStr::new(option), OsStr::new("--"), dir.as_os_str()];
             let mut helper = Command::new(HELPER)
                 .args(args)

@@ -17,7 +17,7 @@ use offshoot_vfs::{Errno, Error, FileSystemMut, Result};
 
 use crate::device::{self, DeviceChannel};
 use crate::dispatch::{Answer, Dispatcher};
-use crate::mount::{MountOptions, mount, unmount};
+use crate::mount::{MountOptions, Unmount, mount, unmount};
 use crate::options::ServeOptions;
 use crate::transport::Channel;
 
@@ -64,7 +64,7 @@ impl Server {
         let begun = pool.begin().and_then(|channel| pool.start(channel, &sender));
         if let Err(error) = begun {
             // It serves nobody, so whether it goes from the name space at once is all that is left to do.
-            let _ = unmount(dir, true);
+            let _ = unmount(dir, Unmount::Lazily);
             return Err(error);
         }
         Ok(Self { pool, errors })

@@ -12,6 +12,10 @@ compress-force[=...], commit=SECONDS, degraded, device=FILE, allow_other, uid=ID
 can be changed), suid, dev, noexec, \
 remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
 
+What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \
+on, so what they were called for is stored by the next commit (commit=, 30 seconds). Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
+fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that nobody has open for reading and writing.
+
 What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Under the names mount.offshoot and \
 umount.fuse.offshoot in /sbin the program is what mount, umount and /etc/fstab need for the type offshoot.
 
@@ -77,9 +81,9 @@ pub(crate) struct UnmountArguments {
     /// As umount calls it: nothing that matters here
     #[arg(short = 'n', hide = true)]
     _no_mtab: bool,
-    /// As umount calls it: nothing that matters here
-    #[arg(short = 'f', hide = true)]
-    _force: bool,
+    /// Also when the program that serves it does not answer; what was done last may not be stored then
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
     /// As umount calls it: nothing that matters here
     #[arg(short = 'r', hide = true)]
     _remount: bool,

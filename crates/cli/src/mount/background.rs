@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use crate::args::MountArguments;
@@ -12,6 +13,8 @@ pub(super) fn start(arguments: &MountArguments) -> Result {
     let failed = |error| Failure::Host("starting a process in the background".to_owned(), error);
     let program = std::env::current_exe().map_err(failed)?;
     let mut child = Command::new(program)
+        // Under another name the verb would come twice.
+        .arg0("offshoot")
         .args(words(arguments))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -13,14 +13,14 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
-use offshoot_fuse::{Control, MountOptions, ServeOptions, Server, unmount};
+use offshoot_fuse::{Control, MountOptions, ServeOptions, Server, Unmount, unmount};
 use offshoot_vfs::Error;
 use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 
 use super::log::Log;
 use super::options::Wanted;
-use super::table::{SUBTYPE, read_ahead, source_name};
+use super::table::{SUBTYPE, find, read_ahead, source_name};
 use crate::args::{MountArguments, OpenArguments, TreeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::Console;
@@ -47,16 +47,25 @@ pub(super) fn serve(
         dev: wanted.dev,
         exec: wanted.exec,
     };
+    let streams = arguments.in_background.then(|| Streams::open(arguments.log.as_deref()));
+    let streams = streams.transpose()?;
     let server = start(arguments, wanted, &mount, &dir, console, &log)?;
     read_ahead(&dir);
-    let (control, signal_log) = (server.control(), log.clone());
-    let waits = move || wait_for_signals(&signals, &control, &dir, &signal_log);
-    thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(waits)
-        .map_err(|error| Failure::Host("starting a thread".to_owned(), error))?;
-    if arguments.in_background {
-        detach(arguments.log.as_deref(), out, &log)?;
+    let waits = {
+        let (control, log, dir) = (server.control(), log.clone(), dir.clone());
+        let device = find(&dir).ok().map(|mounted| mounted.device);
+        move || wait_for_signals(&signals, &control, &dir, device.as_deref(), &log)
+    };
+    let started = thread::Builder::new().name("signals".to_owned()).spawn(waits);
+    let begun = started
+        .map_err(|error| Failure::Host("starting a thread".to_owned(), error))
+        .and_then(|_| streams.map_or(Ok(()), |streams| streams.detach(out, &log)));
+    if let Err(failure) = begun {
+        // Nobody was told of the mount yet. Without it in the tree the end of the program is that of the mount.
+        if let Err(error) = unmount(&dir, Unmount::Lazily) {
+            log.line(&error);
+        }
+        return Err(failure);
     }
     server.wait().map_err(|error| {
         log.line(&format_args!("the end of the mount: {error}"));
@@ -105,35 +114,55 @@ fn host(what: &str, errno: i32) -> Failure {
     Failure::Host(what.to_owned(), std::io::Error::from_raw_os_error(errno))
 }
 
-/// Leaves the terminal and the directory that it was started from, and says that the mount can be used.
-fn detach(file: Option<&Path>, out: &mut dyn Write, log: &Log) -> Result {
-    let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
-    let null = File::options().read(true).write(true).open("/dev/null");
-    let null = null.map_err(|error| failed("/dev/null", error))?;
-    let errors = match file {
-        Some(path) => OpenOptions::new().create(true).append(true).open(path),
-        None => null.try_clone(),
-    };
-    let name = file.map_or("/dev/null".into(), |path| path.display().to_string());
-    let errors = errors.map_err(|error| failed(&name, error))?;
-    // It fails for the leader of a group alone, which is in a session of its own already or has no terminal to leave.
-    let _ = rustix::process::setsid();
-    std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
-    out.write_all(b"\n")?;
-    out.flush()?;
-    let point = |result: rustix::io::Result<()>| {
-        result.map_err(|errno: Errno| failed("standard streams", errno.into()))
-    };
-    point(dup2_stdout(null.as_fd()))?;
-    point(dup2_stderr(errors.as_fd()))?;
-    if file.is_none() {
-        log.use_system();
-    }
-    Ok(())
+/// What becomes of the standard streams in the background. It is opened before there is a mount, which nobody would serve when that fails.
+struct Streams {
+    null: File,
+    errors: File,
+    /// Errors go to the log of the system.
+    is_system: bool,
 }
 
-/// Waits for signals, and ends the mount when they come.
-fn wait_for_signals(signals: &SigSet, control: &Control, dir: &Path, log: &Log) {
+impl Streams {
+    fn open(log: Option<&Path>) -> Result<Self> {
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(|error| Failure::Host("/dev/null".to_owned(), error))?;
+        let errors = match log {
+            Some(path) => OpenOptions::new().create(true).append(true).open(path),
+            None => null.try_clone(),
+        };
+        let name = log.map_or("/dev/null".into(), |path| path.display().to_string());
+        let errors = errors.map_err(|error| Failure::Host(name, error))?;
+        Ok(Self { null, errors, is_system: log.is_none() })
+    }
+
+    /// Leaves the terminal and the directory that it was started from, and says that the mount can be used.
+    fn detach(&self, out: &mut dyn Write, log: &Log) -> Result {
+        let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
+        // It fails for the leader of a group alone, which is in a session of its own already or has no terminal to leave.
+        let _ = rustix::process::setsid();
+        std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
+        out.write_all(b"\n")?;
+        out.flush()?;
+        let point = |result: rustix::io::Result<()>| {
+            result.map_err(|errno: Errno| failed("standard streams", errno.into()))
+        };
+        point(dup2_stdout(self.null.as_fd()))?;
+        point(dup2_stderr(self.errors.as_fd()))?;
+        if self.is_system {
+            log.use_system();
+        }
+        Ok(())
+    }
+}
+
+/// Waits for signals, and ends the mount when they come. Its device number tells it from what somebody mounted over it.
+fn wait_for_signals(
+    signals: &SigSet,
+    control: &Control,
+    dir: &Path,
+    device: Option<&str>,
+    log: &Log,
+) {
     let sync = || {
         if let Err(error) = control.sync() {
             log.line(&format_args!("not everything that was done is stored: {error}"));
@@ -141,7 +170,10 @@ fn wait_for_signals(signals: &SigSet, control: &Control, dir: &Path, log: &Log) 
     };
     while signals.wait().is_err() {}
     sync();
-    if let Err(error) = unmount(dir, true) {
+    let top = find(dir).ok().map(|mounted| mounted.device);
+    if device.is_none() || top.as_deref() != device {
+        log.line(&format_args!("not unmounted: it is not what is seen at {}", dir.display()));
+    } else if let Err(error) = unmount(dir, Unmount::Lazily) {
         log.line(&error);
     }
     while signals.wait().is_err() {}

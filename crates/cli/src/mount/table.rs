@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use offshoot_vfs::Errno;
@@ -31,15 +31,25 @@ pub(super) struct Mounted {
 /// # Errors
 /// `EINVAL` when that is nothing.
 pub(super) fn find(dir: &Path) -> Result<Mounted> {
-    let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
-    let path = "/proc/self/mountinfo";
-    let table = fs::read_to_string(path).map_err(|error| failed(path, error))?;
     // What came last is on top.
-    let top = table.lines().rev().filter_map(Line::parse).find(|line| line.dir == dir.as_os_str());
+    let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
     top.filter(|line| line.is_ours).map(|line| line.mounted).ok_or_else(|| {
         let what = format!("{}: no volume is mounted there with offshoot", dir.display());
-        failed(&what, Errno::INVAL.into())
+        Failure::Host(what, Errno::INVAL.into())
     })
+}
+
+/// Where the mount with this device number can be reached.
+pub(super) fn places_of(device: &str) -> Result<Vec<PathBuf>> {
+    let lines = lines()?.into_iter().filter(|line| line.mounted.device == device);
+    Ok(lines.map(|line| line.dir.into()).collect())
+}
+
+/// All lines of the table.
+fn lines() -> Result<Vec<Line>> {
+    let path = "/proc/self/mountinfo";
+    let table = fs::read(path).map_err(|error| Failure::Host(path.to_owned(), error))?;
+    Ok(table.split(|&byte| byte == b'\n').filter_map(Line::parse).collect())
 }
 
 /// A line of the table.
@@ -51,21 +61,22 @@ struct Line {
 }
 
 impl Line {
-    fn parse(line: &str) -> Option<Self> {
-        let (place, kind) = line.split_once(" - ")?;
-        let mut place = place.split(' ').skip(2);
-        let (device, dir) = (place.next()?.to_owned(), unescaped(place.nth(1)?));
-        let mut kind = kind.split(' ');
-        let is_ours = kind.next()?.strip_prefix("fuse.") == Some(SUBTYPE);
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|&byte| byte == b' ');
+        let device = String::from_utf8(words.nth(2)?.to_vec()).ok()?;
+        let dir = unescaped(words.nth(1)?);
+        words.find(|word| word == b"-")?;
+        let mut kind = words;
+        let is_ours = kind.next()?.strip_prefix(b"fuse.") == Some(SUBTYPE.as_bytes());
         let mounted = Mounted { device, source: unescaped(kind.next()?).into() };
         Some(Self { dir, is_ours, mounted })
     }
 }
 
 /// Blanks and the like stand in the table as a backslash and three octal digits.
-fn unescaped(text: &str) -> OsString {
+fn unescaped(text: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let Some((&first, after)) = rest.split_first() {
         let code = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
         match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
@@ -90,9 +101,8 @@ pub(super) fn read_ahead(dir: &Path) {
 }
 
 /// The name under which a volume is found from everywhere, in the table too.
-pub(super) fn source_name(volume: &Path) -> String {
-    let path = volume.canonicalize().unwrap_or_else(|_| volume.to_path_buf());
-    String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned()
+pub(super) fn source_name(volume: &Path) -> OsString {
+    volume.canonicalize().unwrap_or_else(|_| volume.to_path_buf()).into_os_string()
 }
 
 #[cfg(test)]
@@ -101,14 +111,20 @@ mod tests {
 
     #[test]
     fn lines_of_the_table() {
-        let ours = r"36 35 0:45 / /mnt/a\040b rw shared:1 - fuse.offshoot /x\134y.img rw,user_id=0";
+        let ours =
+            b"36 35 0:45 / /mnt/a\\040b rw shared:1 - fuse.offshoot /x\\134y.img rw,user_id=0";
         let line = Line::parse(ours).expect("a line");
         assert_eq!((line.dir, line.is_ours), ("/mnt/a b".into(), true));
         assert_eq!(line.mounted, Mounted { device: "0:45".into(), source: r"/x\y.img".into() });
-        let other = Line::parse("37 36 0:46 / /mnt/c rw - fuse.sshfs host: rw").expect("a line");
+        // Names are any bytes.
+        let bytes =
+            Line::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw").expect("a line");
+        assert_eq!(bytes.dir, OsString::from_vec(b"/mnt/\xff".to_vec()));
+        assert_eq!(bytes.mounted.source, PathBuf::from(OsString::from_vec(b"/\xfe".to_vec())));
+        let other = Line::parse(b"37 36 0:46 / /mnt/c rw - fuse.sshfs host: rw").expect("a line");
         assert!(!other.is_ours);
         for bad in ["", " - ", "36 35", "1 2 3 4 - fuse.offshoot", "1 2 3 4 5 - fuse.offshoot"] {
-            assert_eq!(Line::parse(bad), None, "{bad}");
+            assert_eq!(Line::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 }

@@ -5,9 +5,11 @@
 //! the root makes all of it durable.
 
 use std::fs::File;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use offshoot_fuse::Unmount;
 use offshoot_vfs::{Errno, OsReason};
 use rustix::fs::{FlockOperation, flock};
 
@@ -19,24 +21,53 @@ use crate::output::Console;
 /// Unmounts a volume.
 pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> Result {
     let named = &arguments.directory;
-    // What is mounted there may not answer any more, or not answer to us: then its links are not followed.
-    let dir = named.canonicalize().or_else(|_| std::path::absolute(named));
-    let dir = dir.map_err(|error| Failure::Host(named.display().to_string(), error))?;
-    let mounted = table::find(&dir)?;
-    let mut is_stored = true;
-    // Who may not open it may not ask either. The end of the program makes all durable as well.
-    if let Ok(root) = File::open(&dir)
-        && let Err(error) = root.sync_all()
-    {
-        console
-            .error(&format_args!("not everything that was done is stored: {}", OsReason(&error)));
-        is_stored = false;
+    let failed = |error| Failure::Host(named.display().to_string(), error);
+    if arguments.force {
+        let dir = beside_the_mount(named).map_err(failed)?;
+        table::find(&dir)?;
+        offshoot_fuse::unmount(&dir, Unmount::ByForce)?;
+        console.error(&"unmounted by force: what was done last may not be stored");
+        return Err(Failure::Reported(ExitStatus::Failed));
     }
-    offshoot_fuse::unmount(&dir, arguments.lazy)?;
+    // What is mounted there may not answer any more, or not answer to us: then its links are not followed.
+    let dir = named.canonicalize().or_else(|_| std::path::absolute(named)).map_err(failed)?;
+    let mounted = table::find(&dir)?;
+    let is_stored = match store(&dir) {
+        Ok(()) => true,
+        // Who may not open it may not ask either. The end of the program makes all durable as well.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
+        Err(error) => {
+            let reason = OsReason(&error);
+            console.error(&format_args!("not everything that was done is stored: {reason}"));
+            false
+        }
+    };
+    let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
+    offshoot_fuse::unmount(&dir, how)?;
     if !arguments.lazy {
-        wait_for_writer(&mounted.source)?;
+        match table::places_of(&mounted.device)?.first() {
+            // Then nobody knows when it is free.
+            Some(other) => console.error(&format_args!("still mounted over {}", other.display())),
+            None => wait_for_writer(&mounted.source)?,
+        }
     }
     if is_stored { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) }
+}
+
+/// Makes all durable that was done on the mount over `dir`: first what the kernel still has in its pages, then what the program has.
+pub(super) fn store(dir: &Path) -> io::Result<()> {
+    let root = File::open(dir)?;
+    rustix::fs::syncfs(&root)?;
+    root.sync_all()
+}
+
+/// The path of what is mounted over `named`, without a question to who serves it.
+fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(named)?;
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(path),
+    }
 }
 
 /// Waits until nobody writes `volume`.

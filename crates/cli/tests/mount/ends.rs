@@ -43,10 +43,11 @@ fn it_goes_to_the_background() {
     let dir = offshoot_testkit::disks::scratch_dir();
     let (image, path) = (disks.images()[0].as_os_str(), dir.path().as_os_str());
     // By the name that `mount` calls it by, with what it says.
-    let name = dir.path().with_extension("mount.offshoot");
-    let helper = name.with_file_name("mount.offshoot");
+    // A hard link is what the program finds itself by as well.
+    let program = Path::new(env!("CARGO_BIN_EXE_offshoot"));
+    let helper = program.with_file_name("mount.fuse.offshoot");
     let _ = fs::remove_file(&helper);
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_offshoot"), &helper).expect("a link");
+    fs::hard_link(program, &helper).expect("a link");
     let status = std::process::Command::new(&helper)
         .args([image, path, "-o".as_ref(), "rw,noatime".as_ref()])
         .status();
@@ -335,4 +336,101 @@ fn in_the_foreground() {
     assert!(child.wait().expect("a child").success());
     assert!(!mounted().contains(&*dir.path().to_string_lossy()));
     disks.assert_checks();
+}
+
+/// What the program that served it did not store is not taken for stored, when it is gone.
+#[test]
+fn unmounting_what_was_killed() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    fs::write(mounted.path().join("file"), "x").expect("a file");
+    mounted.signal(Signal::KILL);
+    while File::open(mounted.path()).is_ok() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_told = output.status.code() == Some(1) && said.contains("not everything");
+    assert!(is_told, "{}: {said}", output.status);
+    assert!(!is_mounted(mounted.path()));
+    disks.assert_checks();
+}
+
+/// By force a mount goes whose program does not answer.
+#[test]
+fn unmounting_by_force() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    fs::write(mounted.path().join("file"), "x").expect("a file");
+    mounted.signal(Signal::STOP);
+    let output = offshoot(&["unmount".as_ref(), "-f".as_ref(), mounted.path().as_os_str()]);
+    mounted.signal(Signal::CONT);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_told = output.status.code() == Some(1) && said.contains("may not be stored");
+    assert!(is_told, "{}: {said}", output.status);
+    assert!(!is_mounted(mounted.path()));
+    mounted.ends_well();
+    disks.assert_checks();
+}
+
+/// A mount that can be reached in another place too is not waited for.
+#[test]
+fn unmounting_one_of_two_places() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let other = offshoot_testkit::disks::scratch_dir();
+    rustix::mount::mount_bind(mounted.path(), other.path()).expect("a bind mount");
+    let output = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    let written = fs::write(other.path().join("file"), "x");
+    rustix::mount::unmount(other.path(), rustix::mount::UnmountFlags::empty()).expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("still mounted over"), "{said}");
+    written.expect("it works on");
+    mounted.ends_well();
+    disks.assert_checks();
+}
+
+/// A signal does not unmount what somebody mounted on top.
+#[test]
+fn a_signal_leaves_other_mounts() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("tmpfs", mounted.path(), "tmpfs", flags, None).expect("a mount on top");
+    let file = mounted.path().join("of another");
+    fs::write(&file, "x").expect("a file");
+    mounted.signal(Signal::TERM);
+    while mounted.log().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let is_there = file.exists();
+    let end = rustix::mount::UnmountFlags::empty();
+    rustix::mount::unmount(mounted.path(), end).expect("the end of the other");
+    assert!(is_there && mounted.log().contains("not unmounted"), "{}", mounted.log());
+    does(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    disks.assert_checks();
+}
+
+/// Where a mount cannot begin to be served there is none.
+#[test]
+fn a_log_that_cannot_be_opened() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let dir = offshoot_testkit::disks::scratch_dir();
+    let image = disks.images()[0].as_os_str();
+    let log = ["mount", "--log", "/no/such/directory/log"].map(std::ffi::OsStr::new);
+    let output = offshoot(&[&log[..], &[image, dir.path().as_os_str()]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("/no/such/directory/log"), "{said}");
+    assert!(!is_mounted(dir.path()));
+}
+
+/// Whether something is mounted over `dir`.
+fn is_mounted(dir: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+    table.contains(&*dir.to_string_lossy())
 }

@@ -24,6 +24,7 @@ fn options_that_are_not_done() {
     };
     assert!(mount("rw,nodatacow", 4).contains("not supported: the mount option nodatacow"));
     assert!(mount("max_inline=0", 4).contains("max_inline=0"));
+    assert!(mount("writeback", 4).contains("not supported: the mount option writeback"));
     assert!(mount("bogus", 2).contains("the mount option bogus is not known"));
     assert!(mount("remount,subvol=x", 4).contains("remounting"));
     assert!(mount("remount,ro", 1).contains("no volume is mounted there"));
@@ -52,6 +53,21 @@ fn places_that_are_none() {
     mounted.unmount();
 }
 
+/// What becomes read-only is stored.
+#[test]
+fn remounting_stores() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    std::fs::write(mounted.path().join("file"), "x").expect("a file");
+    let args = ["mount", "-o", "remount,ro", "any"].map(OsStr::new);
+    super::does(&[&args[..], &[mounted.path().as_os_str()]].concat());
+    mounted.signal(rustix::process::Signal::KILL);
+    drop(mounted);
+    let read = std::fs::read_to_string(disks.mount("ro").path().join("file"));
+    assert_eq!(read.ok().as_deref(), Some("x"));
+}
+
 /// A mount becomes read-only and back, and one of a volume that is only read refuses all changes.
 #[test]
 fn read_only() {
@@ -62,7 +78,8 @@ fn read_only() {
     let written = || std::fs::write(&file, "x").map_err(|error| error.kind());
     let remount = |options: &str| {
         let args = ["mount", "-o", options, "any"].map(OsStr::new);
-        super::does(&[&args[..], &[mounted.path().as_os_str()]].concat());
+        // A slash at the end is no other directory.
+        super::does(&[&args[..], &[mounted.path().join("").as_os_str()]].concat());
     };
     assert_eq!(written(), Ok(()));
     remount("remount,ro");
