@@ -178,7 +178,7 @@ impl Found {
         };
         let best = read_copies()
             .filter_map(|(offset, copy)| Some((offset, copy.ok()?)))
-            .max_by_key(|(_, superblock)| superblock.generation);
+            .max_by_key(|(_, found)| (found.generation, found.log_is_pending()));
         let Some((offset, superblock)) = best else {
             let is_btrfs = SUPERBLOCK_OFFSETS.iter().any(|&offset| has_magic(&*device, offset));
             let other = || {
