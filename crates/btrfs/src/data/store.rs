@@ -167,7 +167,7 @@ impl PackedExtent<'_> {
 }
 
 /// The volume says which compressions were ever used in it.
-fn note_use(handle: &Handle<'_>, compression: Compression) {
+pub(crate) fn note_use(handle: &Handle<'_>, compression: Compression) {
     match compression {
         Compression::Lzo => handle.needs(Incompat::COMPRESS_LZO),
         Compression::Zstd => handle.needs(Incompat::COMPRESS_ZSTD),

@@ -10,7 +10,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{FileType, Result};
 
 use super::replay::Replay;
-use crate::data::{drop_range, extent_len, has_checksums, insert_sums, remove_checksums};
+use crate::data::{drop_range, extent_len, has_checksums, insert_sums, note_use, remove_checksums};
 use crate::inode::type_of;
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Owner};
@@ -38,6 +38,7 @@ impl Replay<'_, '_> {
         let end = len.checked_next_multiple_of(sector).and_then(|len| key.offset.checked_add(len));
         let end = end.ok_or_else(|| self.wrong(key, "it reaches further than any file"))?;
         let dropped = drop_range(self.handle, self.file(ino), key.offset..end)?;
+        note_use(self.handle, extent.compression);
         let held = self.hold(key, &extent)?;
         let nbytes = inode.nbytes.get().saturating_sub(dropped).saturating_add(held);
         inode.nbytes = nbytes.into();
