@@ -190,7 +190,7 @@ pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<Dir
     Ok(None)
 }
 
-fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
+pub(crate) fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
     let missing = || {
         let name = name.escape_ascii();
         Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))

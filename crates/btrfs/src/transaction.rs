@@ -54,7 +54,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::TreeBlock;
 use crate::delayed::{Delayed, Queue};
 use crate::inode::compression::Compress;
-use crate::log::Log;
+use crate::log::{Log, Obstacle};
 use crate::space::{self, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -233,6 +233,13 @@ impl Live {
         }
         let before = phases.before.as_ref().filter(|one| one.id == generation)?;
         before.dirty.get(logical)
+    }
+
+    /// Whether a log that a crash would find may have an extent where it is no more.
+    fn logs_moved_extents(&self) -> bool {
+        let phases = self.phases.read();
+        let pending = phases.before.as_ref().filter(|_| !phases.is_complete);
+        pending.into_iter().chain([&phases.running]).any(|one| one.log.may_show_moved_extents())
     }
 
     /// Until this is dropped nobody else decides by the count of references of the shared block at `logical`: of two who find that there
@@ -480,6 +487,10 @@ impl<'v> Handle<'v> {
     /// Notes that from this transaction on `feature` is needed to read the volume.
     pub(crate) fn needs(&self, feature: Incompat) {
         self.live.new_features.fetch_or(feature.0, Ordering::Relaxed);
+        if self.live.superblock.lock().incompat_flags.get() & feature.0 != feature.0 {
+            // A log is written with the superblock of the last commit.
+            self.log().obstruct(Obstacle::NewFeature);
+        }
     }
 
     /// Until this is dropped no checksums are looked for.

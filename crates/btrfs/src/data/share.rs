@@ -30,7 +30,7 @@ pub(crate) fn share(
     at: u64,
 ) -> Result<Shared> {
     let root = TreeId(file.dev);
-    handle.log().note_clones();
+    handle.log().note_moved_extents();
     let mut shared = Shared::default();
     let mut new = Vec::new();
     for Overlap { key, data, end } in items {

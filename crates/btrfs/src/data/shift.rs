@@ -22,6 +22,7 @@ pub(crate) fn shift(
     to: u64,
 ) -> Result<()> {
     let root = TreeId(file.dev);
+    handle.log().note_moved_extents();
     let mut edits: BTreeMap<_, _> = items.iter().map(|item| (item.key.offset, None)).collect();
     for Overlap { key, data, end } in items {
         let new = key.offset.wrapping_add(to.wrapping_sub(from));

@@ -3,8 +3,7 @@
 //! Indexes of entries only rise, so the entries that are new are behind the last one of the last commit; and those that are new since the directory was logged
 //! are behind what was logged then. Entries that are gone were noted.
 //!
-//! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode itself and its names, but not what it holds, unless it is a symbolic
-//!   link; if not, all of it, because it may have lost another name for this one.
+//! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode itself and its name, as a file that holds nothing. Where something is stored in it, or another had the name, and if it is not new, all of it, because it may have lost another name for this one.
 //! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led to is logged with the names that it has now, if it has one.
 
 use std::collections::BTreeSet;
@@ -45,7 +44,7 @@ impl Record<'_, '_> {
     /// Logs a directory, which is locked, with the entries that came and went.
     pub(super) fn directory(&mut self, dir: u64) -> Result<(), Stop> {
         let (head, committed) = (self.head(dir)?, self.committed_head(dir)?);
-        inode_in(&head)?.filter(|item| item.nlink.get() > 0).ok_or(Obstacle::Nameless)?;
+        inode_in(&head)?.filter(|item| item.nlink.get() > 0).ok_or(Obstacle::Failed)?;
         self.put_head(dir, &head)?;
         self.names(dir, &names_in(&head)?, &names_in(&committed)?)?;
         let after_committed = self.after_committed(dir)?;
@@ -145,7 +144,14 @@ impl Record<'_, '_> {
         let Some(item) = inode_in(&head)?.filter(|_| names.len() == 1) else { return Ok(false) };
         match type_of(&item)? {
             FileType::Symlink => return Ok(false),
-            FileType::Regular => without_data(&mut head)?,
+            FileType::Regular => {
+                // Empty, it must not take the place of one that was not.
+                let is_over = names.iter().map(|(name, _)| self.is_of_another(ino, name));
+                if item.nbytes.get() > 0 || is_over.collect::<Result<Vec<_>>>()?.contains(&true) {
+                    return Ok(false);
+                }
+                without_data(&mut head)?;
+            }
             _ => {}
         }
         self.put_head(ino, &head)?;

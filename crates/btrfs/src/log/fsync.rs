@@ -14,10 +14,10 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, FileType, Result};
 
 use super::record::{Record, Stop};
-use super::running::{Log, Obstacle};
+use super::running::{Log, Obstacle, Trees};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
-use crate::inode::{inode_item, tree_of, type_of};
+use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
 use crate::transaction::{Cause, DirtyBlocks, Handle, Live};
 use crate::tree::{Cursor, TreeRoot};
@@ -39,7 +39,8 @@ enum Outcome {
 /// # Errors
 /// As [`Engine::sync`]. After an error that is not one of writing, another fsync makes a commit.
 pub(crate) fn fsync(volume: &Engine, file: FileId) -> Result<()> {
-    if !volume.live()?.tree_log {
+    // The place of a subvolume in a snapshot has nothing that could be logged.
+    if !volume.live()?.tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
         return volume.commit();
     }
@@ -74,24 +75,20 @@ fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
         live.stats.fsynced_nothing();
         return Ok(Outcome::Done);
     }
+    if item.nlink.get() == 0 {
+        // Nobody finds it after a crash.
+        volume.flush_members()?;
+        live.stats.fsynced_nameless();
+        return Ok(Outcome::Done);
+    }
     if let Some(obstacle) = log.obstacle() {
         return commit(obstacle);
     }
     let is_directory = type_of(&item)? == FileType::Directory;
     let batch = match log_file(live, &handle, file, is_directory) {
         Ok(batch) => batch,
-        Err(stop) => {
-            // What is known of the log may be what it was to become.
-            let obstacle = match &stop {
-                Stop::Obstacle(obstacle) => *obstacle,
-                Stop::Error(_) => Obstacle::Failed,
-            };
-            log.obstruct(obstacle);
-            return match stop {
-                Stop::Obstacle(obstacle) => commit(obstacle),
-                Stop::Error(error) => Err(error),
-            };
-        }
+        Err(Stop::Obstacle(obstacle)) => return commit(obstacle),
+        Err(Stop::Error(error)) => return Err(error),
     };
     drop(locks);
     match write_batch(live, &handle, batch)? {
@@ -110,6 +107,23 @@ fn log_file(
     file: FileId,
     is_directory: bool,
 ) -> Result<u64, Stop> {
+    let log = handle.log();
+    let mut trees = log.trees();
+    let logged = log_into(&mut trees, live, handle, file, is_directory);
+    if let Err(stop) = &logged {
+        // What is known of the log may be what it was to become. While it is locked, so that nobody writes half of it.
+        log.obstruct(stop.obstacle());
+    }
+    logged
+}
+
+fn log_into(
+    trees: &mut Trees,
+    live: &Live,
+    handle: &Handle<'_>,
+    file: FileId,
+    is_directory: bool,
+) -> Result<u64, Stop> {
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
     // Before anything is looked at: what is given up from now on stays as it is until the commit.
     log.use_it();
@@ -117,7 +131,6 @@ fn log_file(
     if log.taken() * node_size > MOST_PARTS * live.dirty_bytes {
         return Err(Obstacle::LargeLog.into());
     }
-    let mut trees = log.trees();
     let batch = trees.batch;
     if trees.of(subvolume).is_none() {
         let Some(_room) = live.space.try_reserve(live.space.cost(1)) else {
@@ -194,7 +207,7 @@ fn end_batch(
 ) -> Result<Option<(TreeRoot, Arc<DirtyBlocks>, u64)>> {
     let log = handle.log();
     let mut trees = log.trees();
-    let Some(_room) = live.space.try_reserve(live.space.cost(2)) else {
+    let Some(_room) = live.space.try_reserve(live.space.cost(1 + trees.number() as u64)) else {
         log.obstruct(Obstacle::NoRoom);
         return Ok(None);
     };

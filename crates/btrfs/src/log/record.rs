@@ -9,6 +9,8 @@
 //! - *A name that is gone:* where the item of names tells nothing of it any more, the entry is said to be gone in its directory. For that the directory
 //!   is in the log as the last commit has it.
 //!
+//! - *A name that was taken away:* who has it now is in the log with it. Where that is not so, nothing is logged.
+//!
 //! All this goes to the log as batches of edits. When it turns out that something cannot be logged, nothing is any more in the transaction, so it does not matter what is in the log by then. The inode that is fsynced is locked. Of others the locks are tried: who has one may be waiting for
 //! this fsync, so a commit is made instead.
 
@@ -19,14 +21,14 @@ use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::space::DirLogItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Error, FileId, FileType, Result};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use zerocopy::IntoBytes;
 
 use super::names::{Name, is_of_names, names_of};
 use super::notes::MOST;
 use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply};
 use crate::delayed;
-use crate::inode::{Locks, entry_called, type_of};
+use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
@@ -37,6 +39,15 @@ use std::ops::ControlFlow;
 pub(super) enum Stop {
     Obstacle(Obstacle),
     Error(Error),
+}
+
+impl Stop {
+    pub(super) fn obstacle(&self) -> Obstacle {
+        match self {
+            Self::Obstacle(obstacle) => *obstacle,
+            Self::Error(_) => Obstacle::Failed,
+        }
+    }
 }
 
 impl From<Error> for Stop {
@@ -75,6 +86,8 @@ pub(super) struct Record<'a, 'v> {
     directories: Vec<u64>,
     /// Some of what was gathered is in the log.
     is_spilled: bool,
+    /// Names that the log takes from inodes.
+    taken: BTreeSet<(u64, Vec<u8>)>,
     /// What was dealt with.
     pub(super) seen: HashSet<u64>,
 }
@@ -125,6 +138,7 @@ impl<'a, 'v> Record<'a, 'v> {
             files: Vec::new(),
             directories: Vec::new(),
             is_spilled: false,
+            taken: BTreeSet::new(),
             seen: HashSet::new(),
         }
     }
@@ -154,10 +168,27 @@ impl<'a, 'v> Record<'a, 'v> {
                 break;
             }
         }
+        self.require_holders()?;
         if self.own.logged.len().max(self.own.sums.len()) > MOST {
             return Err(Obstacle::TooMuch.into());
         }
         self.apply(ino)
+    }
+
+    /// Who has a name now that the log takes from another inode has to be in the log with it: else nobody would have it for who replays that.
+    fn require_holders(&self) -> Result<(), Stop> {
+        for at in &self.taken {
+            let holder = match lookup_once(self.volume, self.file(at.0), &at.1) {
+                Ok(holder) => holder,
+                Err(error) if error.errno() == Errno::NOENT => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let is_logged = self.own.names.get(at).is_some_and(|one| one.ino == holder.ino);
+            if holder.dev != self.subvolume.0 || !is_logged {
+                return Err(Obstacle::NameTaken.into());
+            }
+        }
+        Ok(())
     }
 
     /// Puts into the log what is left to be put there.
@@ -261,11 +292,19 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
+    /// Whether the last commit, or the log, has another inode than this under the name, or a subvolume.
+    pub(super) fn is_of_another(&self, ino: u64, name: &Name) -> Result<bool> {
+        let logged = self.own.names.get(&(name.dir, name.bytes.clone()));
+        let committed = self.committed_entry(name)?;
+        Ok(logged.is_some_and(|holder| holder.ino != ino)
+            || committed.is_some_and(|location| location.objectid != ino))
+    }
+
     /// Logs a file that is locked and has a name.
     fn whole(&mut self, ino: u64) -> Result<(), Stop> {
         let (head, committed) = (self.head(ino)?, self.committed_head(ino)?);
         let item = inode_in(&head)?.filter(|item| item.nlink.get() > 0);
-        let item = item.ok_or(Obstacle::Nameless)?;
+        let item = item.ok_or(Obstacle::Failed)?;
         self.put_head(ino, &head)?;
         if matches!(type_of(&item)?, FileType::Regular | FileType::Symlink) {
             self.extents(ino, &item, inode_in(&committed)?.is_some())?;
@@ -322,6 +361,7 @@ impl<'a, 'v> Record<'a, 'v> {
             self.gained(ino, name)?;
         }
         for (name, key) in before.difference(now) {
+            self.taken.insert((name.dir, name.bytes.clone()));
             // An item of names says itself which of those that it had are gone.
             if !now.iter().any(|(_, other)| other == key) {
                 self.lost(name)?;
@@ -349,6 +389,7 @@ impl<'a, 'v> Record<'a, 'v> {
                 continue;
             };
             own.names.remove(&at);
+            self.taken.insert(at);
             let is_kept = now.iter().any(|(name, _)| (name.dir, name.index) == (dir, index));
             let is_logged = own.logged.get(&dir).is_some_and(|dir| dir.next_entry > index);
             if is_logged && !is_kept {
@@ -439,6 +480,7 @@ impl<'a, 'v> Record<'a, 'v> {
         drop(cursor);
         for (name, _) in names_in(&self.committed_head(ino)?)? {
             self.lost(&name)?;
+            self.taken.insert((name.dir, name.bytes));
         }
         Ok(())
     }

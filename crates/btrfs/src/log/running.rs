@@ -51,8 +51,10 @@ pub(crate) enum Obstacle {
     DirectoryRemoved,
     /// New data was cloned. A log may have it as preallocated in one file and written, with checksums, in another.
     Clones,
-    /// The file has no name.
-    Nameless,
+    /// A name went to an inode that is not in the log.
+    NameTaken,
+    /// The volume needs a feature that the superblock does not tell of yet.
+    NewFeature,
     /// Another file that has to be logged, too, is being changed.
     Contended,
     /// No room is left for blocks of logs.
@@ -71,8 +73,8 @@ pub(crate) struct Log {
     obstacle: OnceLock<Obstacle>,
     /// Something was logged.
     is_used: AtomicBool,
-    /// A file was given extents of another one.
-    has_clones: AtomicBool,
+    /// An extent had an owner, or a place in a file, that it may not have any more.
+    has_moved_extents: AtomicBool,
     /// Blocks that were taken for it.
     taken: AtomicU64,
     /// Blocks that may be changed.
@@ -172,14 +174,14 @@ impl Log {
         self.is_used.store(true, Ordering::Release);
     }
 
-    /// Notes that files share extents that came in this transaction, maybe.
-    pub(crate) fn note_clones(&self) {
-        self.has_clones.store(true, Ordering::Release);
+    /// Notes that an extent has got another owner in this transaction, or another place in its file.
+    pub(crate) fn note_moved_extents(&self) {
+        self.has_moved_extents.store(true, Ordering::Release);
     }
 
-    /// Whether files may share extents that came in this transaction.
-    pub(crate) fn has_clones(&self) -> bool {
-        self.has_clones.load(Ordering::Acquire)
+    /// Whether a log may have an extent where it is no more.
+    pub(crate) fn may_show_moved_extents(&self) -> bool {
+        self.is_used() && self.has_moved_extents.load(Ordering::Acquire)
     }
 
     /// Notes that extents of `file` change in `range`.
@@ -218,7 +220,7 @@ impl Log {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Forgets everything: the transaction is on the devices.
+    /// Forgets everything: the transaction is finished, and nobody has a handle of it.
     pub(crate) fn forget(&self) {
         *self.trees.lock() = Trees::default();
         *self.changing.write() = DirtyBlocks::default();
@@ -314,6 +316,11 @@ impl Trees {
         self.subvolumes
             .insert(id.0, SubvolumeLog { tree, stored: None, committed, logged, names, sums });
         Ok(())
+    }
+
+    /// How many subvolumes have a log.
+    pub(super) fn number(&self) -> usize {
+        self.subvolumes.len()
     }
 
     /// Has the tree of log trees name all of them as they are now, and gives its root. The batch ends.

@@ -160,6 +160,8 @@ impl Engine {
         let outcome = begin(self.only_handle(live));
         drop(gate);
         let Some((superblock, before)) = finished else { return outcome };
+        // Nobody has a handle of it, so nobody looks into its log any more.
+        transaction.log.forget();
         if let Some(before) = before {
             before.dirty.move_to(&self.cache, |_| true);
         }
@@ -206,7 +208,6 @@ impl Live {
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, dirty::changes_little);
-        transaction.log.forget();
         self.phases.write().is_complete = true;
         self.tell_of_commit();
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.

@@ -274,13 +274,16 @@ impl Handle<'_> {
     /// Whether all references to the data at `logical` are those of `owner`, as a crash would find them too: what others gave up is
     /// theirs until a commit without it is on the devices.
     pub(crate) fn is_only_of(&self, logical: Logical, owner: Owner) -> Result<bool> {
+        if self.live.logs_moved_extents() {
+            // Who gave it up may still have it in the log, or had it in another place.
+            return Ok(false);
+        }
         let pending = self.transaction.refs.get(logical);
         if pending.as_ref().is_some_and(|one| one.changes.keys().any(|other| *other != owner)) {
             return Ok(false);
         }
         if pending.is_some_and(|pending| pending.is_new) {
-            // Who gave up what came in this transaction may still have it in the log.
-            return Ok(!(self.log().is_used() && self.log().has_clones()));
+            return Ok(true);
         }
         // An owner that has an item of its own had others beside it: that counts as if it still had.
         let Record { refs, inline, .. } = find(self.volume, logical)?;

@@ -184,8 +184,12 @@ counters! {
         fsyncs_with_directory_removed, committed_directory_removed();
         /// Fsyncs that made a commit because new data was cloned.
         fsyncs_with_clones, committed_clones();
-        /// Fsyncs that made a commit because the file had no name.
-        fsyncs_of_nameless, committed_nameless();
+        /// Fsyncs of files without a name, which nobody finds after a crash.
+        fsyncs_of_nameless, fsynced_nameless();
+        /// Fsyncs that made a commit because a name went to an inode that was not to be logged.
+        fsyncs_with_name_taken, committed_name_taken();
+        /// Fsyncs that made a commit because the volume needed a feature for the first time.
+        fsyncs_with_new_feature, committed_new_feature();
         /// Fsyncs that made a commit because others changed a file that had to be logged too.
         fsyncs_contended, committed_contended();
         /// Fsyncs that made a commit because there was no room for a log.
@@ -248,7 +252,8 @@ impl Counters {
             Obstacle::Exchanged => self.committed_exchanged(),
             Obstacle::DirectoryRemoved => self.committed_directory_removed(),
             Obstacle::Clones => self.committed_clones(),
-            Obstacle::Nameless => self.committed_nameless(),
+            Obstacle::NameTaken => self.committed_name_taken(),
+            Obstacle::NewFeature => self.committed_new_feature(),
             Obstacle::Contended => self.committed_contended(),
             Obstacle::NoRoom => self.committed_without_room(),
             Obstacle::TooMuch => self.committed_too_much(),
