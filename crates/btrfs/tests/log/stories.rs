@@ -2,14 +2,16 @@
 //!
 //! They are those of `scenarios`, in which the kernel writes. The words are those in which the crash explorer shows operations.
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_testkit::crash::Workload;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::{self, Judges};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Timestamp};
+use offshoot_vfs::{
+    Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, Place, Position, SetAttr, Timestamp,
+};
 
 use crate::by_us::{new_file, open, run_together, shapes, subvolume};
-use crate::cut::{PLAIN, judge, logs, make, read_only, top};
+use crate::cut::{PLAIN, Shape, judge, logs, make, read_only, top};
 use crate::workloads::Tally;
 
 /// What is done: its name, what is synced before, and the steps up to an fsync.
@@ -41,6 +43,38 @@ const STORIES: &[Story] = &[
         "exchange-with-a-new-link",
         "mkdir a; mkdir b; create b/x; create b/y",
         "link b/y a/y; exchange b/x a/y; fsync /a/y",
+    ),
+    // One that is not synced has taken the name of one that is: somebody has it afterwards.
+    (
+        "linked-and-replaced",
+        "create x; write x 0+5000",
+        "link x y; create n; write n 0+7000; rename n x; fsync /y",
+    ),
+    (
+        "linked-and-replaced-dir",
+        "mkdir a; mkdir b; create a/x; write a/x 0+5000",
+        "link a/x b/y; create a/n; rename a/n a/x; fsync /b",
+    ),
+    ("exchange-and-rename", "create x; create y", "exchange x y; rename y z; fsync /z"),
+    (
+        "exchange-across-and-rename",
+        "mkdir a; create a/x; create y",
+        "exchange a/x y; rename y z; fsync /z",
+    ),
+    (
+        "replace-one-of-two",
+        "create x; write x 0+5000; link x y",
+        "create n; write n 0+7000; rename n x; write y 0+10; fsync /y",
+    ),
+    (
+        "replace-a-logged-one",
+        "mkdir a; create x; write x 0+5000",
+        "rename x a/x; fsync /a; create n; write n 0+700; rename n a/x; fsync /",
+    ),
+    (
+        "exchange-with-a-new-one",
+        "mkdir a; create x; write x 0+5000",
+        "create a/x; write a/x 0+700; exchange a/x x; fsync /a",
     ),
     // What editors and package managers do.
     (
@@ -439,4 +473,110 @@ fn many_fsyncs_at_once() {
     for (name, data) in expected {
         assert!(held(&fs, &name) == data, "{name} is not as it was synced");
     }
+}
+
+/// The file that took the name of another, and was not synced itself, is what it was when its directory is synced: not an empty one.
+#[test]
+fn a_file_replaced_in_a_directory_that_is_synced() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let fs = top(volume);
+        let x = fs.create(place(&fs, "x"), &new_file()).expect("a file");
+        fs.write(x, 0, &[1; 5000], AT).expect("there is room");
+        fs.sync().expect("a commit");
+        let new = fs.create(place(&fs, "new"), &new_file()).expect("a file");
+        fs.write(new, 0, &[2; 7000], AT).expect("there is room");
+        fs.rename(place(&fs, "new"), place(&fs, "x"), AT).expect("a rename");
+        fs.fsync(fs.root()).expect("an fsync");
+    });
+    assert_eq!(logs(&cut), 1, "it is logged");
+    judge(&judges, &cut, "replaced", 1);
+    assert_eq!(held(&read_only(cut.devices()), "x"), Some(vec![2; 7000]));
+}
+
+/// The place of a subvolume in a snapshot is nothing that could be logged.
+#[test]
+fn fsync_of_the_place_of_a_subvolume() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let (fs, outer) = (top(volume), subvolume(volume, "outer"));
+        outer.create_subvolume(place(&outer, "inner"), &new_file()).expect("a subvolume");
+        let outer = SubvolumeId { 0: outer.root().dev };
+        fs.snapshot(outer, place(&fs, "snapshot"), false, AT).expect("a snapshot");
+        let root = fs.lookup(fs.root(), b"snapshot").expect("it is there");
+        let snapshot = volume.filesystem(SubvolumeId { 0: root.dev }).expect("it is there");
+        let inner = snapshot.lookup(root, b"inner").expect("its place");
+        snapshot.fsync(inner).expect("an fsync");
+    });
+    judge(&judges, &cut, "placeholder", 1);
+}
+
+/// Who syncs a file without a name keeps nobody from logging.
+#[test]
+fn fsync_of_a_file_without_a_name_makes_no_commit() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let fs = top(volume);
+        fs.sync().expect("a commit");
+        let file = fs.create_unnamed(fs.root(), true, &new_file()).expect("a file");
+        fs.write(file, 0, &[1; 5000], AT).expect("there is room");
+        fs.fsync(file).expect("an fsync");
+        let commits = volume.stats().commits;
+        write_and_fsync(&fs, "y", &[2; 9000]);
+        assert_eq!(volume.stats().commits, commits);
+    });
+    assert_eq!(logs(&cut), 1);
+    judge(&judges, &cut, "nameless", 1);
+    assert_eq!(held(&read_only(cut.devices()), "y"), Some(vec![2; 9000]));
+}
+
+/// Data that files which are written in place share, or that lies elsewhere in them now, is not changed under the log of one of them.
+#[test]
+fn data_that_a_log_has_is_not_written_in_place() {
+    let Some(judges) = judges::require() else { return };
+    let cut = cut(&judges, |volume| {
+        let fs = top(volume);
+        let [a, b, shifted] = ["a", "b", "shifted"]
+            .map(|name| fs.create(place(&fs, name), &new_file()).expect("a file"));
+        for file in [a, b, shifted] {
+            fs.set_flags(file, FileFlags::NODATACOW, AT).expect("flags");
+        }
+        fs.write(a, 0, &vec![1; 65536], AT).expect("there is room");
+        fs.sync().expect("a commit");
+        let at = |file| Position { file, offset: 0 };
+        fs.clone_range(at(a), at(b), 0, AT).expect("a clone");
+        fs.fsync(b).expect("an fsync");
+        fs.write(shifted, 0, &[vec![1; 65536], vec![3; 65536]].concat(), AT)
+            .expect("there is room");
+        fs.fsync(shifted).expect("an fsync");
+        // Nothing of this is synced; the last calls have what is buffered written back.
+        fs.set_attr(b, &SetAttr { size: Some(0), ..SetAttr::default() }, AT).expect("a size");
+        fs.write(a, 0, &vec![2; 65536], AT).expect("there is room");
+        fs.fallocate(a, Fallocate::PunchHole, 1 << 20, 4096, AT).expect("nothing is there");
+        fs.fallocate(shifted, Fallocate::Collapse, 0, 65536, AT).expect("it moves");
+        fs.write(shifted, 0, &vec![2; 65536], AT).expect("there is room");
+        fs.fallocate(shifted, Fallocate::Collapse, 0, 4096, AT).expect("it moves");
+    });
+    assert_eq!(logs(&cut), 1);
+    judge(&judges, &cut, "in place", 1);
+    let fs = read_only(cut.devices());
+    assert!(held(&fs, "b") == Some(vec![1; 65536]), "as its fsync left it");
+    assert!(held(&fs, "shifted") == Some([vec![1; 65536], vec![3; 65536]].concat()), "as well");
+}
+
+/// A log goes with the superblock of the last commit. That has to tell of all features that the log needs.
+#[test]
+fn the_first_compressed_file_makes_a_commit() {
+    let Some(judges) = judges::require() else { return };
+    let shape = Shape { mount: ",compress-force=zstd", ..PLAIN };
+    let disks = make(&judges, PLAIN);
+    let volume = open(&disks, shape);
+    let fs = top(&volume);
+    write_and_fsync(&fs, "x", &vec![1; 1 << 17]);
+    assert_eq!(volume.stats().fsyncs_with_new_feature, 1);
+    write_and_fsync(&fs, "x", &vec![2; 1 << 17]);
+    assert_eq!(volume.stats().fsyncs_logged, 1);
+    let cut = disks.copy(&judges);
+    judge(&judges, &cut, "compressed", 1);
+    assert!(held(&read_only(cut.devices()), "x") == Some(vec![2; 1 << 17]));
 }
