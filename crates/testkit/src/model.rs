@@ -93,6 +93,26 @@ impl Model {
         Self { state: Mutex::new(State { nodes, next_ino, read_only, made }) }
     }
 
+    /// An empty filesystem that was made at this time, and belongs to root.
+    #[must_use]
+    pub fn made_at(at: Timestamp) -> Self {
+        Self::new(&Attr {
+            file: id(ROOT),
+            file_type: FileType::Directory,
+            permissions: 0o755,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: (0, 0),
+            size: 0,
+            allocated_bytes: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+            btime: at,
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, FileId, Result};
+use offshoot_vfs::{FileId, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -333,11 +333,9 @@ impl Trees {
                 items.push((key, root_item(&root)));
             }
         }
-        if self.roots.is_none() {
-            self.roots = Some(new_tree(handle)?);
-        }
-        let Some(roots) = &self.roots else {
-            return Err(Error::corrupt("tree log", "it has no root"));
+        let roots = match &self.roots {
+            Some(roots) => roots,
+            None => self.roots.insert(new_tree(handle)?),
         };
         let edits: Vec<_> = items.iter().map(|(key, item)| (*key, Some(item.as_bytes()))).collect();
         apply(handle, roots, &edits)?;

@@ -2,7 +2,7 @@
 
 use offshoot_testkit::model::Model;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+use offshoot_vfs::Timestamp;
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -10,22 +10,7 @@ use super::*;
 const NOW: Timestamp = Timestamp { secs: 1_000_000_000, nanos: 5 };
 
 fn dispatcher() -> Dispatcher {
-    let root = Attr {
-        file: FileId { dev: 0, ino: 1 },
-        file_type: FileType::Directory,
-        permissions: 0o755,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: (0, 0),
-        size: 0,
-        allocated_bytes: 0,
-        atime: NOW,
-        mtime: NOW,
-        ctime: NOW,
-        btime: NOW,
-    };
-    Dispatcher::new(Box::new(Model::new(&root)), ServeOptions::default())
+    Dispatcher::new(Box::new(Model::made_at(NOW)), ServeOptions::default())
 }
 
 /// The bytes of a request.

@@ -106,7 +106,7 @@ fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
 mod tests {
     use std::collections::BTreeSet;
 
-    use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+    use offshoot_vfs::Timestamp;
 
     use super::{Generator, Workload};
     use crate::crash::workload::Runner;
@@ -115,23 +115,7 @@ mod tests {
 
     /// Does a workload to the model alone.
     fn run(workload: &Workload) {
-        let at = Timestamp::default();
-        let root = Attr {
-            file: FileId { dev: 5, ino: 256 },
-            file_type: FileType::Directory,
-            permissions: 0o755,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: (0, 0),
-            size: 0,
-            allocated_bytes: 0,
-            atime: at,
-            mtime: at,
-            ctime: at,
-            btime: at,
-        };
-        let model = Model::new(&root);
+        let model = Model::made_at(Timestamp::default());
         let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
         for op in &workload.setup {
             runner.run(op).unwrap_or_else(|error| panic!("{workload}: {op}: {error}"));

@@ -1,6 +1,6 @@
 //! What must not be found is told from what may be.
 
-use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+use offshoot_vfs::{FileType, Timestamp};
 
 use super::{History, Whose};
 use crate::crash::picture::{Name, Picture, ROOT};
@@ -9,23 +9,7 @@ use crate::crash::workload::{Op, Step};
 use crate::model::Model;
 
 fn of(steps: &[Step]) -> History {
-    let at = Timestamp::default();
-    let root = Attr {
-        file: FileId { dev: 5, ino: 256 },
-        file_type: FileType::Directory,
-        permissions: 0o755,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: (0, 0),
-        size: 0,
-        allocated_bytes: 0,
-        atime: at,
-        mtime: at,
-        ctime: at,
-        btime: at,
-    };
-    history(&Model::new(&root), 1, steps, &[]).expect("it can be done")
+    history(&Model::made_at(Timestamp::default()), 1, steps, &[]).expect("it can be done")
 }
 
 fn create(path: &str) -> Step {
