@@ -46,6 +46,14 @@ impl KernelLog {
         assert!(complaints.is_empty(), "the kernel complains:\n{}", complaints.join("\n"));
     }
 
+    /// Fails when the kernel found something in itself that must not be, while it was in the function `within`. Such lines name no device: a function tells
+    /// them from what others do meanwhile.
+    #[track_caller]
+    pub fn assert_no_warning(mut self, within: &str) {
+        let warnings = warnings_within(&self.lines(), within);
+        assert!(warnings.is_empty(), "the kernel warns:\n{}", warnings.join("\n"));
+    }
+
     fn lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut record = vec![0; 8192];
@@ -75,6 +83,22 @@ fn complains(line: &str, devices: &[&str]) -> bool {
     ours && (level.is_some_and(|level| level & 7 <= 4) || repairs.iter().any(|r| text.contains(r)))
 }
 
+/// The lines of warnings whose trace has the function `within`. Two that are written at a time may be taken for one.
+fn warnings_within(lines: &[String], within: &str) -> Vec<String> {
+    let is_warning = |line: &String| line.contains(";WARNING: ") || line.contains(";BUG: ");
+    let function = format!("{within}+0x");
+    let mut found = Vec::new();
+    for (at, _) in lines.iter().enumerate().filter(|(_, line)| is_warning(line)) {
+        let rest = &lines[at..];
+        let end = rest.iter().position(|line| line.contains("---[ end trace"));
+        let warning = &rest[..end.unwrap_or(rest.len())];
+        if warning.iter().any(|line| line.contains(&function)) {
+            found.extend_from_slice(warning);
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +113,20 @@ mod tests {
         let repair = "6,100,200,-;BTRFS info (device loop3): checking UUID tree";
         assert!(complains(repair, &["/dev/loop3"]));
         assert!(complains("27,1,2,-;BTRFS error (device loop3 state E): no", &["/dev/loop3"]));
+    }
+
+    #[test]
+    fn warnings_are_told_by_their_trace() {
+        let warning = |function: &str| {
+            [
+                "4,1,200,-;WARNING: CPU: 1 PID: 7 at fs/inode.c:407 inc_nlink+0x2c/0x40".to_owned(),
+                "4,2,200,-;Call Trace:".to_owned(),
+                format!("4,3,200,-; {function}+0x1f7/0x5b0 [btrfs]"),
+                "4,4,200,-;---[ end trace 0000000000000000 ]---".to_owned(),
+            ]
+        };
+        let lines = [warning("btrfs_commit_transaction"), warning("btrfs_recover_log_trees")];
+        assert_eq!(warnings_within(&lines.concat(), "btrfs_recover_log_trees"), lines[1][..3]);
+        assert!(warnings_within(&lines.concat(), "xfs_log_mount").is_empty());
     }
 }

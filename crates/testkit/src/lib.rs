@@ -20,6 +20,7 @@
 //! | [`fixture`] | the volume that the repository carries |
 //! | [`names`] | names whose hashes collide |
 //! | [`random`] | reproducible bytes |
+//! | [`io_uring`] | FUSE over io_uring switched on in the kernel |
 //! | [`recipe`] | how a volume is made |
 //! | [`sharing`] | space that files share, by the kernel |
 //!
@@ -38,6 +39,7 @@ pub mod disks;
 pub mod fill;
 pub mod fixture;
 pub mod host;
+pub mod io_uring;
 pub mod judges;
 pub mod kernel_log;
 pub mod manifest;

@@ -43,6 +43,26 @@ pub struct Node {
     pub rdev: (u32, u32),
 }
 
+/// What a time becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The moment of the call (`UTIME_NOW`).
+    Now,
+    /// This one.
+    To(Timestamp),
+}
+
+impl SetTime {
+    /// What the time is then, where the call is made at `now`.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::Now => now,
+            Self::To(time) => time,
+        }
+    }
+}
+
 /// Attributes to be changed; what is `None` stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
@@ -53,11 +73,23 @@ pub struct SetAttr {
     /// The group that owns it.
     pub gid: Option<u32>,
     /// Last access.
-    pub atime: Option<Timestamp>,
+    pub atime: Option<SetTime>,
     /// Last change of the contents.
-    pub mtime: Option<Timestamp>,
+    pub mtime: Option<SetTime>,
     /// The length in bytes.
     pub size: Option<u64>,
+}
+
+impl SetAttr {
+    /// Both times become now, and nothing else changes: all that a file which can only be appended to lets be set.
+    pub const TOUCH: Self = Self {
+        permissions: None,
+        uid: None,
+        gid: None,
+        atime: Some(SetTime::Now),
+        mtime: Some(SetTime::Now),
+        size: None,
+    };
 }
 
 /// Whether an extended attribute must be there before it is set.
@@ -171,7 +203,8 @@ pub trait FileSystemMut: FileSystem {
     fn rename_with(&self, from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp)
     -> Result<()>;
 
-    /// Changes attributes; the change time becomes `at`. Permissions change the access control list too.
+    /// Changes attributes; the change time becomes `at`. Permissions change the access control list too. `EPERM` for all but
+    /// [`SetAttr::TOUCH`] of a file that can only be appended to.
     ///
     /// The length comes before the others, and what is cut off goes piece by piece from the end: a crash may leave a file that is shorter than it was,
     /// or as long as it was to become, with its old owner and permissions. (So it is with the kernel's btrfs.) The others change together.
@@ -253,6 +286,11 @@ pub trait FileSystemMut: FileSystem {
 
     /// Makes everything durable that was done to `file`.
     fn fsync(&self, file: FileId) -> Result<()>;
+
+    /// The same, but that its times may stay behind: what its data, its length, its names and its attributes are is durable.
+    fn fdatasync(&self, file: FileId) -> Result<()> {
+        self.fsync(file)
+    }
 
     /// Makes everything durable that was done.
     fn sync(&self) -> Result<()>;

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice};
-use offshoot_vfs::{Errno, FileSystemMut, NewFile, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, NewFile, Place, Result, Timestamp};
 
 use super::picture::{Id, Picture, ROOT};
 use super::record::{Progress, Recorded, as_devices};
-use super::{Engine, Workload};
+use super::{Engine, Opened, Workload};
 
 /// The owner of the file that is made in every state. No workload makes so many.
 const AFTERWARDS: u32 = u32::MAX;
@@ -168,7 +168,7 @@ pub(super) fn enter(
     engine.check(as_devices(devices)).map_err(failed("the check"))?;
     let fs = engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
     let found = fs.picture().map_err(failed("reading"))?;
-    let removed = change(&*fs, &found).map_err(failed("changing it"))?;
+    let removed = change(&fs, &found).map_err(failed("changing it"))?;
     drop(fs);
     engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
     let fs = engine.open(as_devices(devices)).map_err(failed("opening again"))?;
@@ -199,8 +199,9 @@ fn hash(devices: &[MemoryDevice]) -> u64 {
     hasher.finish()
 }
 
-/// Makes a file with data, and syncs. Where there is no room for it, files of the root are removed until there is; gives which.
-fn change(fs: &dyn FileSystemMut, found: &Picture) -> Result<Vec<Id>> {
+/// Drops what deleted subvolumes hold, makes a file with data, and syncs. Where there is no room for it, files of the root are removed until there is; gives which.
+fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
+    fs.subvolumes.drop_deleted()?;
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, umask: None, at };
     let place = Place { dir: fs.root(), name: b"afterwards" };

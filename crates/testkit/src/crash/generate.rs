@@ -3,7 +3,7 @@
 //! In the manner of ACE (Mohan et al., CrashMonkey, OSDI 2018): a namespace of six files in three directories,
 //! every operation on it with every choice of arguments, each followed by every point of persistence
 //! that has to do with it: `fsync` of the file, of a directory in which a name changed, `sync`.
-//! In workloads of two operations the first one may have none. (`fdatasync` is `fsync` to a filesystem here.)
+//! In workloads of two operations the first one may have none. `fdatasync` follows what changes data.
 //!
 //! What an operation needs is made before it: in the set-up as far as the first operation lets it be,
 //! otherwise as further steps. [`ops`] is the list of operations; [`Tree`] knows what is there.

@@ -13,6 +13,7 @@
 //! ```
 //!
 //! 1. A file, what it holds, and whether a name is one of its, are each as of a moment between. No file is lost that had a name all the time.
+//!    Of times `fdatasync` says nothing.
 //! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it. A file that moved has one of both names,
 //!    and an exchange takes none away.
 //! 3. As many names lead to a file as it counts, and a directory is as large as the names in it make it.
@@ -21,6 +22,7 @@
 //!    are done in pieces, and what was written back first is there first.
 //! 5. Where no `fsync` can have begun since the last `sync` that returned, names and attributes are altogether as of one
 //!    moment: there were only commits. An `fsync` may write a log, which brings one file further than others.
+//! 6. A file that took the place of another holds, under that name, at least what it did when it was moved there.
 //!
 //! A name is that of a directory that is known whatever its own path is, so nothing is said of where a directory above a synced
 //! file stands: another operation may have moved it, and that is another promise. Nor does an `fsync` of a subvolume promise its
@@ -44,6 +46,8 @@ pub(super) struct Promise {
     pub(super) of: Option<Id>,
     /// The file is the root of a subvolume.
     pub(super) is_subvolume: bool,
+    /// Times are promised too.
+    pub(super) has_times: bool,
 }
 
 /// Whose promises they are.
@@ -85,6 +89,7 @@ impl History {
         let mut judgement = Judgement { history: self, kept, latest, problems: Vec::new() };
         judgement.files(found);
         judgement.names(found);
+        judgement.replacements(found);
         judgement.whole(found);
         judgement.problems
     }
@@ -115,6 +120,11 @@ impl<'a> Judgement<'a> {
         &self.history.pictures[since.max().unwrap_or(0)..=self.latest]
     }
 
+    /// The moments that the times of `of` may show.
+    fn moments_of_times(&self, of: Id) -> &'a [Picture] {
+        self.moments_since(|promise| promise.has_times && promise.of.is_none_or(|file| file == of))
+    }
+
     fn files(&mut self, found: &Picture) {
         let known = self.history.pictures.iter().flat_map(|picture| picture.files.keys());
         let all: BTreeSet<Id> = known.chain(found.files.keys()).copied().collect();
@@ -132,7 +142,10 @@ impl<'a> Judgement<'a> {
                 Some(_) if versions().count() == 0 => {
                     self.problems.push(format!("{of} is there, which it never was since"));
                 }
-                Some(file) => self.file(&of, file, found.names_of(id).len(), &versions),
+                Some(file) => {
+                    self.file(&of, file, found.names_of(id).len(), &versions);
+                    self.times(&of, id, file);
+                }
             }
             self.names_of(&of, found, id, self.moments_of_names(id));
         }
@@ -165,14 +178,50 @@ impl<'a> Judgement<'a> {
         self.one_of(of, "type", &file.kind, versions().map(|v| v.kind));
         let attributes = (file.permissions, &file.xattrs);
         self.one_of(of, "attributes", &attributes, versions().map(|v| (v.permissions, &v.xattrs)));
-        self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
-        self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
         self.one_of(of, "target", &&file.target, versions().map(|v| &v.target));
         if file.kind != FileType::Directory && file.nlink as usize != names {
             self.problems.push(format!("{of} has {names} names and counts {}", file.nlink));
         }
         if let Err(problem) = data(file, &versions().collect::<Vec<_>>()) {
             self.problems.push(format!("{of}: {problem}"));
+        }
+    }
+
+    fn times(&mut self, of: &str, id: Id, file: &File) {
+        let moments = self.moments_of_times(id);
+        let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
+        self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
+        self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
+    }
+
+    /// Rule 6.
+    fn replacements(&mut self, found: &Picture) {
+        if self.history.whose == Whose::Kernels {
+            return;
+        }
+        let pictures = &self.history.pictures[..=self.latest];
+        for (name, id) in &found.names {
+            let Some(at) = pictures.iter().position(|one| one.leads(name, *id)) else { continue };
+            let Some(before) = at.checked_sub(1).map(|before| &pictures[before]) else { continue };
+            let replaced = before.names.get(name).filter(|other| *other != id);
+            let is_file =
+                |id: &Id| before.files.get(id).is_some_and(|f| f.kind == FileType::Regular);
+            // An exchange replaces nothing.
+            let is_exchange = |other: &&Id| {
+                let gained = pictures[at].names_of(**other);
+                gained.iter().any(|name| !before.leads(name, **other))
+            };
+            let replaced = replaced.filter(|other| is_file(other) && !is_exchange(other));
+            if replaced.is_none() || !is_file(id) {
+                continue;
+            }
+            let versions: Vec<_> =
+                pictures[at - 1..].iter().filter_map(|picture| picture.files.get(id)).collect();
+            if let Some(Err(problem)) = found.files.get(id).map(|file| data(file, &versions)) {
+                let (dir, name) = (name.0, name.1.escape_ascii());
+                let of = format!("file {id}, which took the name {name} in directory {dir}");
+                self.problems.push(format!("{of} from another: {problem}"));
+            }
         }
     }
 

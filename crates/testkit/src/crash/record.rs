@@ -120,10 +120,11 @@ pub(super) fn history(
                 pictures.push(take()?);
                 continue;
             }
-            Step::Fsync(path) => synced(model, path)?,
+            Step::Fsync(path) | Step::Fdatasync(path) => synced(model, path)?,
             Step::Sync => (None, false),
         };
-        promises.push(Promise { moment: pictures.len() - 1, of, is_subvolume });
+        let has_times = !matches!(step, Step::Fdatasync(_));
+        promises.push(Promise { moment: pictures.len() - 1, of, is_subvolume, has_times });
     }
     Ok(History { pictures, promises, whose: Whose::Ours })
 }

@@ -79,6 +79,7 @@ impl Op {
                 Self::Snapshot { source, to, is_read_only }
             }
             "delete" => Self::DeleteSubvolume(one()?),
+            "drop-deleted" => Self::DropDeleted,
             _ => return Err(failed()),
         })
     }
@@ -89,6 +90,7 @@ impl Step {
         Ok(match text.split_once(' ') {
             None if text == "sync" => Self::Sync,
             Some(("fsync", path)) => Self::Fsync(path.trim_start_matches('/').to_owned()),
+            Some(("fdatasync", path)) => Self::Fdatasync(path.trim_start_matches('/').to_owned()),
             Some(("try", op)) => Self::Try(Op::parse(op)?),
             _ => Self::Do(Op::parse(text)?),
         })

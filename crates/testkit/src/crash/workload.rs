@@ -5,6 +5,7 @@
 //! the owner of what is made, by which a file is known again whatever it is called and wherever it
 //! is looked at.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use offshoot_vfs::{
@@ -83,6 +84,8 @@ pub enum Op {
     },
     /// Deletes a subvolume with all that is in it.
     DeleteSubvolume(String),
+    /// Drops what deleted subvolumes hold, to the end.
+    DropDeleted,
 }
 
 /// One step of a workload.
@@ -94,6 +97,8 @@ pub enum Step {
     Try(Op),
     /// What was done to this file, or this directory and the names in it, becomes durable. The root is "".
     Fsync(String),
+    /// The same, but for times.
+    Fdatasync(String),
     /// Everything that was done becomes durable.
     Sync,
 }
@@ -140,6 +145,7 @@ impl fmt::Display for Op {
                 write!(f, "snapshot {source} {to}{how}")
             }
             Self::DeleteSubvolume(path) => write!(f, "delete {path}"),
+            Self::DropDeleted => f.write_str("drop-deleted"),
         }
     }
 }
@@ -148,22 +154,50 @@ impl Workload {
     /// Whether it ends with an `fsync` that has something to do: a file that was only copied from is as it was.
     #[must_use]
     pub fn ends_with_fsync(&self) -> bool {
-        let Some(Step::Fsync(synced)) = self.steps.last() else { return false };
+        let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = self.steps.last() else {
+            return false;
+        };
         let is_source = |step: &Step| matches!(step, Step::Do(Op::Copy(from, _)) if from == synced);
         !self.steps.iter().any(is_source)
+    }
+
+    /// All its operations, those of the set-up first.
+    fn ops(&self) -> impl Iterator<Item = &Op> {
+        let steps = self.steps.iter().filter_map(|step| match step {
+            Step::Do(op) | Step::Try(op) => Some(op),
+            Step::Fsync(_) | Step::Fdatasync(_) | Step::Sync => None,
+        });
+        self.setup.iter().chain(steps)
     }
 
     /// Whether it has to do with subvolumes.
     #[must_use]
     pub fn has_subvolumes(&self) -> bool {
-        let steps = self.steps.iter().filter_map(|step| match step {
-            Step::Do(op) | Step::Try(op) => Some(op),
-            Step::Fsync(_) | Step::Sync => None,
-        });
-        self.setup
-            .iter()
-            .chain(steps)
-            .any(|op| matches!(op, Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_)))
+        let is_one =
+            |op: &Op| matches!(op, Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_));
+        self.ops().any(is_one)
+    }
+
+    /// Whether a step does to a subvolume what `is_wanted` says of the step and the path of it.
+    #[must_use]
+    pub fn has_step_on_subvolume(&self, is_wanted: impl Fn(&Op, &str) -> bool) -> bool {
+        let mut subvolumes = BTreeSet::new();
+        let mut is_found = false;
+        for (number, op) in self.ops().enumerate() {
+            let is_step = number >= self.setup.len();
+            is_found |= is_step && subvolumes.iter().any(|path: &String| is_wanted(op, path));
+            match op {
+                Op::Subvolume(path) | Op::Snapshot { to: path, .. } => {
+                    subvolumes.insert(path.clone());
+                }
+                // What stands there behind a move may be another file.
+                Op::DeleteSubvolume(path) | Op::Rename(path, _) | Op::Exchange(path, _) => {
+                    subvolumes.remove(path);
+                }
+                _ => {}
+            }
+        }
+        is_found
     }
 }
 
@@ -185,6 +219,7 @@ impl fmt::Display for Step {
             Self::Do(op) => op.fmt(f),
             Self::Try(op) => write!(f, "try {op}"),
             Self::Fsync(path) => write!(f, "fsync /{path}"),
+            Self::Fdatasync(path) => write!(f, "fdatasync /{path}"),
             Self::Sync => f.write_str("sync"),
         }
     }
@@ -289,6 +324,7 @@ impl<'a> Runner<'a> {
         match step {
             Step::Do(op) | Step::Try(op) => self.run(op),
             Step::Fsync(path) => self.fs.fsync(find(self.fs, path)?),
+            Step::Fdatasync(path) => self.fs.fdatasync(find(self.fs, path)?),
             Step::Sync => self.fs.sync(),
         }
     }
@@ -359,6 +395,7 @@ impl<'a> Runner<'a> {
                 self.subvolumes()?.snapshot(source, to, *is_read_only, at).map(drop)
             }
             Op::DeleteSubvolume(path) => self.subvolumes()?.delete_subvolume(self.place(path)?, at),
+            Op::DropDeleted => self.subvolumes()?.drop_deleted(),
         }
     }
 

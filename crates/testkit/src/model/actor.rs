@@ -11,7 +11,7 @@ mod subvolumes;
 
 use offshoot_vfs::{
     Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Rename,
-    Result, SetAttr, Timestamp, XattrMode,
+    Result, SetAttr, SetTime, Timestamp, XattrMode,
 };
 
 use super::Model;
@@ -231,6 +231,7 @@ impl<'a> Actor<'a> {
             98 => {
                 let file = self.file_or_open().unwrap_or(self.root);
                 self.both("fsync", |fs, of| fs.fsync(of(file)));
+                self.both("fdatasync", |fs, of| fs.fdatasync(of(file)));
             }
             99 => {
                 self.both("sync", |fs, _| fs.sync());
@@ -336,7 +337,10 @@ impl<'a> Actor<'a> {
             let value = u32::try_from(self.random.below(bound)).expect("small");
             (self.random.below(2) == 0).then_some(value)
         };
-        let time = |secs: u32| Timestamp { secs: i64::from(secs) - 1000, nanos: secs * 7 };
+        let time = |secs: u32| match secs % 4 {
+            0 => SetTime::Now,
+            _ => SetTime::To(Timestamp { secs: i64::from(secs) - 1000, nanos: secs * 7 }),
+        };
         let set = SetAttr {
             permissions: maybe(0o10000),
             uid: maybe(1 << 31),

@@ -338,8 +338,8 @@ impl FileSystemMut for Model {
         attr.permissions = set.permissions.unwrap_or(attr.permissions);
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
-        attr.atime = set.atime.unwrap_or(attr.atime);
-        attr.mtime = set.mtime.unwrap_or(attr.mtime);
+        attr.atime = set.atime.map_or(attr.atime, |time| time.at(at));
+        attr.mtime = set.mtime.map_or(attr.mtime, |time| time.at(at));
         attr.ctime = at;
         Ok(())
     }

@@ -28,6 +28,9 @@ pub trait Subvolumes: Sync {
     /// Deletes a subvolume with all that is in it. `EINVAL` for anything else.
     fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
 
+    /// Drops all that deleted subvolumes hold, to the end. Nothing that is shown changes.
+    fn drop_deleted(&self) -> Result<()>;
+
     /// Lets the subvolume with this root refuse to be changed, or not any more.
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()>;
 
@@ -88,6 +91,11 @@ impl Subvolumes for Model {
         state.remove_entry(place, at)?;
         state.nodes.retain(|_, node| node.subvolume != root.ino);
         state.read_only.remove(&root.ino);
+        Ok(())
+    }
+
+    /// Nothing is left of what was deleted.
+    fn drop_deleted(&self) -> Result<()> {
         Ok(())
     }
 

@@ -49,6 +49,11 @@ fn points(paths: &[&str]) -> Vec<Step> {
     points
 }
 
+/// The same of a file whose data changes, with `fdatasync`.
+fn points_of_data(path: &str) -> Vec<Step> {
+    [points(&[path]), vec![Step::Fdatasync(path.to_owned())]].concat()
+}
+
 fn names(all: &mut Vec<Candidate>) {
     for path in FILES {
         let (dir, own) = (split(path).0, path.to_owned());
@@ -114,6 +119,23 @@ fn renames(all: &mut Vec<Candidate>) {
         all.push(rename(from, to, vec![file.clone(), Need::Absent(to)]));
         all.push(rename(from, to, vec![file, Need::File(to, LENGTHS[0])]));
     }
+    // What is replaced has another name, which is synced.
+    for (from, to, other) in [
+        ("foo", "bar", "A/foo"),
+        ("foo", "A/bar", "bar"),
+        ("A/foo", "bar", "foo"),
+        ("A/foo", "A/bar", "B/bar"),
+        ("B/foo", "A/bar", "B/bar"),
+    ] {
+        let needs = vec![
+            together(to, other),
+            Need::File(from, LENGTHS[1]),
+            Need::File(to, LENGTHS[0]),
+            Need::Linked(to, other),
+        ];
+        let Candidate { op, needs, .. } = rename(from, to, needs);
+        all.push(Candidate { op, needs, points: points(&[other]) });
+    }
     let full = || vec![Need::Dir("A"), Need::File("A/foo", LENGTHS[0])];
     let with = |need| [full(), vec![need]].concat();
     all.push(rename("A", "B", with(Need::Absent("B"))));
@@ -141,7 +163,7 @@ fn data(all: &mut Vec<Candidate>) {
     for (path, length) in CHANGED.into_iter().flat_map(|path| LENGTHS.map(|len| (path, len))) {
         let mut add = |op| {
             let needs = vec![Need::File(path, length)];
-            all.push(Candidate { op, needs, points: points(&[path]) });
+            all.push(Candidate { op, needs, points: points_of_data(path) });
         };
         let end = length as u64;
         for (offset, len) in [
@@ -232,7 +254,10 @@ fn subvolumes(all: &mut Vec<Candidate>) {
     {
         let needs = [needs, vec![Need::NoneBelow(path)]].concat();
         let op = Op::DeleteSubvolume(path.to_owned());
-        all.push(Candidate { op, needs, points: points(&[split(path).0]) });
+        // Nothing promises that what it holds is dropped, but the power may be cut in the middle of that.
+        let dropped = [Step::Do(Op::DropDeleted)];
+        let points = [&points(&[split(path).0])[..], &dropped].concat();
+        all.push(Candidate { op, needs, points });
     }
     // Nothing in a subvolume says where it stands, so to sync it says nothing of that.
     let with = |need| [&a[..], &[need]].concat();

@@ -106,7 +106,8 @@ impl Tree {
             | Op::Copy(..)
             | Op::SetXattr(..)
             | Op::RemoveXattr(..)
-            | Op::Chmod(..) => {}
+            | Op::Chmod(..)
+            | Op::DropDeleted => {}
         }
     }
 
