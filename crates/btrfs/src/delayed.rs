@@ -125,7 +125,7 @@ pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
 const SHARDS: usize = 64;
 
 /// How many adjacent inode numbers share a node, a power of two: their items fill about a leaf.
-const GROUP: u64 = 64;
+pub(crate) const GROUP: u64 = 64;
 
 /// Whether items of this kind wait in memory before they go to the tree of a subvolume.
 pub(crate) fn is_delayed(item_type: ItemType) -> bool {

@@ -25,11 +25,13 @@
 //! | `space` | block groups, free space, reservations, chunks that come and go |
 //! | `tree` | search in a tree, and changes of it by many threads |
 //! | `block` | verified tree blocks and the cache of them |
+//! | `cores` | on which CPUs the threads run that the engine starts |
 //! | `volume` | devices, superblocks, the chunk map, profiles, reading around bad copies |
 
 #[cfg(feature = "bench")]
 pub mod bench;
 mod block;
+mod cores;
 mod data;
 mod delayed;
 mod filesystem;
@@ -50,6 +52,7 @@ pub use block::TreeBlock;
 pub use filesystem::Filesystem;
 pub use handle::Volume;
 pub use inode::compression::Compress;
+pub use inode::create::NewFiles;
 pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};

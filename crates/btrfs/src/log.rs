@@ -25,23 +25,25 @@
 //! their copies are made to tell of it too: a primary that is torn then loses nothing.
 //!
 //! When the volume is opened for reading, that engine and the one behind it work on devices in memory over the real ones, so there is one replay. It
-//! may make no more of them different than [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such as quotas; but what the engine
-//! cannot write to at all, such as RAID5 or a member that is missing, can only be read without its log.
+//! may make no more of them different than [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such as quotas, and of a member that is
+//! missing other copies are enough; but what the engine cannot write to at all, such as RAID5, can only be read without its log.
 //!
 //! # Writing
 //!
-//! Only with [`OpenOptions::tree_log`]; otherwise fsync is a commit. `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record`, `data` and `directory` say what is
-//! logged, and `notes` has what changed.
+//! Unless [`OpenOptions::tree_log`] is off: then fsync is a commit. `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record`, `data` and `directory` say what is
+//! logged, `datasync` what need not be, and `notes` has what changed.
 //!
 //! # Replaying
 //!
 //! `space` keeps what the log holds from being allocated, `replay` says in which order everything is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
 
 mod data;
+mod datasync;
 mod directory;
 mod extents;
 mod failure;
 mod fsync;
+mod heads;
 mod inodes;
 mod names;
 mod notes;
@@ -50,6 +52,8 @@ mod record;
 mod replay;
 mod running;
 mod space;
+#[cfg(test)]
+mod tests;
 mod zero;
 
 use std::sync::Arc;
@@ -64,7 +68,7 @@ use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::{Change, Engine, OpenOptions, Report};
 pub use failure::LogFailure;
-pub(crate) use fsync::fsync;
+pub(crate) use fsync::{Wanted, fsync};
 pub(crate) use running::{Log, Obstacle};
 pub use zero::LostLog;
 

@@ -42,7 +42,7 @@ mod usage;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
@@ -77,10 +77,12 @@ pub(crate) struct Space {
     node_size: u64,
     /// The highest level that the root of a tree has had.
     tallest: AtomicU8,
-    /// Whether a tree may share blocks with a snapshot.
-    may_share: AtomicBool,
+    /// How many reasons there are why a tree may share blocks with a snapshot.
+    sharing: AtomicUsize,
     /// What the commit of the running transaction has to do.
     pub(crate) pending: Arc<Pending>,
+    /// Somebody who goes before others found no room, which a commit makes.
+    is_short: AtomicBool,
     allocated: Allocated,
     /// Held by the one thread that makes or removes chunks. Taken after the gate.
     chunk_lock: Mutex<()>,
@@ -129,6 +131,24 @@ impl Purpose {
     }
 }
 
+/// A tree that is to share blocks with a snapshot. When that comes to nothing, as much is kept back as before.
+pub(crate) struct Sharing<'s> {
+    reasons: &'s AtomicUsize,
+}
+
+impl Sharing<'_> {
+    /// The tree shares blocks now.
+    pub(crate) fn begins(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Sharing<'_> {
+    fn drop(&mut self) {
+        self.reasons.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Space {
     /// The space of `volume` with these block groups.
     pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine) -> Self {
@@ -144,8 +164,9 @@ impl Space {
             is_mixed,
             node_size: u64::from(superblock.node_size),
             tallest: AtomicU8::new(0),
-            may_share: AtomicBool::new(false),
+            sharing: AtomicUsize::new(0),
             pending: Arc::default(),
+            is_short: AtomicBool::new(false),
             allocated: Allocated::new(volume),
             chunk_lock: Mutex::new(()),
             stats: stats::Counters::default(),
@@ -384,12 +405,19 @@ impl Space {
 
     /// Whether a tree may share blocks with a snapshot.
     fn may_share(&self) -> bool {
-        self.may_share.load(Ordering::Relaxed)
+        self.sharing.load(Ordering::Relaxed) > 0
     }
 
     /// Notes that a tree may share blocks with a snapshot.
     pub(crate) fn note_sharing(&self) {
-        self.may_share.store(true, Ordering::Relaxed);
+        self.expect_sharing().begins();
+    }
+
+    /// Notes that a tree is to share blocks with a snapshot, until it does or that comes to nothing: more is kept back from then on, which has
+    /// to be there before the snapshot is.
+    pub(crate) fn expect_sharing(&self) -> Sharing<'_> {
+        self.sharing.fetch_add(1, Ordering::Relaxed);
+        Sharing { reasons: &self.sharing }
     }
 
     /// Notes the level that the root of a tree has.

@@ -54,6 +54,8 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::TreeBlock;
 use crate::delayed::{Delayed, Queue};
 use crate::inode::compression::Compress;
+use crate::inode::create::NewFiles;
+use crate::inode::write_back::most_inline;
 use crate::log::{Log, Obstacle};
 use crate::space::{self, Purpose, Reservation, Space};
 use crate::subvolume::State;
@@ -111,8 +113,14 @@ pub(crate) struct Live {
     pub(crate) pressure: Arc<Signal>,
     /// How files are compressed that do not say so themselves.
     pub(crate) compress: Option<Compress>,
+    /// How the data of new files is stored.
+    pub(crate) new_files: NewFiles,
+    /// The largest file that is kept in its extent item, in bytes.
+    pub(crate) max_inline: u64,
     /// Whether fsync writes logs.
     pub(crate) tree_log: bool,
+    /// Whether it puts each item of a directory into them by itself.
+    pub(crate) log_by_item: bool,
     /// Features that the volume needs since it was opened, by their bits.
     new_features: AtomicU64,
     /// The label since it was changed.
@@ -191,7 +199,9 @@ impl Live {
         let first = Generation(superblock.generation.get() + 1);
         let running =
             Arc::new(Transaction::new(first, space.pending.clone(), Log::new(options.tree_log)));
-        let delayed = Delayed::new(options, superblock.nodesize.get());
+        let node_size = superblock.nodesize.get();
+        let delayed = Delayed::new(options, node_size);
+        let max_inline = options.max_inline.min(most_inline(node_size));
         Self {
             phases: RwLock::new(Phases { running, before: None, is_complete: true }),
             gate: RwLock::new(()),
@@ -213,7 +223,10 @@ impl Live {
             commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
             compress: options.compress,
+            new_files: options.new_files,
+            max_inline,
             tree_log: options.tree_log,
+            log_by_item: options.log_by_item,
             new_features: AtomicU64::new(0),
             new_label: Mutex::new(None),
         }
@@ -417,6 +430,14 @@ impl Engine {
         let live = self.live()?;
         let blocks = live.phases.read().running.dirty.len();
         Ok(blocks * u64::from(self.superblock().node_size) + live.delayed.dirties())
+    }
+}
+
+impl Live {
+    /// The running transaction, and what of metadata its commit makes free, about, in bytes.
+    pub(crate) fn given_up(&self) -> (Generation, u64) {
+        let phases = self.phases.read();
+        (phases.running.id, phases.running.refs.given_up())
     }
 }
 

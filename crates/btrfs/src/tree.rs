@@ -12,7 +12,7 @@
 
 mod write;
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -223,6 +223,20 @@ impl<'v> Cursor<'v> {
         item_type: offshoot_btrfs_format::ItemType,
     ) -> Option<(Key, &[u8])> {
         self.item().filter(|(key, _)| key.objectid == objectid && key.item_type == item_type)
+    }
+
+    /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf. It goes on behind them.
+    pub(crate) fn take_run(&mut self, last: Key) -> Result<Option<(Arc<TreeBlock>, Range<usize>)>> {
+        let Some(step) = self.path.last_mut() else { return Ok(None) };
+        let (from, len) = (step.slot, step.block.len());
+        let end = last.successor().map_or(len, |after| step.block.search_near(from, after).0);
+        if end == from {
+            return Ok(None);
+        }
+        let leaf = step.block.clone();
+        step.slot = end - 1;
+        self.advance()?;
+        Ok(Some((leaf, from..end)))
     }
 
     /// Goes on to the next item.

@@ -197,8 +197,11 @@ impl Engine {
         ranges.unwrap_or_default().into_iter().map(plain).collect()
     }
 
-    /// Where on which members `len` bytes at `logical` are to be written: every copy, and which of the
+    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on members that are missing, and which of the
     /// bytes go there.
+    ///
+    /// # Errors
+    /// When all members are missing that some of them go to.
     pub(crate) fn write_places(
         &self,
         logical: Logical,
@@ -216,11 +219,15 @@ impl Engine {
                 .chunk
                 .run(at, len - done)
                 .ok_or_else(|| Error::Unsupported("writing to a chunk with parity".to_owned()))?;
+            let before = places.len();
             for (stripe, physical) in run.copies {
-                let member = mapped.members[stripe].ok_or_else(|| {
-                    Error::io(format!("writing at {}: a member is missing", at.0), Errno::NXIO)
-                })?;
-                places.push((member, physical, done..done + run.len));
+                if let Some(member) = mapped.members[stripe] {
+                    places.push((member, physical, done..done + run.len));
+                }
+            }
+            if places.len() == before {
+                let what = format!("writing at {}: no member that it goes to is there", at.0);
+                return Err(Error::io(what, Errno::NXIO));
             }
             done += run.len;
         }

@@ -75,7 +75,7 @@ fn name(number: u64) -> String {
 
 /// The numbers of a thread's files that are removed, in random order.
 fn removed(job: Job, thread: u64, seed: u64) -> Vec<u64> {
-    let mut random = Random::new(seed + thread);
+    let mut random = Random::new(seed.wrapping_add(thread));
     let mut numbers: Vec<_> = job.numbers(thread).collect();
     for last in (1..numbers.len()).rev() {
         let other = usize::try_from(random.below(last as u64 + 1)).expect("below a usize");

@@ -15,6 +15,8 @@ use std::thread;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::cores;
+
 /// Work that was handed over, and its result.
 pub(super) struct Task<T>(Arc<Job<T>>);
 
@@ -115,10 +117,13 @@ impl Workers {
         let workers = WORKERS.get_or_init(Self::default);
         let start = || {
             let thread = thread::Builder::new().name("offshoot-pack".into());
-            thread.spawn(|| workers.work()).is_ok()
+            let run = || {
+                cores::use_all();
+                workers.work();
+            };
+            thread.spawn(run).is_ok()
         };
-        let cores = || thread::available_parallelism().map_or(1, usize::from);
-        let threads = THREADS.get_or_init(|| (0..cores()).filter(|_| start()).count());
+        let threads = THREADS.get_or_init(|| (0..cores::count()).filter(|_| start()).count());
         (*threads > 0).then_some(workers)
     }
 

@@ -6,6 +6,7 @@
 //! | a writer, before it joins | more than all of it is | its share, and until no more than all is |
 //! | a writer, when its operation ends | the nodes hold much of what is left of metadata | the nodes that it changed |
 //! | who makes room | reserved metadata is wanted | until as much was given back |
+//! | an fsync of a directory with many new entries | before it copies them into a log | the nodes of these entries, and of the new inodes that they lead to |
 //! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
 //!
 //! Indexes and inodes come in the order of keys, so a leaf of them has nothing to gain from waiting. They go first, in the order
@@ -17,11 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::edit::ITEM_SIZE;
-use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
+use crate::cores;
 use crate::transaction::Handle;
 use crate::tree::Tree;
 use crate::volume::Engine;
@@ -48,6 +50,8 @@ pub(crate) enum FlushedBy {
     Writer,
     /// A commit.
     Commit,
+    /// An fsync that copies what it logs from the tree.
+    Fsync,
 }
 
 /// What items that are being flushed are, in the order of keys.
@@ -146,13 +150,20 @@ impl Engine {
                 }
             }
         };
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cores = cores::count();
         let threads = if delayed.bytes() < WORTH_THREADS { 1 } else { cores.min(nodes.len()) };
         if threads <= 1 {
             return work();
         }
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let others: Vec<_> = (1..threads)
+                .map(|_| {
+                    scope.spawn(|| {
+                        cores::use_all();
+                        work()
+                    })
+                })
+                .collect();
             let own = work();
             others.into_iter().fold(own, |all, other| match other.join() {
                 // Who comes later is only told that nothing is written any more: the cause is what another met.
@@ -176,6 +187,17 @@ impl Engine {
 }
 
 impl Handle<'_> {
+    /// Flushes what waits beside the item with this key, and says whether nothing waits there any more.
+    ///
+    /// # Errors
+    /// When the tree cannot be changed: nothing more is written then.
+    pub(crate) fn flush_beside(&self, tree: TreeId, key: Key) -> Result<bool> {
+        let Some(id) = NodeId::of(tree, key) else { return Ok(true) };
+        self.volume().flush_node(self, id, FlushedBy::Fsync)?;
+        let delayed = &self.volume().live()?.delayed;
+        Ok(!delayed.shard(id).read().contains_key(&id))
+    }
+
     /// Flushes these nodes now, but for those that somebody else is flushing.
     pub(super) fn flush_nodes(&self, nodes: &[NodeId]) -> Result<()> {
         let flush = |&id| self.volume().flush_node(self, id, FlushedBy::Writer).map(drop);

@@ -8,7 +8,7 @@ use offshoot_vfs::{
 use super::{Filesystem, of};
 use crate::inode::create::{Kind, make, make_unnamed};
 use crate::inode::{allocate, attributes, clone, flags, rename, unlink, write, xattr};
-use crate::log;
+use crate::log::{self, Wanted};
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
@@ -115,7 +115,14 @@ impl FileSystemMut for Filesystem {
         if self.volume.live_part().is_none() {
             return Ok(());
         }
-        log::fsync(&self.volume, file).map_err(of(file))
+        log::fsync(&self.volume, file, Wanted::Everything).map_err(of(file))
+    }
+
+    fn fdatasync(&self, file: FileId) -> Result<()> {
+        if self.volume.live_part().is_none() {
+            return Ok(());
+        }
+        log::fsync(&self.volume, file, Wanted::Data).map_err(of(file))
     }
 
     fn sync(&self) -> Result<()> {

@@ -19,11 +19,13 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     let _buffering = set.size.map(|_| subvolume.buffering()).transpose()?;
     let _locks = volume.inodes.lock(&[file]);
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
-    refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+    let is_refused = if *set == SetAttr::TOUCH { 0 } else { inode_flags::APPEND };
+    refuse_flags(&item, inode_flags::IMMUTABLE | is_refused, file)?;
     if set.permissions.is_some() && type_of(&item)? == FileType::Symlink {
         return Err(Error::posix(Errno::OPNOTSUPP, format!("permissions of the link {file}")));
     }
-    let times = [set.atime, set.mtime].map(|time| time.map(timespec).transpose());
+    let times =
+        [set.atime, set.mtime].map(|time| time.map(|time| timespec(time.at(at))).transpose());
     let [atime, mtime] = times;
     let (atime, mtime) = (atime?, mtime?);
     let now = set.size.map(|_| timespec(at)).transpose()?;

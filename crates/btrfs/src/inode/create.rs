@@ -188,7 +188,11 @@ fn add_inode(
     item.gid = new.gid.into();
     item.mode = (kind.file_type().mode_bits() | permissions).into();
     item.rdev = kind.rdev().into();
-    item.flags = inherited_flags(dir.flags.get(), kind.file_type()).into();
+    let mut flags = inherited_flags(dir.flags.get(), kind.file_type());
+    if kind.file_type() == FileType::Regular {
+        flags |= changes.volume().live()?.new_files.flags();
+    }
+    item.flags = flags.into();
     (item.atime, item.ctime, item.mtime, item.otime) = (at, at, at, at);
     changes.new_inode(file.ino, item);
     if let Kind::Symlink(target) = kind {
@@ -204,6 +208,29 @@ fn add_inode(
         changes.put_new(Key::new(file.ino, ItemType::EXTENT_DATA, 0), extent);
     }
     Ok(())
+}
+
+/// How the data of new files is stored. A directory that says so has it overwritten in place whatever is said here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NewFiles {
+    /// What is overwritten goes to another place, and everything has checksums.
+    #[default]
+    Copied,
+    /// The same without checksums, and without compression, which needs them.
+    WithoutChecksums,
+    /// In place, where nothing else refers to it. Checksums would not be true after a crash, so there are none.
+    InPlace,
+}
+
+impl NewFiles {
+    /// The flags of a new regular file.
+    fn flags(self) -> u64 {
+        match self {
+            Self::Copied => 0,
+            Self::WithoutChecksums => inode_flags::NODATASUM,
+            Self::InPlace => inode_flags::NODATACOW | inode_flags::NODATASUM,
+        }
+    }
 }
 
 /// The flags of a new file in a directory with the flags `dir`: how data is stored goes from directories to

@@ -12,13 +12,13 @@
 //! |---|---|---|
 //! | 1 | a subvolume, while it is looked up for the first time | every operation, first thing; let go at once |
 //! | 2 | the rename lock of the subvolume | a move of a directory to another one |
-//! | 3 | inodes, ascending by id, all in one call | every operation |
+//! | 3 | inodes, ascending by id, all in one call; who removes a name locks the directory first, and then what comes behind it | every operation |
 //! | 4 | a transaction handle | every operation; those of data several, one after the other |
 //! | 5 | shards of the table, what is remembered of a directory | leaves: nothing is locked under them |
 //!
 //! Which inodes a name leads to is known only after a look at the directory, and may change until the
 //! locks are held. So an operation looks first, locks, and looks again: when others were faster
-//! it begins anew. With one ascending order for all inodes there is no way to a deadlock, and no order between
+//! it begins anew. Who removes a name locks the directory before it looks, and need not look again when the file comes behind. With one ascending order for all inodes there is no way to a deadlock, and no order between
 //! parents and children to keep; each new beginning means that another operation came through.
 //! Debug builds assert that a thread locks once at a time.
 //!
@@ -28,6 +28,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use offshoot_btrfs_format::TreeId;
@@ -166,9 +167,26 @@ impl Inodes {
         Mutex::lock_arc(&lock)
     }
 
+    /// Locks `file` too, if it comes behind all that `locks` has; whether it does.
+    pub(super) fn lock_behind(&self, locks: &mut Locks, file: FileId) -> bool {
+        let is_behind = locks.held.iter().all(|held| held.file < file);
+        if is_behind {
+            locks.held.push(Held { file, state: self.lock_one(file) });
+        }
+        is_behind
+    }
+
     /// Locks `file` if nobody has it locked, beside what the thread has locked already.
     pub(crate) fn try_lock(&self, file: FileId) -> Option<Locks> {
         let state = Mutex::try_lock_arc(&self.shard(file).lock().entry(file).lock)?;
+        Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
+    }
+
+    /// Locks `file` beside what the thread has locked already, if whoever has it lets go of it within so long. They may wait for what the thread has,
+    /// so it must have another way out.
+    pub(crate) fn lock_within(&self, file: FileId, patience: Duration) -> Option<Locks> {
+        let lock = self.shard(file).lock().entry(file).lock.clone();
+        let state = Mutex::try_lock_arc_for(&lock, patience)?;
         Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
     }
 
@@ -309,6 +327,16 @@ mod tests {
         assert_eq!(table.len(), (2, 1));
         *table.lock(&[file(1)]).opens(file(1)) -= 1;
         assert_eq!(table.len(), (2, 0));
+    }
+
+    #[test]
+    fn what_comes_before_is_not_locked_behind() {
+        let table = Inodes::new(0);
+        let mut locks = table.lock(&[file(2)]);
+        assert!(table.lock_behind(&mut locks, file(3)));
+        assert!(!table.lock_behind(&mut locks, file(3)) && !table.lock_behind(&mut locks, file(1)));
+        assert_eq!(*locks.opens(file(3)), 0);
+        assert!(table.try_lock(file(3)).is_none() && table.try_lock(file(1)).is_some());
     }
 
     /// However many inodes come and go, the table has what is in use, and of the rest no more than its bound.

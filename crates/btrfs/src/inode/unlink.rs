@@ -9,7 +9,7 @@ use super::evict::{self, orphan_key};
 use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
-use super::{lookup, placeholder_in, type_of};
+use super::{lookup, lookup_once, placeholder_in, type_of};
 use crate::log::Obstacle;
 use crate::subvolume::delete::{Only, delete};
 use crate::volume::{Engine, Report};
@@ -40,6 +40,14 @@ impl Rest {
 
 /// Finds what `place` leads to, and locks it and its directory, unless it is stored in another subvolume.
 fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks>)> {
+    {
+        // Most files were made after their directory.
+        let mut locks = volume.inodes.lock(&[place.dir]);
+        let file = lookup_once(volume, place.dir, place.name)?;
+        if is_stored_here(place, file) && volume.inodes.lock_behind(&mut locks, file) {
+            return Ok((file, Some(locks)));
+        }
+    }
     loop {
         let file = lookup(volume, place.dir, place.name)?;
         if !is_stored_here(place, file) {

@@ -219,10 +219,16 @@ impl<'v> Room<'v> {
         gaps: Vec<Range<u64>>,
     ) -> Result<Self> {
         let item = regular(volume, file)?;
-        for gap in &gaps {
-            if !is_in_place(&volume.enter()?, file, &item, gap)? {
-                return Err(Error::posix(Errno::NOSPC, format!("data of {file}")));
+        let are_in_place = || -> Result<bool> {
+            for gap in &gaps {
+                if !is_in_place(&volume.enter()?, file, &item, gap)? {
+                    return Ok(false);
+                }
             }
+            Ok(true)
+        };
+        if !(are_in_place()? || volume.forget_moved_extents()? && are_in_place()?) {
+            return Err(Error::posix(Errno::NOSPC, format!("data of {file}")));
         }
         let promise = write_back::promise(volume, file, buffer, &gaps)?;
         Ok(Self { gaps, taken: Some((None, promise)), is_in_place: true })

@@ -26,7 +26,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::InodeItem;
-use offshoot_vfs::{FileId, Result, Timestamp};
+use offshoot_vfs::{Errno, FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
@@ -34,7 +34,7 @@ use super::{compression, inode_item, tree_of};
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Live};
 use crate::volume::Engine;
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
@@ -43,8 +43,8 @@ use step::{Outgoing, Step};
 /// checksums which it continues, and that of the inode.
 const OTHER_ITEMS: u64 = 4;
 
-/// What a file adds to its tree beside runs of sectors, in bytes: data in the extent item, or a hole.
-const FILE_BYTES: u64 = MAX_INLINE + (size_of::<FileExtentHead>() + ITEM_SIZE) as u64;
+/// What a file adds to its tree beside runs of sectors and data in the extent item, in bytes: that item, or a hole.
+const FILE_BYTES: u64 = (size_of::<FileExtentHead>() + ITEM_SIZE) as u64;
 
 /// What a run of sectors adds to the tree of the file, in bytes: an extent, and what is before and behind it.
 const RUN_BYTES: u64 = 3 * 78;
@@ -52,8 +52,15 @@ const RUN_BYTES: u64 = 3 * 78;
 /// What it adds to the trees of a commit, beside the checksums themselves: an extent, a free range, an item of checksums.
 const RUN_BYTES_OF_COMMITS: u64 = 78 + 25 + 25;
 
-/// The largest file that is kept in its extent item, in bytes, as the kernel has it by default.
-const MAX_INLINE: u64 = 2048;
+/// The largest file that can be kept in its extent item where nodes have this size, in bytes: leaves are to have room for some of them, and in
+/// the smallest ones for what the kernel keeps there by default.
+pub(crate) const fn most_inline(node_size: u32) -> u64 {
+    let third = leaf_capacity(node_size) as u64 / 3;
+    if third < 2048 { 2048 } else { third }
+}
+
+/// Commits that are made at the most for a file that can be written nowhere but in place: others may move extents, and log, behind each.
+const MOST_COMMITS: u32 = 8;
 
 /// The most that one step writes, in bytes.
 const STEP_BYTES: u64 = 32 << 20;
@@ -114,8 +121,10 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     let Amount { runs, extents, bytes } = amount;
     let sectors = bytes / u64::from(superblock.sector_size);
     let sums = sectors * superblock.checksum.len() as u64;
-    let items =
-        growth_bytes(FILE_BYTES + extents * RUN_BYTES, extents * RUN_BYTES_OF_COMMITS + sums);
+    let items = growth_bytes(
+        live.max_inline + FILE_BYTES + extents * RUN_BYTES,
+        extents * RUN_BYTES_OF_COMMITS + sums,
+    );
     // One is that of the inode. A run may replace an extent for every sector.
     let places = 1 + runs;
     let leaves = places + leaves_of(volume, sectors);
@@ -176,8 +185,8 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
 /// gives something back: what was promised for it, and the data of a file that goes into its extent item. Then nobody waits for that.
 /// The thread of the volume does it for files that are not written any more.
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
-    let space = &volume.live()?.space;
-    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= MAX_INLINE);
+    let Live { space, max_inline, .. } = volume.live()?;
+    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= *max_inline);
     if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data()) {
         write_back(volume, file, Patience::Tries)?;
     }
@@ -257,7 +266,7 @@ fn store_all(
     buffer: &FileBuffer,
     patience: Patience,
 ) -> Result<bool> {
-    let mut chunks = Chunks::default();
+    let (mut chunks, mut commits) = (Chunks::default(), 0);
     loop {
         if patience == Patience::Waits {
             volume.limit_dirty_blocks()?;
@@ -276,7 +285,19 @@ fn store_all(
         let Some(step) = Step::begin(volume, file, buffer, outgoing, patience)? else {
             return Ok(false);
         };
-        step.store()?;
+        match step.store() {
+            // It has no space but where it is, and may not be written there as long as a log could show that elsewhere.
+            Err(error) if error.errno() == Errno::NOSPC && buffer.read().is_in_place => {
+                if patience == Patience::Tries {
+                    return Ok(false);
+                }
+                if commits == MOST_COMMITS || !volume.forget_moved_extents()? {
+                    return Err(error);
+                }
+                commits += 1;
+            }
+            stored => stored?,
+        }
     }
 }
 

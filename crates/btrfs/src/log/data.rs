@@ -22,12 +22,16 @@ use offshoot_vfs::Result;
 
 use super::ranges::Ranges;
 use super::record::{Record, Stop};
+use super::running::Obstacle;
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
 use crate::subvolume::malformed;
 use crate::tree::TreeRoot;
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 256;
+
+/// Extent items of one file that go to the log at the most, or out of it: for more a commit is made.
+const MOST_EXTENTS: usize = 65_536;
 
 impl Record<'_, '_> {
     /// Logs the extents of a file, which the last commit has or has not, where they changed.
@@ -89,23 +93,46 @@ impl Record<'_, '_> {
         end: u64,
     ) -> Result<(), Stop> {
         let key = |at| Key::new(ino, ItemType::EXTENT_DATA, at);
-        let logged = overlaps_in(self.volume, self.log_root(), ino, range.clone(), usize::MAX)?;
-        self.edits.extend(logged.into_iter().map(|old| (old.key, None)));
+        self.remove_extents(ino, range)?;
         let mut at = range.start;
         loop {
             let found = overlaps_in(self.volume, root, ino, at..range.end, BATCH)?;
             let is_last = found.len() < BATCH;
+            self.count_extents(found.len())?;
             for Overlap { key: found, data, end: behind } in found {
                 self.put_hole(key(at), found.offset.min(end));
                 self.sums_of(&data)?;
                 self.edits.insert(found, Some(data));
                 at = behind;
             }
+            self.spill_much()?;
             if is_last {
                 self.put_hole(key(at), range.end.min(end));
                 return Ok(());
             }
         }
+    }
+
+    /// Takes what the log has of `range` out of it.
+    fn remove_extents(&mut self, ino: u64, range: &Range<u64>) -> Result<(), Stop> {
+        let mut at = range.start;
+        loop {
+            let root = self.log_root();
+            let logged = overlaps_in(self.volume, root, ino, at..range.end, BATCH)?;
+            let is_last = logged.len() < BATCH;
+            self.count_extents(logged.len())?;
+            at = logged.last().map_or(at, |last| last.end);
+            self.edits.extend(logged.into_iter().map(|old| (old.key, None)));
+            self.spill_much()?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn count_extents(&mut self, count: usize) -> Result<(), Stop> {
+        self.extents += count;
+        if self.extents > MOST_EXTENTS { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
     }
 
     /// Writes down that there is nothing from `key` to `end`.

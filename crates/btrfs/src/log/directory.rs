@@ -4,17 +4,22 @@
 //! are behind what was logged then. Entries that are gone were noted.
 //!
 //! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode itself and its name, as a file that holds nothing. Where something is stored in it, or another had the name, and if it is not new, all of it, because it may have lost another name for this one.
+//! - *A new directory* that an entry leads to is logged with its entries too, and so on downwards: whoever syncs a directory finds below it what
+//!   was new there. What comes into a directory that is in the log with its entries is logged when that one is synced. The kernel may do more then.
 //! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led to is logged with the names that it has now, if it has one.
+//!
+//! Where there are many new entries, what waits of them and of the inodes they lead to is put into the tree of the subvolume first, and then they go to the log as
+//! they stand there: runs of items with one copy of their data (`heads`). Both lie in leaves of this transaction, and what is older is not looked at.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::dir::dir_entries;
-use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type};
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{Error, FileType, Result};
-use zerocopy::IntoBytes;
 
+use super::heads::Heads;
+use super::notes::MOST;
 use super::record::{Items, Record, Stop, inode_in, names_in};
 use super::running::{Logged, Obstacle};
 use crate::delayed;
@@ -25,19 +30,22 @@ use crate::tree::Cursor;
 /// Entries that are looked at in one go.
 const CHUNK: usize = 4096;
 
+/// New entries for which it is worth it to put what waits of them into the tree, and to copy runs of items from there.
+const WORTH_RUNS: u64 = 64;
+
 fn entry_key(dir: u64, index: u64) -> Key {
     Key::new(dir, ItemType::DIR_INDEX, index)
 }
 
-/// The inode that the entry in a DIR_INDEX item leads to.
-fn target(data: &[u8]) -> Result<u64, Stop> {
+/// The entry in a DIR_INDEX item, which leads to an inode.
+fn only_entry(data: &[u8]) -> Result<DirEntry<'_>, Stop> {
     let entry = dir_entries(data).next();
     let missing = || Error::corrupt("directory index", "an item without an entry");
-    let location = entry.ok_or_else(missing)?.map_err(malformed)?.location;
-    if location.item_type != ItemType::INODE_ITEM {
+    let entry = entry.ok_or_else(missing)?.map_err(malformed)?;
+    if entry.location.item_type != ItemType::INODE_ITEM {
         return Err(Obstacle::Subvolumes.into());
     }
-    Ok(location.objectid)
+    Ok(entry)
 }
 
 impl Record<'_, '_> {
@@ -62,16 +70,10 @@ impl Record<'_, '_> {
 
     fn removed_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), Stop> {
         let removed = self.log.notes().take_removed(self.file(dir));
-        for &index in removed.range(..after_committed).map(|(index, _)| index) {
-            let key = entry_key(dir, index);
-            let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
-            // One that came and went before the last commit is none.
-            if let Some((_, data)) = cursor.item().filter(|(found, _)| *found == key) {
-                let target = target(data)?;
-                self.entry_gone(dir, index);
-                self.give_way(target)?;
-                self.spill_much()?;
-            }
+        for (&index, ino) in removed.range(..after_committed) {
+            self.entry_gone(dir, index);
+            self.give_way(ino.ok_or(Obstacle::Subvolumes)?)?;
+            self.spill_much()?;
         }
         for (&index, ino) in removed.range(after_committed..) {
             self.edits.insert(entry_key(dir, index), None);
@@ -82,25 +84,68 @@ impl Record<'_, '_> {
         Ok(())
     }
 
+    /// Logs a new directory that an entry leads to, with what is in it.
+    pub(super) fn reached_directory(&mut self, dir: u64) -> Result<(), Stop> {
+        if self.own.logged.get(&dir).is_some_and(|logged| logged.is_whole) {
+            return Ok(());
+        }
+        self.seen.insert(dir);
+        let _lock = self.lock(dir)?;
+        self.directory(dir)
+    }
+
     fn new_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), Stop> {
         let known = self.own.logged.entry(dir).or_default().next_entry;
-        let mut next = after_committed.max(known);
+        let first = after_committed.max(known);
+        let root = self.volume.tree(self.subvolume)?;
+        let all = entry_key(dir, first)..=entry_key(dir, u64::MAX);
+        if let Some(last) = delayed::last_below(self.volume, root, all)? {
+            let next = last.offset.saturating_add(1);
+            if next - first > MOST as u64 {
+                return Err(Obstacle::TooMuch.into());
+            }
+            let in_runs = next - first >= WORTH_RUNS && !self.volume.live()?.log_by_item;
+            if !in_runs || !self.entries_in_runs(dir, first)? {
+                self.entries_by_item(dir, first)?;
+            }
+            self.own.logged.entry(dir).or_default().next_entry = next;
+        }
+        self.own.logged.entry(dir).or_default().is_whole = true;
+        Ok(())
+    }
+
+    /// Logs the entries from this index on as they stand in the tree. Not if some are just being put there.
+    fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, Stop> {
+        let first = entry_key(dir, first);
+        if !self.handle.flush_beside(self.subvolume, first)? {
+            return Ok(false);
+        }
+        let root = self.volume.tree(self.subvolume)?;
+        let mut cursor = Cursor::seek(self.volume, root, first)?;
+        let mut heads = Heads::default();
+        while let Some((leaf, slots)) = cursor.take_run(entry_key(dir, u64::MAX))? {
+            for slot in slots.clone() {
+                self.entry(leaf.key(slot), leaf.data(slot), Some(&mut heads))?;
+            }
+            self.put_run(&leaf, slots)?;
+        }
+        heads.put(self)?;
+        Ok(true)
+    }
+
+    /// Logs the entries from this index on one by one.
+    fn entries_by_item(&mut self, dir: u64, mut next: u64) -> Result<(), Stop> {
         loop {
             let entries = self.entries_from(dir, next)?;
             for (key, data) in &entries {
-                self.entry(*key, data)?;
-                self.spill_much()?;
+                self.edits.insert(*key, Some(data.clone()));
+                self.entry(*key, data, None)?;
             }
-            if let Some((last, _)) = entries.last() {
-                next = last.offset.saturating_add(1);
-            }
-            if entries.len() < CHUNK {
-                break;
+            match entries.last() {
+                Some((last, _)) if entries.len() == CHUNK => next = last.offset.saturating_add(1),
+                _ => return Ok(()),
             }
         }
-        let logged = self.own.logged.entry(dir).or_default();
-        (logged.next_entry, logged.is_whole) = (next, true);
-        Ok(())
     }
 
     /// The first entries of a directory from this index on.
@@ -116,57 +161,68 @@ impl Record<'_, '_> {
         Ok(entries)
     }
 
-    /// Logs a new entry, and what it leads to.
-    fn entry(&mut self, key: Key, data: &[u8]) -> Result<(), Stop> {
-        let ino = target(data)?;
-        self.edits.insert(key, Some(data.to_vec()));
-        let is_this = |at: &(u64, Vec<u8>)| {
-            let holder = self.own.names.get(at);
-            at.0 == key.objectid && holder.is_some_and(|holder| holder.index == key.offset)
-        };
-        if self.seen.contains(&ino) {
+    /// Logs what a new entry leads to.
+    fn entry(&mut self, key: Key, data: &[u8], heads: Option<&mut Heads>) -> Result<(), Stop> {
+        self.spill_much()?;
+        if self.own.logged.len() + self.reached.len() > MOST {
+            return Err(Obstacle::TooMuch.into());
+        }
+        let entry = only_entry(data)?;
+        let (ino, at) = (entry.location.objectid, (key.objectid, entry.name.to_vec()));
+        let holder =
+            self.own.names.get(&at).filter(|one| (one.ino, one.index) == (ino, key.offset));
+        if holder.is_some_and(|holder| holder.is_extref) {
+            return Err(Obstacle::ManyNames.into());
+        }
+        let is_logged = holder.is_some();
+        // A directory that names need is in the log without its entries.
+        if entry.file_type == file_type::DIR && !self.is_committed(ino)? {
+            self.reached.push(ino);
             return Ok(());
         }
-        let logged = self.own.logged.get(&ino);
-        if logged.is_some_and(|logged| logged.names.iter().any(is_this)) {
+        if is_logged || self.seen.contains(&ino) {
             return Ok(());
         }
-        if logged.is_some() || self.is_committed(ino)? || !self.mention(ino)? {
-            return self.lock_also(ino);
+        if !self.own.logged.contains_key(&ino) && !self.is_committed(ino)? {
+            if let Some(heads) = heads {
+                if heads.mention(self, ino, key)? {
+                    return Ok(());
+                }
+                heads.put(self)?;
+            }
+            if self.mention(ino)? {
+                return Ok(());
+            }
         }
-        Ok(())
+        self.lock_also(ino)
     }
 
     /// Logs that a new inode exists, if its only name is the entry at hand and that is enough of it; whether it is so.
     fn mention(&mut self, ino: u64) -> Result<bool, Stop> {
-        let mut head = self.head(ino)?;
+        // Who changes it has it locked until all of its items are there.
+        let lock = self.lock(ino)?;
+        let head = self.head(ino)?;
+        drop(lock);
         let names = names_in(&head)?;
-        let Some(item) = inode_in(&head)?.filter(|_| names.len() == 1) else { return Ok(false) };
+        if names.len() != 1 || names.values().any(|&kind| kind == ItemType::INODE_EXTREF) {
+            return Ok(false);
+        }
+        let Some(item) = inode_in(&head)? else { return Ok(false) };
         match type_of(&item)? {
             FileType::Symlink => return Ok(false),
             FileType::Regular => {
                 // Empty, it must not take the place of one that was not.
-                let is_over = names.iter().map(|(name, _)| self.is_of_another(ino, name));
-                if item.nbytes.get() > 0 || is_over.collect::<Result<Vec<_>>>()?.contains(&true) {
+                let is_over = names.keys().map(|name| self.is_of_another(ino, name));
+                let is_over = is_over.collect::<Result<Vec<_>>>()?.contains(&true);
+                if item.nbytes.get() > 0 || item.size.get() > 0 || is_over {
                     return Ok(false);
                 }
-                without_data(&mut head)?;
             }
             _ => {}
         }
         self.put_head(ino, &head)?;
         self.own.logged.insert(ino, Logged { batch: self.batch, ..Logged::default() });
-        self.names(ino, &names, &BTreeSet::new())?;
+        self.names(ino, &names, &BTreeMap::new())?;
         Ok(true)
     }
-}
-
-/// Makes the file one that holds nothing.
-fn without_data(head: &mut Items) -> Result<()> {
-    for (_, data) in head.iter_mut().filter(|(key, _)| key.item_type == ItemType::INODE_ITEM) {
-        let mut item = *InodeItem::view(data).map_err(malformed)?;
-        (item.size, item.nbytes) = (0.into(), 0.into());
-        *data = item.as_bytes().to_vec();
-    }
-    Ok(())
 }

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{FileId, FileType, Result};
+use offshoot_vfs::{Error, FileId, FileType, Result};
 
+use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
 use super::running::{Log, Obstacle, Trees};
 use crate::inode::subvolume::is_deleted;
@@ -26,6 +27,15 @@ use crate::volume::Engine;
 /// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on the devices.
 const MOST_PARTS: u64 = 4;
 
+/// What has to be durable of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// All of it: fsync.
+    Everything,
+    /// All but its times: fdatasync.
+    Data,
+}
+
 /// What becomes of an fsync.
 enum Outcome {
     /// It is done.
@@ -34,17 +44,17 @@ enum Outcome {
     Commit(Generation, Obstacle),
 }
 
-/// Makes everything durable that was changed of `file`.
+/// Makes durable what is wanted of what was changed of `file`.
 ///
 /// # Errors
 /// As [`Engine::sync`]. After an error that is not one of writing, another fsync makes a commit.
-pub(crate) fn fsync(volume: &Engine, file: FileId) -> Result<()> {
+pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()> {
     // The place of a subvolume in a snapshot has nothing that could be logged.
     if !volume.live()?.tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
         return volume.commit();
     }
-    match log_it(volume, file)? {
+    match log_it(volume, file, wanted)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {
             volume.live()?.stats.not_logged_for(obstacle);
@@ -54,8 +64,11 @@ pub(crate) fn fsync(volume: &Engine, file: FileId) -> Result<()> {
 }
 
 /// Writes the file back, and logs it if possible.
-fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
+fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     let live = volume.live()?;
+    // Others may change the file, and commit, while this waits. Then there is little left to write back and to wait for.
+    write_back::sync_file(volume, file)?;
+    live.wait_for_commit()?;
     let locks = volume.inodes.lock(&[file]);
     write_back::write_back(volume, file, Patience::Waits)?;
     let handle = volume.enter()?;
@@ -67,28 +80,49 @@ fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
     }
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let is_changed = item.transid.get() >= handle.generation().0;
+    // What a snapshot took from its source was stored there, and the snapshot itself may not be yet.
+    let committed = match committed_root(live, &handle, TreeId(file.dev)) {
+        Ok(Some(committed)) => committed,
+        Ok(None) => return commit(Obstacle::Subvolumes),
+        Err(error) => return commit(failed(live, error)?),
+    };
     if !is_changed && !log.notes().has_extents(file) {
-        // What a snapshot took from its source was stored there, and the snapshot itself may not be yet.
-        if committed_root(live, &handle, TreeId(file.dev))?.is_none() {
-            return commit(Obstacle::Subvolumes);
-        }
         live.stats.fsynced_nothing();
         return Ok(Outcome::Done);
     }
     if item.nlink.get() == 0 {
         // Nobody finds it after a crash.
-        volume.flush_members()?;
+        live.whole(|| volume.flush_members())?;
         live.stats.fsynced_nameless();
         return Ok(Outcome::Done);
     }
     if let Some(obstacle) = log.obstacle() {
         return commit(obstacle);
     }
+    let stored = match wanted {
+        Wanted::Everything => Ok(None),
+        Wanted::Data => stored_but_times(volume, log, file, committed),
+    };
+    let stored = match stored {
+        Ok(stored) => stored,
+        Err(error) => return commit(failed(live, error)?),
+    };
+    if let Some(stored) = stored {
+        drop(locks);
+        if let Stored::Logged(batch) = stored
+            && let Some(obstacle) = write_batch(live, &handle, batch)?
+        {
+            return commit(obstacle);
+        }
+        live.whole(|| volume.flush_members())?;
+        live.stats.fsynced_in_place();
+        return Ok(Outcome::Done);
+    }
     let is_directory = type_of(&item)? == FileType::Directory;
-    let batch = match log_file(live, &handle, file, is_directory) {
+    let batch = match log_file(live, &handle, file, committed, is_directory) {
         Ok(batch) => batch,
         Err(Stop::Obstacle(obstacle)) => return commit(obstacle),
-        Err(Stop::Error(error)) => return Err(error),
+        Err(Stop::Error(error)) => return commit(failed(live, error)?),
     };
     drop(locks);
     match write_batch(live, &handle, batch)? {
@@ -100,43 +134,70 @@ fn log_it(volume: &Engine, file: FileId) -> Result<Outcome> {
     }
 }
 
+/// The obstacle that an error is: a commit may do without what could not be read to be logged.
+///
+/// # Errors
+/// The error, when nothing is written any more.
+fn failed(live: &Live, error: Error) -> Result<Obstacle> {
+    live.require_whole().map(|()| Obstacle::Failed).map_err(|_| error)
+}
+
 /// Logs a file that is locked, and gives the batch in which it is.
 fn log_file(
     live: &Live,
     handle: &Handle<'_>,
     file: FileId,
+    committed: TreeRoot,
     is_directory: bool,
 ) -> Result<u64, Stop> {
-    let log = handle.log();
-    let mut trees = log.trees();
-    let logged = log_into(&mut trees, live, handle, file, is_directory);
+    let mut trees = handle.log().trees_for(file);
+    begun(handle.log(), || log_into(&mut trees, live, handle, file, committed, is_directory))
+}
+
+/// Logs something. When that fails, or panics, nothing more is logged: what is known of the log may be what it was to become. The caller has the log
+/// trees locked, so that nobody writes half of it.
+pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
+    let mut begun = Begun { log, is_done: false };
+    let logged = work();
     if let Err(stop) = &logged {
-        // What is known of the log may be what it was to become. While it is locked, so that nobody writes half of it.
         log.obstruct(stop.obstacle());
     }
+    begun.is_done = logged.is_ok();
     logged
 }
 
-fn log_into(
+/// Something that is being logged.
+struct Begun<'l> {
+    log: &'l Log,
+    is_done: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.log.obstruct(Obstacle::Failed);
+        }
+    }
+}
+
+/// Logs a file that is locked into the log trees, and gives the batch in which it is.
+pub(super) fn log_into(
     trees: &mut Trees,
     live: &Live,
     handle: &Handle<'_>,
     file: FileId,
+    committed: TreeRoot,
     is_directory: bool,
 ) -> Result<u64, Stop> {
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
     // Before anything is looked at: what is given up from now on stays as it is until the commit.
     log.use_it();
-    let node_size = u64::from(handle.volume().superblock().node_size);
-    if log.taken() * node_size > MOST_PARTS * live.dirty_bytes {
-        return Err(Obstacle::LargeLog.into());
-    }
+    log.require_small(live, handle.volume())?;
     let batch = trees.batch;
     if trees.of(subvolume).is_none() {
         let Some(_room) = live.space.try_reserve(live.space.cost(1)) else {
             return Err(Obstacle::NoRoom.into());
         };
-        let committed = committed_root(live, handle, subvolume)?.ok_or(Obstacle::Subvolumes)?;
         trees.begin(handle, subvolume, committed)?;
     }
     let Some(own) = trees.of(subvolume) else { return Err(Obstacle::Failed.into()) };
@@ -144,7 +205,11 @@ fn log_into(
 }
 
 /// The root of a subvolume as the last commit has it.
-fn committed_root(live: &Live, handle: &Handle<'_>, subvolume: TreeId) -> Result<Option<TreeRoot>> {
+pub(super) fn committed_root(
+    live: &Live,
+    handle: &Handle<'_>,
+    subvolume: TreeId,
+) -> Result<Option<TreeRoot>> {
     let roots = live.committed_root_tree();
     let first = Key::new(subvolume.0, ItemType::ROOT_ITEM, 0);
     let cursor = Cursor::seek_committed(handle.volume(), roots, first)?;
@@ -217,6 +282,15 @@ fn end_batch(
         return Ok(None);
     }
     Ok(Some((root, log.take_off(), trees.batch)))
+}
+
+impl Log {
+    /// A log that became large is no better than a commit.
+    pub(super) fn require_small(&self, live: &Live, volume: &Engine) -> Result<(), Stop> {
+        let node_size = u64::from(volume.superblock().node_size);
+        let is_large = self.taken() * node_size > MOST_PARTS * live.dirty_bytes;
+        if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
+    }
 }
 
 impl Live {

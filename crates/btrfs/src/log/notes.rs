@@ -21,7 +21,7 @@ use super::ranges::Ranges;
 /// The most files, or removed entries, that are noted in a transaction.
 pub(super) const MOST: usize = 65_536;
 
-/// The most ranges of a file: what is between them counts as changed when there are more.
+/// The most ranges of a file: what is between those that are next to each other counts as changed when there are more.
 const MOST_RANGES: usize = 64;
 
 /// Entries that a directory lost.

@@ -39,13 +39,13 @@ impl Ranges {
         missing
     }
 
-    /// Makes all of them one, with what is between them, when they are more than `most`.
+    /// While they are more than `most`, makes two of them one, with the least that is between two.
     pub(crate) fn limit(&mut self, most: usize) {
-        if self.0.len() > most
-            && let (Some((&first, _)), Some((_, &last))) =
-                (self.0.first_key_value(), self.0.last_key_value())
-        {
-            self.0 = BTreeMap::from([(first, last)]);
+        while self.0.len() > most.max(1) {
+            let pairs = self.iter().zip(self.iter().skip(1));
+            let gaps = pairs.map(|(one, next)| one.end..next.start);
+            let Some(least) = gaps.min_by_key(|gap| gap.end - gap.start) else { return };
+            self.insert(least);
         }
     }
 
@@ -61,6 +61,20 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two that are far apart stay so, however many there are.
+    #[test]
+    fn the_least_gaps_go_first() {
+        let mut ranges = Ranges::default();
+        for start in [0, 10, 25, 1000, 1015, 5_000_000] {
+            ranges.insert(start..start + 5);
+            ranges.limit(3);
+        }
+        let expected = vec![0..30, 1000..1020, 5_000_000..5_000_005];
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), expected);
+        ranges.limit(0);
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), vec![0..5_000_005]);
+    }
 
     /// Against a set of numbers, with every range below a small bound.
     #[test]

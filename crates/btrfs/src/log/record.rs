@@ -6,18 +6,18 @@
 //!   changed, whole items of them, with holes written down, and the checksums of new data.
 //! - *A name that is new:* the directory, if it is new, with its own name, and so on upwards. Another inode that the last commit, or the log, has under
 //!   that name would lose it, and with its last name itself: so it is logged too, with the names that it has now, or taken out of the log if it is gone.
-//! - *A name that is gone:* where the item of names tells nothing of it any more, the entry is said to be gone in its directory. For that the directory
-//!   is in the log as the last commit has it.
+//! - *A name that is gone:* the entry is said to be gone in its directory. For that the directory is in the log as the last commit has it.
 //!
 //! - *A name that was taken away:* who has it now is in the log with it. Where that is not so, nothing is logged.
 //!
-//! All this goes to the log as batches of edits. When it turns out that something cannot be logged, nothing is any more in the transaction, so it does not matter what is in the log by then. The inode that is fsynced is locked. Of others the locks are tried: who has one may be waiting for
-//! this fsync, so a commit is made instead.
+//! All this goes to the log as batches of edits. When it turns out that something cannot be logged, nothing is any more in the transaction, so it does not matter what is in the log by then. The inode that is fsynced is locked. So are others, unless who has one
+//! waits for the log trees, to log it. They are waited for, but not for long: who has one may wait for this fsync in another way. Then a commit is made instead.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use offshoot_btrfs_format::dir::name_hash;
+use offshoot_btrfs_format::edit::{ITEM_SIZE, items_bytes, leaf_capacity};
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::space::DirLogItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -26,14 +26,17 @@ use zerocopy::IntoBytes;
 
 use super::names::{Name, is_of_names, names_of};
 use super::notes::MOST;
-use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply};
+use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply, put_run};
+use crate::block::TreeBlock;
 use crate::delayed;
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
+use crate::space::Reservation;
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::Engine;
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 /// Why something is not logged.
 pub(super) enum Stop {
@@ -65,6 +68,9 @@ impl From<Obstacle> for Stop {
 /// Edits that are gathered before they are put into the log.
 const MOST_GATHERED: usize = 8192;
 
+/// How long another inode is waited for. Most operations are over by then, and a commit takes longer; but some that have a lock wait for this fsync.
+const PATIENCE: Duration = Duration::from_millis(1);
+
 /// Items of one inode.
 pub(super) type Items = Vec<(Key, Vec<u8>)>;
 
@@ -84,16 +90,20 @@ pub(super) struct Record<'a, 'v> {
     files: Vec<u64>,
     /// New directories that names need.
     directories: Vec<u64>,
+    /// New directories that entries lead to.
+    pub(super) reached: Vec<u64>,
     /// Some of what was gathered is in the log.
     is_spilled: bool,
     /// Names that the log takes from inodes.
     taken: BTreeSet<(u64, Vec<u8>)>,
     /// What was dealt with.
     pub(super) seen: HashSet<u64>,
+    /// Extent items that went to the log, or out of it.
+    pub(super) extents: usize,
 }
 
 /// The items of an inode that stand before its entries or extents: the inode itself, its names, its attributes.
-fn head_range(ino: u64) -> RangeInclusive<Key> {
+pub(super) fn head_range(ino: u64) -> RangeInclusive<Key> {
     Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::XATTR_ITEM, u64::MAX)
 }
 
@@ -107,16 +117,51 @@ pub(super) fn inode_in(head: &Items) -> Result<Option<InodeItem>> {
     item.map(|(_, data)| InodeItem::view(data).copied().map_err(malformed)).transpose()
 }
 
-/// The names among the items of a head, each with the key of its item.
-pub(super) fn names_in(head: &Items) -> Result<BTreeSet<(Name, Key)>> {
-    let mut names = BTreeSet::new();
+/// The names among the items of a head, each with the type of its item.
+pub(super) fn names_in(head: &Items) -> Result<BTreeMap<Name, ItemType>> {
+    let mut names = BTreeMap::new();
     for (key, data) in head.iter().filter(|(key, _)| is_of_names(key.item_type)) {
         // The root directory is called `..` in itself.
         if key.offset != key.objectid || key.item_type != ItemType::INODE_REF {
-            names.extend(names_of(*key, data)?.into_iter().map(|name| (name, *key)));
+            names.extend(names_of(*key, data)?.into_iter().map(|name| (name, key.item_type)));
         }
     }
     Ok(names)
+}
+
+/// The head of an inode as it is now.
+pub(super) fn current_head(volume: &Engine, file: FileId) -> Result<Items> {
+    let mut head = Vec::new();
+    let root = volume.tree(TreeId(file.dev))?;
+    delayed::for_each_item(volume, root, head_range(file.ino), &mut |key, data| {
+        if is_of_head(key.item_type) {
+            head.push((key, data.to_vec()));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(head)
+}
+
+/// The head of an inode in a subvolume as the last commit has it.
+pub(super) fn committed_head(volume: &Engine, subvolume: TreeRoot, ino: u64) -> Result<Items> {
+    head_behind(Cursor::seek_committed(volume, subvolume, *head_range(ino).start())?, ino)
+}
+
+/// The head of an inode in a log.
+pub(super) fn logged_head(volume: &Engine, log: TreeRoot, ino: u64) -> Result<Items> {
+    head_behind(Cursor::seek(volume, log, *head_range(ino).start())?, ino)
+}
+
+/// The head of an inode that begins where the cursor is.
+fn head_behind(mut cursor: Cursor<'_>, ino: u64) -> Result<Items> {
+    let (mut head, range) = (Vec::new(), head_range(ino));
+    while let Some((key, data)) = cursor.item().filter(|(key, _)| range.contains(key)) {
+        if is_of_head(key.item_type) {
+            head.push((key, data.to_vec()));
+        }
+        cursor.advance()?;
+    }
+    Ok(head)
 }
 
 impl<'a, 'v> Record<'a, 'v> {
@@ -137,9 +182,11 @@ impl<'a, 'v> Record<'a, 'v> {
             held: Vec::new(),
             files: Vec::new(),
             directories: Vec::new(),
+            reached: Vec::new(),
             is_spilled: false,
             taken: BTreeSet::new(),
             seen: HashSet::new(),
+            extents: 0,
         }
     }
 
@@ -164,15 +211,24 @@ impl<'a, 'v> Record<'a, 'v> {
                 self.new_directory(dir)?;
             } else if let Some(file) = self.files.pop() {
                 self.whole(file)?;
+            } else if let Some(dir) = self.reached.pop() {
+                self.reached_directory(dir)?;
             } else {
                 break;
             }
+            self.require_few()?;
+            self.spill_much()?;
         }
         self.require_holders()?;
-        if self.own.logged.len().max(self.own.sums.len()) > MOST {
-            return Err(Obstacle::TooMuch.into());
-        }
+        self.require_few()?;
         self.apply(ino)
+    }
+
+    /// For more than what is remembered of a log a commit is made.
+    fn require_few(&self) -> Result<(), Stop> {
+        let Self { own, files, held, .. } = self;
+        let most = own.logged.len().max(own.sums.len()).max(files.len()).max(held.len());
+        if most > MOST { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
     }
 
     /// Who has a name now that the log takes from another inode has to be in the log with it: else nobody would have it for who replays that.
@@ -214,15 +270,35 @@ impl<'a, 'v> Record<'a, 'v> {
         if self.edits.len() < MOST_GATHERED { Ok(()) } else { self.spill() }
     }
 
+    /// Space for what goes to the log in one go: so many items with so many bytes of data.
+    fn room(&self, items: usize, bytes: usize) -> Result<Reservation<'a>, Stop> {
+        let space = self.handle.space();
+        let cost = space.cost_of_log(self.log.taken(), self.log_root().level, items, bytes);
+        space.try_reserve(cost).ok_or(Stop::Obstacle(Obstacle::NoRoom))
+    }
+
+    /// Puts items of a leaf of the subvolume into the log. What was gathered has none of them.
+    pub(super) fn put_run(&mut self, leaf: &TreeBlock, slots: Range<usize>) -> Result<(), Stop> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        self.log.require_small(self.volume.live()?, self.volume)?;
+        self.is_spilled = true;
+        let (items, bytes) = (slots.len(), items_bytes(leaf.bytes(), slots.start, slots.end));
+        let _room = self.room(items, bytes)?;
+        put_run(self.handle, &self.own.tree, leaf, slots)?;
+        let stats = &self.volume.live()?.stats;
+        stats.logged(items);
+        stats.logged_run();
+        Ok(())
+    }
+
     fn spill(&mut self) -> Result<(), Stop> {
         let live = self.volume.live()?;
+        self.log.require_small(live, self.volume)?;
         self.is_spilled = true;
         let bytes = self.edits.values().flatten().map(Vec::len).sum();
-        let level = self.log_root().level;
-        let room = live.space.cost_of_log(self.log.taken(), level, self.edits.len(), bytes);
-        let Some(_room) = live.space.try_reserve(room) else {
-            return Err(Obstacle::NoRoom.into());
-        };
+        let _room = self.room(self.edits.len(), bytes)?;
         let edits: Vec<_> = self.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
         apply(self.handle, &self.own.tree, &edits)?;
         live.stats.logged(edits.len());
@@ -232,57 +308,61 @@ impl<'a, 'v> Record<'a, 'v> {
 
     /// The head of an inode as it is now.
     pub(super) fn head(&self, ino: u64) -> Result<Items> {
-        let mut head = Vec::new();
-        let root = self.volume.tree(self.subvolume)?;
-        delayed::for_each_item(self.volume, root, head_range(ino), &mut |key, data| {
-            if is_of_head(key.item_type) {
-                head.push((key, data.to_vec()));
-            }
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(head)
+        current_head(self.volume, self.file(ino))
     }
 
     /// The head of an inode as the last commit has it.
     pub(super) fn committed_head(&self, ino: u64) -> Result<Items> {
-        let mut head = Vec::new();
-        let (first, last) = head_range(ino).into_inner();
-        let mut cursor = Cursor::seek_committed(self.volume, self.own.committed, first)?;
-        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key <= last) {
-            if is_of_head(key.item_type) {
-                head.push((key, data.to_vec()));
-            }
-            cursor.advance()?;
-        }
-        Ok(head)
+        committed_head(self.volume, self.own.committed, ino)
     }
 
     /// Whether the last commit has the inode.
     pub(super) fn is_committed(&self, ino: u64) -> Result<bool> {
+        if ino >= self.own.first_new {
+            return Ok(false);
+        }
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
         Ok(cursor.item().is_some_and(|(found, _)| found == key))
     }
 
-    /// What the last commit has called `name` in the directory.
-    fn committed_entry(&self, name: &Name) -> Result<Option<Key>> {
+    /// What the last commit has called `name` in the directory, and how long the item is in which that stands, in bytes, or would.
+    pub(super) fn committed_entry(&self, name: &Name) -> Result<(Option<Key>, usize)> {
+        if name.dir >= self.own.first_new {
+            return Ok((None, 0));
+        }
         let key = Key::new(name.dir, ItemType::DIR_ITEM, name_hash(&name.bytes));
         let cursor = Cursor::seek_committed(self.volume, self.own.committed, key)?;
         match cursor.item().filter(|(found, _)| *found == key) {
-            Some((_, data)) => Ok(entry_called(data, &name.bytes)?.map(|entry| entry.location)),
-            None => Ok(None),
+            Some((_, data)) => {
+                let location = entry_called(data, &name.bytes)?.map(|entry| entry.location);
+                Ok((location, data.len()))
+            }
+            None => Ok((None, 0)),
         }
+    }
+
+    /// # Errors
+    /// When entries with the hash of this name do not fit into one item together with the `committed` bytes of those of the last commit: who replays the
+    /// log puts the new ones beside them first.
+    fn require_room_for(&self, name: &Name, committed: usize) -> Result<(), Stop> {
+        if committed == 0 {
+            return Ok(());
+        }
+        let key = Key::new(name.dir, ItemType::DIR_ITEM, name_hash(&name.bytes));
+        let (root, mut bytes) = (self.volume.tree(self.subvolume)?, committed + ITEM_SIZE);
+        delayed::for_each_item(self.volume, root, key..=key, &mut |_, data| {
+            bytes += data.len();
+            Ok(ControlFlow::Continue(()))
+        })?;
+        let most = leaf_capacity(self.volume.superblock().node_size);
+        if bytes > most { Err(Obstacle::ManyNames.into()) } else { Ok(()) }
     }
 
     /// Makes the head of an inode in the log this.
     pub(super) fn put_head(&mut self, ino: u64, head: &Items) -> Result<()> {
-        let (first, last) = head_range(ino).into_inner();
-        let mut cursor = Cursor::seek(self.volume, self.log_root(), first)?;
-        let mut logged = BTreeMap::new();
-        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key <= last) {
-            logged.insert(key, data.to_vec());
-            cursor.advance()?;
-        }
+        let logged = logged_head(self.volume, self.log_root(), ino)?;
+        let mut logged: BTreeMap<_, _> = logged.into_iter().collect();
         for (key, data) in head {
             if logged.remove(key).as_ref() != Some(data) || self.edits.contains_key(key) {
                 self.edits.insert(*key, Some(data.clone()));
@@ -295,7 +375,7 @@ impl<'a, 'v> Record<'a, 'v> {
     /// Whether the last commit, or the log, has another inode than this under the name, or a subvolume.
     pub(super) fn is_of_another(&self, ino: u64, name: &Name) -> Result<bool> {
         let logged = self.own.names.get(&(name.dir, name.bytes.clone()));
-        let committed = self.committed_entry(name)?;
+        let (committed, _) = self.committed_entry(name)?;
         Ok(logged.is_some_and(|holder| holder.ino != ino)
             || committed.is_some_and(|location| location.objectid != ino))
     }
@@ -327,7 +407,7 @@ impl<'a, 'v> Record<'a, 'v> {
         self.put_head(dir, &head)?;
         self.own.logged.insert(dir, Logged::default());
         self.seen.insert(dir);
-        self.names(dir, &names, &BTreeSet::new())
+        self.names(dir, &names, &BTreeMap::new())
     }
 
     /// Has the log know the directory as the last commit has it.
@@ -354,47 +434,66 @@ impl<'a, 'v> Record<'a, 'v> {
     pub(super) fn names(
         &mut self,
         ino: u64,
-        now: &BTreeSet<(Name, Key)>,
-        before: &BTreeSet<(Name, Key)>,
+        now: &BTreeMap<Name, ItemType>,
+        before: &BTreeMap<Name, ItemType>,
     ) -> Result<(), Stop> {
-        for (name, _) in now.difference(before) {
+        for (name, &item_type) in now.iter().filter(|(name, _)| !before.contains_key(name)) {
+            if item_type == ItemType::INODE_EXTREF && self.is_entry_logged(name.dir, name.index) {
+                return Err(Obstacle::ManyNames.into());
+            }
             self.gained(ino, name)?;
         }
-        for (name, key) in before.difference(now) {
+        // The items of names say it too. But who replays them takes names away without counting those that are left, and warns of it.
+        for name in before.keys().filter(|name| !now.contains_key(name)) {
             self.taken.insert((name.dir, name.bytes.clone()));
-            // An item of names says itself which of those that it had are gone.
-            if !now.iter().any(|(_, other)| other == key) {
-                self.lost(name)?;
-            }
+            self.lost(name)?;
         }
         self.forget_names(ino, now);
-        let own = &mut *self.own;
-        let names = now.iter().map(|(name, _)| {
+        let mut names = Vec::with_capacity(now.len());
+        for (name, &item_type) in now {
             let at = (name.dir, name.bytes.clone());
-            own.names.insert(at.clone(), Holder { ino, index: name.index });
-            at
-        });
-        own.logged.entry(ino).or_default().names = names.collect();
+            let is_extref = item_type == ItemType::INODE_EXTREF;
+            let holder = Holder { ino, index: name.index, is_extref };
+            // Who had the name in the log is logged with others, or is gone.
+            if let Some(other) = self.own.names.insert(at.clone(), holder)
+                && other.index != name.index
+            {
+                self.forget_entry(name.dir, other.index);
+            }
+            names.push(at);
+        }
+        self.own.logged.entry(ino).or_default().names = names;
         Ok(())
     }
 
     /// Forgets the names that an inode has in the log, and removes entries with those that it does not have `now`.
-    fn forget_names(&mut self, ino: u64, now: &BTreeSet<(Name, Key)>) {
-        let own = &mut *self.own;
-        let Some(logged) = own.logged.get_mut(&ino) else { return };
-        for (dir, bytes) in std::mem::take(&mut logged.names) {
+    fn forget_names(&mut self, ino: u64, now: &BTreeMap<Name, ItemType>) {
+        let Some(logged) = self.own.logged.get_mut(&ino) else { return };
+        let names = std::mem::take(&mut logged.names);
+        let kept: HashSet<_> = now.keys().map(|name| (name.dir, name.index)).collect();
+        for (dir, bytes) in names {
             let at = (dir, bytes);
-            let Some(&Holder { index, .. }) = own.names.get(&at).filter(|one| one.ino == ino)
+            let Some(&Holder { index, .. }) = self.own.names.get(&at).filter(|one| one.ino == ino)
             else {
                 continue;
             };
-            own.names.remove(&at);
-            self.taken.insert(at);
-            let is_kept = now.iter().any(|(name, _)| (name.dir, name.index) == (dir, index));
-            let is_logged = own.logged.get(&dir).is_some_and(|dir| dir.next_entry > index);
-            if is_logged && !is_kept {
-                self.edits.insert(Key::new(dir, ItemType::DIR_INDEX, index), None);
+            self.own.names.remove(&at);
+            if !kept.contains(&(dir, index)) {
+                self.taken.insert(at);
+                self.forget_entry(dir, index);
             }
+        }
+    }
+
+    /// Whether the log has all new entries of a directory up to this index.
+    fn is_entry_logged(&self, dir: u64, index: u64) -> bool {
+        self.own.logged.get(&dir).is_some_and(|dir| dir.next_entry > index)
+    }
+
+    /// Takes an entry that the log may have out of it.
+    fn forget_entry(&mut self, dir: u64, index: u64) {
+        if self.is_entry_logged(dir, index) {
+            self.edits.insert(Key::new(dir, ItemType::DIR_INDEX, index), None);
         }
     }
 
@@ -407,7 +506,9 @@ impl<'a, 'v> Record<'a, 'v> {
         if !self.own.logged.contains_key(&name.dir) && !self.is_committed(name.dir)? {
             self.directories.push(name.dir);
         }
-        let committed = match self.committed_entry(name)? {
+        let (committed, beside) = self.committed_entry(name)?;
+        self.require_room_for(name, beside)?;
+        let committed = match committed {
             Some(location) if location.item_type != ItemType::INODE_ITEM => {
                 return Err(Obstacle::Subvolumes.into());
             }
@@ -439,10 +540,24 @@ impl<'a, 'v> Record<'a, 'v> {
             return Ok(());
         }
         // What is gone does not come back: no number is used twice.
-        if self.head(ino)?.is_empty() {
-            return self.gone(ino);
+        let root = self.volume.tree(self.subvolume)?;
+        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+        match delayed::with_item(self.volume, root, key, |_| Ok(()))? {
+            None => self.gone(ino),
+            Some(()) => self.lock_also(ino),
         }
-        self.lock_also(ino)
+    }
+
+    /// Locks an inode beside the one that is fsynced; not if who has it locked waits for this fsync, and keeps it as it is.
+    pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, Stop> {
+        let file = self.file(ino);
+        if self.log.is_waiting(file) {
+            return Ok(None);
+        }
+        match self.volume.inodes.lock_within(file, PATIENCE) {
+            None if !self.log.is_waiting(file) => Err(Obstacle::Contended.into()),
+            locks => Ok(locks),
+        }
     }
 
     /// Logs an inode beside the one that is fsynced, with the names that it has now; or takes it out of the log if it has none.
@@ -450,8 +565,8 @@ impl<'a, 'v> Record<'a, 'v> {
         if !self.seen.insert(ino) {
             return Ok(());
         }
-        let locks = self.volume.inodes.try_lock(self.file(ino)).ok_or(Obstacle::Contended)?;
-        self.held.push(locks);
+        let locks = self.lock(ino)?;
+        self.held.extend(locks);
         match inode_in(&self.head(ino)?)?.filter(|item| item.nlink.get() > 0) {
             None => self.gone(ino),
             Some(item) if type_of(&item)? == FileType::Directory => {
@@ -469,7 +584,7 @@ impl<'a, 'v> Record<'a, 'v> {
         if !self.own.logged.contains_key(&ino) {
             return Ok(());
         }
-        self.forget_names(ino, &BTreeSet::new());
+        self.forget_names(ino, &BTreeMap::new());
         self.own.logged.remove(&ino);
         let first = Key::new(ino, ItemType::INODE_ITEM, 0);
         let mut cursor = Cursor::seek(self.volume, self.log_root(), first)?;
@@ -478,7 +593,7 @@ impl<'a, 'v> Record<'a, 'v> {
             cursor.advance()?;
         }
         drop(cursor);
-        for (name, _) in names_in(&self.committed_head(ino)?)? {
+        for name in names_in(&self.committed_head(ino)?)?.into_keys() {
             self.lost(&name)?;
             self.taken.insert((name.dir, name.bytes));
         }

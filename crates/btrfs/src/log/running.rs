@@ -10,13 +10,14 @@
 //!
 //! Invariants:
 //!
-//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. It waits for nobody while it has that.
+//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it has that it waits for nobody who may wait for it, but for the locks of
+//!    inodes, and for those a moment only (`record`).
 //! 2. A block that was taken off to be written is not changed any more: it is copied. No block is freed before the commit, so what the superblocks
 //!    on the devices name stays whole.
 //! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is set before anybody can log something that depends
 //!    on it, and looked at when all blocks of a batch are there: then a log is written that is valid, or none, and a commit is made.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,10 +30,11 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::notes::Notes;
 use super::ranges::Ranges;
+use crate::block::TreeBlock;
 use crate::subvolume::StoredRoot;
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::transaction::{DirtyBlocks, Handle, Latch};
-use crate::tree::{ItemEdit, Tree, TreeRoot, TreeWriter};
+use crate::tree::{Cursor, ItemEdit, Tree, TreeRoot, TreeWriter};
 
 /// Why an fsync makes a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub(crate) enum Obstacle {
     Clones,
     /// A name went to an inode that is not in the log.
     NameTaken,
+    /// An inode has so many names, or a directory so many of one hash, that who replays a log may count them wrong, or find no room for them.
+    ManyNames,
     /// The volume needs a feature that the superblock does not tell of yet.
     NewFeature,
     /// Another file that has to be logged, too, is being changed.
@@ -82,6 +86,8 @@ pub(crate) struct Log {
     /// Blocks that are being written.
     writing: RwLock<Arc<DirtyBlocks>>,
     trees: Mutex<Trees>,
+    /// Files that somebody has locked who waits for the trees, and does nothing to them until he has those.
+    waiting: Mutex<HashSet<FileId>>,
     notes: Notes,
     progress: Mutex<Progress>,
     /// Told when a write-out ends.
@@ -114,6 +120,8 @@ pub(super) struct SubvolumeLog {
     stored: Option<TreeRoot>,
     /// The subvolume as the last commit left it.
     pub(super) committed: TreeRoot,
+    /// The first inode number that is behind those of all inodes that it had then.
+    pub(super) first_new: u64,
     /// The inodes that are in the log.
     pub(super) logged: HashMap<u64, Logged>,
     /// The names that inodes have in the log, by directory and name, and who has them.
@@ -128,6 +136,8 @@ pub(super) struct Holder {
     pub(super) ino: u64,
     /// That of the entry.
     pub(super) index: u64,
+    /// The name has no room beside the others of its directory, and is in an item of its own.
+    pub(super) is_extref: bool,
 }
 
 /// What is known of an inode that is in the log.
@@ -255,6 +265,22 @@ impl Log {
         self.trees.lock()
     }
 
+    /// As [`trees`](Self::trees), for who has `file` locked.
+    pub(super) fn trees_for(&self, file: FileId) -> MutexGuard<'_, Trees> {
+        if let Some(trees) = self.trees.try_lock() {
+            return trees;
+        }
+        self.waiting.lock().insert(file);
+        let trees = self.trees.lock();
+        self.waiting.lock().remove(&file);
+        trees
+    }
+
+    /// Whether who has `file` locked waits for the trees. As long as the caller has those, this stays so, and nobody changes the file.
+    pub(super) fn is_waiting(&self, file: FileId) -> bool {
+        self.waiting.lock().contains(&file)
+    }
+
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock()
     }
@@ -284,6 +310,16 @@ pub(super) fn apply(handle: &Handle<'_>, tree: &Tree, edits: &[ItemEdit<'_>]) ->
     handle.whole(|| TreeWriter::new(handle, tree).apply_batch(edits).map(drop))
 }
 
+/// Puts items that are side by side in a leaf of the subvolume into its log tree.
+pub(super) fn put_run(
+    handle: &Handle<'_>,
+    tree: &Tree,
+    leaf: &TreeBlock,
+    slots: Range<usize>,
+) -> Result<()> {
+    handle.whole(|| TreeWriter::new(handle, tree).put_run(leaf, slots).map(drop))
+}
+
 /// A log tree as the tree of log trees has it.
 fn root_item(root: &TreeRoot) -> RootItem {
     let mut item = RootItem::new_zeroed();
@@ -311,10 +347,19 @@ impl Trees {
         id: TreeId,
         committed: TreeRoot,
     ) -> Result<()> {
-        let (logged, names, sums) = (HashMap::new(), BTreeMap::new(), Ranges::default());
-        let tree = new_tree(handle)?;
-        self.subvolumes
-            .insert(id.0, SubvolumeLog { tree, stored: None, committed, logged, names, sums });
+        let last = Key::new(TreeId::LAST_FREE.0, ItemType::INODE_ITEM, 0);
+        let cursor = Cursor::seek_committed_floor(handle.volume(), committed, last)?;
+        let first_new = cursor.item().map_or(0, |(key, _)| key.objectid.saturating_add(1));
+        let log = SubvolumeLog {
+            tree: new_tree(handle)?,
+            stored: None,
+            committed,
+            first_new,
+            logged: HashMap::new(),
+            names: BTreeMap::new(),
+            sums: Ranges::default(),
+        };
+        self.subvolumes.insert(id.0, log);
         Ok(())
     }
 

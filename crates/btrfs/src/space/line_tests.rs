@@ -349,3 +349,36 @@ fn a_file_makes_room_for_itself() {
     }
     fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
 }
+
+/// Who removes files had room for one at a time until all were gone, because nobody made what they gave up free.
+#[test]
+fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
+    let (_, fs) = small(128 << 20);
+    fill(&fs, create(&fs, "filler"));
+    let names = (0..).map(|number| format!("{number}"));
+    let make = |name: &String| {
+        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        fs.symlink(place, &[b'x'; 1500], &NEW)
+    };
+    let names: Vec<_> = names.take_while(|name| make(name).is_ok()).collect();
+    fs.sync().expect("a commit");
+    let live = fs.volume().live().expect("it is writable");
+    let ahead = || {
+        live.ask_for_commit();
+        fs.volume().make_room_ahead().expect("a commit");
+        let flushes = fs.volume().space_stats().flushes;
+        let commit = flushes.iter().find(|one| one.state == FlushState::Commit);
+        commit.expect("all are there").entered_ahead
+    };
+    assert_eq!(ahead(), 0, "nothing was given up");
+    let free = || space(&fs).ledger(Purpose::Metadata).free();
+    let mut left = names.iter();
+    while live.given_up().1 < space(&fs).worth_a_commit() {
+        let name = left.next().expect("more is given up by all of them");
+        fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("a removal");
+    }
+    let (given_up, before) = (live.given_up().1, free());
+    assert_eq!(ahead(), 1);
+    assert!(free() > before + given_up / 2, "{} bytes are free, and {before} before", free());
+    assert_eq!(ahead(), 1, "nothing more was given up");
+}

@@ -26,7 +26,8 @@
 //! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is reserved: it allocates a chunk where
 //! most of the members belongs to none, and a GiB at least, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
 //! at the peak needs it. Elsewhere operations put items into trees that would otherwise wait (`delayed`). And it writes files back when more is
-//! promised than is left for others.
+//! promised than is left for others. It commits when a removal, or who else goes before others, finds no room, and what was given up is enough for one and half as much as is free: the room
+//! of a full volume is enough for one removal at a time, which lets go of it long before it is needed again, so nobody who leads would commit.
 //!
 //! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Who leads the line of
 //! data waits in that of metadata for what a chunk takes, where all of it may be reserved for a moment; who leads that waits in no other. Running delayed references
@@ -36,6 +37,8 @@
 //! that the volume can no longer be written.
 //!
 //! [`OpenOptions::commits_per_cycle`]: crate::OpenOptions::commits_per_cycle
+
+use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Errno, Error, Result};
 
@@ -58,6 +61,16 @@ const CHUNK_FIRST: [FlushState; 5] = [
 
 /// Passes over the states in one cycle.
 const PASSES: u32 = 2;
+
+impl Live {
+    /// Who goes before others finds no room: has the thread of the volume commit, if that makes room.
+    pub(super) fn ask_for_commit(&self) {
+        if self.given_up().1 >= self.space.worth_a_commit() {
+            self.space.is_short.store(true, Ordering::Relaxed);
+            self.pressure.press();
+        }
+    }
+}
 
 impl Engine {
     /// Waits until `demand` is granted. The caller must hold no handle.
@@ -147,7 +160,8 @@ impl Engine {
     /// # Errors
     /// When a tree does not read or cannot be changed.
     pub(crate) fn make_room_ahead(&self) -> Result<()> {
-        let space = &self.live()?.space;
+        let live = self.live()?;
+        let space = &live.space;
         let make = |state| match state {
             FlushState::AllocateChunk => self.try_grow(Purpose::Metadata, || space.needs_chunk()),
             _ => write_back::make_room(self, || space.is_tight()).map(|()| false),
@@ -156,6 +170,13 @@ impl Engine {
         while space.needs_chunk() && ahead(FlushState::AllocateChunk)? {}
         if space.is_tight() {
             ahead(FlushState::DirtyData)?;
+        }
+        let was_short = space.is_short.swap(false, Ordering::Relaxed);
+        let (generation, given_up) = live.given_up();
+        if was_short && given_up >= space.worth_a_commit() {
+            // It may be under way already, and the next one would make nothing free.
+            let commit = || self.commit_one(generation, Cause::Space).map(|()| false);
+            space.flush(Purpose::Metadata, FlushState::Commit, When::Ahead, commit)?;
         }
         Ok(())
     }

@@ -136,8 +136,8 @@ const SPARE: u64 = 4;
 
 /// How often who finds no room looks again before it joins the line. Most have reserved far more than they take, and are done in less time than
 /// waking a thread takes. While somebody is in line all others join it, and each of them has to be woken: so they look again then, too, until
-/// the line is empty.
-const LOOKS: u32 = 4;
+/// the line is empty. Where only one has room at a time, a line that does not run empty makes every removal wait to be woken.
+const LOOKS: u32 = 16;
 
 /// Space that is reserved to change so many items.
 pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
@@ -204,6 +204,13 @@ impl Space {
     /// The worst case of an operation on so many items, in bytes of metadata.
     pub(crate) fn cost(&self, items: u64) -> u64 {
         items.saturating_mul(self.item_cost()).saturating_add(BLOCKS_OF_A_ROOT * self.node_size)
+    }
+
+    /// What a commit has to make free so that it is made for who goes before others, in bytes of metadata: what a removal reserves, and as much as half of what
+    /// is free, so that a few of them make room for all.
+    pub(super) fn worth_a_commit(&self) -> u64 {
+        let free = self.ledger(Purpose::Metadata).free();
+        self.cost(REMOVAL_ITEMS).max(free / 2)
     }
 
     /// What one of `items` may take of `bytes` that were reserved for all of them. Since then trees may have been met that are higher
@@ -476,6 +483,9 @@ impl Engine {
         if try_grant() {
             live.stats.granted_at_once();
             return Ok(());
+        }
+        if purpose == Purpose::Metadata && demand.kind.is_first() {
+            live.ask_for_commit();
         }
         let since = Instant::now();
         let look_again = |_| {

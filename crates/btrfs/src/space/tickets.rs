@@ -38,9 +38,14 @@ pub(super) enum Kind {
 
 impl Kind {
     fn class(self) -> usize {
+        usize::from(!self.is_first())
+    }
+
+    /// Whether it goes before others.
+    pub(super) fn is_first(self) -> bool {
         match self {
-            Self::MakesRoom | Self::LastResort | Self::WritesBack => 0,
-            Self::Work | Self::Promise => 1,
+            Self::MakesRoom | Self::LastResort | Self::WritesBack => true,
+            Self::Work | Self::Promise => false,
         }
     }
 }

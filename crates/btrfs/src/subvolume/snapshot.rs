@@ -54,7 +54,7 @@ impl Snapshot<'_> {
         timespec(self.at)?;
         writable(volume, self.place.dir)?;
         require_subvolume(volume, self.source)?;
-        volume.live()?.space.note_sharing();
+        let sharing = volume.live()?.space.expect_sharing();
         let subvolume = loaded(volume, FileId { dev: self.source.0, ino: ROOT_DIR })?;
         let still = subvolume.still();
         let source = volume.live()?.tree(volume, self.source)?;
@@ -64,6 +64,7 @@ impl Snapshot<'_> {
         let reserved = volume.reserve_for(NEW_ITEMS, Claim::Work)?;
         let (id, is_durable) =
             volume.at_rest(&source, reserved, |handle| self.take_alone(handle, &source))?;
+        sharing.begins();
         drop((locks, still));
         remove_orphans(volume, id)?;
         volume.commit_if(is_durable)?;

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
+use super::{Begun, Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
 use crate::inode::write_back;
 use crate::log::{Log, Obstacle};
 use crate::space::Reserved;
@@ -64,6 +64,19 @@ impl Engine {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
+    }
+
+    /// Commits if a log that a crash would find may have extents where they are no more, for who can write nowhere but in place. Whether that was so.
+    /// The caller must hold no handle.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub(crate) fn forget_moved_extents(&self) -> Result<bool> {
+        let is_so = self.live()?.logs_moved_extents();
+        if is_so {
+            self.commit_over(0, Cause::Space)?;
+        }
+        Ok(is_so)
     }
 
     /// Commits the transaction `generation`, unless that is done.
@@ -133,7 +146,7 @@ impl Engine {
 
     /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a handle of the transaction that runs
     /// afterwards. The caller holds the commit lock.
-    fn commit_and<'v, T>(
+    pub(crate) fn commit_and<'v, T>(
         &'v self,
         live: &'v Live,
         cause: Cause,
@@ -157,6 +170,8 @@ impl Engine {
             let before = live.begin_next(transaction.clone());
             Ok(Some((superblock, before)))
         })?;
+        // Who waits for this transaction waits until it is on the devices, or will never be.
+        let mut unfinished = Begun { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
         let Some((superblock, before)) = finished else { return outcome };
@@ -170,6 +185,7 @@ impl Engine {
             live.superblock.lock().clone_from(&superblock);
             live.complete(self, &transaction)
         })?;
+        unfinished.is_done = true;
         live.stats.committed_for(cause);
         if live.subvolumes.has_deleted() {
             live.pressure.press();

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use offshoot_btrfs_format::{Logical, TreeId};
@@ -64,11 +65,13 @@ pub(crate) struct DelayedRefs {
     pending: Mutex<BTreeMap<u64, Pending>>,
     /// Where what they may add to trees is counted.
     counted: Arc<space::Pending>,
+    /// Blocks that lost an owner, most of them the only one, in bytes.
+    given_up: AtomicU64,
 }
 
 impl DelayedRefs {
     pub(crate) fn new(counted: Arc<space::Pending>) -> Self {
-        Self { pending: Mutex::default(), counted }
+        Self { pending: Mutex::default(), counted, given_up: AtomicU64::new(0) }
     }
 
     /// Changes what is pending for an extent, and counts what that may add to trees.
@@ -104,6 +107,9 @@ impl DelayedRefs {
         owner: Owner,
         delta: i64,
     ) {
+        if delta < 0 && matches!(kind, ExtentKind::Block { .. }) {
+            self.given_up.fetch_add(len, Relaxed);
+        }
         self.with(logical, len, kind, |entry| entry.change(owner, delta));
     }
 
@@ -111,6 +117,11 @@ impl DelayedRefs {
     pub(crate) fn set_full_backref(&self, logical: Logical, len: u64, level: u8) {
         let kind = ExtentKind::Block { level };
         self.with(logical, len, kind, |entry| entry.full_backref = true);
+    }
+
+    /// What of metadata is free when the transaction is committed, in bytes; less beside snapshots, which own some of it.
+    pub(crate) fn given_up(&self) -> u64 {
+        self.given_up.load(Relaxed)
     }
 
     /// Forgets an extent that has no item yet; whether it was one.

@@ -34,6 +34,7 @@ impl Counters {
             FlushedBy::Background => self.flushed_in_background(),
             FlushedBy::Writer => self.flushed_by_writer(),
             FlushedBy::Commit => self.flushed_by_commit(),
+            FlushedBy::Fsync => self.flushed_by_fsync(),
         }
     }
 }
@@ -150,6 +151,8 @@ counters! {
         flushes_by_writers, flushed_by_writer();
         /// Sets of delayed items flushed by commits.
         flushes_by_commits, flushed_by_commit();
+        /// Sets of delayed items flushed to be copied into a log.
+        flushes_by_fsyncs, flushed_by_fsync();
         /// Commits completed.
         commits, committed();
         /// Commits of these that somebody asked for.
@@ -168,10 +171,14 @@ counters! {
         fsyncs_logged, fsynced();
         /// Fsyncs of what was on the devices already.
         fsyncs_of_nothing, fsynced_nothing();
+        /// Fsyncs of data alone, of files of which nothing but times had changed: written in place, they took a barrier.
+        fsyncs_in_place, fsynced_in_place();
         /// Times that tree logs were written: fsyncs at one time share one.
         log_writes, log_written();
         /// Items put into tree logs, or removed from them.
         log_items, logged(count);
+        /// Runs of items that were copied into tree logs as they stood in the subvolume.
+        log_runs, logged_run();
         /// Fsyncs that made a commit because a chunk was new.
         fsyncs_with_new_chunk, committed_new_chunk();
         /// Fsyncs that made a commit because subvolumes came, went or moved.
@@ -188,6 +195,8 @@ counters! {
         fsyncs_of_nameless, fsynced_nameless();
         /// Fsyncs that made a commit because a name went to an inode that was not to be logged.
         fsyncs_with_name_taken, committed_name_taken();
+        /// Fsyncs that made a commit because of more names of an inode, or of one hash, than a log is good for.
+        fsyncs_with_many_names, committed_many_names();
         /// Fsyncs that made a commit because the volume needed a feature for the first time.
         fsyncs_with_new_feature, committed_new_feature();
         /// Fsyncs that made a commit because others changed a file that had to be logged too.
@@ -253,6 +262,7 @@ impl Counters {
             Obstacle::DirectoryRemoved => self.committed_directory_removed(),
             Obstacle::Clones => self.committed_clones(),
             Obstacle::NameTaken => self.committed_name_taken(),
+            Obstacle::ManyNames => self.committed_many_names(),
             Obstacle::NewFeature => self.committed_new_feature(),
             Obstacle::Contended => self.committed_contended(),
             Obstacle::NoRoom => self.committed_without_room(),

@@ -21,6 +21,7 @@ use offshoot_vfs::{Error, Result};
 use super::dirty::Latch;
 use super::{Live, Transaction};
 use crate::block::TreeBlock;
+use crate::cores;
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
 use crate::volume::Engine;
@@ -85,7 +86,7 @@ impl Engine {
     fn write_blocks(&self, blocks: &[(Logical, Arc<Latch>)]) -> Result<()> {
         let node_size = self.superblock().node_size as usize;
         let parts: Vec<_> = blocks.chunks((REQUEST_BYTES / node_size).max(1)).collect();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(parts.len());
+        let threads = cores::count().min(parts.len());
         if parts.len() < 2 {
             return parts.into_iter().try_for_each(|part| self.write_sealed(&self.seal(part)?));
         }
@@ -95,6 +96,7 @@ impl Engine {
                 .map(|first| {
                     let (sender, sealed) = mpsc::sync_channel(PARTS_AHEAD);
                     scope.spawn(move || {
+                        cores::use_all();
                         let mut own = parts.iter().skip(first).step_by(threads);
                         // Nobody listens any more when a write failed.
                         while own.next().is_some_and(|part| sender.send(self.seal(part)).is_ok()) {}
@@ -164,7 +166,8 @@ impl Engine {
     ) -> Result<()> {
         for &offset in offsets {
             for (index, member) in self.members().iter().enumerate() {
-                if offset + SUPERBLOCK_SIZE as u64 > member.total_bytes {
+                let is_cut = offset + SUPERBLOCK_SIZE as u64 > member.total_bytes;
+                if is_cut || member.device.is_none() {
                     continue;
                 }
                 let mut item = Box::new(*superblock);

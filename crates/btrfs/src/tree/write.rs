@@ -5,7 +5,7 @@
 //! A writer takes the lock of the tree's root, then latches downwards, each block while
 //! it holds the one above (lock coupling). It goes down with shared latches first, and latches
 //! the leaf alone exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down
-//! once more with exclusive latches. A block that the transaction does not own yet
+//! once more, and latches the block above the leaf exclusively too; and where that is not enough either, all the way. A block that the transaction does not own yet
 //! is copied on that way, which changes its pointer in the block above. Full nodes are split on the way and sparse
 //! ones merged, whatever is going to happen to the leaf. What is above a node is let go when it keeps room for two more
 //! pointers and has some left when one goes, and the way does not lead through its first.
@@ -24,7 +24,8 @@
 //!
 //! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys
 //! the leaf may have, and all edits of these keys are merged with its items (`merge`), which are then written once, or
-//! cut into as many leaves as it takes (`room`).
+//! cut into as many leaves as it takes (`room`). Items that stand in a leaf of another tree already go there as runs, with one copy for
+//! all of one place (`edits`).
 //!
 //! # Lock order
 //!
@@ -37,6 +38,7 @@
 //!    other way round.
 
 mod batch;
+mod edits;
 mod merge;
 #[cfg(all(test, feature = "shuttle"))]
 mod model;
@@ -59,7 +61,8 @@ use crate::delayed::Hold;
 use crate::subvolume::StoredRoot;
 use crate::sync::RwLock;
 use crate::transaction::Handle;
-pub(crate) use batch::{Applied, ItemEdit};
+use edits::Edits;
+pub(crate) use edits::ItemEdit;
 use merge::Merged;
 use path::{Found, bytes};
 
@@ -222,9 +225,10 @@ impl<'a> TreeWriter<'a> {
                 found.path.set_first_key(key);
             }
         } else {
-            let edits = [(key, Some(data))];
-            let merged = Merged::new(&found.leaf, &edits, 0);
-            self.spread(found.path, found.leaf, &edits, merged)?;
+            let edit = [(key, Some(data))];
+            let edits = Edits::Each(&edit);
+            let merged = Merged::new(&found.leaf, edits, 0);
+            self.spread(found.path, found.leaf, edits, merged)?;
         }
         Ok(())
     }
@@ -237,7 +241,7 @@ impl<'a> TreeWriter<'a> {
         };
         let (path, leaf) = match self.locate_shared(key)?.filter(|(_, leaf)| is_safe(leaf)) {
             Some(shared) => shared,
-            None => self.locate_exclusive(key)?,
+            None => self.locate_to_change(key)?,
         };
         Ok(self.find_in_leaf(path, leaf, key, need))
     }

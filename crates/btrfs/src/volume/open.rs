@@ -21,6 +21,7 @@ use super::members::{Found, Member, Members};
 use super::report::{Report, Reporter};
 use super::{Engine, ways};
 use crate::block::BlockCache;
+use crate::cores;
 use crate::subvolume::RootCache;
 use crate::tree::TreeRoot;
 
@@ -46,8 +47,12 @@ pub struct OpenOptions {
     pub dirty_bytes: u64,
     /// How the data of files is compressed that do not say so themselves; `None` for not at all.
     pub compress: Option<crate::Compress>,
+    /// How the data of new files is stored.
+    pub new_files: crate::NewFiles,
+    /// The largest file that is kept in its extent item, in bytes; 0 for none. More than there is room for in an item counts as that.
+    pub max_inline: u64,
     /// Whether fsync writes the tree log where that is possible, instead of committing. The mount option `notreelog` of the kernel is the opposite
-    /// of it. Off, until more is proved of what the log holds.
+    /// of it.
     pub tree_log: bool,
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that. It waits a millisecond at least, whatever less is asked for.
@@ -58,6 +63,9 @@ pub struct OpenOptions {
     /// Whether every delayed item keeps all the space that was reserved for it; else new items of a directory share that of a
     /// leaf. To be measured, not to be changed otherwise.
     pub reserve_by_item: bool,
+    /// Whether a log gets every item of a directory by itself; else those that are side by side in the subvolume go together, with one copy
+    /// of their data. To be measured, not to be changed otherwise.
+    pub log_by_item: bool,
     /// How many commits one cycle of making room may have before an operation is told that there is no space: one, or two; to
     /// be measured, not to be changed otherwise.
     pub commits_per_cycle: u32,
@@ -68,7 +76,7 @@ pub struct OpenOptions {
 /// How writers of a tree latch what is above a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latching {
-    /// All writers take exclusive latches. Else those do whose change reaches above the leaf.
+    /// All writers take exclusive latches all the way down. Else those do whose change reaches further than the block above the leaf.
     pub exclusive: bool,
     /// When an insertion lets go of what is above.
     pub unlock: Unlock,
@@ -97,10 +105,13 @@ impl Default for OpenOptions {
             reporter: None,
             dirty_bytes: 64 << 20,
             compress: None,
-            tree_log: false,
+            new_files: crate::NewFiles::default(),
+            max_inline: 2048,
+            tree_log: true,
             commit_interval: Some(Duration::from_secs(30)),
             delayed_items: true,
             reserve_by_item: false,
+            log_by_item: false,
             commits_per_cycle: 1,
             latching: Latching::default(),
         }
@@ -127,6 +138,7 @@ impl Engine {
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
     ) -> Result<Self> {
+        cores::learn();
         let mut reports = Vec::new();
         let found = devices
             .into_iter()

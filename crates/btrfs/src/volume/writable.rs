@@ -44,7 +44,7 @@ impl Engine {
             volume.require_quiet_trees()?;
         }
         volume.require_writable_features()?;
-        volume.require_whole_members()?;
+        volume.require_whole_members(change)?;
         let chunk_root = chunk_tree_root(&volume).expected();
         volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let space = Space::new(volume.block_groups()?, &volume);
@@ -94,12 +94,13 @@ impl Engine {
         Ok(())
     }
 
-    fn require_whole_members(&self) -> Result<()> {
+    /// Refuses members that would not have what is written. In memory one may be missing: who reads finds it on another.
+    fn require_whole_members(&self, change: Change) -> Result<()> {
         let refuse = |member: &Member, why: &str| {
             Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
         };
         for member in self.members() {
-            if member.device.is_none() {
+            if member.device.is_none() && change == Change::Stored {
                 return refuse(member, "is missing");
             }
             if member.is_seed {

@@ -28,13 +28,13 @@ pub(crate) struct Ours {
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20, compress: None, tree_log: false };
+pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20, compress: None, tree_log: true };
 
 /// The engine that commits by itself after almost every change: one tree block is too much.
 pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, ..OURS };
 
-/// The engine whose fsync writes logs.
-pub(crate) const LOGGING: Ours = Ours { tree_log: true, ..OURS };
+/// The engine whose fsync commits.
+pub(crate) const WITHOUT_LOGS: Ours = Ours { tree_log: false, ..OURS };
 
 /// The engine that compresses everything.
 pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };

@@ -75,7 +75,7 @@ const OPS: [Op; 22] = [
     Sync,
 ];
 
-/// What one operation may make of another one.
+/// What one operation may make of the next one.
 const IMPOSSIBLE: [Errno; 8] = [
     Errno::NOENT,
     Errno::EXIST,
@@ -211,7 +211,9 @@ impl Explorer<'_> {
             match op.run(&fs) {
                 Ok(()) => {}
                 // What the operation before made impossible changes nothing.
-                Err(error) if IMPOSSIBLE.contains(&error.errno()) && !matches!(op, Sync) => {}
+                Err(error)
+                    if number > 0 && IMPOSSIBLE.contains(&error.errno()) && !matches!(op, Sync) => {
+                }
                 Err(error) => return Err(format!("{op:?}: {error}")),
             }
             pictures.push(picture(&fs).map_err(failed)?);

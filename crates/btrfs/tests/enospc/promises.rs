@@ -90,6 +90,22 @@ fn what_is_written_beside_a_snapshot_can_be_stored() {
     assert_can_be_stored(&fs, &files, 4096);
 }
 
+/// A snapshot that was refused left more kept back than there was, and nothing could be removed any more.
+#[test]
+fn files_can_be_removed_when_a_snapshot_was_refused() {
+    let Some(fs) = quiet() else { return };
+    let (dir, links) = fill_metadata(&fs);
+    fs.sync().expect("a commit");
+    let place = Place { dir: fs.root(), name: b"snapshot" };
+    assert!(!accepted(fs.snapshot(SubvolumeId::FS, place, true, AT)), "the volume is full");
+    for number in 0..links {
+        let name = name(number);
+        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+    }
+    fs.snapshot(SubvolumeId::FS, place, true, AT).expect("there is room");
+    fs.sync().expect("a commit");
+}
+
 /// What is kept in extent items was promised by the byte, and each file took a leaf.
 #[test]
 fn small_files_in_full_leaves_can_be_stored() {

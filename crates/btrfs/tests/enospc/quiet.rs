@@ -34,7 +34,7 @@ const TARGET: [u8; 3000] = [b'x'; 3000];
 const PIECE: usize = 64 << 10;
 
 /// What of a kind nobody has spoken for, and is not kept.
-fn room(kind: &KindStats) -> u64 {
+pub(crate) fn room(kind: &KindStats) -> u64 {
     let spoken = kind.reserved_bytes + kind.promised_bytes;
     let kept = kind.commit_bytes + kind.kept_bytes;
     (kind.free_bytes + kind.next_chunk_bytes).saturating_sub(spoken + kept)

@@ -36,6 +36,10 @@ impl Calls {
                 let path = self.root.join(path);
                 File::open(path).and_then(|file| file.sync_all()).expect("an fsync");
             }
+            Step::Fdatasync(path) => {
+                let path = self.root.join(path);
+                File::open(path).and_then(|file| file.sync_data()).expect("an fdatasync");
+            }
             Step::Sync => {
                 let root = File::open(&self.root).expect("a directory");
                 rustix::fs::syncfs(root).expect("a sync");
@@ -95,7 +99,7 @@ impl Calls {
             Op::Chmod(path, mode) => {
                 std::fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))
             }
-            Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_) => {
+            Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_) | Op::DropDeleted => {
                 Err(std::io::ErrorKind::Unsupported.into())
             }
         };

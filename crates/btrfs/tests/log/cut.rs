@@ -8,6 +8,7 @@ use offshoot_device::BlockDevice;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::Judges;
+use offshoot_testkit::kernel_log::KernelLog;
 use offshoot_testkit::run::run;
 use offshoot_vfs::FileSystemMut;
 
@@ -107,6 +108,7 @@ pub(crate) fn judge(judges: &Judges, cut: &Disks, what: &str, at_least: u64) {
     replay(ours.writable_devices());
     assert_eq!(logs(&ours), 0, "{what}: the log is done");
     ours.assert_checks();
+    let log = KernelLog::start();
     {
         let mount = theirs.mount("rw,noatime");
         for (fs, which) in [(&in_memory, "in memory"), (&read_only(ours.devices()), "stored")] {
@@ -115,6 +117,7 @@ pub(crate) fn judge(judges: &Judges, cut: &Disks, what: &str, at_least: u64) {
             outcome.assert_same(at_least);
         }
     }
+    log.assert_no_warning("btrfs_recover_log_trees");
     let mount = ours.mount("rw,noatime");
     let outcome = compare.run(&in_memory, mount.path());
     assert!(outcome.differences.is_empty(), "{what}, the kernel shows: {outcome}");

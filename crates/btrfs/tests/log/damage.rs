@@ -11,10 +11,12 @@ use offshoot_testkit::crash::seed;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::random::Random;
-use offshoot_vfs::{Error, FileSystem};
+use offshoot_vfs::{Error, FileSystem, FileSystemMut};
 
-use crate::cut::{PLAIN, SHAPES, Shape, at_commit, cut, logs, read_only, replay, shell, top};
+use crate::by_us::{new_file, open};
+use crate::cut::{PLAIN, SHAPES, Shape, at_commit, cut, logs, make, read_only, replay, shell, top};
 use crate::mutation::{index, scramble};
+use crate::stories::{place, write_and_fsync};
 
 fn logged(judges: &Judges, shape: Shape) -> Disks {
     cut(
@@ -33,6 +35,50 @@ fn logged(judges: &Judges, shape: Shape) -> Disks {
             );
         },
     )
+}
+
+/// A member is lost with the power: what was fsynced is read all the same, whoever wrote the log. Writing stays refused.
+#[test]
+fn a_log_without_a_member() {
+    let Some(judges) = judges::require() else { return };
+    let compare = Compare::default().without(Aspect::TimesOfNames);
+    let mirrors = Shape { members: 2, mkfs: "-d raid1 -m raid1", mount: "" };
+    let more = Shape { members: 4, mkfs: "-n 4k -d raid10 -m raid1c3", mount: "" };
+    for shape in [mirrors, more] {
+        for is_ours in [false, true] {
+            let cut = if is_ours { logged_by_us(&judges, shape) } else { logged(&judges, shape) };
+            assert_eq!(logs(&cut), 1, "{shape:?}");
+            let theirs = cut.copy(&judges);
+            let mount = theirs.mount("rw,noatime");
+            for lost in 0..shape.members {
+                let present: Vec<_> = (0..shape.members).filter(|&one| one != lost).collect();
+                let devices = || cut.some_devices(&present);
+                let options = OpenOptions { degraded: true, ..OpenOptions::default() };
+                let volume = Volume::open(devices(), &options).expect("one may be missing");
+                let outcome = compare.run(&top(&volume), mount.path());
+                let what = format!("{shape:?}, ours: {is_ours}, without {lost}");
+                assert!(outcome.differences.is_empty(), "{what}: {outcome}");
+                outcome.assert_same(3);
+                let refused = Volume::open_writable(devices(), &options).err();
+                let refused = refused.expect("a member would not have what is written");
+                assert!(refused.to_string().contains("is missing"), "{what}: {refused}");
+            }
+        }
+    }
+}
+
+/// As [`logged`], by us.
+fn logged_by_us(judges: &Judges, shape: Shape) -> Disks {
+    let disks = make(judges, shape);
+    let volume = open(&disks, shape);
+    let fs = top(&volume);
+    write_and_fsync(&fs, "kept", &[1; 9000]);
+    fs.sync().expect("a commit");
+    write_and_fsync(&fs, "kept", &vec![2; 70000]);
+    write_and_fsync(&fs, "new", &vec![3; 200_000]);
+    fs.create(place(&fs, "empty"), &new_file()).expect("a file");
+    fs.fsync(fs.root()).expect("an fsync");
+    disks.copy(judges)
 }
 
 pub(crate) fn in_memory(disks: &Disks) -> Vec<Arc<MemoryDevice>> {

@@ -11,17 +11,21 @@
 //! | `calls` | the operations of a workload as system calls |
 //! | `by_us` | the same workloads, done by us |
 //! | `stories` | what broke real filesystems, done by us |
+//! | `bounds` | what a log leaves out, and where it ends |
+//! | `directories` | directories with many new entries, and new ones below one that is synced |
 //! | `damage` | logs that are damaged, opened without, and thrown away |
 //! | `lies` | logs whose checksums are right and that cannot be true |
 //! | `crash` | power cuts while we replay |
 //! | `ours` | logs that we wrote |
 //! | `room` | logs of few items that change much |
 
+mod bounds;
 mod by_us;
 mod calls;
 mod crash;
 mod cut;
 mod damage;
+mod directories;
 mod lies;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;

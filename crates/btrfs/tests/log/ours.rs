@@ -363,7 +363,7 @@ fn what_we_log_is_what_was_promised() {
     let seed = seed_of_run();
     run(PLAIN, seed, 25);
     for (number, shape) in (1..).zip(SHAPES) {
-        run(shape, seed + number, 5);
+        run(shape, seed.wrapping_add(number), 5);
     }
 }
 

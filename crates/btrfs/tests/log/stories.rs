@@ -115,6 +115,34 @@ const STORIES: &[Story] = &[
     ),
     ("link-in-new-dir", "create x", "mkdir a; link x a/y; fsync /x"),
     ("unnamed", "mkdir a", "unnamed a/x; write a/x 0+5000; fsync /a/x"),
+    // A name that three had, one after the other, is that of nobody, and not of the first again.
+    (
+        "a-name-of-three",
+        "mkdir d; mkdir e",
+        "create d/a; fsync /d; rename d/a e/1; create d/a; fsync /d/a; rename d/a e/2; fsync /e/2",
+    ),
+    (
+        "all-names-but-one-gone",
+        "create x; link x y; link x z; link x w",
+        "unlink y; unlink z; unlink w; fsync /x",
+    ),
+    // Who took the place of a file is not emptied by a sync of the directory alone.
+    ("replaced-by-an-empty-one", "create x; write x 0+5000", "create n; rename n x; fsync /"),
+    (
+        "replaced-by-a-hole",
+        "create x; write x 0+5000",
+        "create n; truncate n 100000; rename n x; fsync /",
+    ),
+    (
+        "replaced-after-log",
+        "mkdir a",
+        "create a/x; write a/x 0+5000; fsync /a/x; create a/n; write a/n 0+300; rename a/n a/x; fsync /a",
+    ),
+    (
+        "replaced-after-log-of-both",
+        "mkdir a; mkdir b; create b/y",
+        "create a/x; write a/x 0+5000; fsync /a; create b/n; write b/n 0+9000; fsync /b; rename b/n a/x; fsync /b",
+    ),
     // Directories.
     ("dir-over-empty", "mkdir a; mkdir b; create a/x", "rename a b; fsync /b"),
     ("dir-over-empty-parent", "mkdir a; mkdir b; create a/x", "rename a b; fsync /"),
@@ -229,6 +257,20 @@ const STORIES: &[Story] = &[
         "create y",
         "create x; write x 0+262144; fsync /x; truncate x 0; write y 0+262144; fsync /y",
     ),
+    // Data alone.
+    ("data-appended", "create x; write x 0+5000", "write x 5000+9000; fdatasync /x"),
+    ("data-of-a-new-file", "", "create x; write x 0+50; fdatasync /x; truncate x 20; fdatasync /x"),
+    (
+        "data-in-place",
+        "create x; nocow x; write x 0+65536",
+        "write x 0+4096; fdatasync /x; write x 8192+9000; fdatasync /x; write x 60000+9000; fdatasync /x",
+    ),
+    (
+        "data-in-place-logged",
+        "create x; nocow x; write x 0+65536",
+        "chmod x 600; fsync /x; write x 4096+100; fdatasync /x; link x y; write x 5000+100; fdatasync /x",
+    ),
+    ("data-and-mode", "create x; write x 0+5000", "chmod x 600; fdatasync /x"),
     // Attributes.
     (
         "xattr-removed",
@@ -296,6 +338,11 @@ stories! {
     space_preallocated_behind_the_end: "prealloc-behind";
     an_attribute_removed_after_a_log: "xattr-removed";
     a_snapshot_of_which_a_file_is_synced: "snapshot";
+    a_name_that_three_had: "a-name-of-three";
+    names_that_are_gone_but_for_one: "all-names-but-one-gone";
+    a_file_replaced_by_one_that_holds_nothing: "replaced-by-a-hole";
+    a_logged_file_that_is_replaced: "replaced-after-log";
+    data_that_is_synced_in_place: "data-in-place-logged";
 }
 
 #[test]
@@ -315,7 +362,7 @@ fn all_of_them_on_all_kinds_of_volumes() {
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 5 };
 
 /// Does something to a volume that is open, and gives what is left when it is cut.
-fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) -> Disks {
+pub(crate) fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) -> Disks {
     let disks = make(judges, PLAIN);
     let volume = open(&disks, PLAIN);
     story(&volume);
@@ -325,12 +372,12 @@ fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) -> Disks {
     cut
 }
 
-fn place<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
+pub(crate) fn place<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
     Place { dir: fs.root(), name: name.as_bytes() }
 }
 
 /// Makes a file in the root, or finds it, writes to it and syncs it.
-fn write_and_fsync(fs: &Filesystem, name: &str, data: &[u8]) -> FileId {
+pub(super) fn write_and_fsync(fs: &Filesystem, name: &str, data: &[u8]) -> FileId {
     let file = fs.lookup(fs.root(), name.as_bytes());
     let file = file.or_else(|_| fs.create(place(fs, name), &new_file())).expect("a file");
     fs.write(file, 0, data, AT).expect("there is room");
@@ -339,7 +386,7 @@ fn write_and_fsync(fs: &Filesystem, name: &str, data: &[u8]) -> FileId {
 }
 
 /// What a file below the top holds, if it is there.
-fn held(fs: &Filesystem, path: &str) -> Option<Vec<u8>> {
+pub(crate) fn held(fs: &Filesystem, path: &str) -> Option<Vec<u8>> {
     let find = |dir: FileId, name: &str| fs.lookup(dir, name.as_bytes());
     let file = path.split('/').try_fold(fs.root(), find).ok()?;
     let size = fs.attr(file).expect("a file").size;

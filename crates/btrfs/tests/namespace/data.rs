@@ -10,7 +10,7 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr, Timestamp};
+use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
 
 use uuid::Uuid;
 
@@ -237,7 +237,7 @@ fn times_that_were_set_outlive_write_back() {
     let at_second = |secs| Timestamp { secs, nanos: 5 };
     fs.write(file, 0, b"something", at_second(2_000)).expect("there is room");
     assert_eq!(fs.attr(file).expect("attributes").mtime, at_second(2_000));
-    let set = SetAttr { mtime: Some(at_second(1_000)), ..SetAttr::default() };
+    let set = SetAttr { mtime: Some(SetTime::To(at_second(1_000))), ..SetAttr::default() };
     fs.set_attr(file, &set, at_second(3_000)).expect("times change");
     let before = fs.attr(file).expect("attributes");
     fs.sync().expect("a commit");

@@ -14,7 +14,7 @@ use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, Timestamp};
+use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
 
 use crate::common::{AT, at, check, judge, open_read_only, open_with, place};
 use crate::subvolume_calls::Ours;
@@ -90,7 +90,7 @@ fn rounds(mkfs: &[&str], options: &OpenOptions) {
             let fs = open();
             if round > 0 && opening == 0 {
                 remove_what_the_kernel_made(&fs);
-                let times = SetAttr { mtime: Some(now), ..SetAttr::default() };
+                let times = SetAttr { mtime: Some(SetTime::To(now)), ..SetAttr::default() };
                 fs.set_attr(fs.root(), &times, now).expect("the root can be changed");
                 model.set_attr(model.root(), &times, now).expect("the root can be changed");
             }

@@ -17,7 +17,7 @@ use offshoot_testkit::sharing;
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
     Errno, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
-    Position, Rename, SetAttr, XattrMode,
+    Position, Rename, SetAttr, SetTime, XattrMode,
 };
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 
@@ -61,7 +61,7 @@ const TOUCH: &str = "find . -exec touch -h -d '2020-09-13 12:26:40.123456789 UTC
 
 fn mkdir(fs: &Filesystem, dir: FileId, name: &str, new: &NewFile) -> FileId {
     let made = fs.mkdir(place(dir, name), new).expect("a directory");
-    let parent = SetAttr { mtime: Some(AT), ..SetAttr::default() };
+    let parent = SetAttr { mtime: Some(SetTime::To(AT)), ..SetAttr::default() };
     fs.set_attr(dir, &parent, AT).expect("a directory has times");
     made
 }
@@ -220,6 +220,14 @@ fn flags() {
             fs.set_attr(log, &SetAttr { size: Some(0), ..SetAttr::default() }, AT),
             Errno::PERM,
         );
+        // Now is allowed where the same moment given is not.
+        fs.set_attr(log, &SetAttr::TOUCH, AT).expect("it is touched");
+        let given = SetAttr { atime: Some(SetTime::To(AT)), ..SetAttr::TOUCH };
+        let one = SetAttr { atime: None, ..SetAttr::TOUCH };
+        for set in [given, one] {
+            refused(fs.set_attr(log, &set, AT), Errno::PERM);
+        }
+        refused(fs.set_attr(fixed, &SetAttr::TOUCH, AT), Errno::PERM);
         refused(exchange("kept", "none"), Errno::NOENT);
     });
 }

@@ -2,8 +2,8 @@
 //!
 //! The kernel makes a file for each pair of a kind and a change, and a snapshot that shares all of them. We do the
 //! change; what the file must hold then is the model's to say. Then the kernel does to it what made the next kind, and we
-//! the next change, for some rounds. In each both make a snapshot as well and delete one of the other's; those that stay have to stay as
-//! they are.
+//! the next change, for some rounds. In each both make a snapshot as well and delete the last one of the other; what it holds is dropped by whoever
+//! comes to it. The first snapshot of each stays, and has to stay as it is.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -206,10 +206,13 @@ fn make(path: &Path) {
     for (name, kind, _) in pairs() {
         (kind.1)(&File::create_new(live.join(name)).expect("a new file"));
     }
-    subvolume(&["snapshot"], &[&live, &path.join("of-the-kernel")]);
+    for name in ["of-the-kernel", "theirs-0"] {
+        subvolume(&["snapshot"], &[&live, &path.join(name)]);
+    }
 }
 
-/// Does to every file the change that is `round` behind its own; beside that a snapshot comes and one of the kernel's goes.
+/// Does to every file the change that is `round` behind its own; beside that a snapshot comes and one of the kernel's goes. Every second
+/// time it is dropped to the end.
 fn change(fs: &dyn FileSystemMut, subvolumes: &dyn Subvolumes, round: usize) {
     let live = fs.lookup(fs.root(), b"live").expect("the subvolume");
     for (name, _, first) in pairs() {
@@ -217,16 +220,24 @@ fn change(fs: &dyn FileSystemMut, subvolumes: &dyn Subvolumes, round: usize) {
         let size = fs.attr(file).expect("its attributes").size;
         (CHANGES[(first + round) % CHANGES.len()].1)(fs, file, size);
     }
-    let ours = format!("ours-{round}");
-    let place = |name| Place { dir: fs.root(), name };
-    subvolumes.snapshot(live, place(ours.as_bytes()), round == 1, at()).expect("a snapshot");
-    if let Some(before) = round.checked_sub(2) {
-        let theirs = format!("theirs-{before}");
-        subvolumes.delete_subvolume(place(theirs.as_bytes()), at()).expect("it is deleted");
+    let snapshot = |name: &str, is_read_only| {
+        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        subvolumes.snapshot(live, place, is_read_only, at()).expect("a snapshot");
+    };
+    if round == 0 {
+        snapshot("of-ours", true);
+    }
+    snapshot(&format!("ours-{round}"), round == 1);
+    let theirs = format!("theirs-{round}");
+    let place = Place { dir: fs.root(), name: theirs.as_bytes() };
+    subvolumes.delete_subvolume(place, at()).expect("it is deleted");
+    if round % 2 == 1 {
+        subvolumes.drop_deleted().expect("everything reads");
     }
 }
 
-/// The kernel does to every file what makes the kind that is behind its own by one more than `round`; beside that a snapshot comes and one of ours goes.
+/// The kernel does to every file what makes the kind that is behind its own by one more than `round`; beside that a snapshot comes and one of ours
+/// goes. Every second time it waits until that is dropped.
 fn change_by_kernel(path: &Path, round: usize) {
     let (live, ours) = (path.join("live"), path.join(format!("ours-{round}")));
     for (number, (name, ..)) in pairs().enumerate() {
@@ -234,9 +245,12 @@ fn change_by_kernel(path: &Path, round: usize) {
         let file = File::options().read(true).write(true).open(live.join(&name));
         (kind.1)(&file.expect("it is there"));
     }
-    subvolume(&["snapshot"], &[&live, &path.join(format!("theirs-{round}"))]);
-    if round == 0 {
-        subvolume(&["delete"], &[&ours]);
+    subvolume(&["snapshot"], &[&live, &path.join(format!("theirs-{}", round + 1))]);
+    subvolume(&["delete"], &[&ours]);
+    if round.is_multiple_of(2) {
+        // This wakes the cleaner, which otherwise sleeps for half a minute.
+        run("btrfs", &["filesystem".as_ref(), "sync".as_ref(), path.as_os_str()]);
+        subvolume(&["sync"], &[path]);
     }
 }
 
@@ -266,6 +280,12 @@ fn play(devices: usize, options: &'static str, maker: Maker, mount: &str) {
         disks.assert_checks();
         assert_shows(&open_read_only(&disks), &shown(&disks));
     }
+    // Nothing is left of what was deleted, and what stays is sound.
+    let (model, fs) = (shown(&disks), open(&disks, None));
+    Ours(fs.clone()).drop_deleted().expect("everything reads");
+    fs.sync().expect("a commit");
+    drop(fs);
+    verdict(&disks, &model);
 }
 
 fn verdict(disks: &Disks, model: &Model) {

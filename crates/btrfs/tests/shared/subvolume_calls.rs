@@ -26,6 +26,10 @@ impl Subvolumes for Ours {
         self.0.delete_subvolume(place, at)
     }
 
+    fn drop_deleted(&self) -> Result<()> {
+        self.0.volume().drop_deleted()
+    }
+
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
         self.0.volume().set_read_only(subvolume_of(root), is_read_only)
     }

@@ -1,4 +1,10 @@
 //! Many snapshots of one tree that changes between them, half of them deleted, and at last all.
+//!
+//! What is done between two of them is a [`Story`], which `kernel` tells to the kernel too, so that the cost of a snapshot can be compared; `cost` shows that it
+//! does not grow with the tree.
+
+mod cost;
+mod kernel;
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +24,77 @@ const CHANGES: u64 = 30;
 /// So many snapshots are compared with what the source was, which is in memory for that.
 const KEPT: u64 = 5;
 
-fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
-    let mut random = Random::new(seed);
+/// Snapshots of a tree of files that keep changing.
+#[derive(Clone, Copy)]
+struct Story {
+    snapshots: u64,
+    files: u64,
+    seed: u64,
+}
+
+/// How long snapshots took.
+#[derive(Default)]
+struct Times {
+    /// Those of what was changed since the one before.
+    with_commit: Vec<Duration>,
+    /// Those of what was not: what a snapshot costs itself.
+    alone: Vec<Duration>,
+}
+
+impl Story {
+    /// Has bytes written at places in files, and snapshots taken, which say how long that took.
+    fn tell(
+        self,
+        mut write: impl FnMut(u64, u64, &[u8]),
+        mut snapshot: impl FnMut(u64) -> Duration,
+    ) -> Times {
+        let (mut random, mut times) = (Random::new(self.seed), Times::default());
+        for number in 0..self.snapshots {
+            // Now and then nothing changes: then one commit does for several.
+            let is_changed = number % 10 < 8;
+            for _ in 0..if is_changed { CHANGES } else { 0 } {
+                let file = random.below(self.files);
+                let len = usize::try_from(random.below(6000)).expect("small");
+                write(file, random.below(20_000), &random.bytes(len));
+            }
+            let kind = if is_changed { &mut times.with_commit } else { &mut times.alone };
+            kind.push(snapshot(number));
+        }
+        times
+    }
+
+    /// Whether the snapshot with this number outlives half of them.
+    fn is_left(number: u64) -> bool {
+        number % 4 < 2
+    }
+}
+
+impl Times {
+    fn print(&self, who: &str) {
+        for (what, times) in
+            [("changes and a snapshot", &self.with_commit), ("a snapshot alone", &self.alone)]
+        {
+            let first = &times[..times.len().min(100)];
+            let last = &times[times.len().saturating_sub(100)..];
+            let total = times.iter().sum::<Duration>();
+            println!(
+                "{who}: {what}: of the first {}, of the last {}, {total:.1?} in all",
+                middle(first),
+                middle(last)
+            );
+        }
+    }
+}
+
+/// The median and the longest of some times.
+fn middle(times: &[Duration]) -> String {
+    let mut times = times.to_vec();
+    times.sort();
+    format!("{:.1?}, at most {:.1?}", times[times.len() / 2], times[times.len() - 1])
+}
+
+fn many(disks: &Disks, story: Story) {
+    let Story { snapshots, files, .. } = story;
     let empty = open_read_only(disks).statfs().expect("sizes").used_bytes;
     let volume = open(disks);
     let fs = top(&volume);
@@ -30,51 +105,44 @@ fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
         .collect();
     let began = Instant::now();
     let mut kept = Vec::new();
-    // What a snapshot costs itself is what one costs whose source did not change since the one before.
-    let (mut with_commit, mut alone) = (Vec::new(), Vec::new());
-    for number in 0..snapshots {
-        // Now and then nothing changes: then one commit does for several.
-        for _ in 0..if number % 10 < 8 { CHANGES } else { 0 } {
-            let file = all[usize::try_from(random.below(files)).expect("an index")];
-            let len = usize::try_from(random.below(6000)).expect("small");
-            fs.write(file, random.below(20_000), &random.bytes(len), AT).expect("there is room");
-        }
-        let name = number.to_string();
-        let asked = Instant::now();
-        let id = fs.snapshot(live, place(fs.root(), &name), number % 2 == 0, AT);
-        let times = if number % 10 < 8 { &mut with_commit } else { &mut alone };
-        times.push(asked.elapsed());
-        let snapshot = volume.filesystem(id.expect("a snapshot")).expect("it is there");
-        if number % (snapshots / KEPT).max(1) == 7 {
-            let source = volume.filesystem(live).expect("it is there");
-            kept.push((number, Model::copy(&source).expect("it reads")));
-            assert_same(&snapshot, &kept[kept.len() - 1].1);
-        }
-    }
+    let times = story.tell(
+        |file, offset, bytes| {
+            let file = all[usize::try_from(file).expect("an index")];
+            fs.write(file, offset, bytes, AT).expect("there is room");
+        },
+        |number| {
+            let name = number.to_string();
+            let asked = Instant::now();
+            let id = fs.snapshot(live, place(fs.root(), &name), number % 2 == 0, AT);
+            let took = asked.elapsed();
+            let snapshot = volume.filesystem(id.expect("a snapshot")).expect("it is there");
+            if number % (snapshots / KEPT).max(1) == 7 {
+                let source = volume.filesystem(live).expect("it is there");
+                kept.push((number, Model::copy(&source).expect("it reads")));
+                assert_same(&snapshot, &kept[kept.len() - 1].1);
+            }
+            took
+        },
+    );
     let stats = volume.stats();
     println!(
-        "{snapshots} snapshots of {files} files in {} ms, with {} commits",
-        began.elapsed().as_millis(),
+        "ours: {snapshots} snapshots of {files} files in {:.1?}, with {} commits",
+        began.elapsed(),
         stats.commits_for_snapshots
     );
-    for (what, times) in
-        [("a commit of changes and a snapshot", &with_commit), ("a snapshot alone", &alone)]
-    {
-        let first = &times[..times.len().min(100)];
-        let last = &times[times.len().saturating_sub(100)..];
-        println!("{what}: of the first {}, of the last {}", middle(first), middle(last));
-    }
+    times.print("ours");
     assert!(stats.commits_for_snapshots <= snapshots * 9 / 10, "{stats:?}");
     let full = fs.statfs().expect("sizes").used_bytes;
     let began = Instant::now();
-    let is_left = |number: u64| number % 4 < 2 || kept.iter().any(|(one, _)| *one == number);
+    let is_left =
+        |number: u64| Story::is_left(number) || kept.iter().any(|(one, _)| *one == number);
     for number in (0..snapshots).filter(|&number| !is_left(number)) {
         let name = number.to_string();
         fs.delete_subvolume(place(fs.root(), &name), AT).expect("it is there");
     }
     volume.drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
-    println!("half of them deleted in {} ms", began.elapsed().as_millis());
+    println!("ours: half of them deleted in {:.1?}", began.elapsed());
     let half = fs.statfs().expect("sizes").used_bytes;
     drop((fs, volume));
     disks.assert_checks();
@@ -92,17 +160,12 @@ fn many(disks: &Disks, snapshots: u64, files: u64, seed: u64) {
     volume.drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     let used = fs.statfs().expect("sizes").used_bytes;
-    println!("{full} bytes in use, {half} with half of them, {used} with none, {empty} before");
+    println!(
+        "ours: {full} bytes in use, {half} with half of them, {used} with none, {empty} before"
+    );
     assert!(half < full && used < empty + (2 << 20));
     drop((fs, volume));
     disks.assert_checks();
-}
-
-/// The median and the longest of some times.
-fn middle(times: &[Duration]) -> String {
-    let mut times = times.to_vec();
-    times.sort();
-    format!("{:.1?}, at most {:.1?}", times[times.len() / 2], times[times.len() - 1])
 }
 
 fn assert_same(snapshot: &Filesystem, model: &Model) {
@@ -114,7 +177,7 @@ fn many_snapshots() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 1024);
     disks.mkfs(&["-n", "4k"]);
-    many(&disks, 200, 300, seed_of_run());
+    many(&disks, Story { snapshots: 200, files: 300, seed: seed_of_run() });
 }
 
 #[test]
@@ -125,9 +188,14 @@ fn campaign() {
         let given = std::env::var(name).ok();
         given.map_or(default, |given| given.parse().unwrap_or_else(|_| panic!("{name}={given}")))
     };
-    let disks = Disks::create(&judges, 1, 64 << 10);
-    disks.mkfs(&[]);
-    let (snapshots, files) =
-        (number("OFFSHOOT_SNAPSHOTS", 10_000), number("OFFSHOOT_FILES", 10_000));
-    many(&disks, snapshots, files, seed_of_run());
+    let snapshots = number("OFFSHOOT_SNAPSHOTS", 10_000);
+    let files = number("OFFSHOOT_FILES", 10_000);
+    let story = Story { snapshots, files, seed: seed_of_run() };
+    let volume = || {
+        let disks = Disks::create(&judges, 1, 64 << 10);
+        disks.mkfs(&[]);
+        disks
+    };
+    many(&volume(), story);
+    kernel::many(&volume(), story);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use offshoot_vfs::XattrMode;
+use offshoot_vfs::{SetTime, XattrMode};
 
 use super::units::index;
 use super::*;
@@ -34,7 +34,7 @@ fn change_something(fs: &Filesystem, dir: FileId, random: &mut Random) -> Result
         }
         (7, Ok(file)) => fs.set_xattr(file, b"user.x", &[7; 20], XattrMode::Set, AT),
         (_, Ok(file)) => {
-            let mtime = Some(Timestamp { secs: 7, nanos: 0 });
+            let mtime = Some(SetTime::To(Timestamp { secs: 7, nanos: 0 }));
             fs.set_attr(file, &SetAttr { mtime, ..SetAttr::default() }, AT)
         }
     }
@@ -47,7 +47,7 @@ fn bounded(options: &OpenOptions) -> Stats {
     let fs = open(in_memory(16384), options);
     let seed = seed_of_run();
     let work = |thread: u64| {
-        let mut random = Random::new(seed + thread);
+        let mut random = Random::new(seed.wrapping_add(thread));
         let dir = fs.mkdir(place(fs.root(), &format!("{thread}")), &NEW).expect("a directory");
         for _ in 0..400 {
             match change_something(&fs, dir, &mut random) {

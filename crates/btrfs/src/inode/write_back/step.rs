@@ -12,7 +12,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use super::super::changes::Changes;
 use super::super::compression::Chosen;
 use super::super::{inode_item, tree_of};
-use super::{MAX_INLINE, OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
+use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
     Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Target, bytes_with_checksums,
     checksum_items, extent_len, insert_hole, pack_inline, store, store_inline, store_packed,
@@ -217,19 +217,20 @@ impl<'v, 'b> Step<'v, 'b> {
         let volume = handle.volume();
         let sector = u64::from(volume.superblock().sector_size);
         let len = buffer.read().size;
-        let most = if chosen.is_some() { sector } else { MAX_INLINE };
+        let max_inline = volume.live()?.max_inline;
+        let most = if chosen.is_some() { sector } else { max_inline };
         if len > most || !is_for_inline(volume, *file, item, buffer, *data)? {
             return Ok(None);
         }
         let bytes = data.contents(&(0..len));
         if let Some(Chosen { packing, .. }) = chosen
             && let Some(packed) = pack_inline(*packing, &bytes)
-            && packed.len() as u64 <= MAX_INLINE
+            && packed.len() as u64 <= max_inline
         {
             let compression = packing.method.compression();
             return Ok(Some(Inline { len, compression, bytes: packed.into() }));
         }
-        let is_small = len <= MAX_INLINE.min(sector - 1);
+        let is_small = len <= max_inline.min(sector - 1);
         Ok(is_small.then_some(Inline { len, compression: Compression::None, bytes }))
     }
 }

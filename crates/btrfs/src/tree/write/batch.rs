@@ -4,27 +4,25 @@
 //! to it. They are merged with its items and the leaf is written once, however many there are. Mostly what comes out
 //! fits the leaf and leaves its first key alone; then the way down had shared latches, and what is above was let
 //! go before the edits were looked at when their sizes alone say so. Otherwise the leaf is reached
-//! with exclusive latches, and `room` or `remove` puts in order what is above it.
+//! once more with what may change above it latched exclusively, and `room` or `remove` puts in order what is above it.
 
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
-use offshoot_btrfs_format::Key;
-use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity, leaf_free};
+use offshoot_btrfs_format::edit::{leaf_capacity, leaf_free};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::merge::Merged;
+use super::edits::{Edits, ItemEdit};
+use super::merge::{Merged, Sources};
 use super::path::Path;
 use super::remove::is_sparse;
 use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
 use crate::volume::Unlock;
-
-/// What becomes of the item with a key: it holds this data, or there is none.
-pub(crate) type ItemEdit<'e> = (Key, Option<&'e [u8]>);
 
 /// What came of edits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,30 +66,11 @@ impl std::ops::AddAssign for Applied {
     }
 }
 
-/// The edits with keys below `upper`.
-fn below<'e, 'd>(edits: &'e [ItemEdit<'d>], upper: Option<Key>) -> &'e [ItemEdit<'d>] {
-    match upper {
-        Some(upper) => &edits[..edits.partition_point(|(key, _)| *key < upper)],
-        None => edits,
-    }
-}
-
-/// Whether the sizes of `edits` say that they fit into `leaf` and leave its first key and its place in the tree alone.
-fn surely_stay(leaf: &TreeBlock, edits: &[ItemEdit<'_>]) -> bool {
-    let mut room = leaf_free(leaf.bytes());
-    edits.iter().all(|(_, data)| {
-        let need = data.map(|data| data.len() + ITEM_SIZE);
-        let left = need.and_then(|need| room.checked_sub(need));
-        room = left.unwrap_or(0);
-        left.is_some()
-    })
-}
-
 /// Whether `leaf`, which has items, fits and has its first key and its place in the tree after it was merged.
-fn stays(leaf: &TreeBlock, edits: &[ItemEdit<'_>], merged: &Merged) -> bool {
-    let keeps_first = match edits[0].0.cmp(&leaf.key(0)) {
+fn stays(leaf: &TreeBlock, edits: Edits<'_>, merged: &Merged) -> bool {
+    let keeps_first = match edits.key(0).cmp(&leaf.key(0)) {
         Ordering::Less => false,
-        Ordering::Equal => edits[0].1.is_some(),
+        Ordering::Equal => edits.puts(0),
         Ordering::Greater => true,
     };
     let used = merged.sequence.bytes;
@@ -109,8 +88,20 @@ impl<'a> TreeWriter<'a> {
     ///
     /// # Errors
     /// When a block does not read; what was edited until then stays.
-    pub(crate) fn apply_batch(&self, mut edits: &[ItemEdit<'_>]) -> Result<Applied> {
+    pub(crate) fn apply_batch(&self, edits: &[ItemEdit<'_>]) -> Result<Applied> {
         debug_assert!(edits.is_sorted_by(|one, other| one.0 < other.0), "keys ascend");
+        self.apply(Edits::Each(edits))
+    }
+
+    /// Puts the items that are in `slots` of a leaf of another tree, with one copy for all that go to one place.
+    ///
+    /// # Errors
+    /// As [`apply_batch`](Self::apply_batch).
+    pub(crate) fn put_run(&self, leaf: &TreeBlock, slots: Range<usize>) -> Result<Applied> {
+        self.apply(Edits::Run(leaf, slots.start, slots.end))
+    }
+
+    fn apply(&self, mut edits: Edits<'_>) -> Result<Applied> {
         let mut all = Applied::default();
         while !edits.is_empty() {
             let applied = match self.apply_shared(edits)? {
@@ -118,7 +109,7 @@ impl<'a> TreeWriter<'a> {
                 None => self.apply_exclusive(edits)?,
             };
             self.count(&applied);
-            edits = &edits[applied.edits()..];
+            edits = edits.rest(applied.edits());
             all += applied;
         }
         Ok(all)
@@ -133,14 +124,15 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Edits a leaf when nothing above it has to change for that.
-    fn apply_shared(&self, edits: &[ItemEdit<'_>]) -> Result<Option<Applied>> {
-        let Some((mut path, mut leaf)) = self.locate_shared(edits[0].0)? else { return Ok(None) };
-        if leaf.is_empty() || edits[0].0 < leaf.key(0) {
+    fn apply_shared(&self, edits: Edits<'_>) -> Result<Option<Applied>> {
+        let Some((mut path, mut leaf)) = self.locate_shared(edits.key(0))? else { return Ok(None) };
+        if leaf.is_empty() || edits.key(0) < leaf.key(0) {
             return Ok(None);
         }
         let unlock = self.handle.latching().unlock;
-        let edits = below(edits, path.upper);
-        let is_sure = surely_stay(&leaf, edits);
+        let edits = edits.below(path.upper);
+        // Their sizes say that they fit, and leave its first key and its place in the tree alone.
+        let is_sure = edits.surely_fit(leaf_free(leaf.bytes()));
         if is_sure && unlock == Unlock::BeforeSearch {
             path.release();
             self.handle.stats().unlocked_early();
@@ -157,9 +149,9 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Edits a leaf, and what is above it as far as it takes that.
-    fn apply_exclusive(&self, edits: &[ItemEdit<'_>]) -> Result<Applied> {
-        let (path, leaf) = self.locate_exclusive(edits[0].0)?;
-        let edits = below(edits, path.upper);
+    fn apply_exclusive(&self, edits: Edits<'_>) -> Result<Applied> {
+        let (path, leaf) = self.locate_to_change(edits.key(0))?;
+        let edits = edits.below(path.upper);
         let merged = Merged::new(&leaf, edits, self.most_at_once(&path));
         if merged.sequence.bytes > capacity(&leaf) {
             self.spread(path, leaf, edits, merged)
@@ -173,18 +165,21 @@ impl<'a> TreeWriter<'a> {
         &self,
         mut path: Path<'a>,
         mut leaf: WriteLatch,
-        edits: &[ItemEdit<'_>],
+        edits: Edits<'_>,
         merged: &Merged,
     ) -> Result<Applied> {
-        let first = (!leaf.is_empty()).then(|| leaf.key(0));
-        if first.is_some() && stays(&leaf, edits, merged) {
+        let runs_low = merged.applied.removed > 0 && is_sparse(&leaf, merged.sequence.bytes);
+        let sources = Sources { leaf: &leaf, sibling: None, edits };
+        let first = merged.sequence.first_key(sources).filter(|_| !leaf.is_empty());
+        if let Some(first) = first.filter(|&first| first != leaf.key(0)) {
+            path.set_first_key(first);
+        }
+        if !runs_low {
+            // Nothing else of the leaf is known above it: others get past while it is written.
             path.release();
         }
         merged.write(&mut leaf, edits);
-        if !leaf.is_empty() && first.is_some_and(|first| first != leaf.key(0)) {
-            path.set_first_key(leaf.key(0));
-        }
-        if merged.applied.removed > 0 {
+        if runs_low {
             self.after_removal(&mut path, leaf)?;
         }
         Ok(merged.applied)

@@ -1,19 +1,18 @@
 //! A leaf and the edits that go into it, as one sequence of items in the order of their keys.
 //!
 //! Nothing is moved here: a sequence is a list of runs, each of neighbouring items of a leaf or of neighbouring
-//! edits that put something. It is written where it goes run by run, headers and data with one copy each, or cut
+//! edits that put something (`edits`). It is written where it goes run by run, headers and data with one copy each, or cut
 //! into parts that fit a leaf.
 
 use std::cell::Cell;
 use std::ops::{Deref, Range};
 
 use offshoot_btrfs_format::Key;
-use offshoot_btrfs_format::edit::{
-    ITEM_SIZE, LeafFiller, data_mut, insert_items, items_bytes, remove_items,
-};
+use offshoot_btrfs_format::edit::{ITEM_SIZE, LeafFiller, items_bytes, remove_items};
 
+use super::batch::Applied;
+use super::edits::Edits;
 use super::path::bytes;
-use super::{Applied, ItemEdit};
 use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
 
@@ -69,7 +68,7 @@ struct Run {
 pub(super) struct Sources<'s> {
     pub(super) leaf: &'s TreeBlock,
     pub(super) sibling: Option<&'s TreeBlock>,
-    pub(super) edits: &'s [ItemEdit<'s>],
+    pub(super) edits: Edits<'s>,
 }
 
 impl<'s> Sources<'s> {
@@ -84,7 +83,7 @@ impl<'s> Sources<'s> {
     fn key(&self, run: &Run) -> Key {
         match self.block(run.place) {
             Some(block) => block.key(run.at.start),
-            None => self.edits[run.at.start].0,
+            None => self.edits.key(run.at.start),
         }
     }
 
@@ -92,14 +91,9 @@ impl<'s> Sources<'s> {
     fn size(&self, place: Place, at: usize) -> usize {
         match self.block(place) {
             Some(block) => ITEM_SIZE + block.items()[at].size.get() as usize,
-            None => ITEM_SIZE + put(&self.edits[at]).1.len(),
+            None => self.edits.bytes(at..at + 1),
         }
     }
-}
-
-/// An edit that puts something.
-fn put<'e>(&(key, data): &ItemEdit<'e>) -> (Key, &'e [u8]) {
-    (key, data.expect("a run of edits has no removals"))
 }
 
 /// Items in the order of their keys.
@@ -128,7 +122,7 @@ impl Sequence {
     /// The key of the last item when it comes from an edit.
     pub(super) fn last_edit(&self, sources: Sources<'_>) -> Option<Key> {
         let last = self.runs.last().filter(|run| run.place == Place::Edits)?;
-        Some(sources.edits[last.at.end - 1].0)
+        Some(sources.edits.key(last.at.end - 1))
     }
 
     /// Whether this is just what is in the leaf.
@@ -173,9 +167,7 @@ impl Sequence {
         for Run { place, at } in &self.runs {
             match sources.block(*place) {
                 Some(block) => filler.copy(block.bytes(), at.clone()),
-                None => sources.edits[at.clone()].iter().map(put).for_each(|(key, data)| {
-                    filler.push(key, data);
-                }),
+                None => sources.edits.fill(&mut filler, at.clone()),
             }
         }
         filler.finish();
@@ -202,7 +194,7 @@ pub(super) struct Merged {
 impl Merged {
     /// Merges the items of `leaf` and `edits`, which belong there, until what these put takes more than
     /// `most` bytes; one edit at least.
-    pub(super) fn new(leaf: &TreeBlock, edits: &[ItemEdit<'_>], most: usize) -> Self {
+    pub(super) fn new(leaf: &TreeBlock, edits: Edits<'_>, most: usize) -> Self {
         let items = |range: Range<usize>| items_bytes(leaf.bytes(), range.start, range.end);
         let mut new = Self {
             sequence: Sequence::default(),
@@ -211,28 +203,35 @@ impl Merged {
             keeps_shape: true,
         };
         let (mut slot, mut put) = (0, 0);
-        for (i, (key, data)) in edits.iter().enumerate() {
-            let size = data.map_or(0, |data| data.len() + ITEM_SIZE);
-            if i > 0 && put + size > most {
+        while new.edits < edits.len() {
+            let i = new.edits;
+            let (at, exists) = leaf.search_near(slot, edits.key(i));
+            let upper = (at < leaf.len()).then(|| leaf.key(at));
+            let mut end = if exists { i + 1 } else { edits.end_of_run(i, upper) };
+            let least = if i == 0 { 1 } else { i };
+            while end > least && put + edits.bytes(i..end) > most {
+                end -= 1;
+            }
+            if end == i {
                 break;
             }
+            let size = edits.bytes(i..end);
             put += size;
-            let (at, exists) = leaf.search_near(slot, *key);
             new.sequence.push(Place::Leaf, slot..at, items(slot..at));
-            if data.is_some() {
-                new.sequence.push(Place::Edits, i..i + 1, size);
+            if edits.puts(i) {
+                new.sequence.push(Place::Edits, i..end, size);
             }
             slot = at + usize::from(exists);
             new.keeps_shape &= size == items(at..slot);
-            new.edits += 1;
-            *new.applied.count(data.is_some(), exists) += 1;
+            new.edits = end;
+            *new.applied.count(edits.puts(i), exists) += end - i;
         }
         new.sequence.push(Place::Leaf, slot..leaf.len(), items(slot..leaf.len()));
         new
     }
 
     /// Makes `leaf`, which was merged, what came of it, with as little movement as it takes.
-    pub(super) fn write(&self, leaf: &mut WriteLatch, edits: &[ItemEdit<'_>]) {
+    pub(super) fn write(&self, leaf: &mut WriteLatch, edits: Edits<'_>) {
         if self.keeps_shape {
             return self.overwrite(bytes(leaf), edits);
         }
@@ -244,7 +243,7 @@ impl Merged {
             remove_items(bytes(leaf), gap.start, gap.end);
         }
         if !puts.is_empty() {
-            insert_items(bytes(leaf), gap.start, edits[puts].iter().map(put));
+            edits.insert(bytes(leaf), gap.start, puts);
         }
     }
 
@@ -269,12 +268,12 @@ impl Merged {
     }
 
     /// Puts data of the same sizes in the place of what was there.
-    fn overwrite(&self, leaf: &mut [u8], edits: &[ItemEdit<'_>]) {
+    fn overwrite(&self, leaf: &mut [u8], edits: Edits<'_>) {
         let mut slot = 0;
         for Run { place, at } in &self.sequence.runs {
             if *place == Place::Edits {
-                for (slot, edit) in (slot..).zip(&edits[at.clone()]) {
-                    data_mut(leaf, slot).copy_from_slice(put(edit).1);
+                for (slot, edit) in (slot..).zip(at.clone()) {
+                    edits.overwrite(leaf, slot, edit);
                 }
             }
             slot += at.len();

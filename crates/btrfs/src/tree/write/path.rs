@@ -25,7 +25,7 @@ pub(super) struct Step {
 pub(super) struct Path<'t> {
     /// The root lock, while the root block may still be replaced.
     pub(super) top: Option<RwLockWriteGuard<'t, TreeRoot>>,
-    /// From the root, or the first block that was not safe, downwards.
+    /// From the root, the first block that was not safe, or the block above the leaf, downwards.
     pub(super) above: Vec<Step>,
     /// The block above the leaf, on a way down with shared latches.
     pub(super) parent: Option<ReadLatch>,
@@ -50,6 +50,11 @@ impl Path<'_> {
             }
         }
     }
+}
+
+/// How many pointers two nodes that become one may have together: room is left for what may be inserted soon.
+pub(super) fn merged_capacity(capacity: usize) -> usize {
+    capacity * 3 / 4
 }
 
 /// The bytes of a latched block, to be changed.
@@ -87,9 +92,16 @@ impl<'a> TreeWriter<'a> {
         Ok((top, block))
     }
 
-    /// Goes down to where `key` is or belongs with exclusive latches, for any change of one leaf. Full nodes
-    /// on the way are split and sparse ones merged.
-    pub(super) fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
+    /// Goes down to where `key` is or belongs, for any change of one leaf.
+    pub(super) fn locate_to_change(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
+        match self.locate_with_parent(key)? {
+            Some(found) => Ok(found),
+            None => self.locate_exclusive(key),
+        }
+    }
+
+    /// The same with exclusive latches all the way. Full nodes on it are split and sparse ones merged.
+    fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
         let capacity = node_capacity(self.node_size());
         let (top, mut block) = self.lock_root()?;
         let mut path = Path { top: Some(top), ..Path::default() };
@@ -118,7 +130,7 @@ impl<'a> TreeWriter<'a> {
     /// against it needs no copy of it. It may change until it is latched.
     pub(super) fn peek<T>(
         &self,
-        node: &WriteLatch,
+        node: &TreeBlock,
         slot: usize,
         look: impl FnOnce(&TreeBlock) -> T,
     ) -> Result<T> {

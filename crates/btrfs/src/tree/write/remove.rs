@@ -13,7 +13,7 @@ use offshoot_btrfs_format::edit::{
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::path::{Path, Step, address, bytes};
+use super::path::{Path, Step, address, bytes, merged_capacity};
 use crate::block::TreeBlock;
 use crate::transaction::WriteLatch;
 
@@ -58,7 +58,7 @@ impl<'a> TreeWriter<'a> {
                     path.release();
                     (path, leaf)
                 }
-                None => self.locate_exclusive(from)?,
+                None => self.locate_to_change(from)?,
             };
             let (begin, end) = slots(&leaf, from, to);
             // The next leaf may go on where this one ends, unless its keys are all behind the range.
@@ -102,8 +102,7 @@ impl<'a> TreeWriter<'a> {
         let Some(Step { node: parent, slot: at, upper }) = path.above.last_mut() else {
             return Ok(node);
         };
-        // Room is left for what may be inserted soon.
-        let capacity = node_capacity(self.node_size()) * 3 / 4;
+        let capacity = merged_capacity(node_capacity(self.node_size()));
         let fits = |other: &TreeBlock| node.len() + other.len() <= capacity;
         if *at + 1 < parent.len() && self.peek(parent, *at + 1, fits)? {
             let right = self.lock_child(parent, *at + 1)?;

@@ -20,7 +20,8 @@ use offshoot_btrfs_format::edit::{
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::batch::{Applied, ItemEdit};
+use super::batch::Applied;
+use super::edits::Edits;
 use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
 use crate::block::TreeBlock;
@@ -55,7 +56,7 @@ impl<'a> TreeWriter<'a> {
         &self,
         mut path: Path<'a>,
         mut leaf: WriteLatch,
-        edits: &[ItemEdit<'_>],
+        edits: Edits<'_>,
         mut merged: Merged,
     ) -> Result<Applied> {
         let old = Copied::of(&leaf);
@@ -77,9 +78,9 @@ impl<'a> TreeWriter<'a> {
                 break parts;
             }
             assert!(merged.edits > 1, "one item adds two leaves at most, for which there is room");
-            merged = Merged::new(&old, &edits[..merged.edits / 2], usize::MAX);
+            merged = Merged::new(&old, edits.part(0..merged.edits / 2), usize::MAX);
             if merged.sequence.bytes <= capacity {
-                return self.settle(path, leaf, &edits[..merged.edits], &merged);
+                return self.settle(path, leaf, edits.part(0..merged.edits), &merged);
             }
         };
         self.write_parts(&mut path, &mut leaf, sources, &parts)?;

@@ -2,27 +2,86 @@
 //! latched shared, so any number of threads are on their way at once.
 //!
 //! It ends at a leaf that the transaction owns, like everything above it. Whoever came down sees whether the leaf is
-//! safe: nothing above has to change for it. Otherwise the way is gone again with exclusive latches.
+//! safe: nothing above has to change for it. Otherwise the way is gone again, as below.
 //!
 //! A thread that waits for a leaf has what is above it shared, so it is in nobody's way who goes to
 //! another leaf. With exclusive latches all the way, threads that outnumber the cores line up: each waits for a
 //! latch while it holds the one above, and no step is done without waking the next in the line.
+//!
+//! So the second way, too, is shared as far as the block above the leaf, and takes that and the leaf exclusively: a leaf that
+//! is copied, gets another first key, is split, or merged with a sibling changes nothing further up, but where that block is about to be split
+//! or merged itself, or the way leads through its first pointers. Who removes a directory's files one after the other
+//! takes the first item of a leaf every time.
 
-use offshoot_btrfs_format::{Generation, Key};
+use offshoot_btrfs_format::edit::node_capacity;
+use offshoot_btrfs_format::{Generation, Key, Logical};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::path::Path;
-use crate::transaction::WriteLatch;
+use super::path::{Path, merged_capacity};
+use crate::block::TreeBlock;
+use crate::transaction::{ReadLatch, WriteLatch};
+
+/// The end of a way down with shared latches.
+struct Above {
+    /// The block above the one that is looked for.
+    node: ReadLatch,
+    slot: usize,
+    /// The key that all keys below the slot stay below.
+    upper: Option<Key>,
+}
 
 impl<'a> TreeWriter<'a> {
     /// Latches the leaf where `key` is or belongs; `None` when something on the way is not the
     /// transaction's yet.
     pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
-        let owns = |generation, logical| self.handle.owns(self.id(), generation, logical);
+        let Some(Above { node, slot, upper }) = self.go_down_shared(key, 0)? else {
+            return Ok(None);
+        };
+        let leaf = self.handle.latch(self.id(), node.pointers()[slot].logical())?;
+        Ok(Some((Path { upper, parent: Some(node), ..Path::default() }, leaf)))
+    }
+
+    /// Latches the leaf where `key` is or belongs, which the transaction owns afterwards, and the block above it, for any change of the leaf. `None`
+    /// when that may change what is further up, or something there is not the transaction's yet.
+    pub(super) fn locate_with_parent(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
+        if self.handle.latching().exclusive {
+            return Ok(None);
+        }
+        if self.handle.latching().exclusive {
+            return Ok(None);
+        }
+        let (parent, upper) = {
+            let top = self.tree.root.read();
+            if top.level == 1 && self.owns(top.generation, top.logical) {
+                (self.handle.latch(self.id(), top.logical)?, None)
+            } else {
+                drop(top);
+                let Some(above) = self.go_down_shared(key, 1)? else { return Ok(None) };
+                let pointer = above.node.pointers()[above.slot];
+                let parent = self.handle.latch(self.id(), pointer.logical())?;
+                if self.is_to_be_merged(&above, parent.len())? {
+                    return Ok(None);
+                }
+                (parent, above.upper)
+            }
+        };
+        // What the exclusive way would let go of what is above for, and room as it would make.
+        let has_room = parent.len() >= 4 && parent.len() + 2 <= node_capacity(self.node_size());
+        let Some(slot) = parent.floor(key).filter(|&slot| slot >= 2 && has_room) else {
+            return Ok(None);
+        };
+        let mut path = Path { upper, ..Path::default() };
+        let leaf = self.go_down(&mut path, parent, slot)?;
+        Ok(Some((path, leaf)))
+    }
+
+    /// Goes down with shared latches to above the block of this level on the way to `key`, and holds only the last; `None` when that block
+    /// or one above it is not the transaction's yet, or the tree is not so high.
+    fn go_down_shared(&self, key: Key, level: u8) -> Result<Option<Above>> {
         let top = self.tree.root.read();
-        let is_own = owns(top.generation, top.logical);
-        if self.handle.latching().exclusive || !is_own || top.level == 0 {
+        let is_own = self.owns(top.generation, top.logical);
+        if self.handle.latching().exclusive || !is_own || top.level <= level {
             return Ok(None);
         }
         let mut node = self.handle.latch_shared(self.id(), top.logical)?;
@@ -34,17 +93,31 @@ impl<'a> TreeWriter<'a> {
                 upper = Some(node.key(slot + 1));
             }
             let pointer = node.pointers()[slot];
-            if !owns(Generation(pointer.generation.get()), pointer.logical()) {
+            if !self.owns(Generation(pointer.generation.get()), pointer.logical()) {
                 return Ok(None);
             }
-            if node.header().level > 1 {
-                // The child is latched before its parent is let go.
-                node = self.handle.latch_shared(self.id(), pointer.logical())?;
-                continue;
+            if node.header().level == level + 1 {
+                return Ok(Some(Above { node, slot, upper }));
             }
-            let leaf = self.handle.latch(self.id(), pointer.logical())?;
-            let path = Path { upper, parent: Some(node), ..Path::default() };
-            return Ok(Some((path, leaf)));
+            // The child is latched before its parent is let go.
+            node = self.handle.latch_shared(self.id(), pointer.logical())?;
         }
+    }
+
+    fn owns(&self, generation: Generation, logical: Logical) -> bool {
+        self.handle.owns(self.id(), generation, logical)
+    }
+
+    /// Whether the exclusive way would merge a node with so many pointers, to which the way `above` leads, and a sibling. While what is above is latched,
+    /// nobody has a sibling and waits for the node.
+    fn is_to_be_merged(&self, above: &Above, len: usize) -> Result<bool> {
+        let capacity = node_capacity(self.node_size());
+        if len >= capacity / 4 {
+            return Ok(false);
+        }
+        let Above { node, slot, .. } = above;
+        let fits = |other: &TreeBlock| len + other.len() <= merged_capacity(capacity);
+        Ok(slot + 1 < node.len() && self.peek(node, slot + 1, fits)?
+            || *slot > 0 && self.peek(node, slot - 1, fits)?)
     }
 }

@@ -161,7 +161,7 @@ fn run(node_size: u32, steps: usize, most: u64) {
         std::thread::scope(|scope| {
             for (thread, model) in (0..).zip(&mut models) {
                 let volume = &volume;
-                let mut random = Random::new(seed + round * THREADS + thread);
+                let mut random = Random::new(seed.wrapping_add(round * THREADS + thread));
                 scope.spawn(move || {
                     for _ in 0..steps {
                         step(volume, &mut random, thread, model, most);

@@ -1,10 +1,12 @@
 //! What leaves look like after batches, and what is counted.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, items_bytes, leaf_capacity};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
+use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::{Applied, ItemEdit};
 use crate::block::TreeBlock;
@@ -48,8 +50,29 @@ impl Tree {
         self.apply(&numbers.map(|number| (key(number), None)).collect::<Vec<_>>())
     }
 
+    fn put_all(&self, items: &[(Key, Option<Vec<u8>>)]) -> (usize, usize, usize) {
+        let edits: Vec<_> = items.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        let applied = self.apply(&edits);
+        (applied.inserted, applied.replaced, applied.removed)
+    }
+
+    /// The items of the pretended inode.
+    fn items(&self) -> Vec<(Key, Option<Vec<u8>>)> {
+        let leaves = self.blocks();
+        let items = leaves.iter().flat_map(|leaf| {
+            (0..leaf.len()).map(|at| (leaf.key(at), Some(leaf.data(at).to_vec())))
+        });
+        items.filter(|(key, _)| key.objectid == OBJECT).collect()
+    }
+
     /// The bytes that items take in each leaf.
     fn leaves(&self) -> Vec<usize> {
+        let leaves = self.blocks();
+        leaves.iter().map(|leaf| items_bytes(leaf.bytes(), 0, leaf.len())).collect()
+    }
+
+    /// All leaves.
+    fn blocks(&self) -> Vec<Arc<TreeBlock>> {
         let root = self.volume.tree(TreeId::FS).expect("the tree");
         let mut level = vec![self.volume.block(&root.expected()).expect("it verifies")];
         while !level[0].is_leaf() {
@@ -59,7 +82,7 @@ impl Tree {
             };
             level = level.iter().flat_map(below).collect();
         }
-        level.iter().map(|leaf| items_bytes(leaf.bytes(), 0, leaf.len())).collect()
+        level
     }
 }
 
@@ -75,6 +98,59 @@ fn a_run_at_the_right_edge_leaves_full_leaves() {
     let full = leaf_capacity(NODE_SIZE) - (DATA.len() + ITEM_SIZE);
     let whole = leaves.iter().filter(|&&used| used > full).count();
     assert!(whole + 2 >= leaves.len() && leaves.len() <= 202, "{leaves:?}");
+}
+
+/// Runs of a tree's leaves that are put into another one leave the same there as their items one by one, wherever they come between what is
+/// there and whatever of it they replace. Of a whole leaf that goes behind everything, headers and data are copied once.
+#[test]
+fn runs_of_a_leaf_are_its_items() {
+    let seed = seed_of_run();
+    let mut random = Random::new(seed);
+    for _ in 0..20 {
+        let [source, by_run, by_item] = [(); 3].map(|()| Tree::new());
+        let mut model = BTreeMap::new();
+        let sizes: Vec<_> = (0..4000).map(|_| random.below(200)).collect();
+        let value = |number: u64| {
+            let size = usize::try_from(sizes[usize::try_from(number).expect("small")]);
+            vec![number.to_le_bytes()[0]; size.expect("small")]
+        };
+        let edit = |number| (key(number), Some(value(number)));
+        let all: Vec<_> = (0..4000).filter(|_| random.below(3) > 0).map(edit).collect();
+        source.put_all(&all);
+        // Some of the same keys, with other data.
+        let before: Vec<_> = (0..4000)
+            .filter(|_| random.below(40) == 0)
+            .map(|n| (key(n), Some(vec![1; 50])))
+            .collect();
+        for tree in [&by_run, &by_item] {
+            tree.put_all(&before);
+        }
+        model.extend(before);
+        for leaf in source.blocks() {
+            let (one, other) = (random.below(leaf.len() as u64), random.below(leaf.len() as u64));
+            let [from, to] =
+                [one.min(other), one.max(other)].map(|at| usize::try_from(at).expect("small"));
+            let items = (from..to).filter(|&at| leaf.key(at).objectid == OBJECT);
+            let items: Vec<_> =
+                items.map(|at| (leaf.key(at), Some(leaf.data(at).to_vec()))).collect();
+            let run = to - items.len()..to;
+            let handle = by_run.volume.join().expect("it is writable");
+            let applied =
+                handle.change(TreeId::FS, |tree| tree.put_run(&leaf, run)).expect("a run");
+            drop(handle);
+            assert_eq!(
+                (applied.inserted, applied.replaced, applied.removed),
+                by_item.put_all(&items),
+                "seed {seed}"
+            );
+            model.extend(items);
+        }
+        let model: Vec<_> = model.into_iter().collect();
+        for tree in [by_run, by_item] {
+            assert!(tree.items() == model, "seed {seed}");
+            tree.volume.commit().expect("every block verifies");
+        }
+    }
 }
 
 /// A batch between the items of a leaf makes leaves that are about equal.
@@ -160,4 +236,34 @@ fn the_largest_item_stands_alone() {
     let volume = Volume::open(vec![tree.device.clone()], &OpenOptions::default());
     let tree = Tree { volume: volume.expect("it opens"), ..tree };
     assert!(tree.leaves().len() >= 5);
+}
+
+/// Who removed the items of a directory one after the other, the first of a leaf every time, took the root of the tree for itself.
+#[test]
+fn the_first_item_of_a_leaf_goes_while_others_hold_the_root() {
+    // A leaf below the root, and one below a node.
+    for leaves in [20, 600] {
+        let tree = Arc::new(Tree::new());
+        let count = leaves * LEAF_ITEMS;
+        tree.put(0..count as u64);
+        let root = tree.volume.tree(TreeId::FS).expect("the tree");
+        let mut node = tree.volume.block(&root.expected()).expect("it verifies");
+        while node.header().level > 1 {
+            let last = node.len() - 1;
+            node = tree.volume.child(&node, last, TreeId::FS).expect("it verifies");
+        }
+        let first = node.key(node.len() / 2);
+        let live = tree.volume.live().expect("it is writable");
+        let held = live.tree(&tree.volume, TreeId::FS).expect("the tree");
+        let held = held.root.read();
+        let (send, receive) = std::sync::mpsc::channel();
+        let remover = tree.clone();
+        std::thread::spawn(move || send.send(remover.remove(std::iter::once(first.offset))));
+        let applied = receive.recv_timeout(std::time::Duration::from_secs(60));
+        drop(held);
+        assert_eq!(applied.map(|applied| applied.removed), Ok(1), "{leaves} leaves");
+        let rest = (0..count as u64).filter(|&number| number != first.offset);
+        assert_eq!(tree.put(rest).replaced, count - 1, "the others are where they are looked for");
+        tree.volume.commit().expect("every block verifies");
+    }
 }

@@ -1,0 +1,152 @@
+//! What becomes of an fsync when others are in its way, or something cannot be read.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
+
+use super::Obstacle;
+use super::fsync::{committed_root, log_into};
+use crate::test_volumes::{edit_root, in_memory};
+use crate::transaction::Cause;
+use crate::{Filesystem, OpenOptions, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+
+/// Opens a volume that keeps nothing in memory but what it changes, and commits only when it is asked to.
+fn open(device: &Arc<MemoryDevice>) -> Filesystem {
+    let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![device.clone() as Arc<dyn BlockDevice>], &options);
+    volume.and_then(|volume| volume.filesystem(TreeId::FS)).expect("it opens")
+}
+
+fn place(dir: FileId, name: &str) -> Place<'_> {
+    Place { dir, name: name.as_bytes() }
+}
+
+/// What is only looked at to be logged does not read. The commit does not need it, whatever is wanted of the file.
+#[test]
+fn what_cannot_be_read_to_be_logged_is_committed() {
+    for fsync in [Filesystem::fsync, Filesystem::fdatasync] {
+        let device = in_memory(16384);
+        let fs = open(&device);
+        fs.create(place(fs.root(), "x"), &NEW).expect("a file");
+        fs.sync().expect("a commit");
+        drop(fs);
+        let fs = open(&device);
+        let volume = fs.volume();
+        let committed = volume.tree(TreeId::FS).expect("it is there");
+        fs.rename(place(fs.root(), "x"), place(fs.root(), "y"), AT).expect("a rename");
+        volume.flush_delayed(u64::MAX).expect("a flush");
+        assert_ne!(volume.tree(TreeId::FS).expect("it is there"), committed);
+        edit_root(&device, volume, committed, |bytes| bytes[5000] ^= 1);
+        let file = fs.lookup(fs.root(), b"y").expect("it is there");
+        fsync(&fs, file).expect("a commit");
+        assert_eq!((volume.stats().fsyncs_failed, volume.stats().commits_for_fsync), (1, 1));
+        drop(fs);
+        let fs = open(&device);
+        fs.lookup(fs.root(), b"y").expect("it is there");
+    }
+}
+
+/// Attributes of a new file are looked at while nobody changes them: otherwise half of a change could be logged. Alone, and among so many that they go to the
+/// log in runs.
+#[test]
+fn a_new_file_that_others_change_is_not_logged_with_its_directory() {
+    for count in [1, 100] {
+        let fs = open(&in_memory(16384));
+        let create = |number| {
+            let name = format!("x{number}");
+            fs.create(place(fs.root(), &name), &NEW).expect("a file")
+        };
+        let files: Vec<_> = (0..count).map(create).collect();
+        let changing = fs.volume().inodes.lock(&files[count / 2..=count / 2]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| fs.fsync(fs.root()).expect("a commit"));
+        });
+        drop(changing);
+        let stats = fs.volume().stats();
+        assert_eq!((stats.fsyncs_contended, stats.fsyncs_logged), (1, 0), "{count} files");
+        assert_eq!(stats.log_runs > 0, count > 1, "{stats:?}");
+    }
+}
+
+/// Who has a file locked, and waits for his turn to log it, does not keep its directory from being logged.
+#[test]
+fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
+    for count in [1, 100] {
+        let fs = open(&in_memory(16384));
+        let (volume, root) = (fs.volume(), fs.root());
+        let create = |number| fs.create(place(root, &format!("x{number}")), &NEW).expect("a file");
+        let files: Vec<_> = (0..count).map(create).collect();
+        let file = files[count - 1];
+        let handle = volume.enter().expect("it is writable");
+        let mut trees = handle.log().trees();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| fs.fsync(file));
+            while !handle.log().is_waiting(file) {
+                std::thread::yield_now();
+            }
+            let live = volume.live().expect("it is writable");
+            let committed = committed_root(live, &handle, TreeId::FS).expect("it is there");
+            let committed = committed.expect("it is there");
+            let _locked = volume.inodes.lock(&[root]);
+            let logged = log_into(&mut trees, live, &handle, root, committed, true);
+            assert!(logged.is_ok(), "{count} files");
+            drop(trees);
+            other.join().expect("it ends").expect("an fsync");
+        });
+        drop(handle);
+        let stats = volume.stats();
+        assert_eq!((stats.fsyncs_contended, stats.fsyncs_logged), (0, 1), "{count} files");
+    }
+}
+
+/// Who panics while something is logged leaves half of it: nothing is logged any more, and what is synced is committed.
+#[test]
+fn a_panic_while_something_is_logged() {
+    let fs = open(&in_memory(16384));
+    let file = fs.create(place(fs.root(), "x"), &NEW).expect("a file");
+    let volume = fs.volume();
+    let panics = AssertUnwindSafe(|| {
+        let handle = volume.enter().expect("it is writable");
+        super::fsync::begun(handle.log(), || -> Result<(), super::record::Stop> {
+            panic!("in the middle of it")
+        })
+        .is_ok()
+    });
+    catch_unwind(panics).expect_err("it panics");
+    fs.fsync(file).expect("a commit");
+    let stats = volume.stats();
+    assert_eq!((stats.fsyncs_failed, stats.fsyncs_logged, stats.commits_for_fsync), (1, 0, 1));
+}
+
+/// A transaction that nobody will write any more has no end: who waits for it is told.
+#[test]
+fn who_waits_for_a_commit_is_told_that_it_panicked() {
+    let fs = open(&in_memory(16384));
+    let file = fs.create(place(fs.root(), "x"), &NEW).expect("a file");
+    let volume = fs.volume();
+    let panics = AssertUnwindSafe(|| {
+        let live = volume.live().expect("it is writable");
+        volume.commit_and(live, Cause::Asked, || true, |_| panic!("when the next one has begun"))
+    });
+    let outcome: Result<Result<()>, _> = catch_unwind(panics);
+    outcome.expect_err("it panics");
+    let refused = fs.fsync(file).expect_err("it will never be stored");
+    assert_eq!(refused.errno(), Errno::ROFS);
+    assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
+}
+
+/// Only the first obstacle counts, and it stays.
+#[test]
+fn an_obstacle_stays() {
+    let log = super::Log::new(true);
+    assert_eq!(log.obstacle(), None);
+    log.obstruct(Obstacle::NewChunk);
+    log.obstruct(Obstacle::Clones);
+    assert_eq!(log.obstacle(), Some(Obstacle::NewChunk));
+}
