@@ -17,7 +17,6 @@ use zerocopy::IntoBytes;
 use crate::dispatch::{Answer, Dispatcher, MAX_BYTES};
 use crate::output::Output;
 use crate::request::Request;
-use crate::transport::Channel;
 use crate::wire::OutHeader;
 
 /// Headers and fixed parts beside the most data, and then some.
@@ -60,20 +59,9 @@ impl DeviceChannel {
         let buffer = || vec![0; bytes].into_boxed_slice();
         Self { device, request: buffer(), len: 0, answer: buffer() }
     }
-}
 
-/// By which number what is no request is refused, so that nobody waits for its answer.
-fn refused(bytes: &[u8]) -> io::Result<u64> {
-    // It stands behind the length and the opcode.
-    let unique = bytes.get(8..).and_then(|rest| rest.first_chunk());
-    unique.map(|&unique| u64::from_ne_bytes(unique)).ok_or_else(|| {
-        let what = format!("{} bytes from /dev/fuse are no request", bytes.len());
-        io::Error::new(io::ErrorKind::InvalidData, what)
-    })
-}
-
-impl Channel for DeviceChannel {
-    fn receive(&mut self) -> io::Result<bool> {
+    /// Waits for the next request and takes it; `false` when the filesystem is mounted no longer.
+    pub(crate) fn receive(&mut self) -> io::Result<bool> {
         loop {
             match rustix::io::read(&self.device, &mut *self.request) {
                 Ok(len) => {
@@ -88,7 +76,8 @@ impl Channel for DeviceChannel {
         }
     }
 
-    fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
+    /// Has the request answered that was taken, and sends the answer.
+    pub(crate) fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
         let bytes = &self.request[..self.len];
         let mut out = Output::new(&mut self.answer);
         let (unique, answer) = match Request::decode(bytes) {
@@ -109,6 +98,16 @@ impl Channel for DeviceChannel {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// By which number what is no request is refused, so that nobody waits for its answer.
+fn refused(bytes: &[u8]) -> io::Result<u64> {
+    // It stands behind the length and the opcode.
+    let unique = bytes.get(8..).and_then(|rest| rest.first_chunk());
+    unique.map(|&unique| u64::from_ne_bytes(unique)).ok_or_else(|| {
+        let what = format!("{} bytes from /dev/fuse are no request", bytes.len());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    })
 }
 
 #[cfg(test)]

@@ -64,6 +64,8 @@ pub(crate) struct Dispatcher {
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
+    /// Requests may come over io_uring, and after the first one: they do.
+    has_rings: AtomicBool,
 }
 
 impl Dispatcher {
@@ -76,7 +78,18 @@ impl Dispatcher {
             listings: Listings::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
+            has_rings: AtomicBool::new(false),
         }
+    }
+
+    /// Lets the kernel send its requests over io_uring, if it can.
+    pub(crate) fn offer_rings(&self) {
+        self.has_rings.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel sends its requests over io_uring. It is known when the first one is answered.
+    pub(crate) fn has_rings(&self) -> bool {
+        self.has_rings.load(Ordering::Relaxed)
     }
 
     /// Does what is asked for, and puts the answer into `out`.
@@ -135,8 +148,8 @@ impl Dispatcher {
             opcode::LISTXATTR => context.listxattr(arguments, out),
             opcode::REMOVEXATTR => context.removexattr(arguments),
             opcode::IOCTL => context.ioctl(arguments, out),
-            opcode::FSYNC => context.fsync(),
-            opcode::FSYNCDIR => context.fsyncdir(),
+            opcode::FSYNC => context.fsync(arguments),
+            opcode::FSYNCDIR => context.fsyncdir(arguments),
             opcode::SYNCFS => self.fs.sync(),
             opcode::STATFS => context.statfs(out),
             opcode::INIT => self.init(arguments, out),

@@ -13,7 +13,8 @@
 //! | `mappable` | which files may be written to through a mapping |
 //! | `dispatch` | from a request to a call, and from its result to an answer |
 //! | `attributes` | attributes as the protocol has them |
-//! | `transport`, `device` | how requests come and answers go: over `/dev/fuse` |
+//! | `device`, `ring` | how requests come and answers go: over `/dev/fuse`, and over io_uring |
+//! | `cpus` | the queues that io_uring has, one for each CPU |
 //! | `mount` | mounting and unmounting, as root or as a user |
 //! | `server` | the threads of a mount |
 //! | `options` | what whoever mounts it decides |
@@ -22,6 +23,7 @@
 //! names that are not, attributes, data, the entries of directories.
 
 mod attributes;
+mod cpus;
 mod device;
 mod dispatch;
 mod listings;
@@ -31,10 +33,10 @@ mod nodes;
 mod options;
 mod output;
 mod request;
+mod ring;
 mod server;
-mod transport;
 mod wire;
 
 pub use mount::{MountOptions, Unmount, unmount};
-pub use options::{Owner, Reporter, ServeOptions};
+pub use options::{Owner, Reporter, ServeOptions, Transport};
 pub use server::{Control, Server};

@@ -13,6 +13,18 @@ pub struct Owner {
     pub gid: Option<u32>,
 }
 
+/// How requests come and answers go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Over io_uring where the kernel offers it, and over `/dev/fuse` otherwise.
+    #[default]
+    Best,
+    /// Over io_uring, or not at all.
+    IoUring,
+    /// Over `/dev/fuse`.
+    Device,
+}
+
 /// Who is told of what went wrong in the filesystem.
 pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
@@ -21,6 +33,8 @@ pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 pub struct ServeOptions {
     /// All files are shown with this owner. Then new ones belong to the owner of the directory that they are made in, and no owner can be changed.
     pub owner: Owner,
+    /// How requests come and answers go.
+    pub transport: Transport,
     /// Who is told of what went wrong in the filesystem, beside the program whose call it was.
     pub reporter: Option<Reporter>,
 }

@@ -34,21 +34,39 @@ impl<'a> Request<'a> {
         // Extensions stand at the end, and are counted in units of eight bytes.
         let extensions = usize::from(header.total_extlen) * 8;
         let end = rest.len().checked_sub(extensions).ok_or(Malformed)?;
-        Ok(Self { header, arguments: Arguments { rest: &rest[..end] } })
+        Ok(Self { header, arguments: Arguments { fixed: &[], rest: &rest[..end] } })
+    }
+
+    /// The request whose header stands in the beginning of `head`, and whose fixed part in that of `fixed`.
+    pub(crate) fn of_parts(
+        head: &[u8],
+        fixed: &'a [u8],
+        payload: &'a [u8],
+    ) -> Result<Self, Malformed> {
+        let (header, _) = InHeader::read_from_prefix(head).map_err(|_| Malformed)?;
+        let behind = size_of::<InHeader>() + payload.len();
+        let len = usize::try_from(header.len).map_err(|_| Malformed)?;
+        let fixed = len.checked_sub(behind).and_then(|len| fixed.get(..len)).ok_or(Malformed)?;
+        let extensions = usize::from(header.total_extlen) * 8;
+        let end = payload.len().checked_sub(extensions).ok_or(Malformed)?;
+        Ok(Self { header, arguments: Arguments { fixed, rest: &payload[..end] } })
     }
 }
 
 /// What is left to be taken of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments<'a> {
+    /// A fixed part that does not stand before the rest.
+    fixed: &'a [u8],
     rest: &'a [u8],
 }
 
 impl<'a> Arguments<'a> {
     /// The fixed part that comes next.
     pub(crate) fn take<T: FromBytes + Immutable + KnownLayout>(&mut self) -> Result<T, Malformed> {
-        let (value, rest) = T::read_from_prefix(self.rest).map_err(|_| Malformed)?;
-        self.rest = rest;
+        let from = if self.fixed.is_empty() { &mut self.rest } else { &mut self.fixed };
+        let (value, rest) = T::read_from_prefix(from).map_err(|_| Malformed)?;
+        *from = rest;
         Ok(value)
     }
 
@@ -79,7 +97,7 @@ impl<'a> Arguments<'a> {
     /// Whether nothing is left.
     #[cfg(test)]
     fn is_empty(&self) -> bool {
-        self.rest.is_empty()
+        self.fixed.is_empty() && self.rest.is_empty()
     }
 }
 
@@ -135,6 +153,28 @@ mod tests {
         assert!(Request::decode(&longer).is_err());
         assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", Some(u32::MAX), 0)).is_err());
         assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", Some(0), 0)).is_err());
+    }
+
+    /// What lies in parts is the same request as what lies in one piece, and one that is short is none.
+    #[test]
+    fn parts_make_a_request() {
+        let body = [&[1; 40][..], b"data", &[0; 8]].concat();
+        let bytes = request(opcode::WRITE, &body, None, 1);
+        let (head, rest) = bytes.split_at(40);
+        let (mut in_out, mut op_in) = ([0; 128], [9; 128]);
+        in_out[..40].copy_from_slice(head);
+        op_in[..40].copy_from_slice(&rest[..40]);
+        let decoded = Request::of_parts(&in_out, &op_in, &rest[40..]).expect("well-formed");
+        let (header, mut arguments) = (decoded.header, decoded.arguments);
+        assert_eq!((header.opcode, header.unique, header.nodeid), (opcode::WRITE, 7, 1));
+        assert_eq!(arguments.take::<WriteIn>().expect("all").size, 0x0101_0101);
+        assert_eq!(arguments.data(4), Ok(&b"data"[..]));
+        assert!(arguments.is_empty());
+        assert!(Request::of_parts(&in_out, &op_in, &rest[40..44]).is_err(), "no extension");
+        assert!(Request::of_parts(&in_out, &op_in, &[0; 1000]).is_err(), "longer than it says");
+        in_out[..4].copy_from_slice(&1000_u32.to_ne_bytes());
+        assert!(Request::of_parts(&in_out, &op_in, &rest[40..]).is_err(), "a long fixed part");
+        assert!(Request::of_parts(&in_out[..39], &op_in, &rest[40..]).is_err());
     }
 
     #[test]

@@ -1,41 +1,81 @@
 //! The threads that serve a mount.
 //!
-//! A thread takes a request, answers it, and takes the next one. When it takes one and no other thread is waiting, it starts one more: so
-//! a call that waits for the disk, for a commit or for space never keeps others waiting. When enough are waiting, a thread that comes back ends.
+//! A thread takes a request, answers it, and takes the next one. Beside a call that waits for the disk, for a commit or for space others are served by other
+//! threads. Of io_uring these are there from the beginning. At `/dev/fuse` a thread that takes a request when no other one is waiting starts one more; when
+//! enough are waiting, one that comes back ends.
+//!
+//! ```text
+//! source          threads          what comes
+//! /dev/fuse       2 .. 64          everything, or beside io_uring: the first request, and what is forgotten and interrupted
+//! queue of a CPU  64/n, 8 or more  everything else, n being the number of CPUs
+//! ```
+//!
+//! Once the kernel has agreed to use io_uring it waits until all queues are served. So what that takes is got before it is asked, threads and all, and where it
+//! cannot be had, it is not asked. When it refuses an entry itself it goes on with what it has, entries or `/dev/fuse`, and so do we.
+//!
+//! When anything else goes wrong with a thread of io_uring, or with the last one of `/dev/fuse`, somebody might wait for an answer forever. The mount ends then.
 //!
 //! A call that panics leaves the filesystem in a state that nobody knows, so the process ends then: the kernel answers all that is asked
 //! with an error, and the volume opens again as after a crash.
 
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use offshoot_vfs::{Errno, Error, FileSystemMut, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, getrlimit};
 
+use crate::cpus;
 use crate::device::{self, DeviceChannel};
 use crate::dispatch::{Answer, Dispatcher};
 use crate::mount::{MountOptions, Unmount, mount, unmount};
-use crate::options::ServeOptions;
-use crate::transport::Channel;
+use crate::options::{ServeOptions, Transport};
+use crate::ring::{Received, RingChannel};
 
-/// The most threads that answer requests.
+/// The most threads of `/dev/fuse`, and of io_uring where that leaves [`LEAST_ENTRIES`] to each queue.
 const MOST_THREADS: usize = 64;
 
-/// Threads that wait for requests: more would only take turns.
+/// The threads that each queue of io_uring has: so many calls may wait on a CPU before one more has to.
+const LEAST_ENTRIES: usize = 8;
+
+/// The most threads of io_uring. Machines that may have more than 128 CPUs are served over `/dev/fuse`.
+const MOST_ENTRIES: usize = 1024;
+
+/// Threads that wait for requests at `/dev/fuse`: more would only take turns.
 fn waiting_threads() -> usize {
     thread::available_parallelism().map_or(2, usize::from).max(2)
+}
+
+/// Threads of io_uring that wait until it is known whether the kernel uses it. Without [`Self::begin`] they end with this.
+struct Waiting(Arc<OnceLock<bool>>);
+
+impl Waiting {
+    fn begin(&self) {
+        let _ = self.0.set(true);
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // Unless they have begun already, they never will.
+        let _ = self.0.set(false);
+    }
 }
 
 /// What the threads of a mount share.
 struct Pool {
     dispatcher: Dispatcher,
-    device: std::os::fd::OwnedFd,
-    /// Threads that there are, and those of them that wait for a request.
+    device: Arc<OwnedFd>,
+    dir: PathBuf,
+    /// Threads of `/dev/fuse`, and those of them that wait for a request.
     threads: AtomicUsize,
     waiting: AtomicUsize,
+    is_given_up: AtomicBool,
 }
 
 /// A filesystem that is mounted and served.
@@ -56,18 +96,28 @@ impl Server {
         how: &MountOptions,
         options: ServeOptions,
     ) -> Result<Self> {
-        let device = mount(dir, how)?;
-        let dispatcher = Dispatcher::new(fs, options);
-        let (threads, waiting) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let pool = Arc::new(Pool { dispatcher, device, threads, waiting });
+        let transport = options.transport;
+        let pool = Arc::new(Pool {
+            device: Arc::new(mount(dir, how)?),
+            dispatcher: Dispatcher::new(fs, options),
+            dir: dir.to_path_buf(),
+            threads: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            is_given_up: AtomicBool::new(false),
+        });
         let (sender, errors) = channel();
-        let begun = pool.begin().and_then(|channel| pool.start(channel, &sender));
-        if let Err(error) = begun {
+        if let Err(error) = pool.begin(transport, &sender) {
             // It serves nobody, so whether it goes from the name space at once is all that is left to do.
             let _ = unmount(dir, Unmount::Lazily);
             return Err(error);
         }
         Ok(Self { pool, errors })
+    }
+
+    /// How requests come: over io_uring, or over `/dev/fuse`.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        if self.pool.dispatcher.has_rings() { Transport::IoUring } else { Transport::Device }
     }
 
     /// Serves until the filesystem is unmounted, and makes everything durable that was done.
@@ -107,49 +157,124 @@ impl Control {
 }
 
 impl Pool {
-    fn channel(&self) -> io::Result<Box<dyn Channel>> {
-        use std::os::fd::AsFd;
-        Ok(Box::new(DeviceChannel::new(device::join(self.device.as_fd())?)))
-    }
-
-    /// Answers the first request, with which the kernel begins.
-    fn begin(&self) -> Result<Box<dyn Channel>> {
+    /// Answers the first request, with which the kernel begins, and starts the threads.
+    fn begin(self: &Arc<Self>, transport: Transport, errors: &Sender<io::Error>) -> Result<()> {
         let failed = |error: io::Error| Error::io("beginning to serve the mount", error);
-        let mut channel = self.channel().map_err(failed)?;
-        if channel.receive().map_err(failed)?
-            && channel.answer(&self.dispatcher).map_err(failed)? == Answer::Sent
-        {
-            return Ok(channel);
+        let insists = transport == Transport::IoUring;
+        let rings = match transport {
+            Transport::Device => None,
+            Transport::IoUring => Some(self.start_rings(insists, errors).map_err(failed)?),
+            Transport::Best => self.start_rings(insists, errors).ok(),
+        };
+        if rings.is_some() {
+            self.dispatcher.offer_rings();
         }
-        Err(failed(Errno::PROTO.into()))
+        let mut channel = self.device().map_err(failed)?;
+        let is_asked = channel.receive().map_err(failed)?;
+        if !is_asked || channel.answer(&self.dispatcher).map_err(failed)? != Answer::Sent {
+            return Err(failed(Errno::PROTO.into()));
+        }
+        if insists && !self.dispatcher.has_rings() {
+            let what = "FUSE over io_uring, which Linux 6.14 and newer have where \
+                        /sys/module/fuse/parameters/enable_uring says Y";
+            return Err(Error::Unsupported(what.to_owned()));
+        }
+        self.start(channel, errors).map_err(failed)?;
+        if let Some(rings) = rings.filter(|_| self.dispatcher.has_rings()) {
+            rings.begin();
+        }
+        Ok(())
     }
 
-    /// Starts a thread that serves over `channel`.
+    /// Starts the threads of io_uring, which wait then.
+    fn start_rings(
+        self: &Arc<Self>,
+        insists: bool,
+        errors: &Sender<io::Error>,
+    ) -> io::Result<Waiting> {
+        let queues = cpus::queues()?;
+        let each = entries(queues, getrlimit(Resource::Nofile).current)?;
+        let waiting = Waiting(Arc::default());
+        for queue in (0..queues).flat_map(|queue| std::iter::repeat_n(queue, each)) {
+            let mut channel = RingChannel::new(self.device.clone(), queue)?;
+            let (pool, errors, begins) = (self.clone(), errors.clone(), waiting.0.clone());
+            spawn(move || {
+                if *begins.wait()
+                    && let Err(error) = pool.serve_ring(queue, &mut channel, insists)
+                {
+                    pool.give_up(error, &errors);
+                }
+            })?;
+        }
+        Ok(waiting)
+    }
+
+    fn serve_ring(&self, queue: u16, channel: &mut RingChannel, insists: bool) -> io::Result<()> {
+        channel.join()?;
+        loop {
+            match channel.receive()? {
+                Received::Request => channel.answer(&self.dispatcher)?,
+                Received::Refused(errno) if insists => return Err(errno.into()),
+                Received::Refused(errno) => {
+                    let what = format!("a thread less serves queue {queue} of FUSE over io_uring");
+                    self.dispatcher.report(&Error::io(what, errno));
+                    return Ok(());
+                }
+                Received::Gone => return Ok(()),
+            }
+        }
+    }
+
+    /// A new way to `/dev/fuse`.
+    fn device(&self) -> io::Result<DeviceChannel> {
+        Ok(DeviceChannel::new(device::join(self.device.as_fd())?))
+    }
+
+    /// Starts a thread that serves `/dev/fuse` over `channel`.
     fn start(
         self: &Arc<Self>,
-        channel: Box<dyn Channel>,
+        channel: DeviceChannel,
         errors: &Sender<io::Error>,
-    ) -> Result<()> {
+    ) -> io::Result<()> {
         let (pool, errors) = (self.clone(), errors.clone());
         self.threads.fetch_add(1, Ordering::Relaxed);
-        let run = move || {
-            let _ends = EndWithPanic;
-            if let Err(error) = pool.serve(channel, &errors) {
-                // Nobody listens any more when the server is gone.
-                let _ = errors.send(error);
+        let started = spawn(move || {
+            let served = pool.serve(channel, &errors);
+            let others = pool.threads.fetch_sub(1, Ordering::Relaxed) - 1;
+            match served {
+                Err(error) if others == 0 => pool.give_up(error, &errors),
+                Err(error) => pool.dispatcher.report(&Error::io("a thread of the mount", error)),
+                Ok(()) => {}
             }
-            pool.threads.fetch_sub(1, Ordering::Relaxed);
-        };
-        let started = thread::Builder::new().name("fuse".to_owned()).spawn(run);
-        started.map(drop).map_err(|error| {
+        });
+        if started.is_err() {
             self.threads.fetch_sub(1, Ordering::Relaxed);
-            Error::io("starting a thread", error)
-        })
+        }
+        started
+    }
+
+    /// Somebody may wait for an answer that nobody will give: the mount ends, unless it has ended already.
+    fn give_up(&self, error: io::Error, errors: &Sender<io::Error>) {
+        if self.is_gone() || self.is_given_up.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Nobody listens any more when the server is gone.
+        let _ = errors.send(error);
+        if unmount(&self.dir, Unmount::ByForce).is_err() {
+            std::process::abort();
+        }
+    }
+
+    /// Whether the kernel has ended the mount.
+    fn is_gone(&self) -> bool {
+        let mut device = [PollFd::new(&*self.device, PollFlags::empty())];
+        let is_ready = poll(&mut device, Some(&Timespec::default()));
+        is_ready.is_ok() && device[0].revents().contains(PollFlags::ERR)
     }
 
     fn serve(
         self: &Arc<Self>,
-        mut channel: Box<dyn Channel>,
+        mut channel: DeviceChannel,
         errors: &Sender<io::Error>,
     ) -> io::Result<()> {
         let enough = waiting_threads();
@@ -162,9 +287,7 @@ impl Pool {
             }
             if others == 0 && self.threads.load(Ordering::Relaxed) < MOST_THREADS {
                 // Without one more, those that there are serve on.
-                if let Ok(channel) = self.channel() {
-                    let _ = self.start(channel, errors);
-                }
+                let _ = self.device().and_then(|channel| self.start(channel, errors));
             }
             if let Err(error) = channel.answer(&self.dispatcher) {
                 self.dispatcher.report(&Error::io("answering the kernel", error));
@@ -176,6 +299,35 @@ impl Pool {
     }
 }
 
+/// How many entries each of so many queues has, for a process that may have so many descriptors: half of them are for others.
+fn entries(queues: u16, descriptors: Option<u64>) -> io::Result<usize> {
+    let queues = usize::from(queues);
+    let each = (MOST_THREADS / queues).max(LEAST_ENTRIES);
+    let all = each * queues;
+    if all > MOST_ENTRIES {
+        let what = format!("{queues} CPUs are too many for FUSE over io_uring");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+    }
+    match descriptors {
+        Some(most) if all as u64 > most / 2 => {
+            let what = format!(
+                "FUSE over io_uring takes {all} descriptors, more than half of the {most} that RLIMIT_NOFILE allows"
+            );
+            Err(io::Error::new(io::ErrorKind::QuotaExceeded, what))
+        }
+        _ => Ok(each),
+    }
+}
+
+/// Starts a thread.
+fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let run = move || {
+        let _ends = EndWithPanic;
+        run();
+    };
+    thread::Builder::new().name("fuse".to_owned()).spawn(run).map(drop)
+}
+
 /// Ends the process when its thread panics.
 struct EndWithPanic;
 
@@ -183,6 +335,28 @@ impl Drop for EndWithPanic {
     fn drop(&mut self) {
         if thread::panicking() {
             std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_machines_and_limits_bear() {
+        for (queues, descriptors, expected) in [
+            (1, Some(1024), 64),
+            (2, Some(128), 32),
+            (2, None, 32),
+            (16, Some(1024), 8),
+            (64, Some(1024), 8),
+            (128, Some(4096), 8),
+        ] {
+            assert_eq!(entries(queues, descriptors).ok(), Some(expected), "{queues} queues");
+        }
+        for (queues, descriptors) in [(2, Some(127)), (128, Some(1024)), (129, None)] {
+            assert!(entries(queues, descriptors).is_err(), "{queues}, {descriptors:?}");
         }
     }
 }

@@ -8,6 +8,13 @@
 //! answer    | OutHeader 16 | fixed part | names or data |
 //! ```
 //!
+//! Over io_uring the parts lie apart, in two buffers that request and answer share. The fixed part of an answer is in its payload:
+//!
+//! ```text
+//! RingHeader 288 | InHeader or OutHeader, of 128 | fixed part of the request, of 128 | which request, length of the payload 32 |
+//! payload        | names or data |
+//! ```
+//!
 //! The names are those of the protocol (`linux/fuse.h`), version 7.31 and later; a kernel that speaks an older one is refused.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -15,7 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The version that is spoken. The minor one is that of the newest structures below.
 pub(crate) const MAJOR: u32 = 7;
 /// See [`MAJOR`].
-pub(crate) const MINOR: u32 = 41;
+pub(crate) const MINOR: u32 = 42;
 /// The oldest minor version whose structures are these.
 pub(crate) const OLDEST_MINOR: u32 = 31;
 
@@ -83,6 +90,7 @@ bitflags::bitflags! {
         const CACHE_SYMLINKS = 1 << 23;
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
+        const OVER_IO_URING = 1 << 41;
     }
 
     /// Which attributes SETATTR sets.
@@ -102,6 +110,9 @@ bitflags::bitflags! {
 
 /// SETXATTR of an access control list: the set-group-id bit goes.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
+
+/// FSYNC of the data alone.
+pub(crate) const FSYNC_FDATASYNC: u32 = 1;
 
 /// An open file: what the kernel has cached of it stays.
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
@@ -160,6 +171,26 @@ macro_rules! sent {
     )* };
 }
 
+/// The header of a request over io_uring, and of its answer.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub(crate) struct RingHeader {
+    pub(crate) in_out: [u8; 128],
+    pub(crate) op_in: [u8; 128],
+    pub(crate) flags: u64,
+    pub(crate) commit_id: u64,
+    pub(crate) payload_sz: u32,
+    pub(crate) padding: u32,
+    pub(crate) reserved: u64,
+}
+
+/// What io_uring is asked with: that an entry of a queue joins it, or that its answer is taken and the next request given.
+pub(crate) mod ring_command {
+    pub(crate) const REGISTER: u32 = 1;
+    pub(crate) const COMMIT_AND_FETCH: u32 = 2;
+}
+
+const _: () = assert!(size_of::<RingHeader>() == 288);
 const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
 
 received! {
@@ -199,6 +230,8 @@ received! {
     CreateIn, 16 { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     /// RELEASE and RELEASEDIR.
     ReleaseIn, 24 { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
+    /// FSYNC and FSYNCDIR.
+    FsyncIn, 16 { fh: u64, fsync_flags: u32, padding: u32 }
     /// READ, READDIR and READDIRPLUS.
     ReadIn, 40 {
         fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,
@@ -270,6 +303,8 @@ sent! {
     LseekOut, 8 { offset: u64 }
     /// IOCTL.
     IoctlOut, 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
+    /// What io_uring is asked about.
+    RingCommand, 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
     /// What `FS_IOC_FSGETXATTR` gives.
     FsXattr, 28 { xflags: u32, rest: [u32; 6] }
     /// An entry of READDIR, without its name.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileFlags, FileId, FileType, Result, SetAttr, Timestamp, XattrMode,
+    Attr, Errno, Error, FileFlags, FileId, FileType, Result, SetAttr, SetTime, Timestamp, XattrMode,
 };
 use rustix::fs::XattrFlags;
 
@@ -54,7 +54,9 @@ impl Context<'_> {
         let file = self.file()?;
         let now = Timestamp::now();
         let has = |flag| valid.contains(flag);
-        let time_of = |now_flag, flag, at| has(now_flag).then_some(now).or(has(flag).then_some(at));
+        let time_of = |now_flag, flag, at| {
+            has(now_flag).then_some(SetTime::Now).or(has(flag).then_some(SetTime::To(at)))
+        };
         let atime = time(wanted.atime, wanted.atimensec);
         let mtime = time(wanted.mtime, wanted.mtimensec);
         let mut set = SetAttr {

@@ -9,15 +9,18 @@ use crate::attributes::statfs_out;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{
-    BatchForgetIn, ForgetIn, ForgetOne, InitExt, InitFlags, InitIn, InitOut, MAJOR, MINOR,
-    OLDEST_MINOR, ROOT_NODE,
+    BatchForgetIn, FSYNC_FDATASYNC, ForgetIn, ForgetOne, FsyncIn, InitExt, InitFlags, InitIn,
+    InitOut, MAJOR, MINOR, OLDEST_MINOR, ROOT_NODE,
 };
 
 /// The most bytes of one write, and of one read.
 pub(crate) const MAX_BYTES: u32 = 1 << 20;
 
-/// Pages of the most bytes.
-const MAX_PAGES: u16 = 256;
+/// How many pages of the host the most bytes are. No more: what the kernel may ask for has to fit the buffers, however large its pages are.
+fn max_pages(page_size: usize) -> u16 {
+    let bytes = usize::try_from(MAX_BYTES).expect("1 MiB");
+    u16::try_from(bytes / page_size).unwrap_or(u16::MAX).max(1)
+}
 
 /// Requests that the kernel sends ahead of whoever waits for them: reading ahead, and writing what was gathered.
 const MAX_BACKGROUND: u16 = 64;
@@ -58,7 +61,11 @@ impl Dispatcher {
         if offered & InitFlags::INIT_EXT.bits() != 0 {
             offered |= u64::from(arguments.take::<InitExt>()?.flags2) << 32;
         }
-        let flags = WANTED.bits() & offered;
+        let mut wanted = WANTED;
+        wanted.set(InitFlags::OVER_IO_URING, self.has_rings.load(Ordering::Relaxed));
+        let flags = wanted.bits() & offered;
+        let over_ring = flags & InitFlags::OVER_IO_URING.bits() != 0;
+        self.has_rings.store(over_ring, Ordering::Relaxed);
         let has_ext = flags & InitFlags::SETXATTR_EXT.bits() != 0;
         self.has_setxattr_ext.store(has_ext, Ordering::Relaxed);
         let [low, high] = [flags & 0xffff_ffff, flags >> 32];
@@ -72,7 +79,7 @@ impl Dispatcher {
             congestion_threshold: MAX_BACKGROUND * 3 / 4,
             max_write: MAX_BYTES,
             time_gran: 1,
-            max_pages: MAX_PAGES,
+            max_pages: max_pages(rustix::param::page_size()),
             flags2: half(high),
             ..InitOut::default()
         })
@@ -84,14 +91,21 @@ impl Context<'_> {
         out.put(&statfs_out(&self.fs().statfs()?))
     }
 
-    pub(super) fn fsync(&self) -> Result<()> {
-        self.fs().fsync(self.file()?)
+    /// Files that were opened with `O_SYNC` or `O_DSYNC` come here too: the kernel asks for this behind each write to them.
+    pub(super) fn fsync(&self, mut arguments: Arguments<'_>) -> Result<()> {
+        let fsync: FsyncIn = arguments.take()?;
+        let file = self.file()?;
+        if fsync.fsync_flags & FSYNC_FDATASYNC == 0 {
+            self.fs().fsync(file)
+        } else {
+            self.fs().fdatasync(file)
+        }
     }
 
     /// The root stands for the whole mount: `syncfs` does not come through to filesystems in user space, and `offshoot unmount` asks in this way
     /// for what it would do.
-    pub(super) fn fsyncdir(&self) -> Result<()> {
-        if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync() }
+    pub(super) fn fsyncdir(&self, arguments: Arguments<'_>) -> Result<()> {
+        if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync(arguments) }
     }
 
     pub(super) fn forget(&self, mut arguments: Arguments<'_>) -> Result<()> {
@@ -113,6 +127,20 @@ impl Context<'_> {
     fn forget_node(&self, node: u64, count: u64) {
         if let Some(file) = self.to.nodes.forget(node, count) {
             self.to.release(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With pages of 16 KiB the kernel was told of 4 MiB, which no buffer has.
+    #[test]
+    fn the_most_pages_are_the_most_bytes() {
+        for page_size in [4 << 10, 16 << 10, 64 << 10, 1 << 20] {
+            let bytes = usize::from(max_pages(page_size)) * page_size;
+            assert_eq!(u32::try_from(bytes), Ok(MAX_BYTES), "pages of {page_size}");
         }
     }
 }

@@ -1,0 +1,192 @@
+//! Calls that wait in the filesystem, while others want something of it.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::ops::{ControlFlow, Range};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use offshoot_fuse::{MountOptions, ServeOptions, Server, Transport, Unmount, unmount};
+use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::io_uring::{self, SwitchedOn};
+use offshoot_testkit::judges;
+use offshoot_testkit::model::Model;
+use offshoot_vfs::{
+    Attr, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node, Parent,
+    Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Calls that wait: one less than a queue of io_uring serves at a time at the least.
+const HELD: usize = 7;
+
+/// Where `fsync` waits.
+#[derive(Default)]
+struct Door {
+    /// How many wait, and whether they need not any more.
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Door {
+    fn pass(&self) {
+        let mut state = self.state.lock().expect("nobody panics");
+        state.0 += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).expect("nobody panics"));
+    }
+
+    /// Waits until so many wait here; whether they came.
+    fn has(&self, count: usize) -> bool {
+        let state = self.state.lock().expect("nobody panics");
+        let patience = Duration::from_secs(30);
+        let waited = self.changed.wait_timeout_while(state, patience, |(held, _)| *held < count);
+        !waited.expect("nobody panics").1.timed_out()
+    }
+
+    fn open(&self) {
+        self.state.lock().expect("nobody panics").1 = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The model, but that `fsync` waits.
+struct Held {
+    model: Model,
+    door: Arc<Door>,
+}
+
+/// Methods that the model has as well.
+macro_rules! as_the_model {
+    ($(fn $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($arg: $kind),*) -> $result {
+            self.model.$name($($arg),*)
+        })*
+    };
+}
+
+impl FileSystem for Held {
+    as_the_model! {
+        fn root() -> FileId;
+        fn statfs() -> Result<StatFs>;
+        fn lookup(dir: FileId, name: &[u8]) -> Result<FileId>;
+        fn parent(dir: FileId) -> Result<Option<Parent>>;
+        fn attr(file: FileId) -> Result<Attr>;
+        fn read_dir(dir: FileId, after: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>) -> Result<()>;
+        fn read_link(file: FileId) -> Result<Vec<u8>>;
+        fn xattr(file: FileId, name: &[u8]) -> Result<Vec<u8>>;
+        fn xattrs(file: FileId, visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<()>;
+        fn read(file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize>;
+        fn read_data(file: FileId, range: Range<u64>, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()>;
+        fn next_data(file: FileId, offset: u64) -> Result<Option<Range<u64>>>;
+        fn prefetch(files: &[FileId]) -> ();
+    }
+}
+
+impl FileSystemMut for Held {
+    as_the_model! {
+        fn mknod(place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
+        fn mkdir(place: Place<'_>, new: &NewFile) -> Result<FileId>;
+        fn symlink(place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+        fn create_unnamed(dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
+        fn link(file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn unlink(place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn rmdir(place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn rename_with(from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp) -> Result<()>;
+        fn set_attr(file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
+        fn set_flags(file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
+        fn write(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+        fn write_direct(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
+        fn fallocate(file: FileId, what: Fallocate, offset: u64, len: u64, at: Timestamp) -> Result<()>;
+        fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
+        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<bool>;
+        fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+        fn set_xattr(file: FileId, name: &[u8], value: &[u8], mode: XattrMode, at: Timestamp) -> Result<()>;
+        fn remove_xattr(file: FileId, name: &[u8], at: Timestamp) -> Result<()>;
+        fn open(file: FileId) -> Result<()>;
+        fn release(file: FileId) -> Result<()>;
+        fn sync() -> Result<()>;
+    }
+
+    fn fsync(&self, file: FileId) -> Result<()> {
+        self.door.pass();
+        self.model.fsync(file)
+    }
+}
+
+/// Has the calls of this thread made on one CPU, and so come to one queue.
+fn stay() {
+    let mut cpus = CpuSet::new();
+    cpus.set(0);
+    sched_setaffinity(None, &cpus).expect("there is a first CPU");
+}
+
+/// Lets calls wait on a mount, and asks for something else meanwhile.
+fn others_are_served(transport: Transport) {
+    let dir = scratch_dir();
+    let door = Arc::new(Door::default());
+    let fs = Held { model: Model::made_at(Timestamp::now()), door: door.clone() };
+    let how = MountOptions {
+        source: "held".into(),
+        subtype: "held",
+        read_only: false,
+        allow_other: false,
+        suid: false,
+        dev: false,
+        exec: true,
+    };
+    let options = ServeOptions { transport, ..ServeOptions::default() };
+    let server = Server::start(Box::new(fs), dir.path(), &how, options).expect("a mount");
+    assert_eq!(server.transport(), transport);
+    let serving = thread::spawn(move || server.wait());
+    let files: Vec<_> = (0..HELD)
+        .map(|number| File::create(dir.path().join(number.to_string())).expect("a file"))
+        .collect();
+    let waiting: Vec<_> = files
+        .into_iter()
+        .map(|file| {
+            thread::spawn(move || {
+                stay();
+                file.sync_all()
+            })
+        })
+        .collect();
+    let have_come = door.has(HELD);
+    let (sender, answers) = channel();
+    let name = dir.path().join("nothing");
+    let asking = thread::spawn(move || {
+        stay();
+        sender.send(fs::metadata(name)).expect("it is waited for");
+    });
+    let answer = answers.recv_timeout(Duration::from_secs(30));
+    door.open();
+    let stored = waiting.into_iter().all(|call| call.join().is_ok_and(|result| result.is_ok()));
+    // Who asked may tell nobody any more.
+    let _ = asking.join();
+    unmount(dir.path(), Unmount::Unused).expect("nobody uses it");
+    serving.join().expect("no panic").expect("a good end");
+    assert!(have_come, "not all calls came to the filesystem");
+    assert!(stored, "not all calls that waited went well");
+    let error = answer.expect("an answer while others wait").expect_err("it is not there");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn over_the_device_others_are_served_while_calls_wait() {
+    let Some(_judges) = judges::require() else { return };
+    others_are_served(Transport::Device);
+}
+
+/// An entry that was registered when the others had calls already got nothing of what waited.
+#[test]
+fn over_io_uring_others_are_served_while_calls_wait() {
+    let Some(_judges) = judges::require() else { return };
+    if let Err(reason) = io_uring::can_be_had() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let _switched = SwitchedOn::new().expect("the switch can be turned");
+    others_are_served(Transport::IoUring);
+}
