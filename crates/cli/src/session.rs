@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Report, Reporter, SubvolumeId, Volume};
+use offshoot_btrfs::{
+    Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
+};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
@@ -37,15 +39,30 @@ pub(crate) struct Opening {
     pub(crate) is_stored: bool,
     /// How data is compressed that is written.
     pub(crate) compress: Option<Compress>,
+    /// How the data of new files is stored.
+    pub(crate) new_files: NewFiles,
+    /// The largest file that is kept in its extent item, in bytes; `None` for the usual one.
+    pub(crate) max_inline: Option<u64>,
     /// How often it commits by itself; `None` for the usual time.
     pub(crate) commit: Option<Duration>,
+    /// Whether fsync writes the tree log instead of committing.
+    pub(crate) tree_log: bool,
     /// Who is told of what was survived; `None` for the console, which shows the first ones.
     pub(crate) reporter: Option<Reporter>,
 }
 
 impl Opening {
     pub(crate) fn to(access: Access) -> Self {
-        Self { access, is_stored: false, compress: None, commit: None, reporter: None }
+        Self {
+            access,
+            is_stored: false,
+            compress: None,
+            new_files: NewFiles::default(),
+            max_inline: None,
+            commit: None,
+            tree_log: true,
+            reporter: None,
+        }
     }
 }
 
@@ -94,7 +111,7 @@ impl Session {
     fn open_with(
         device: FileDevice,
         arguments: &OpenArguments,
-        Opening { access, is_stored, compress, commit, reporter }: Opening,
+        Opening { access, is_stored, compress, new_files, max_inline, commit, tree_log, reporter }: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
@@ -116,8 +133,13 @@ impl Session {
             ignore_log: is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
             compress,
+            new_files,
+            tree_log,
             ..OpenOptions::default()
         };
+        if let Some(bytes) = max_inline {
+            options.max_inline = bytes;
+        }
         if commit.is_some() {
             options.commit_interval = commit;
         }

@@ -69,6 +69,9 @@ pub(crate) struct Mechanisms {
     /// Let every delayed item keep the space that was reserved for it, and not every leaf of them
     #[arg(long, conflicts_with = "no_delayed_items", help_heading = "To be measured")]
     pub(crate) reserve_by_item: bool,
+    /// Put every item of a directory into logs by itself, and not those that are side by side with one copy
+    #[arg(long, help_heading = "To be measured")]
+    pub(crate) log_by_item: bool,
     /// How many commits may be made to make room for one reservation before it is refused
     #[arg(long, value_name = "N", default_value = "1", help_heading = "To be measured")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=2))]
@@ -106,6 +109,7 @@ impl Mechanisms {
             dirty_bytes,
             delayed_items: !self.no_delayed_items,
             reserve_by_item: self.reserve_by_item,
+            log_by_item: self.log_by_item,
             commits_per_cycle: self.commits_per_cycle,
             latching,
             ..OpenOptions::default()

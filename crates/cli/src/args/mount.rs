@@ -8,8 +8,9 @@ use super::VolumeArguments;
 
 pub(crate) const MOUNT_HELP: &str = "\
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
-compress-force[=...], commit=SECONDS, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
-can be changed), suid, dev, noexec, \
+compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
+can be changed), suid, dev, noexec, io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
+offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), \
 remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
 
 What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \

@@ -8,7 +8,8 @@
 use std::sync::PoisonError;
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, XattrMode,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, SetTime,
+    XattrMode,
 };
 
 use super::original::Original;
@@ -183,8 +184,11 @@ fn fill(
     attr: &Attr,
     buf: &mut Vec<u8>,
 ) -> Result<(), Trouble> {
-    let mut set =
-        SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..SetAttr::default() };
+    let mut set = SetAttr {
+        atime: Some(SetTime::To(attr.atime)),
+        mtime: Some(SetTime::To(attr.mtime)),
+        ..SetAttr::default()
+    };
     if attr.file_type == FileType::Regular {
         let end = match share_data(into, file, original)? {
             Some(end) => end,
@@ -361,7 +365,11 @@ pub(super) fn finish_directory(
 ) -> Result<(), Error> {
     let attr = into.preserve.of(attr);
     let all = if is_new { SetAttr::default() } else { owner_and_mode(&attr) };
-    let set = SetAttr { atime: Some(attr.atime), mtime: Some(attr.mtime), ..all };
+    let set = SetAttr {
+        atime: Some(SetTime::To(attr.atime)),
+        mtime: Some(SetTime::To(attr.mtime)),
+        ..all
+    };
     into.fs.set_attr(file, &set, into.at)
 }
 

@@ -19,7 +19,10 @@ const WINDOW: Duration = Duration::from_secs(10);
 const SYSLOG: &str = "/dev/log";
 
 /// A daemon has an error to tell (RFC 3164).
-const PRIORITY: u32 = 3 * 8 + 3;
+const ERROR: u32 = 3 * 8 + 3;
+
+/// A daemon has something to tell that nobody need do anything about.
+const NOTE: u32 = 3 * 8 + 6;
 
 /// Where messages go.
 pub(super) struct Log {
@@ -58,23 +61,29 @@ impl Log {
             let left_out = state.lines.saturating_sub(MOST_LINES);
             (state.began, state.lines) = (Instant::now(), 0);
             if left_out > 0 {
-                self.write(&state, &format_args!("{left_out} more messages were left out"));
+                let text = format_args!("{left_out} more messages were left out");
+                self.write(&state, ERROR, &text);
             }
         }
         state.lines += 1;
         if state.lines <= MOST_LINES {
-            self.write(&state, text);
+            self.write(&state, ERROR, text);
         }
     }
 
-    fn write(&self, state: &State, text: &dyn fmt::Display) {
+    /// Writes what is no error.
+    pub(super) fn note(&self, text: &dyn fmt::Display) {
+        self.write(&self.state.lock().unwrap_or_else(PoisonError::into_inner), NOTE, text);
+    }
+
+    fn write(&self, state: &State, priority: u32, text: &dyn fmt::Display) {
         match &state.system {
             Some(system) => {
                 let text = text.to_string();
                 let text = crate::output::message(&text);
                 let pid = std::process::id();
                 // A log that is full or gone must not keep a mount from being served.
-                let _ = system.send(format!("<{PRIORITY}>offshoot[{pid}]: {text}").as_bytes());
+                let _ = system.send(format!("<{priority}>offshoot[{pid}]: {text}").as_bytes());
             }
             None => self.console.error(text),
         }

@@ -11,8 +11,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use offshoot_btrfs::Compress;
-use offshoot_fuse::Owner;
+use offshoot_btrfs::{Compress, NewFiles};
+use offshoot_fuse::{Owner, Transport};
 use offshoot_vfs::Error;
 
 use crate::exit::{Failure, Result};
@@ -29,9 +29,14 @@ pub(crate) struct Wanted {
     pub(crate) degraded: bool,
     pub(crate) remount: bool,
     pub(crate) owner: Owner,
+    pub(crate) transport: Transport,
     pub(crate) subvolume: Option<OsString>,
     pub(crate) compress: Option<Compress>,
+    pub(crate) new_files: NewFiles,
+    pub(crate) max_inline: Option<u64>,
     pub(crate) commit: Option<Duration>,
+    /// Whether fsync writes the tree log instead of committing.
+    pub(crate) tree_log: bool,
     pub(crate) devices: Vec<PathBuf>,
 }
 
@@ -46,16 +51,20 @@ impl Default for Wanted {
             degraded: false,
             remount: false,
             owner: Owner::default(),
+            transport: Transport::default(),
             subvolume: None,
             compress: None,
+            new_files: NewFiles::default(),
+            max_inline: None,
             commit: None,
+            tree_log: true,
             devices: Vec::new(),
         }
     }
 }
 
 /// What says nothing to this program, or what is so anyway.
-const LET_BE: [&str; 33] = [
+const LET_BE: [&str; 31] = [
     "defaults",
     "auto",
     "noauto",
@@ -70,18 +79,17 @@ const LET_BE: [&str; 33] = [
     "loud",
     "async",
     "noatime",
+    // The kernel keeps no access times of what is mounted through FUSE, so both say the same.
+    "relatime",
     "nodiratime",
     "nolazytime",
     "norelatime",
     "nostrictatime",
     "default_permissions",
-    "datacow",
-    "datasum",
     "nodiscard",
     "noflushoncommit",
     "noautodefrag",
     "barrier",
-    "treelog",
     "acl",
     "space_cache=v2",
     "nossd",
@@ -92,26 +100,21 @@ const LET_BE: [&str; 33] = [
 ];
 
 /// What the kernel's btrfs does and this program does not.
-const UNSUPPORTED: [&str; 31] = [
+const UNSUPPORTED: [&str; 26] = [
     // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
     "writeback",
     "sync",
     "dirsync",
-    "relatime",
     "strictatime",
     "lazytime",
     "diratime",
     "mand",
-    "nodatacow",
-    "nodatasum",
     "nobarrier",
-    "notreelog",
     "discard",
     "discard=sync",
     "discard=async",
     "flushoncommit",
     "autodefrag",
-    "max_inline",
     "metadata_ratio",
     "thread_pool",
     "fatal_errors",
@@ -137,6 +140,14 @@ impl Wanted {
         Ok(wanted)
     }
 
+    /// What is compressed has checksums, and is never overwritten in place: the last of such options counts, as for the kernel.
+    fn compress(&mut self, compress: Option<Compress>) {
+        self.compress = compress;
+        if compress.is_some() {
+            self.new_files = NewFiles::Copied;
+        }
+    }
+
     fn add(&mut self, option: &str, sloppy: bool) -> Result {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -152,10 +163,14 @@ impl Wanted {
             ("exec", None) => self.exec = true,
             ("noexec", None) => self.exec = false,
             ("allow_other", None) => self.allow_other = true,
+            ("io_uring", None) => self.transport = Transport::IoUring,
+            ("noio_uring", None) => self.transport = Transport::Device,
             ("degraded", None) => self.degraded = true,
             ("remount", None) => self.remount = true,
             ("uid", Some(value)) => self.owner.uid = Some(number(option, value)?),
             ("gid", Some(value)) => self.owner.gid = Some(number(option, value)?),
+            ("treelog", None) => self.tree_log = true,
+            ("notreelog", None) => self.tree_log = false,
             ("subvolid", Some(value)) => {
                 // The top level has two names.
                 let id = match number::<u64>(option, value)? {
@@ -173,8 +188,22 @@ impl Wanted {
                 let secs = number(option, value)?;
                 self.commit = (secs > 0).then(|| Duration::from_secs(secs));
             }
-            ("compress" | "compression", value) => self.compress = compress(option, value, false)?,
-            ("compress-force", value) => self.compress = compress(option, value, true)?,
+            ("compress" | "compression", value) => self.compress(compress(option, value, false)?),
+            ("compress-force", value) => self.compress(compress(option, value, true)?),
+            ("nodatacow", None) => {
+                self.new_files = NewFiles::InPlace;
+                self.compress = None;
+            }
+            ("nodatasum", None) if self.new_files == NewFiles::Copied => {
+                self.new_files = NewFiles::WithoutChecksums;
+            }
+            // The one goes with the other, and stays when that is taken back.
+            ("datacow", None) if self.new_files == NewFiles::InPlace => {
+                self.new_files = NewFiles::WithoutChecksums;
+            }
+            ("nodatasum" | "datacow", None) => {}
+            ("datasum", None) => self.new_files = NewFiles::Copied,
+            ("max_inline", Some(value)) => self.max_inline = Some(size(option, value)?),
             _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
             _ if LET_BE.contains(&option) => {}
             _ if UNSUPPORTED.contains(&name) || UNSUPPORTED.contains(&option) => {
@@ -185,6 +214,18 @@ impl Wanted {
         }
         Ok(())
     }
+}
+
+/// A size in bytes, which may end with a unit.
+fn size(option: &str, value: &str) -> Result<u64> {
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &value[digits.len()..] {
+        "" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        _ => return number(option, value),
+    };
+    Ok(number::<u64>(option, digits)?.saturating_mul(1 << shift))
 }
 
 fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
@@ -224,23 +265,42 @@ mod tests {
         assert!(!wanted.read_only && !wanted.exec && wanted.dev && !wanted.suid);
         assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume), Some("5".into()));
         assert_eq!(parse("compress=zlib,compress=none").ok(), Some(Wanted::default()));
+        assert_eq!(parse("notreelog").map(|wanted| wanted.tree_log).ok(), Some(false));
+        assert_eq!(parse("notreelog,treelog").ok(), Some(Wanted::default()));
         assert_eq!(parse("commit=0").ok(), Some(Wanted::default()));
+        let stored = |options| {
+            let wanted = parse(options).expect("all of them are known");
+            (wanted.new_files, wanted.compress.is_some())
+        };
+        assert_eq!(stored("compress=zstd,nodatacow"), (NewFiles::InPlace, false));
+        assert_eq!(stored("nodatacow,nodatasum"), (NewFiles::InPlace, false));
+        assert_eq!(stored("nodatacow,datacow"), (NewFiles::WithoutChecksums, false));
+        assert_eq!(stored("nodatacow,datasum"), (NewFiles::Copied, false));
+        assert_eq!(stored("nodatacow,compress=zstd"), (NewFiles::Copied, true));
+        let inline = |options| parse(options).ok().and_then(|wanted| wanted.max_inline);
+        assert_eq!(["max_inline=0", "max_inline=4k"].map(inline), [Some(0), Some(4096)]);
     }
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        for option in
-            ["nodatacow", "discard=async", "max_inline=2048", "relatime", "writeback", "norecovery"]
-        {
+        for option in ["flushoncommit", "discard=async", "strictatime", "writeback", "norecovery"] {
             let refused = parse(option).map_err(|failure| failure.to_string());
             assert_eq!(refused, Err(format!("not supported: the mount option {option}")));
         }
-        for option in ["bogus", "uid=root", "subvol", "ro=1", "compress=gzip", "commit=soon", "uid"]
-        {
+        for option in [
+            "bogus",
+            "uid=root",
+            "subvol",
+            "ro=1",
+            "compress=gzip",
+            "commit=soon",
+            "uid",
+            "max_inline=4x",
+        ] {
             let refused = parse(option);
             assert!(matches!(refused, Err(Failure::Usage(_))), "{option}: {refused:?}");
         }
         assert!(Wanted::parse(&["bogus".to_owned()], true).is_ok());
-        assert!(Wanted::parse(&["nodatacow".to_owned()], true).is_err());
+        assert!(Wanted::parse(&["discard".to_owned()], true).is_err());
     }
 }

@@ -13,7 +13,7 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
-use offshoot_fuse::{Control, MountOptions, ServeOptions, Server, Unmount, unmount};
+use offshoot_fuse::{Control, MountOptions, ServeOptions, Server, Transport, Unmount, unmount};
 use offshoot_vfs::Error;
 use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
@@ -67,6 +67,10 @@ pub(super) fn serve(
         }
         return Err(failure);
     }
+    log.note(&match server.transport() {
+        Transport::Device => format_args!("served over /dev/fuse"),
+        _ => format_args!("served over io_uring"),
+    });
     server.wait().map_err(|error| {
         log.line(&format_args!("the end of the mount: {error}"));
         error.into()
@@ -97,7 +101,10 @@ fn start(
     let access = if wanted.read_only { Access::Read } else { Access::Write };
     let opening = Opening {
         compress: wanted.compress,
+        new_files: wanted.new_files,
+        max_inline: wanted.max_inline,
         commit: wanted.commit,
+        tree_log: wanted.tree_log,
         reporter: Some(Arc::new(reporter)),
         ..Opening::to(access)
     };
@@ -105,6 +112,7 @@ fn start(
     let for_errors = log.clone();
     let options = ServeOptions {
         owner: wanted.owner,
+        transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
     };
     Ok(Server::start(Box::new(fs), dir, mount, options)?)
@@ -141,17 +149,17 @@ impl Streams {
         // It fails for the leader of a group alone, which is in a session of its own already or has no terminal to leave.
         let _ = rustix::process::setsid();
         std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
-        out.write_all(b"\n")?;
-        out.flush()?;
         let point = |result: rustix::io::Result<()>| {
             result.map_err(|errno: Errno| failed("standard streams", errno.into()))
         };
-        point(dup2_stdout(self.null.as_fd()))?;
+        // Whoever is told that the mount can be used finds in the log what is said from then on.
         point(dup2_stderr(self.errors.as_fd()))?;
         if self.is_system {
             log.use_system();
         }
-        Ok(())
+        out.write_all(b"\n")?;
+        out.flush()?;
+        point(dup2_stdout(self.null.as_fd()))
     }
 }
 

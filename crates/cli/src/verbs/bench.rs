@@ -119,11 +119,8 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
         given => given,
     };
     // What the log gets is what was not committed before.
-    let options = OpenOptions {
-        commit_interval: None,
-        tree_log: true,
-        ..arguments.volume.mechanisms.options(dirty_bytes)
-    };
+    let options =
+        OpenOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
     let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&engine)?;

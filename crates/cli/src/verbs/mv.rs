@@ -73,14 +73,16 @@ fn rename(
         let what = format!("{shown} and {} are one file", Escaped(&shown_new));
         return fail(Errno::INVAL, what);
     }
-    fs.rename_with(from, to, how, at).map_err(|error| match error {
-        Error::Posix { errno: Errno::XDEV, .. } => Error::posix(
-            Errno::XDEV,
-            format!("{shown} to {}, in another subvolume; copy and remove it", Escaped(&shown_new)),
-        ),
-        Error::Posix { errno, .. } => {
-            Error::posix(errno, format!("{shown} to {}", Escaped(&shown_new)))
-        }
-        other => at_path(other, source),
+    fs.rename_with(from, to, how, at).map_err(|error| {
+        let Error::Posix { errno, .. } = error else { return at_path(error, source) };
+        let (between, advice) = match how {
+            Rename::Exchange => {
+                ("and", "of two subvolumes; only subvolumes themselves can be exchanged then")
+            }
+            _ => ("to", "in another subvolume; copy and remove it"),
+        };
+        let what = format!("{shown} {between} {}", Escaped(&shown_new));
+        let what = if errno == Errno::XDEV { format!("{what}, {advice}") } else { what };
+        Error::posix(errno, what)
     })
 }

@@ -92,6 +92,64 @@ fn extended_attributes_are_those_of_getfattr() {
     }
 }
 
+/// Lists that name others are set and shown as attributes; they are what `setfacl` makes, and new files inherit from them.
+#[test]
+fn access_lists_are_those_of_setfacl() {
+    let dir = scratch_dir();
+    let (dir, image) = (dir.path(), dir.path().join("v.img"));
+    volume(dir, "v.img", 256);
+    let list = |entries: &[(u16, u16, u32)]| {
+        let entry = |&(tag, may, id): &(u16, u16, u32)| {
+            let [tag, may] = [tag, may].map(u16::swap_bytes);
+            format!("{tag:04x}{may:04x}{:08x}", id.swap_bytes())
+        };
+        format!("0x02000000{}", entries.iter().map(entry).collect::<String>())
+    };
+    let none = u32::MAX;
+    let access = list(&[
+        (1, 7, none),
+        (2, 6, 1000),
+        (4, 5, none),
+        (8, 1, 100),
+        (16, 7, none),
+        (32, 0, none),
+    ]);
+    let default = list(&[(1, 7, none), (2, 7, 1000), (4, 5, none), (16, 5, none), (32, 4, none)]);
+    does(dir, "mkdir v.img:/ours");
+    does(dir, &format!("setfattr -n system.posix_acl_access -v {access} v.img:/ours"));
+    does(dir, &format!("setfattr -n system.posix_acl_default -v {default} v.img:/ours"));
+    does(dir, "mkdir v.img:/ours/by-ours");
+    assert!(does(dir, "stat v.img:/ours").contains("(0770/"));
+    let no_list = "setfattr -n system.posix_acl_access -v 0x02000000ff v.img:/ours";
+    fails(dir, no_list, 1);
+    check(&image);
+    if judges::require().is_some() {
+        let script = "umask 022; mkdir theirs; \
+            setfacl --set u::rwx,u:1000:rw,g::rx,g:100:x,m::rwx,o::- theirs; \
+            setfacl -d --set u::rwx,u:1000:rwx,g::rx,m::rx,o::r theirs; mkdir theirs/by-ours; \
+            for one in ours theirs; do mkdir $one/sub; : > $one/file; \
+            for file in $one $one/by-ours $one/sub $one/file; do getfacl -cn $file; done; \
+            echo end; done";
+        let said = kernel(&image, script);
+        let [ours, theirs, ""] = said.split("end\n").collect::<Vec<_>>()[..] else {
+            panic!("{said}")
+        };
+        assert_eq!(ours, theirs);
+        for name in ["access", "default"] {
+            let shown = |dir_of| {
+                let line = format!("getfattr -n system.posix_acl_{name} v.img:/{dir_of}");
+                let said = does(dir, &line);
+                said.split_once('\n').expect("a file and its attribute").1.to_owned()
+            };
+            assert_eq!(shown("ours"), shown("theirs"), "{name}");
+            assert_eq!(shown("ours/sub"), shown("theirs/sub"), "{name}");
+        }
+        does(dir, "setfattr -x system.posix_acl_default v.img:/theirs");
+        check(&image);
+        assert!(!kernel(&image, "getfacl -cn theirs").contains("default:"));
+    }
+}
+
 #[test]
 fn fallocate_does_what_that_of_the_host_does() {
     let dir = scratch_dir();

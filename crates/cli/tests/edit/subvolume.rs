@@ -63,6 +63,10 @@ fn subvolumes_come_and_go() {
     assert!(said.contains("/snapshots/alice is a subvolume"), "{said}");
     assert!(fails(dir, "subvolume delete v.img:/snapshots", 1).contains("is no subvolume"));
     assert!(fails(dir, "subvolume snapshot v.img:/snapshots v.img:/x", 1).contains("no subvolume"));
+    let said = fails(dir, "mv v.img:/snapshots v.img:/home/snapshots", 1);
+    assert!(said.contains("copy and remove it"), "{said}");
+    let said = fails(dir, "mv --exchange -T v.img:/snapshots v.img:/home/alice", 1);
+    assert!(said.contains("only subvolumes themselves can be exchanged"), "{said}");
     does(dir, "mv v.img:/snapshots/alice v.img:/moved");
     does(dir, "subvolume delete v.img:/home/alice v.img:/home v.img:/moved");
     check(&image);

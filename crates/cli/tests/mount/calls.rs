@@ -664,6 +664,33 @@ impl Calls<'_> {
         self.said.push(format!("the parent is the root: {is_root}"));
     }
 
+    /// Sets times to now and to given moments.
+    fn touch(&mut self, name: &str) {
+        use rustix::fs::{UTIME_NOW, UTIME_OMIT};
+        const EARLY: i64 = 1_000_000_000;
+        let time = |tv_nsec| Timespec { tv_sec: EARLY, tv_nsec };
+        for [accessed, modified] in [
+            [7, 8],
+            [UTIME_NOW, UTIME_NOW],
+            [UTIME_NOW, UTIME_OMIT],
+            [UTIME_OMIT, UTIME_NOW],
+            [7, UTIME_NOW],
+        ] {
+            let times =
+                Timestamps { last_access: time(accessed), last_modification: time(modified) };
+            let changed = rustix::fs::utimensat(CWD, self.path(name), &times, AtFlags::empty());
+            self.note(&format!("utimens {accessed} {modified}"), changed);
+            let stat = rustix::fs::lstat(self.path(name));
+            self.note("new times", stat.map(|s| (s.st_atime > EARLY, s.st_mtime > EARLY)));
+        }
+        let changed = rustix::fs::chmod(self.path(name), mode(0o644));
+        self.note("chmod", changed);
+        self.note_io(
+            "truncate",
+            OpenOptions::new().write(true).truncate(true).open(self.path(name)).map(drop),
+        );
+    }
+
     fn flags(&mut self) {
         use rustix::fs::IFlags;
         self.mkdir("flags", 0o755);
@@ -676,6 +703,7 @@ impl Calls<'_> {
             self.note(&format!("setflags {flags:?}"), set);
             let got = rustix::fs::ioctl_getflags(&file);
             self.note("getflags", got);
+            self.touch("flags/file");
             for append in [false, true] {
                 let opened =
                     OpenOptions::new().write(true).append(append).open(self.path("flags/file"));

@@ -5,16 +5,26 @@
 //! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
 //! | `calls` | those calls |
 //! | `ends` | `btrfs check`, and what was promised: unmounting, signals, SIGKILL under load, full volumes |
-//! | `suites` | suites that others wrote |
+//! | `suites` | suites that others wrote: `pjdfstest` and `fsx` |
+//! | `work` | real programs, which check what they did; `btrfs check`, and the kernel's mount showing the same bytes |
+//! | `power` | a database, after power cuts |
+//! | `campaign` | the same for long, with data stored in every way |
 //! | `refused` | what is not done: options, volumes in use, directories that are not there |
+//! | `transports` | the log, which says what it is served over |
+//!
+//! They are run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`: `cargo xtask test` does both.
 //!
 //! They need root and `/dev/fuse`. Where the other judges are, that has to be there too.
 
 mod calls;
+mod campaign;
 mod ends;
+mod power;
 mod refused;
 mod same;
 mod suites;
+mod transports;
+mod work;
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -22,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use offshoot_testkit::disks::{Disks, scratch_dir};
+use offshoot_testkit::io_uring::SwitchedOn;
 use offshoot_testkit::judges::{self, Judges};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -69,16 +80,35 @@ struct Mounted {
     dir: TempDir,
     child: Child,
     log: PathBuf,
+    /// What it is served over, as it says itself.
+    transport: &'static str,
+    _switched: Option<SwitchedOn>,
 }
 
 impl Mounted {
     /// Mounts `image` with these options.
     #[track_caller]
     fn new(image: &Path, options: &str) -> Self {
+        let is_ring = std::env::var_os("OFFSHOOT_TEST_TRANSPORT").is_some_and(|t| t == "io_uring");
+        let switched = is_ring.then(|| SwitchedOn::new().expect("the kernel has it"));
+        let (word, transport) =
+            if is_ring { ("io_uring", "io_uring") } else { ("noio_uring", "/dev/fuse") };
+        Self::serve(command(), image, &format!("{options},{word}"), transport, switched)
+    }
+
+    /// Mounts `image` with a program that is started by `command`, which is served over `transport`.
+    #[track_caller]
+    fn serve(
+        mut command: Command,
+        image: &Path,
+        options: &str,
+        transport: &'static str,
+        switched: Option<SwitchedOn>,
+    ) -> Self {
         let dir = scratch_dir();
         // Beside the image, where it goes with it.
         let log = image.with_extension("log");
-        let mut child = command()
+        let mut child = command
             .args(["mount", "--in-background", "-o", options, "--log"])
             .args([log.as_os_str(), image.as_os_str(), dir.path().as_os_str()])
             .stdout(Stdio::piped())
@@ -87,7 +117,7 @@ impl Mounted {
         let mut ready = [0];
         let output = child.stdout.as_mut().expect("a pipe");
         let is_ready = output.read_exact(&mut ready).is_ok();
-        let mounted = Self { dir, child, log };
+        let mounted = Self { dir, child, log, transport, _switched: switched };
         assert!(is_ready, "{} is not mounted with {options:?}", image.display());
         mounted
     }
@@ -96,9 +126,14 @@ impl Mounted {
         self.dir.path()
     }
 
-    /// What it had to say so far.
+    /// What it had to say so far, but for what it is served over.
     fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        log.replace(&self.served(), "")
+    }
+
+    fn served(&self) -> String {
+        format!("offshoot: served over {}\n", self.transport)
     }
 
     fn signal(&self, signal: Signal) {
@@ -112,6 +147,8 @@ impl Mounted {
         let status = self.child.wait().expect("a child");
         assert!(status.success(), "it ends with {status}: {}", self.log());
         assert_eq!(self.log(), "");
+        let log = std::fs::read_to_string(&self.log).expect("a log");
+        assert!(log.contains(&self.served()), "{log}");
     }
 
     /// Unmounts it with the program.

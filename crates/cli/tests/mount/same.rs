@@ -110,6 +110,53 @@ fn numbers_are_stable_and_unique() {
     mounted.unmount();
 }
 
+/// Options have new files stored as the kernel does with the same ones: with which flags, and which of them in the tree.
+#[test]
+fn options_store_the_same() {
+    let Some(judges) = require() else { return };
+    for options in [
+        "rw",
+        "nodatacow",
+        "nodatasum",
+        "compress=zstd,nodatacow",
+        "nodatacow,datacow",
+        "nodatacow,compress-force=zlib",
+        "max_inline=0",
+        "max_inline=4095,nodatasum",
+        "max_inline=1k",
+    ] {
+        let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
+        theirs.mkfs(&[]);
+        let mounted = Mounted::new(&ours.images()[0], options);
+        let kernel = theirs.mount(options);
+        for root in [mounted.path(), kernel.path()] {
+            std::fs::create_dir(root.join("dir")).expect("a directory");
+            for len in [0, 1, 1024, 1025, 2048, 2049, 4094, 4095, 4096, 4097, 20_000] {
+                let name = root.join(format!("dir/{len}"));
+                std::fs::write(name, vec![b'x'; len]).expect("a file");
+            }
+        }
+        drop(kernel);
+        mounted.unmount();
+        assert_eq!(how_stored(&ours), how_stored(&theirs), "with {options}");
+        ours.assert_checks();
+    }
+}
+
+/// The flags of inodes, and the kinds of extents, in the order of the tree.
+fn how_stored(disks: &Disks) -> Vec<String> {
+    let image = disks.images()[0].as_os_str();
+    let dump = ["inspect-internal", "dump-tree", "-t", "5"].map(OsStr::new);
+    let said = run("btrfs", &[&dump[..], &[image]].concat());
+    let of_line = |line: &str| {
+        let found = ["flags 0x", "type 0 (inline)", "type 1 (regular)"].map(|word| line.find(word));
+        found.into_iter().flatten().next().map(|at| line[at..].to_owned())
+    };
+    // The block itself has flags, and those of both programs differ.
+    let lines = said.lines().filter(|line| !line.contains("WRITTEN"));
+    lines.filter_map(of_line).collect()
+}
+
 fn entry_number(entry: &std::fs::DirEntry) -> u64 {
     use std::os::unix::fs::DirEntryExt;
     entry.ino()

@@ -2,8 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::random::seed_of_run;
+
+use super::work::end;
 use super::{Mounted, require, volume};
+
+/// The ways of storing data: in each of them suites have to pass.
+pub(super) const WAYS: [&str; 5] =
+    ["rw", "compress-force=zlib", "compress-force=lzo", "compress-force=zstd", "nodatacow"];
 
 /// The program of a suite, which `cargo xtask setup` puts beside what is built.
 #[track_caller]
@@ -25,6 +34,7 @@ utimensat = {}
 
 [settings]
 naptime = 0.01
+allow_remount = true
 # Directories of btrfs have one link, whatever is in them; the kernel's fail it too.
 expected_failures = ["rename::updates_link_parent"]
 
@@ -32,26 +42,112 @@ expected_failures = ["rename::updates_link_parent"]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-#[test]
-fn pjdfstest() {
-    let Some(judges) = require() else { return };
+/// Runs those tests of `pjdfstest` whose names have one of these words, or all, on a volume that is mounted in this way.
+pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least: u32) {
     let program = suite("pjdfstest");
-    let disks = volume(&judges, 512);
-    let mounted = Mounted::new(&disks.images()[0], "allow_other,suid,dev");
+    let disks = volume(judges, 512);
+    let mounted = Mounted::new(&disks.images()[0], &format!("allow_other,suid,dev,{way}"));
     let configuration = disks.images()[0].with_extension("toml");
-    std::fs::write(&configuration, CONFIGURATION).expect("a file");
+    // All but those that remount are run first, because these keep others from writing.
+    let remounts = !words.is_empty();
+    let text =
+        CONFIGURATION.replace("allow_remount = true", &format!("allow_remount = {remounts}"));
+    std::fs::write(&configuration, text).expect("a file");
     let dir = mounted.path().join("dir");
     std::fs::create_dir(&dir).expect("a directory");
     let output = Command::new(program)
         .args(["-c".as_ref(), configuration.as_os_str(), "-p".as_ref(), dir.as_os_str()])
+        .args(words)
         .output()
         .expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}\n{said}", output.status);
+    assert!(output.status.success(), "{way}: {}\n{said}", output.status);
     let passed = said.lines().rfind(|line| line.starts_with("Summary:")).unwrap_or_default();
     let passed = passed.split(", ").find_map(|part| part.strip_suffix(" passed"));
     let passed: u32 = passed.and_then(|number| number.parse().ok()).unwrap_or(0);
-    assert!(passed >= 381, "only {passed} tests passed:\n{said}");
+    assert!(passed >= at_least, "{way}: only {passed} tests passed:\n{said}");
     mounted.unmount();
     disks.assert_checks();
+}
+
+/// What passes of it, and what does where it may remount. The kernel's btrfs passes no more.
+pub(super) const PASSED: u32 = 381;
+pub(super) const PASSED_READ_ONLY: u32 = 13;
+
+#[test]
+fn pjdfstest() {
+    let Some(judges) = require() else { return };
+    run_pjdfstest(&judges, "rw", &[], PASSED);
+}
+
+/// Its tests of a read-only mount, which remount: whoever else uses it meanwhile could not write.
+#[test]
+fn pjdfstest_read_only() {
+    let Some(judges) = require() else { return };
+    run_pjdfstest(&judges, "rw", &["erofs"], PASSED_READ_ONLY);
+}
+
+/// All operations of `fsx`. FUSE passes them all.
+const OPERATIONS: &str = "
+[weights]
+close_open = 2
+invalidate = 2
+mapread = 10
+mapwrite = 10
+read = 10
+write = 10
+truncate = 5
+fsync = 1
+fdatasync = 1
+posix_fallocate = 3
+punch_hole = 5
+sendfile = 3
+posix_fadvise = 2
+copy_file_range = 5
+";
+
+/// Operations with one seed.
+const OPERATIONS_OF_A_SEED: &str = "2000";
+
+/// Runs `fsx` with one seed after the other on a volume that is mounted in this way, for so long. Then the kernel's mount has to show the same.
+fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
+    let program = suite("fsx");
+    let disks = volume(judges, 512);
+    let mounted = Mounted::new(&disks.images()[0], way);
+    let configuration = disks.images()[0].with_extension("toml");
+    std::fs::write(&configuration, OPERATIONS).expect("a file");
+    let (started, mut seeds) = (Instant::now(), 0);
+    while seeds == 0 || started.elapsed() < time {
+        let seed = (first_seed + seeds).to_string();
+        // A file is used more than once, and those of other seeds stay.
+        let file = mounted.path().join(format!("file{}", seeds % 4));
+        let artifacts = disks.images()[0].parent().expect("a directory");
+        let output = Command::new(&program)
+            .args(["-N", OPERATIONS_OF_A_SEED, "-S", &seed, "-f"])
+            .args([configuration.as_os_str(), "-P".as_ref(), artifacts.as_os_str()])
+            .arg(file)
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "-o {way}, -S {seed}: {}\n{said}", output.status);
+        seeds += 1;
+    }
+    println!("fsx with {way}: {seeds} seeds from {first_seed}");
+    end(mounted, &disks);
+}
+
+/// The same in every way, all at once.
+pub(super) fn run_fsx_in_all_ways(judges: &Judges, time: Duration) {
+    let seed = seed_of_run();
+    std::thread::scope(|scope| {
+        for (number, way) in (0..).zip(WAYS) {
+            scope.spawn(move || run_fsx(judges, way, time, seed + number * 1_000_000));
+        }
+    });
+}
+
+#[test]
+fn fsx() {
+    let Some(judges) = require() else { return };
+    run_fsx_in_all_ways(&judges, Duration::from_secs(30));
 }

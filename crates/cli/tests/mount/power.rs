@@ -1,0 +1,116 @@
+//! Power cuts under a database on a mount. The test serves the mount itself, from a device that remembers what could be left of it.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, FileDevice};
+use offshoot_fuse::{MountOptions, ServeOptions, Server, Unmount, unmount};
+use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{FileSystem, FileType, Result};
+
+use super::work::Database;
+use super::{require, volume};
+
+/// States in whose place one is looked at.
+const ONE_OF: u64 = 20;
+
+/// A database commits so many transactions; whatever a power cut leaves has those that were told, and is whole.
+pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
+    let seed = seed_of_run();
+    for journal in ["delete", "wal"] {
+        let disks = volume(judges, 256);
+        let base = FileDevice::open(&disks.images()[0]).expect("an image");
+        let device = Arc::new(CrashDevice::new(Arc::new(base)));
+        serve_a_database(&device, journal, transactions);
+        let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, torn: true };
+        let mut random = Random::new(seed);
+        let mut looked_at = 0;
+        for state in device.log().states(&plan) {
+            let state = state.expect("memory reads");
+            if random.below(ONE_OF) > 0 || state.marks().is_empty() {
+                continue;
+            }
+            let promised = state.marks().last().expect("one").parse().expect("a number");
+            let dir = scratch_dir();
+            let name = format!("{journal}.db");
+            let devices =
+                state.devices.into_iter().map(|one| Arc::new(one) as Arc<dyn BlockDevice>);
+            copy_out(devices.collect(), dir.path())
+                .unwrap_or_else(|error| panic!("{} (seed {seed}): {error}", state.description));
+            Database { file: dir.path().join(name), promised }.assert_whole(seed);
+            looked_at += 1;
+        }
+        println!("a database with the journal {journal}: whole in {looked_at} states");
+        assert!(looked_at > 0, "no state was looked at");
+    }
+}
+
+/// Mounts the volume on `device`, and lets a database work there. Of each transaction that it told there is a mark.
+fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64) {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("the top level");
+    let dir = scratch_dir();
+    let how = MountOptions {
+        source: "crash".into(),
+        subtype: "offshoot",
+        read_only: false,
+        allow_other: false,
+        suid: false,
+        dev: false,
+        exec: false,
+    };
+    let server = Server::start(Box::new(fs), dir.path(), &how, ServeOptions::default());
+    let server = server.expect("a mount");
+    let worked = catch_unwind(AssertUnwindSafe(|| {
+        let mut database = Database::create(dir.path(), journal);
+        device.mark("0");
+        database.work(transactions, |number| device.mark(&number.to_string()));
+        assert_eq!(database.promised, transactions);
+    }));
+    unmount(dir.path(), Unmount::Lazily).expect("its end");
+    server.wait().expect("a good end");
+    worked.expect("a database that works");
+}
+
+/// Takes the files of the volume out that a power cut left.
+fn copy_out(devices: Vec<Arc<dyn BlockDevice>>, dir: &Path) -> Result<()> {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(devices, &options)?;
+    let fs = volume.filesystem(TreeId::FS)?;
+    let mut files = Vec::new();
+    fs.read_dir(fs.root(), 0, &mut |entry| {
+        if entry.file_type == FileType::Regular {
+            files.push((String::from_utf8_lossy(entry.name).into_owned(), entry.file));
+        }
+        ControlFlow::Continue(())
+    })?;
+    for (name, file) in files {
+        let len = usize::try_from(fs.attr(file)?.size).expect("a small file");
+        let mut bytes = vec![0; len];
+        let mut at = 0;
+        while at < len {
+            at += match fs.read(file, at as u64, &mut bytes[at..])? {
+                0 => break,
+                read => read,
+            };
+        }
+        // What SQLite shares between processes it makes anew after a crash.
+        if !name.ends_with("-shm") {
+            std::fs::write(dir.join(name), bytes).expect("a file");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_database_survives_power_cuts() {
+    let Some(judges) = require() else { return };
+    cut_under_a_database(&judges, 12);
+}

@@ -1,0 +1,39 @@
+//! What a mount is served over when nobody says it.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use offshoot_testkit::io_uring::{self, SwitchedOn};
+
+use super::{Mounted, command, require, volume};
+
+/// Mounts a volume with a program that is started by `command`; it must be served over `transport`.
+#[track_caller]
+fn is_served(command: Command, transport: &'static str) {
+    let Some(judges) = require() else { return };
+    if let Err(reason) = io_uring::can_be_had() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let switched = SwitchedOn::new().expect("the switch can be turned");
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::serve(command, &disks.images()[0], "rw", transport, Some(switched));
+    let file = mounted.path().join("file");
+    fs::write(&file, "contents").expect("a file");
+    assert_eq!(fs::read(&file).expect("a file"), b"contents");
+    mounted.unmount();
+}
+
+#[test]
+fn over_io_uring_where_the_kernel_offers_it() {
+    is_served(command(), "io_uring");
+}
+
+/// Each thread of io_uring takes a descriptor, and there are eight of each CPU at the least.
+#[test]
+fn over_the_device_where_there_are_too_few_descriptors() {
+    let mut few = Command::new("sh");
+    few.args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_offshoot")]);
+    few.stdin(Stdio::null());
+    is_served(few, "/dev/fuse");
+}
