@@ -3,7 +3,7 @@
 //! Both sides run the same workload (`workload`): the directory is synced after a million files were added to it, and, after a
 //! sync of everything, once more after a thousand of them were removed. Nothing is committed by the clock, so that
 //! the first one has all new files to write. The kernel's volume is on the same disk and is mounted as the test case of the patch did it.
-//! Every volume is made anew, and every one of ours is proved to hold what is to be left.
+//! A second row of ours logs item by item, which is how the patch found the kernel. Every volume is made anew, and every one of ours is proved to hold what is to be left.
 
 use std::path::PathBuf;
 
@@ -19,6 +19,9 @@ use crate::workload::{DirFsync, dir_name};
 use crate::{Options, Result};
 
 const KERNEL: &str = "kernel";
+
+/// The option of the program with which it logs item by item, instead of copying runs of them.
+const BY_ITEM: &str = "log-by-item";
 
 /// What is measured.
 struct Job {
@@ -60,7 +63,7 @@ impl Job {
             self.work.files, self.work.deletes, self.turns
         );
         println!(
-            "{:>6} {:<10} {:>7} {:>12} {:>15} {:>8} {:>7} {:>12} {:>15} {:>8} {:>8}",
+            "{:>6} {:<12} {:>7} {:>12} {:>15} {:>8} {:>7} {:>12} {:>15} {:>8} {:>8}",
             "nodes",
             "side",
             "add s",
@@ -75,31 +78,34 @@ impl Job {
         );
         let mut all = Vec::new();
         for &node_size in &self.node_sizes {
-            let (mut ours, mut kernel) = (Vec::new(), Vec::new());
+            let (mut ours, mut by_item, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("nodes of {node_size}, turn {} of {}", turn + 1, self.turns);
-                ours.push(self.ours(node_size)?);
+                ours.push(self.ours(node_size, None)?);
+                by_item.push(self.ours(node_size, Some(BY_ITEM))?);
                 kernel.push(self.kernel(node_size)?);
             }
             print_row(node_size, &ours, &kernel);
+            print_row(node_size, &by_item, &kernel);
             print_row(node_size, &kernel, &kernel);
-            all.extend(ours.into_iter().chain(kernel));
+            all.extend([ours, by_item, kernel].into_iter().flatten());
         }
         write_values(&self.dir.join("dir-fsync.json"), all)
     }
 
     /// One run of the program.
-    fn ours(&self, node_size: u32) -> Result<Value> {
+    fn ours(&self, node_size: u32, without: Option<&str>) -> Result<Value> {
         let DirFsync { files, deletes } = self.work;
         let values =
             [("--files", files), ("--deletes", deletes), ("--nodesize", u64::from(node_size))];
         let args: Vec<String> = values
             .iter()
             .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])
+            .chain(without.map(|name| format!("--{name}")))
             .collect();
         drop_caches()?;
         let mut run = self.ours.run(&[], "dir-fsync", &args)?;
-        run["side"] = "ours".into();
+        run["side"] = without.unwrap_or("ours").into();
         if self.is_proved {
             let left = (1..=files).filter(|&number| !self.work.removes(number));
             let names = left.map(|number| DirFsync::name(number).into_bytes()).collect();
@@ -157,7 +163,7 @@ fn print_row(node_size: u32, runs: &[Value], kernel: &[Value]) {
     };
     let commits = median(runs.iter().filter_map(|run| run["statistics"]["commits"].as_f64()));
     println!(
-        "{node_size:>6} {:<10} {:>7.2} {} {:>7.2} {} {:>8}",
+        "{node_size:>6} {:<12} {:>7.2} {} {:>7.2} {} {:>8}",
         runs.first().and_then(|run| run["side"].as_str()).unwrap_or_default(),
         middle(runs, "add"),
         fsync("fsync 1"),

@@ -5,6 +5,8 @@
 //! root of the host, and nothing is written to an empty file, so this is a little less work than `fs_mark` has. A file that is written
 //! directly gets `O_DIRECT` before that; where it is no whole sector the kernel writes it to its page cache and from there to
 //! the device.
+//!
+//! The same calls make files in any directory, for the benchmark of mounts.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,7 +28,7 @@ use crate::workload::Site;
 pub(crate) struct Kernel {
     root: OwnedFd,
     // Unmounted last.
-    _mount: Mount,
+    _mount: Option<Mount>,
 }
 
 impl Kernel {
@@ -51,7 +53,13 @@ impl Kernel {
         try_run("mkfs.btrfs", &options)?;
         let mount = Mount::try_new(&[image.to_path_buf()], mount)?;
         let root = File::open(mount.path()).map_err(|error| format!("the mount: {error}"))?;
-        Ok(Self { root: root.into(), _mount: mount })
+        Ok(Self { root: root.into(), _mount: Some(mount) })
+    }
+
+    /// A directory of whatever is mounted there.
+    pub(crate) fn at(dir: &Path) -> Result<Self> {
+        let root = File::open(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        Ok(Self { root: root.into(), _mount: None })
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
 //! | `dir_fsync`, `fsync` | a large directory, and many files, that are synced by themselves, on ours and on the kernel |
+//! | `mount` | ours, the kernel's btrfs and XFS and a null filesystem, through the system calls of programs |
 //! | `workload` | what the seed workloads do; the program has it too |
 //! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
 //! | `sides`, `content` | the library and the kernel for `data` and `fsync`, and what files hold |
@@ -27,6 +28,7 @@ mod fs_mark;
 mod fsync;
 mod kernel;
 mod measure;
+mod mount;
 mod ours;
 mod proof;
 mod sides;
@@ -55,6 +57,8 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
        offshoot-bench dir-fsync --offshoot PROGRAM --dir DIR [--files N] [--deletes N]
                       [--node-sizes BYTES,BYTES...] [--turns N] [--no-proof]
        offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
+       offshoot-bench mount --offshoot PROGRAM --dir DIR [--sides SIDE,SIDE...] [--loads LOAD,LOAD...]
+                      [--files N] [--rounds N] [--mib N] [--random-mib N] [--source PATH] [--turns N]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
@@ -63,13 +67,13 @@ Options:
   --source PATH       A directory or a tar archive to fill the volumes with
                       [default: /usr/src/linux-source-6.1.tar.xz]
   --rounds N          How often each side runs [default: 3]; of fs-mark, how often each thread
-                      makes its files [default: 10]
+                      makes its files [default: 10]; of mount the same [default: 3]
   --items N           Items to insert into a tree [default: 1000000]
   --threads N,N...    Threads that make files [default: 1,2,12]; of fsync, those that append to
                       one each [default: 1,2,4,8,16]
   --files N           Files that each thread makes in a round [default: 100000]; of data, those
                       of the subvolume that has snapshots [default: 10000]; of dir-fsync, those
-                      in the directory [default: 1000000]
+                      in the directory [default: 1000000]; of mount those in a round [default: 20000]
   --deletes N         How many of them are removed [default: 1000]
   --node-sizes SIZES  The sizes of tree blocks of the volumes [default: 16384,65536]
   --fsyncs N          How often 4 KiB are appended and synced by all threads together
@@ -84,6 +88,9 @@ Options:
   --workers N         Threads that fill it [default: 8]
   --file-size BYTES   What each file in it holds [default: 1024]; twice that where half of them
                       are written directly
+  --sides SIDES       What is mounted, of ours, btrfs, xfs and null, and of ours-dev and null-dev,
+                      which are served over /dev/fuse [default: ours,null,btrfs,xfs]
+  --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
   --no-proof          Let nobody look at what was made
 ";
@@ -98,6 +105,8 @@ fn main() -> ExitCode {
         "data" => data::benchmark(args),
         "dir-fsync" => dir_fsync::benchmark(args),
         "fsync" => fsync::benchmark(args),
+        "mount" => mount::benchmark(args),
+        mount::NULL => mount::serve_null(args),
         _ => None,
     });
     let Some(done) = done else {

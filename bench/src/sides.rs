@@ -111,7 +111,6 @@ impl Side for Ours {
         let method = compress.map(str::parse).transpose().map_err(said)?;
         let options = OpenOptions {
             compress: method.map(|method| Compress { method, forced: true }),
-            tree_log: true,
             ..OpenOptions::default()
         };
         let volume = Volume::open_writable(vec![device], &options).map_err(said)?;

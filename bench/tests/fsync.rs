@@ -61,12 +61,12 @@ fn a_large_directory_is_measured_on_both_sides_and_proved() {
         program.display()
     );
     let (lines, runs) = measured(dir.path(), &line);
-    assert_eq!(lines, 2 + 4);
+    assert_eq!(lines, 2 + 6);
     let turns: Vec<_> = runs.iter().map(|run| (&run["side"], &run["node_size"])).collect();
-    let (ours, kernel) = (Value::from("ours"), Value::from("kernel"));
-    let sizes = [4096, 65536].map(Value::from);
-    let [small, large] = &sizes;
-    assert_eq!(turns, [(&ours, small), (&kernel, small), (&ours, large), (&kernel, large)]);
+    let sides = ["ours", "log-by-item", "kernel"].map(Value::from);
+    let all_nodes = [4096, 65536].map(Value::from);
+    let expected = all_nodes.iter().flat_map(|nodes| sides.iter().map(move |side| (side, nodes)));
+    assert_eq!(turns, expected.collect::<Vec<_>>());
     for run in &runs {
         let rounds = run["rounds"].as_array().expect("an array");
         let files: Vec<_> = rounds.iter().map(|round| figure(round, "files")).collect();

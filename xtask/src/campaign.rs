@@ -1,16 +1,19 @@
 //! `cargo xtask campaign WHAT`: tests that run for as long as one likes, in release mode.
 
+use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 4] = [
+const CAMPAIGNS: [Campaign; 5] = [
     Campaign {
         what: "crash",
+        package: "offshoot-btrfs",
         test: ["crash", "campaign::campaign"],
         options: &[("--workloads", "OFFSHOOT_WORKLOADS"), ("--seed", "OFFSHOOT_SEED")],
     },
     Campaign {
         what: "enospc",
+        package: "offshoot-btrfs",
         test: ["enospc", "campaign"],
         options: &[
             ("--seconds", "OFFSHOOT_SECONDS"),
@@ -20,11 +23,19 @@ const CAMPAIGNS: [Campaign; 4] = [
     },
     Campaign {
         what: "files",
+        package: "offshoot-btrfs",
         test: ["files", "campaign"],
         options: &[("--files", "OFFSHOOT_FILES"), ("--seed", "OFFSHOOT_SEED")],
     },
     Campaign {
+        what: "mount",
+        package: "offshoot",
+        test: ["mount", "campaign::campaign"],
+        options: &[("--seconds", "OFFSHOOT_SECONDS"), ("--seed", "OFFSHOOT_SEED")],
+    },
+    Campaign {
         what: "snapshots",
+        package: "offshoot-btrfs",
         test: ["subvolumes", "many::campaign"],
         options: &[
             ("--snapshots", "OFFSHOOT_SNAPSHOTS"),
@@ -36,6 +47,7 @@ const CAMPAIGNS: [Campaign; 4] = [
 
 struct Campaign {
     what: &'static str,
+    package: &'static str,
     /// The target with the tests, and the test.
     test: [&'static str; 2],
     options: &'static [(&'static str, &'static str)],
@@ -55,8 +67,9 @@ pub(crate) fn campaign(what: &str, options: &[&str]) -> Result {
             _ => return Err(format!("no option of this campaign: {}", option.join(" "))),
         }
     }
+    setup::ready()?;
     let [target, test] = campaign.test;
-    let build = ["test", "--release", "--package", "offshoot-btrfs", "--test", target];
+    let build = ["test", "--release", "--package", campaign.package, "--test", target];
     let only = ["--", "--ignored", "--nocapture", "--exact", test];
     cargo_with(&variables, &[&build[..], &only].concat())
 }

@@ -41,12 +41,17 @@ Tasks:
            Sync a large directory by itself, by us and by the kernel (as root)
   bench fsync [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
            Append to files and sync each, with 1 to 16 threads, by us and by the kernel (as root)
+  bench mount [--sides SIDE,SIDE...] [--loads LOAD,LOAD...] [--files N] [--rounds N] [--mib N]
+           [--random-mib N] [--source PATH] [--turns N]
+           What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem (as root)
   campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--seed N]
            Cut the power, or let requests fail, at every point of many workloads
   campaign enospc [--seconds N] [--threads N] [--seed N]
            Let 64 threads work on full volumes of several kinds, for a minute on each
   campaign files [--files N] [--seed N]
            Make a million files with 1, 2 and 12 threads, and remove half of them
+  campaign mount [--seconds N] [--seed N]
+           Run fsx for five minutes, pjdfstest and real programs on mounts, with each compression and nodatacow
   campaign snapshots [--snapshots N] [--files N] [--seed N]
            Take ten thousand snapshots of as many files that change, and delete them
 ";

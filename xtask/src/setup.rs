@@ -63,7 +63,7 @@ fn toolchain() -> Result {
 }
 
 /// Suites for file systems, each with its version. They are built from source into a place of their own.
-const SUITES: [(&str, &str); 1] = [("pjdfstest", "0.2.2")];
+const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
 /// Installs the suites that are not there.
 fn suites() -> Result {
@@ -82,12 +82,20 @@ fn is_root() -> bool {
 }
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
-const TOOLS: [(&str, &str); 5] = [
+const TOOLS: [(&str, &str); 13] = [
     ("losetup", "mount"),
     ("fallocate", "util-linux"),
     ("filefrag", "e2fsprogs"),
     ("setfacl", "acl"),
     ("setfattr", "attr"),
+    ("mkfs.xfs", "xfsprogs"),
+    ("git", "git"),
+    ("sqlite3", "sqlite3"),
+    ("rsync", "rsync"),
+    ("dpkg-deb", "dpkg"),
+    ("fio", "fio"),
+    ("cc", "gcc"),
+    ("make", "make"),
 ];
 
 /// The tools that are not there, with their packages.

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use crate::shell::{Result, cargo, output};
+use offshoot_testkit::io_uring;
+
+use crate::shell::{Result, cargo, cargo_with, output};
 use crate::{licences, setup};
 
 /// The judges, the format, the lints, the tests and the licences, in this order.
@@ -13,6 +15,15 @@ pub(crate) fn test() -> Result {
     // The development profile compiles the engine with little and the checksums and
     // decompressors with full optimisation, which is the fastest way through both.
     cargo(&["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    match offshoot_testkit::judges::may_mount().and_then(|()| io_uring::can_be_had()) {
+        Ok(()) => {
+            let over_ring = [("OFFSHOOT_TEST_TRANSPORT", "io_uring")];
+            let mounts =
+                ["test", "--quiet", "--no-fail-fast", "--package", "offshoot", "--test", "mount"];
+            cargo_with(&over_ring, &mounts)?;
+        }
+        Err(reason) => println!("mounts over io_uring: skipped: {reason}"),
+    }
     // The latches of trees under the model checker, which has locks of its own.
     let checked = ["--package", "offshoot-btrfs", "--features", "shuttle"];
     cargo(&[&["test", "--quiet", "--lib"], &checked[..], &["model::"]].concat())?;

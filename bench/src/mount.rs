@@ -1,0 +1,221 @@
+//! Mounts, through the system calls of ordinary programs: ours, the kernel's btrfs and XFS, and a null filesystem.
+//!
+//! Each side is mounted in turns, on a volume that is made anew, and does all loads one after the other. Volumes are sparse images in one
+//! directory; those of the kernel lie behind loop devices with direct I/O. The null filesystem (`null`) is served over the same transport as
+//! ours: what it reaches is the most that any filesystem over FUSE can.
+//!
+//! Figures are without what makes it durable, as `fs_mark -S 0` and `fio` have them, and beside that with it. Ours and `null` want
+//! FUSE over io_uring, which is switched on in the kernel meanwhile.
+
+mod loads;
+mod null;
+mod places;
+
+use std::path::{Path, PathBuf};
+
+use offshoot_fuse::Transport;
+use offshoot_testkit::io_uring::SwitchedOn;
+use offshoot_testkit::judges;
+use offshoot_testkit::run::try_run;
+use serde_json::{Value, json};
+
+use crate::table::{median, shown, write_values};
+use crate::{Options, Result};
+use loads::Figure;
+use places::{Mounted, Places, Side};
+
+/// How this program is called to serve the null filesystem.
+pub(crate) const NULL: &str = "serve-null";
+
+const LOADS: [&str; 4] = ["empty", "small", "data", "tree"];
+
+/// What is measured.
+struct Job {
+    sides: Vec<Side>,
+    loads: Vec<String>,
+    files: u64,
+    rounds: u64,
+    mib: u64,
+    random_mib: u64,
+    turns: usize,
+    /// The tree that is unpacked.
+    archive: PathBuf,
+    source: PathBuf,
+    offshoot: PathBuf,
+    dir: PathBuf,
+}
+
+/// A side of a load: its figures, turn by turn.
+type Row = (Side, Vec<Figure>);
+
+/// Runs the benchmark; `None` for options that it does not know.
+pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
+    let valued = [
+        "--sides",
+        "--loads",
+        "--files",
+        "--rounds",
+        "--mib",
+        "--random-mib",
+        "--source",
+        "--turns",
+    ];
+    let options = Options::parse(args, &valued, &[])?;
+    let sides = options.get("--sides").unwrap_or("ours,null,btrfs,xfs");
+    let loads = options.get("--loads").map_or_else(
+        || LOADS.map(str::to_owned).to_vec(),
+        |loads| loads.split(',').map(str::to_owned).collect(),
+    );
+    let dir = options.dir()?;
+    let job = Job {
+        sides: sides.split(',').map(Side::named).collect::<Option<_>>()?,
+        loads,
+        files: options.number("--files", 20_000)?,
+        rounds: options.number("--rounds", 3)?,
+        mib: options.number("--mib", 1024)?,
+        random_mib: options.number("--random-mib", 64)?,
+        turns: options.number("--turns", 3)?,
+        archive: dir.join("mount-tree.tar"),
+        source: options.get("--source").unwrap_or("/usr/include").into(),
+        offshoot: options.program()?,
+        dir,
+    };
+    let is_sane = job.loads.iter().all(|load| LOADS.contains(&load.as_str()))
+        && job.files * job.rounds * job.turns as u64 > 0
+        && (1..=job.mib).contains(&job.random_mib);
+    is_sane.then(|| job.run())
+}
+
+/// Serves the null filesystem, over io_uring or not.
+pub(crate) fn serve_null(args: &[String]) -> Option<Result> {
+    let [dir, transport] = args else { return None };
+    let transport = match transport.as_str() {
+        "io_uring" => Transport::IoUring,
+        "noio_uring" => Transport::Device,
+        _ => return None,
+    };
+    Some(places::serve(Path::new(dir), transport))
+}
+
+impl Job {
+    fn has(&self, load: &str) -> bool {
+        self.loads.iter().any(|known| known == load)
+    }
+
+    fn run(&self) -> Result {
+        let _judges = judges::require().ok_or("volumes are mounted, which takes root")?;
+        std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
+        if self.has("tree") {
+            self.make_archive()?;
+        }
+        let over_ring = [Side::Ours, Side::Null];
+        let wants_ring = self.sides.iter().any(|side| over_ring.contains(side));
+        let _switched = wants_ring.then(SwitchedOn::new).transpose().map_err(|e| e.to_string())?;
+        let mut rows: Vec<Row> = self.sides.iter().map(|&side| (side, Vec::new())).collect();
+        for turn in 0..self.turns {
+            for (side, figures) in &mut rows {
+                eprintln!("turn {} of {}: {}", turn + 1, self.turns, side.name());
+                figures.extend(self.one(*side)?);
+            }
+        }
+        self.print(&rows);
+        let values = rows.iter().flat_map(|(side, figures)| {
+            figures.iter().map(|figure| {
+                json!({
+                    "side": side.name(),
+                    "load": figure.load,
+                    "unit": figure.unit,
+                    "amount": figure.amount,
+                    "seconds": figure.time.as_secs_f64(),
+                    "sync_seconds": figure.sync.map(|sync| sync.as_secs_f64()),
+                })
+            })
+        });
+        write_values(&self.dir.join("mount.json"), values.collect::<Vec<Value>>())
+    }
+
+    /// A tar archive of the source, where it is none itself.
+    fn make_archive(&self) -> Result {
+        if !self.source.is_dir() {
+            let target = self.source.canonicalize();
+            let target = target.map_err(|e| format!("{}: {e}", self.source.display()))?;
+            crate::kernel::remove_image(&self.archive)?;
+            return std::os::unix::fs::symlink(target, &self.archive)
+                .map_err(|e| format!("{}: {e}", self.archive.display()));
+        }
+        crate::kernel::remove_image(&self.archive)?;
+        let (archive, source) = (self.archive.as_os_str(), self.source.as_os_str());
+        let words = ["-chf".as_ref(), archive, "--hard-dereference".as_ref(), "-C".as_ref()];
+        try_run("tar", &[&words[..], &[source, ".".as_ref()]].concat()).map(drop)
+    }
+
+    /// One turn of one side.
+    fn one(&self, side: Side) -> Result<Vec<Figure>> {
+        let image = self.dir.join("mount.img");
+        let dir = self.dir.join("mount");
+        let files = self.files * self.rounds * 6;
+        let image_bytes = (8 << 30) + 3 * (self.mib << 20) + files * (16 << 10);
+        let places = Places { offshoot: &self.offshoot, image: &image, dir: &dir, image_bytes };
+        let mounted = Mounted::new(side, &places)?;
+        let figures = loads::run(self, mounted.path())?;
+        mounted.unmount()?;
+        if matches!(side, Side::Ours | Side::OursDevice) {
+            try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
+        }
+        crate::kernel::remove_image(&image)?;
+        Ok(figures)
+    }
+
+    fn print(&self, rows: &[Row]) {
+        println!(
+            "medians of {} turns; `with sync` counts what made it durable as well",
+            self.turns
+        );
+        println!(
+            "{:<24} {:<9} {:>10} {:>17} {:<9} {:>10} {:>8} {:>8} {:>8}",
+            "load", "side", "speed", "min..max", "unit", "with sync", "x null", "x btrfs", "x xfs"
+        );
+        let loads: Vec<&str> = rows.first().map_or(Vec::new(), |(_, figures)| {
+            let each = figures.len() / self.turns;
+            figures.iter().take(each).map(|figure| figure.load.as_str()).collect()
+        });
+        for load in loads {
+            let speeds = |side: Side, with_sync: bool| -> Vec<f64> {
+                let row = rows.iter().find(|(known, _)| *known == side);
+                let figures = row.map_or(&[][..], |(_, figures)| figures);
+                figures
+                    .iter()
+                    .filter(|figure| figure.load == load)
+                    .map(|f| f.speed(with_sync))
+                    .collect()
+            };
+            for (side, figures) in rows {
+                let all = speeds(*side, false);
+                let speed = median(all.iter().copied());
+                let beside = |other| shown(speed / median(speeds(other, false).into_iter()), 2);
+                let (min, max) = (
+                    all.iter().copied().fold(f64::MAX, f64::min),
+                    all.iter().copied().fold(0.0, f64::max),
+                );
+                let unit = figures.iter().find(|f| f.load == load).map_or("", |f| f.unit);
+                println!(
+                    "{load:<24} {:<9} {speed:>10.0} {:>17} {unit:<9} {:>10.0} {:>8} {:>8} {:>8}",
+                    side.name(),
+                    format!("{min:.0}..{max:.0}"),
+                    median(speeds(*side, true).into_iter()),
+                    beside(Side::Null),
+                    beside(Side::Btrfs),
+                    beside(Side::Xfs),
+                );
+            }
+        }
+    }
+}
+
+impl Figure {
+    /// How much was done a second.
+    fn speed(&self, with_sync: bool) -> f64 {
+        let sync = self.sync.filter(|_| with_sync).unwrap_or_default();
+        self.amount / (self.time + sync).as_secs_f64()
+    }
+}

@@ -1,0 +1,219 @@
+//! What is mounted, and how it is undone: whatever happens, nothing stays mounted, attached or running.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use offshoot_fuse::{MountOptions, ServeOptions, Server, Transport};
+use offshoot_testkit::run::try_run;
+use rustix::mount::UnmountFlags;
+
+use super::NULL;
+use super::null::Null;
+use crate::Result;
+use crate::kernel::remove_image;
+
+/// What is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Ours,
+    OursDevice,
+    Btrfs,
+    Xfs,
+    Null,
+    NullDevice,
+}
+
+impl Side {
+    const ALL: [(Self, &'static str); 6] = [
+        (Self::Ours, "ours"),
+        (Self::OursDevice, "ours-dev"),
+        (Self::Btrfs, "btrfs"),
+        (Self::Xfs, "xfs"),
+        (Self::Null, "null"),
+        (Self::NullDevice, "null-dev"),
+    ];
+
+    /// The side of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(side, _)| *side)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(side, _)| *side == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// Where things are.
+pub(super) struct Places<'a> {
+    pub(super) offshoot: &'a Path,
+    pub(super) image: &'a Path,
+    pub(super) dir: &'a Path,
+    pub(super) image_bytes: u64,
+}
+
+/// Something that is mounted.
+pub(super) struct Mounted {
+    dir: PathBuf,
+    how: How,
+}
+
+/// How it is undone.
+enum How {
+    /// By the program.
+    Ours(PathBuf),
+    /// By the system call, and the loop device behind it is detached.
+    Kernel { _device: Loop },
+    /// By the system call, and then the process ends that serves it.
+    Null { _process: Serving },
+}
+
+/// A loop device, detached on drop.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        if let Err(reason) = try_run("losetup", &["--detach", &self.0]) {
+            eprintln!("offshoot-bench: {reason}");
+        }
+    }
+}
+
+/// The process that serves the null filesystem.
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Mounted {
+    /// Mounts a new volume.
+    pub(super) fn new(side: Side, places: &Places<'_>) -> Result<Self> {
+        let dir = places.dir.to_path_buf();
+        std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        let how = match side {
+            Side::Ours => ours(places, "io_uring")?,
+            Side::OursDevice => ours(places, "noio_uring")?,
+            Side::Btrfs => kernel(places, "btrfs", &["-q"])?,
+            Side::Xfs => kernel(places, "xfs", &["-q", "-f"])?,
+            Side::Null => How::Null { _process: null(&dir, "io_uring")? },
+            Side::NullDevice => How::Null { _process: null(&dir, "noio_uring")? },
+        };
+        Ok(Self { dir, how })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Unmounts it, which must go well.
+    pub(super) fn unmount(mut self) -> Result {
+        self.undo(UnmountFlags::empty())?;
+        // There is nothing left to undo.
+        self.dir = PathBuf::new();
+        Ok(())
+    }
+
+    fn undo(&mut self, flags: UnmountFlags) -> Result {
+        if let How::Ours(program) = &self.how
+            && flags.is_empty()
+        {
+            let words = ["unmount".as_ref(), self.dir.as_os_str()];
+            return try_run(&program.display().to_string(), &words).map(drop);
+        }
+        rustix::mount::unmount(&self.dir, flags)
+            .map_err(|errno| format!("unmounting {}: {errno}", self.dir.display()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.dir.as_os_str().is_empty()
+            && self.undo(UnmountFlags::empty()).is_err()
+            && let Err(reason) = self.undo(UnmountFlags::DETACH)
+        {
+            eprintln!("offshoot-bench: {reason}");
+        }
+    }
+}
+
+/// A sparse image of this size that is made anew.
+fn new_image(places: &Places<'_>) -> Result {
+    remove_image(places.image)?;
+    File::create(places.image)
+        .and_then(|file| file.set_len(places.image_bytes))
+        .map_err(|error| format!("{}: {error}", places.image.display()))
+}
+
+fn ours(places: &Places<'_>, transport: &str) -> Result<How> {
+    new_image(places)?;
+    let program = places.offshoot.display().to_string();
+    let image = places.image.as_os_str();
+    try_run(&program, &["mkfs".as_ref(), image])?;
+    // It serves on when this program is done with what it printed, so it gets no pipe of it.
+    let status = Command::new(places.offshoot)
+        .args(["mount", "-o", transport])
+        .args([image, places.dir.as_os_str()])
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|error| format!("{program}: {error}"))?;
+    if status.success() {
+        Ok(How::Ours(places.offshoot.to_path_buf()))
+    } else {
+        Err(format!("`{program} mount` ended with {status}"))
+    }
+}
+
+fn kernel(places: &Places<'_>, kind: &str, mkfs: &[&str]) -> Result<How> {
+    new_image(places)?;
+    let image = places.image.as_os_str();
+    let mut words: Vec<&OsStr> = mkfs.iter().map(OsStr::new).collect();
+    words.push(image);
+    try_run(&format!("mkfs.{kind}"), &words)?;
+    let attach = ["--direct-io=on", "--find", "--show"].map(OsStr::new);
+    let device = Loop(try_run("losetup", &[&attach[..], &[image]].concat())?.trim().to_owned());
+    let options = ["-t", kind, "-o", "noatime", &device.0].map(OsStr::new);
+    try_run("mount", &[&options[..], &[places.dir.as_os_str()]].concat())?;
+    Ok(How::Kernel { _device: device })
+}
+
+/// Starts this program once more, to serve a null filesystem.
+fn null(dir: &Path, transport: &str) -> Result<Serving> {
+    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    let mut child = Command::new(program)
+        .arg(NULL)
+        .arg(dir)
+        .arg(transport)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map(Serving)
+        .map_err(|error| format!("the null filesystem: {error}"))?;
+    let mut line = String::new();
+    let output = child.0.stdout.take().ok_or("it has a pipe")?;
+    let read = BufReader::new(output).read_line(&mut line);
+    if read.is_ok_and(|len| len > 0) { Ok(child) } else { Err("no null filesystem".to_owned()) }
+}
+
+/// Serves a null filesystem over a directory until it is unmounted.
+pub(super) fn serve(dir: &Path, transport: Transport) -> Result {
+    let how = MountOptions {
+        source: "null".into(),
+        subtype: "null",
+        read_only: false,
+        allow_other: false,
+        suid: false,
+        dev: false,
+        exec: true,
+    };
+    let options = ServeOptions { transport, ..ServeOptions::default() };
+    let server = Server::start(Box::new(Null::new()), dir, &how, options)
+        .map_err(|error| error.to_string())?;
+    println!("mounted");
+    server.wait().map_err(|error| error.to_string())
+}
