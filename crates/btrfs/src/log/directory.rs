@@ -5,7 +5,7 @@
 //!
 //! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode itself and its name, as a file that holds nothing. Where something is stored in it, or another had the name, and if it is not new, all of it, because it may have lost another name for this one.
 //! - *A new directory* that an entry leads to is logged with its entries too, and so on downwards: whoever syncs a directory finds below it what
-//!   was new there. What comes into a directory that is in the log with its entries is logged when that one is synced. The kernel may do more then.
+//!   was new there. One that is in the log is logged anew if it changed since; for that the log remembers which new directories are below which.
 //! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led to is logged with the names that it has now, if it has one.
 //!
 //! Where there are many new entries, what waits of them and of the inodes they lead to is put into the tree of the subvolume first, and then they go to the log as
@@ -14,11 +14,13 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type};
+use offshoot_btrfs_format::dir::file_type;
+use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{Error, FileType, Result};
+use offshoot_vfs::{FileType, Result};
 
 use super::heads::Heads;
+use super::names::only_entry;
 use super::notes::MOST;
 use super::record::{Items, Record, Stop, inode_in, names_in};
 use super::running::{Logged, Obstacle};
@@ -37,26 +39,18 @@ fn entry_key(dir: u64, index: u64) -> Key {
     Key::new(dir, ItemType::DIR_INDEX, index)
 }
 
-/// The entry in a DIR_INDEX item, which leads to an inode.
-fn only_entry(data: &[u8]) -> Result<DirEntry<'_>, Stop> {
-    let entry = dir_entries(data).next();
-    let missing = || Error::corrupt("directory index", "an item without an entry");
-    let entry = entry.ok_or_else(missing)?.map_err(malformed)?;
-    if entry.location.item_type != ItemType::INODE_ITEM {
-        return Err(Obstacle::Subvolumes.into());
-    }
-    Ok(entry)
-}
-
 impl Record<'_, '_> {
     /// Logs a directory, which is locked, with the entries that came and went.
     pub(super) fn directory(&mut self, dir: u64) -> Result<(), Stop> {
         let (head, committed) = (self.head(dir)?, self.committed_head(dir)?);
-        inode_in(&head)?.filter(|item| item.nlink.get() > 0).ok_or(Obstacle::Failed)?;
+        let item = inode_in(&head)?.filter(|item| item.nlink.get() > 0).ok_or(Obstacle::Failed)?;
         self.put_head(dir, &head)?;
         self.names(dir, &names_in(&head)?, &names_in(&committed)?)?;
         let after_committed = self.after_committed(dir)?;
         self.removed_entries(dir, after_committed)?;
+        let logged = self.own.logged.entry(dir).or_default();
+        logged.sequence = item.sequence.get();
+        self.reached.extend_from_slice(&logged.below);
         self.new_entries(dir, after_committed)
     }
 
@@ -84,10 +78,19 @@ impl Record<'_, '_> {
         Ok(())
     }
 
-    /// Logs a new directory that an entry leads to, with what is in it.
+    /// Logs a new directory that an entry leads to, with what is in it, unless the log has it as it is.
     pub(super) fn reached_directory(&mut self, dir: u64) -> Result<(), Stop> {
-        if self.own.logged.get(&dir).is_some_and(|logged| logged.is_whole) {
-            return Ok(());
+        if let Some(logged) = self.own.logged.get(&dir).filter(|logged| logged.is_whole) {
+            let root = self.volume.tree(self.subvolume)?;
+            let key = Key::new(dir, ItemType::INODE_ITEM, 0);
+            let sequence = |data: &[u8]| {
+                InodeItem::view(data).map(|item| item.sequence.get()).map_err(malformed)
+            };
+            if delayed::with_item(self.volume, root, key, sequence)? == Some(logged.sequence) {
+                self.reached_batch = self.reached_batch.max(logged.batch);
+                self.reached.extend_from_slice(&logged.below);
+                return Ok(());
+            }
         }
         self.seen.insert(dir);
         let _lock = self.lock(dir)?;
@@ -168,6 +171,9 @@ impl Record<'_, '_> {
             return Err(Obstacle::TooMuch.into());
         }
         let entry = only_entry(data)?;
+        if entry.location.item_type != ItemType::INODE_ITEM {
+            return Err(Obstacle::Subvolumes.into());
+        }
         let (ino, at) = (entry.location.objectid, (key.objectid, entry.name.to_vec()));
         let holder =
             self.own.names.get(&at).filter(|one| (one.ino, one.index) == (ino, key.offset));
@@ -177,6 +183,7 @@ impl Record<'_, '_> {
         let is_logged = holder.is_some();
         // A directory that names need is in the log without its entries.
         if entry.file_type == file_type::DIR && !self.is_committed(ino)? {
+            self.own.logged.entry(key.objectid).or_default().below.push(ino);
             self.reached.push(ino);
             return Ok(());
         }
@@ -204,16 +211,14 @@ impl Record<'_, '_> {
         let head = self.head(ino)?;
         drop(lock);
         let names = names_in(&head)?;
-        if names.len() != 1 || names.values().any(|&kind| kind == ItemType::INODE_EXTREF) {
-            return Ok(false);
-        }
+        let only = names.first_key_value().filter(|_| names.len() == 1);
+        let Some((name, &ItemType::INODE_REF)) = only else { return Ok(false) };
         let Some(item) = inode_in(&head)? else { return Ok(false) };
         match type_of(&item)? {
             FileType::Symlink => return Ok(false),
             FileType::Regular => {
                 // Empty, it must not take the place of one that was not.
-                let is_over = names.keys().map(|name| self.is_of_another(ino, name));
-                let is_over = is_over.collect::<Result<Vec<_>>>()?.contains(&true);
+                let is_over = self.is_of_another(ino, name)?;
                 if item.nbytes.get() > 0 || item.size.get() > 0 || is_over {
                     return Ok(false);
                 }

@@ -44,7 +44,7 @@ pub(super) fn names_of(key: Key, data: &[u8]) -> Result<Vec<Name>> {
 }
 
 /// The one entry in a DIR_INDEX item.
-fn only_entry(data: &[u8]) -> Result<DirEntry<'_>> {
+pub(super) fn only_entry(data: &[u8]) -> Result<DirEntry<'_>> {
     let one = dir_entries(data).next();
     one.ok_or_else(|| Error::corrupt("directory index", "an item without an entry"))?
         .map_err(malformed)

@@ -92,6 +92,8 @@ pub(super) struct Record<'a, 'v> {
     directories: Vec<u64>,
     /// New directories that entries lead to.
     pub(super) reached: Vec<u64>,
+    /// The last batch that has one of them which was not logged anew.
+    pub(super) reached_batch: u64,
     /// Some of what was gathered is in the log.
     is_spilled: bool,
     /// Names that the log takes from inodes.
@@ -183,6 +185,7 @@ impl<'a, 'v> Record<'a, 'v> {
             files: Vec::new(),
             directories: Vec::new(),
             reached: Vec::new(),
+            reached_batch: 0,
             is_spilled: false,
             taken: BTreeSet::new(),
             seen: HashSet::new(),
@@ -254,7 +257,7 @@ impl<'a, 'v> Record<'a, 'v> {
             && !self.is_spilled
             && let Some(batch) = known
         {
-            return Ok(batch);
+            return Ok(batch.max(self.reached_batch));
         }
         for ino in &self.seen {
             if let Some(logged) = self.own.logged.get_mut(ino) {

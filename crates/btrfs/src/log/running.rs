@@ -151,6 +151,10 @@ pub(super) struct Logged {
     pub(super) end: u64,
     /// The first index of an entry that is not in the log, as a directory that was fsynced.
     pub(super) next_entry: u64,
+    /// How often it had changed by then, as such a directory.
+    pub(super) sequence: u64,
+    /// The new directories that its entries in the log lead to. As long as something is logged they stay there: who moves or removes one has a commit made.
+    pub(super) below: Vec<u64>,
     /// The names that it has there.
     pub(super) names: Vec<(u64, Vec<u8>)>,
 }

@@ -135,6 +135,67 @@ fn new_directories_below_are_in_the_log() {
     }
 }
 
+/// What came and went below a directory since it was synced is in the log when it is synced again, however deep, and also if it was synced there in between.
+#[test]
+fn new_directories_below_are_in_the_log_again() {
+    let Some(judges) = judges::require() else { return };
+    let tree = NEW_TREE.join(" ");
+    let theirs = cut(
+        &judges,
+        PLAIN,
+        |root| shell(root, "mkdir dir"),
+        |root| {
+            let script = format!("mkdir {tree}; touch {}; sync .", NEW_FILES.join(" "));
+            let again = "rm d/z; mkdir d/e; touch d/e/f a/later; sync .";
+            shell(&root.join("dir"), &format!("{script}; {again} ; touch top; sync ."));
+        },
+    );
+    assert_eq!(logs(&theirs), 1, "the kernel wrote a log");
+    let theirs = read_only(theirs.devices());
+    let theirs = paths(&theirs, theirs.lookup(theirs.root(), b"dir").expect("it was committed"));
+    for shape in shapes() {
+        let disks = make(&judges, shape);
+        let volume = open(&disks, false);
+        let (fs, dir) = committed_dir(&volume);
+        fs.sync().expect("a commit");
+        make_tree(&fs, dir);
+        let commits = volume.stats().commits;
+        fs.fsync(dir).expect("an fsync");
+        let [a, d] = [b"a", b"d"].map(|name| fs.lookup(dir, name).expect("it is there"));
+        let deep = ["b", "c"]
+            .iter()
+            .fold(a, |dir, name| fs.lookup(dir, name.as_bytes()).expect("it is there"));
+        fs.unlink(Place { dir: d, name: b"z" }, AT).expect("it was there");
+        let e = fs.mkdir(Place { dir: d, name: b"e" }, &new_file()).expect("a directory");
+        for (dir, name) in [(e, "f"), (a, "later"), (dir, "top")] {
+            fs.create(Place { dir, name: name.as_bytes() }, &new_file()).expect("a file");
+        }
+        let check = |what| {
+            let what = format!("{shape:?}, {what}");
+            let copy = disks.copy(&judges);
+            assert_eq!((volume.stats().commits, logs(&copy)), (commits, 1), "{what}");
+            let ours = paths(&read_only(copy.devices()), dir);
+            assert_eq!(ours, paths(&fs, dir), "{what}");
+            judge(&judges, &copy, &what, 1);
+            ours
+        };
+        fs.fsync(dir).expect("an fsync");
+        let ours = check("changed at the top");
+        let lost: Vec<_> = theirs.keys().filter(|path| !ours.contains_key(*path)).collect();
+        assert!(lost.is_empty(), "the kernel kept {lost:?} too");
+        // Nothing changed but in the lowest.
+        fs.create(Place { dir: deep, name: b"deep" }, &new_file()).expect("a file");
+        fs.fsync(dir).expect("an fsync");
+        check("changed below");
+        // Who syncs what has just been logged writes nothing.
+        let items = volume.stats().log_items;
+        fs.fsync(dir).expect("an fsync");
+        assert_eq!(volume.stats().log_items, items, "{shape:?}");
+        drop((fs, volume));
+        disks.assert_checks();
+    }
+}
+
 /// A new directory that is needed for a name of a file has its entries in the log all the same, when what is synced leads to it.
 #[test]
 fn a_new_directory_that_names_need_is_in_the_log_with_its_entries() {
