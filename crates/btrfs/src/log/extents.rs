@@ -85,7 +85,8 @@ impl Replay<'_, '_> {
         let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
         let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
         let bytes = |len: u64| usize::try_from(len / sector).expect("within an item") * sum_len;
-        let mut cursor = Cursor::seek_floor(self.volume, self.log, key(range.start))?;
+        let from = range.start.saturating_sub(self.taken.sums_reach());
+        let mut cursor = Cursor::seek_floor(self.volume, self.log, key(from))?;
         while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < key(range.end)) {
             // The floor may be an item of something else.
             if found < key(0) {

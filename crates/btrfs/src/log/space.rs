@@ -4,6 +4,7 @@
 //! anything is allocated. When one of them is not free, the log and the trees contradict each other.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
@@ -37,6 +38,10 @@ pub(super) struct Taken<'v> {
     extents: BTreeMap<u64, NewExtent>,
     /// What the items of all logs may add to trees, in bytes.
     growth_bytes: u64,
+    /// What the item of checksums covers that ends last of those of the log at hand.
+    sums: Range<u64>,
+    /// The most that an item of checksums covers in which another begins: old kernels wrote such logs.
+    sums_reach: u64,
 }
 
 fn contradiction(logical: Logical, problem: &str) -> Error {
@@ -49,10 +54,17 @@ impl<'v> Taken<'v> {
     /// # Errors
     /// When a log is damaged, or holds what is not free.
     pub(super) fn take(volume: &'v Engine, logs: &[LogTree]) -> Result<Self> {
-        let mut taken =
-            Self { volume, blocks: Vec::new(), extents: BTreeMap::new(), growth_bytes: 0 };
+        let mut taken = Self {
+            volume,
+            blocks: Vec::new(),
+            extents: BTreeMap::new(),
+            growth_bytes: 0,
+            sums: 0..0,
+            sums_reach: 0,
+        };
         let roots = volume.log_root_tree().into_iter().chain(logs.iter().map(|log| log.root));
         for root in roots {
+            taken.sums = 0..0;
             taken.walk(&root.expected())?;
         }
         Ok(taken)
@@ -61,6 +73,11 @@ impl<'v> Taken<'v> {
     /// What the items may add to trees, in bytes.
     pub(super) fn growth_bytes(&self) -> u64 {
         self.growth_bytes
+    }
+
+    /// How far before a range of data items begin, at the most, that have checksums of it, but for the last one before it.
+    pub(super) fn sums_reach(&self) -> u64 {
+        self.sums_reach
     }
 
     fn node_size(&self) -> u64 {
@@ -96,17 +113,34 @@ impl<'v> Taken<'v> {
 
     fn leaf(&mut self, leaf: &TreeBlock) -> Result<()> {
         for slot in 0..leaf.len() {
-            let item_type = leaf.key(slot).item_type;
-            self.growth_bytes += growth_bytes(item_bytes(item_type, leaf.data(slot).len()), 0);
-            if item_type != ItemType::EXTENT_DATA {
-                continue;
-            }
-            let extent = FileExtent::parse(leaf.data(slot)).map_err(malformed)?;
-            if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, .. } = extent.body {
-                self.extent(disk_bytenr, disk_num_bytes)?;
+            let (key, data) = (leaf.key(slot), leaf.data(slot));
+            self.growth_bytes += growth_bytes(item_bytes(key.item_type, data.len()), 0);
+            match key.item_type {
+                ItemType::EXTENT_DATA => {
+                    let extent = FileExtent::parse(data).map_err(malformed)?;
+                    if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, .. } = extent.body
+                    {
+                        self.extent(disk_bytenr, disk_num_bytes)?;
+                    }
+                }
+                ItemType::EXTENT_CSUM => self.sums(key.offset, data.len()),
+                _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Looks at an item with `len` bytes of checksums from `start` on. They come in the order of their keys.
+    fn sums(&mut self, start: u64, len: usize) {
+        let superblock = self.volume.superblock();
+        let sectors = (len / superblock.checksum.len()) as u64;
+        let end = start.saturating_add(sectors * u64::from(superblock.sector_size));
+        if start < self.sums.end {
+            self.sums_reach = self.sums_reach.max(self.sums.end - self.sums.start);
+        }
+        if end > self.sums.end {
+            self.sums = start..end;
+        }
     }
 
     fn extent(&mut self, logical: Logical, len: u64) -> Result<()> {

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
@@ -97,6 +99,26 @@ pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
     }
 }
 
+/// No two items of checksums in a log overlap: the kernel reads no block where they do.
+#[track_caller]
+fn assert_sums_apart(volume: &Volume, what: &str) {
+    let (sector, sum_len) = {
+        let superblock = volume.superblock();
+        (u64::from(superblock.sector_size), superblock.checksum.len())
+    };
+    let (objectid, item_type) = (objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM);
+    for log in volume.log_trees().expect("the logs are in order") {
+        let first = Key::new(objectid, item_type, 0);
+        let mut cursor = Cursor::seek(volume, log.root, first).expect("it can be read");
+        let mut end = 0;
+        while let Some((key, data)) = cursor.item_of(objectid, item_type) {
+            assert!(key.offset >= end, "{what}: checksums at {key} and up to {end}");
+            end = key.offset + (data.len() / sum_len) as u64 * sector;
+            cursor.advance().expect("it can be read");
+        }
+    }
+}
+
 /// The verdict on a cut volume. Nothing may differ but times of files that lost a name, and of directories in which one was lost: the kernel gives
 /// them that of its replay.
 #[track_caller]
@@ -104,6 +126,7 @@ pub(crate) fn judge(judges: &Judges, cut: &Disks, what: &str, at_least: u64) {
     let compare = Compare::default().without(Aspect::TimesOfNames);
     let [theirs, ours] = [(); 2].map(|()| cut.copy(judges));
     let pending = logs(cut);
+    assert_sums_apart(&at_commit(cut.devices()), what);
     let in_memory = read_only(cut.devices());
     replay(ours.writable_devices());
     assert_eq!(logs(&ours), 0, "{what}: the log is done");

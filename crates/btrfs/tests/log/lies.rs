@@ -1,20 +1,23 @@
 //! Logs whose checksums are right and that cannot be true: an error, and nothing is written.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::{self, Judges};
-use offshoot_vfs::Error;
+use offshoot_vfs::{Error, FileSystem};
 
-use crate::cut::{PLAIN, Shape, at_commit, cut, logs, shell};
+use crate::cut::{PLAIN, Shape, at_commit, cut, logs, read_only, replay, shell, top};
 use crate::damage::{Block, in_memory, log_blocks, number, shared};
 
 const INODE_REF: u8 = 12;
 const DIR_INDEX: u8 = 96;
 const EXTENT_DATA: u8 = 108;
+const EXTENT_CSUM: u8 = 128;
 
 /// An item of a leaf of a log.
 struct Item<'a> {
@@ -55,8 +58,12 @@ impl Item<'_> {
     }
 }
 
-/// What opening the volume says, in memory and on the devices, with a log in which `lie` changed `count` items.
-fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> [Option<Error>; 2] {
+/// The volume in memory, with a log in which `lie` changed `count` items.
+fn lied(
+    cut: &Disks,
+    count: usize,
+    lie: impl Fn(&mut Item<'_>) -> bool,
+) -> Vec<Arc<dyn BlockDevice>> {
     let superblock = at_commit(cut.devices()).superblock().clone();
     let members = in_memory(cut);
     let mut lies = 0;
@@ -79,12 +86,18 @@ fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> 
         }
     }
     assert_eq!(lies, count, "the log has what is to be changed");
+    shared(&members)
+}
+
+/// What opening the volume says, in memory and on the devices, with a log in which `lie` changed `count` items.
+fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> [Option<Error>; 2] {
+    let devices = lied(cut, count, lie);
+    let generation = at_commit(cut.devices()).superblock().generation;
     [Volume::open, Volume::open_writable].map(|open| {
-        let devices = shared(&members);
         let error = open(devices.clone(), &OpenOptions::default()).err();
         if error.is_some() {
-            let found = at_commit(devices).superblock().clone();
-            assert!(found.log_is_pending() && found.generation == superblock.generation);
+            let found = at_commit(devices.clone()).superblock().clone();
+            assert!(found.log_is_pending() && found.generation == generation);
         }
         error
     })
@@ -172,4 +185,38 @@ fn an_item_at_the_end_of_all_numbers_before_the_checksums() {
         is_it
     });
     assert!(errors.iter().all(Option::is_none), "a hole that far is no harm: {errors:?}");
+}
+
+/// Old kernels wrote logs in which the checksums of one item begin within another: none of either are lost.
+#[test]
+fn checksums_within_others() {
+    let Some(judges) = judges::require() else { return };
+    let cut = of(
+        &judges,
+        "",
+        "touch f g",
+        "head -c 65536 /dev/zero > f; sync f; head -c 8192 /dev/zero > g; sync g; fallocate -p -l 32768 f; sync f",
+    );
+    // All is zeros, so those of g are right for any data.
+    let first = Cell::new(None);
+    let devices = lied(&cut, 1, |item| {
+        let (_, item_type, at) = item.key();
+        let is_small = item.data().len() == 8;
+        if item_type == EXTENT_CSUM && !is_small {
+            first.set(Some(at));
+        }
+        let is_it = item_type == EXTENT_CSUM && is_small;
+        if is_it {
+            item.set_offset(first.get().expect("those of f come first") + 8192);
+        }
+        is_it
+    });
+    let kept = |fs: &Filesystem| {
+        let f = fs.lookup(fs.root(), b"f").expect("it was synced");
+        let mut bytes = vec![1; 65536];
+        fs.read(f, 0, &mut bytes).expect("it has all checksums") == 65536 && bytes == [0; 65536]
+    };
+    assert!(kept(&read_only(devices.clone())));
+    replay(devices.clone());
+    assert!(kept(&top(&at_commit(devices))));
 }
