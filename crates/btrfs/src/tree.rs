@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
@@ -40,6 +41,16 @@ pub struct TreeRoot {
 }
 
 impl TreeRoot {
+    /// The root tree that a superblock tells of.
+    pub(crate) fn of_root_tree(superblock: &SuperblockItem) -> Self {
+        Self {
+            id: TreeId::ROOT,
+            logical: Logical(superblock.root.get()),
+            level: superblock.root_level,
+            generation: Generation(superblock.generation.get()),
+        }
+    }
+
     /// What its root block must be.
     pub(crate) fn expected(&self) -> Expected {
         Expected {

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs_format::root::RootItem;
-use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, FileType, Result};
 
 use super::datasync::{Stored, stored_but_times};
@@ -210,7 +210,7 @@ pub(super) fn committed_root(
     handle: &Handle<'_>,
     subvolume: TreeId,
 ) -> Result<Option<TreeRoot>> {
-    let roots = live.committed_root_tree();
+    let roots = TreeRoot::of_root_tree(&live.last_superblock());
     let first = Key::new(subvolume.0, ItemType::ROOT_ITEM, 0);
     let cursor = Cursor::seek_committed(handle.volume(), roots, first)?;
     let Some((_, data)) = cursor.item_of(subvolume.0, ItemType::ROOT_ITEM) else { return Ok(None) };
@@ -290,18 +290,5 @@ impl Log {
         let node_size = u64::from(volume.superblock().node_size);
         let is_large = self.taken() * node_size > MOST_PARTS * live.dirty_bytes;
         if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
-    }
-}
-
-impl Live {
-    /// The root tree of the last commit, which is on the devices.
-    fn committed_root_tree(&self) -> TreeRoot {
-        let superblock = self.last_superblock();
-        TreeRoot {
-            id: TreeId::ROOT,
-            logical: Logical(superblock.root.get()),
-            level: superblock.root_level,
-            generation: Generation(superblock.generation.get()),
-        }
     }
 }

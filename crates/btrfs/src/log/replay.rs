@@ -137,7 +137,10 @@ impl<'a, 'v> Replay<'a, 'v> {
         if self.volume.dirty_tree_bytes()? <= self.most_bytes {
             return Ok(());
         }
-        let what = format!("replaying a tree log that changes more than {} bytes", self.most_bytes);
+        let most = self.most_bytes;
+        let what = format!(
+            "replaying a tree log that changes more than {most} bytes of trees (OpenOptions::replay_bytes)"
+        );
         Err(Error::Unsupported(what))
     }
 

@@ -193,12 +193,7 @@ impl Engine {
             .map(|one| one.superblock.metadata_uuid)
             .filter(|&seed| seed != fsid)
             .collect();
-        let root_tree = TreeRoot {
-            id: TreeId::ROOT,
-            logical: superblock.root(),
-            level: superblock.item.root_level,
-            generation: superblock.generation,
-        };
+        let root_tree = TreeRoot::of_root_tree(&superblock.item);
         Ok(Self {
             members,
             chunks: RwLock::new(Arc::new(chunks)),
