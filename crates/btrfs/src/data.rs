@@ -52,8 +52,8 @@ pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
-    Inline, Sectors, hole_item, insert_hole, note_use, store, store_inline, store_packed,
-    store_preallocated, write_data,
+    FirstData, Inline, Sectors, hole_item, insert_hole, note_use, store, store_first, store_inline,
+    store_packed, store_preallocated, write_data,
 };
 use workers::Task;
 

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use foldhash::fast::RandomState;
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -147,6 +148,13 @@ impl Dirty {
         found
     }
 
+    /// The data of the file, if that is one run of sectors of this size, and has its space reserved.
+    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<Vec<u8>>> {
+        let len = self.size.next_multiple_of(sector);
+        let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
+        self.runs.get(&0).filter(|_| is_all).cloned()
+    }
+
     /// Adds whole sectors, none of which is buffered.
     fn add(&mut self, start: u64, bytes: Vec<u8>) {
         self.bytes += bytes.len() as u64;
@@ -204,17 +212,19 @@ impl Dirty {
     }
 }
 
+type Shard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
+
 /// What is buffered of all files of a volume.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    shards: [RwLock<HashMap<FileId, FileBuffer>>; SHARDS],
+    shards: [Shard; SHARDS],
     bytes: AtomicU64,
     /// Held exclusively while extents of a file of this shard are replaced.
     extents: [RwLock<()>; SHARDS],
 }
 
 impl Buffers {
-    fn shard(&self, file: FileId) -> &RwLock<HashMap<FileId, FileBuffer>> {
+    fn shard(&self, file: FileId) -> &Shard {
         &self.shards[shard_of(file)]
     }
 
@@ -251,8 +261,7 @@ impl Buffers {
 
     /// All files that have something buffered, in the order of their inodes in trees.
     pub(crate) fn files(&self) -> Vec<FileId> {
-        let files =
-            |shard: &RwLock<HashMap<_, _>>| shard.read().keys().copied().collect::<Vec<_>>();
+        let files = |shard: &Shard| shard.read().keys().copied().collect::<Vec<_>>();
         let mut all: Vec<_> = self.shards.iter().flat_map(files).collect();
         all.sort_unstable();
         all

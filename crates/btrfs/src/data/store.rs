@@ -17,7 +17,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
-use super::buffer::Run;
+use super::buffer::{Run, index};
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::Chunk;
@@ -227,6 +227,73 @@ pub(crate) fn store_inline(
     head.compression = data.compression as u8;
     insert(handle, file, 0, &[head.as_bytes(), &data.bytes].concat())?;
     Ok(data.len.cast_signed() - dropped.cast_signed())
+}
+
+/// The first data that a file gets.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstData<'d> {
+    pub(crate) file: FileId,
+    /// All of it, in whole sectors.
+    pub(crate) data: &'d Arc<Vec<u8>>,
+    /// How much of that the file has, in bytes, if it is kept in its extent item.
+    pub(crate) inline: Option<u64>,
+}
+
+impl FirstData<'_> {
+    /// What it takes of the space for data, in bytes.
+    pub(crate) fn extent_bytes(&self) -> u64 {
+        if self.inline.is_some() { 0 } else { self.data.len() as u64 }
+    }
+
+    /// By how many bytes the data of the file becomes more.
+    pub(crate) fn stored_bytes(&self) -> i64 {
+        self.inline.unwrap_or(self.data.len() as u64).cast_signed()
+    }
+}
+
+/// Gives several files of one subvolume, which are in order and hold nothing, their data: one behind the other from `logical` on, what is not
+/// kept in extent items. Nothing is replaced, so whoever looks for extents finds these or none.
+///
+/// # Errors
+/// When a device fails.
+pub(crate) fn store_first(
+    handle: &Handle<'_>,
+    files: &[FirstData<'_>],
+    logical: Logical,
+) -> Result<()> {
+    let mut len = 0;
+    let runs = files.iter().filter(|file| file.inline.is_none()).map(|file| {
+        let run = (len, file.data.clone());
+        len += file.extent_bytes();
+        run
+    });
+    let runs: Vec<_> = runs.collect();
+    if len > 0 {
+        let data = Sectors::new(&runs);
+        write_data(handle, logical, data)?;
+        insert_checksums(handle, logical, data.slices(0..len))?;
+    }
+    let mut at = logical;
+    let items: Vec<_> = files
+        .iter()
+        .map(|first| {
+            let (file, len) = (first.file, first.data.len() as u64);
+            handle.log().note_extents(file, 0..len);
+            let item = if let Some(size) = first.inline {
+                let bytes = &first.data[..index(size)];
+                [head(handle, size, extent_type::INLINE).as_bytes(), bytes].concat()
+            } else {
+                let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: 0 };
+                handle.refer_new(at, len, ExtentKind::Data, owner);
+                encode(handle, len, at, len, extent_type::REG)
+            };
+            at.0 += first.extent_bytes();
+            (Key::new(file.ino, ItemType::EXTENT_DATA, 0), item)
+        })
+        .collect();
+    let items: Vec<_> = items.iter().map(|(key, item)| (*key, &item[..])).collect();
+    let tree = files.first().map_or(TreeId::FS, |first| TreeId(first.file.dev));
+    handle.change(tree, |tree| tree.insert_batch(&items))
 }
 
 /// Writes every copy of `data`. What cannot be written ends all writing.

@@ -7,6 +7,7 @@
 //! | a writer, when its operation ends | the nodes hold much of what is left of metadata | the nodes that it changed |
 //! | who makes room | reserved metadata is wanted | until as much was given back |
 //! | an fsync of a directory with many new entries | before it copies them into a log | the nodes of these entries, and of the new inodes that they lead to |
+//! | who writes small files back | before it stores several together | the nodes of their inodes |
 //! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
 //!
 //! Indexes and inodes come in the order of keys, so a leaf of them has nothing to gain from waiting. They go first, in the order
@@ -46,7 +47,7 @@ const SHARES: u64 = 16;
 pub(crate) enum FlushedBy {
     /// The thread of the volume.
     Background,
-    /// An operation that found too much queued, or no room.
+    /// An operation that found too much queued, or no room, or that stores many files.
     Writer,
     /// A commit.
     Commit,
@@ -202,6 +203,22 @@ impl Handle<'_> {
     pub(super) fn flush_nodes(&self, nodes: &[NodeId]) -> Result<()> {
         let flush = |&id| self.volume().flush_node(self, id, FlushedBy::Writer).map(drop);
         nodes.iter().try_for_each(flush)
+    }
+
+    /// Puts what is queued of these inodes, which are in order, and of those beside them into the tree now. What somebody else is flushing
+    /// stays queued.
+    ///
+    /// # Errors
+    /// When the tree cannot be changed: nothing more is written then.
+    pub(crate) fn flush_inodes(
+        &self,
+        tree: TreeId,
+        inodes: impl Iterator<Item = u64>,
+    ) -> Result<()> {
+        let node = |ino| NodeId::of(tree, Key::new(ino, ItemType::INODE_ITEM, 0));
+        let mut nodes: Vec<_> = inodes.filter_map(node).collect();
+        nodes.dedup();
+        self.flush_nodes(&nodes)
     }
 
     /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside it have gone there, and

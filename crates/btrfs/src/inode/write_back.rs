@@ -15,10 +15,13 @@
 //! nothing else can (`space/reserve`). [`Patience`] says whether a step may wait.
 //!
 //! What lies side by side in a tree is in few leaves: a step counts leaves, not items.
+//!
+//! Where many small new files wait, one step stores several of them (`together`).
 
 mod step;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::ops::Range;
 
@@ -199,11 +202,10 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
 /// Writes back until half of what may be buffered is. What cannot be written back stays: its own sync tells why.
 fn relieve(volume: &Engine) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
-    for file in volume.buffers.files() {
+    for _stored in sync_files(volume, &volume.buffers.files()) {
         if volume.buffers.bytes() <= half {
             break;
         }
-        let _ = sync_file(volume, file);
     }
     volume.live()?.require_whole()
 }
@@ -214,13 +216,26 @@ pub(crate) fn sync_file(volume: &Engine, file: FileId) -> Result<()> {
     write_back(volume, file, Patience::Waits)
 }
 
+/// Some of `files`, which are in order, at a time: those that may be written back together.
+fn in_steps(files: &[FileId]) -> impl Iterator<Item = &[FileId]> {
+    let subvolumes = files.chunk_by(|one, next| one.dev == next.dev);
+    subvolumes.flat_map(|files| files.chunks(together::MOST_FILES))
+}
+
+/// Writes back what is buffered of `files`, which are in order, step by step.
+fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
+    in_steps(files).map(|files| {
+        let stored = together::store(volume, files);
+        files.iter().map(|&file| sync_file(volume, file)).fold(stored, Result::and)
+    })
+}
+
 /// Writes back everything that is buffered now.
 ///
 /// # Errors
 /// The first, when the others have been tried too.
 pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
-    let files = volume.buffers.files();
-    files.into_iter().map(|file| sync_file(volume, file)).fold(Ok(()), Result::and)
+    sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
 /// Writes back what is buffered of the files of the subvolume `id`.
@@ -228,19 +243,25 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
 /// # Errors
 /// The first.
 pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
-    let files = volume.buffers.files().into_iter().filter(|file| file.dev == id.0);
-    files.into_iter().try_for_each(|file| sync_file(volume, file))
+    let mut files = volume.buffers.files();
+    files.retain(|file| file.dev == id.0);
+    sync_files(volume, &files).collect()
 }
 
 /// Writes back what can be without waiting for a lock of an inode or in line, as long as room is wanted, for who makes it and may hold locks of
 /// inodes. What cannot be written back stays: its own sync tells why.
 pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
-    for file in volume.buffers.files() {
-        if !is_wanted() {
-            break;
+    for files in in_steps(&volume.buffers.files()) {
+        if is_wanted() {
+            let _ = together::store(volume, files);
         }
-        if let Some(_locks) = volume.inodes.try_lock(file) {
-            let _ = write_back(volume, file, Patience::Tries);
+        for &file in files {
+            if !is_wanted() {
+                return volume.live()?.require_whole();
+            }
+            if let Some(_locks) = volume.inodes.try_lock(file) {
+                let _ = write_back(volume, file, Patience::Tries);
+            }
         }
     }
     volume.live()?.require_whole()

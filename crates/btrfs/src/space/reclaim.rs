@@ -162,9 +162,12 @@ impl Engine {
     pub(crate) fn make_room_ahead(&self) -> Result<()> {
         let live = self.live()?;
         let space = &live.space;
+        // A good part, so that it is many files each time.
+        let enough = space.promised() / 2;
+        let is_wanted = || space.is_tight() || space.promised() > enough;
         let make = |state| match state {
             FlushState::AllocateChunk => self.try_grow(Purpose::Metadata, || space.needs_chunk()),
-            _ => write_back::make_room(self, || space.is_tight()).map(|()| false),
+            _ => write_back::make_room(self, is_wanted).map(|()| false),
         };
         let ahead = |state| space.flush(Purpose::Metadata, state, When::Ahead, || make(state));
         while space.needs_chunk() && ahead(FlushState::AllocateChunk)? {}

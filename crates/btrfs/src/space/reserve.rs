@@ -329,6 +329,11 @@ impl Space {
         self.ledger(Purpose::Metadata).is_tight(self.floor(Purpose::Metadata))
     }
 
+    /// What trees will become larger by when what is buffered is written back, in bytes of metadata.
+    pub(super) fn promised(&self) -> u64 {
+        self.ledger(Purpose::Metadata).promised()
+    }
+
     /// Whether more data is reserved, for what is buffered most of it, than is left for others, in chunks that may come too.
     pub(crate) fn has_little_data(&self) -> bool {
         let (_, free) = self.totals(Purpose::Data);

@@ -147,12 +147,14 @@ counters! {
         delayed_annihilated, annihilated(count);
         /// Sets of delayed items flushed by the thread of the volume.
         flushes_in_background, flushed_in_background();
-        /// Sets of delayed items flushed by writers, because there were too many or space was wanted.
+        /// Sets of delayed items flushed by writers, because there were too many, space was wanted, or data of many files was to go beside them.
         flushes_by_writers, flushed_by_writer();
         /// Sets of delayed items flushed by commits.
         flushes_by_commits, flushed_by_commit();
         /// Sets of delayed items flushed to be copied into a log.
         flushes_by_fsyncs, flushed_by_fsync();
+        /// Small files that were written back together with others.
+        files_stored_together, stored_together(count);
         /// Commits completed.
         commits, committed();
         /// Commits of these that somebody asked for.

@@ -11,6 +11,7 @@
 //! | `layout` | where the sectors of a file are |
 //! | `full` | volumes without space: what was accepted is there, and can be removed |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
+//! | `together` | small new files that are written back together, and all others beside them |
 //! | `twins` | access control lists, flags, exchanges, files without names, shared space: the kernel does the same beside us |
 //! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
 //! | `share` | ranges that files share, as the kernel shares them |
@@ -31,4 +32,5 @@ mod removal;
 mod share;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;
+mod together;
 mod twins;

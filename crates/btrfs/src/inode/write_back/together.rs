@@ -1,0 +1,117 @@
+//! Small new files, stored many at a time.
+//!
+//! By itself a small file costs a handle, a way down each of three trees, and a request of a few KiB to the devices. Where many of them wait, one step
+//! takes as many as it can: their data goes side by side to one place, with one request and one run of checksums, and their items go to the tree in one
+//! batch.
+//!
+//! Together go files of one subvolume whose data is all buffered, short, and the first that they get, so that nothing is replaced. All others are
+//! stored by themselves, and so are these where there is no room for so large a step, or none in one piece for their data. Nobody is waited for: who has the lock
+//! of an inode may be waiting for room that the others in the step would give back.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::inode::inode_flags;
+use offshoot_btrfs_format::{Logical, TreeId};
+use offshoot_vfs::{FileId, Result};
+
+use super::super::changes::Changes;
+use super::super::{Locks, compression, inode_item, tree_of};
+use super::{change_inode, discard};
+use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
+use crate::space::{Claim, Purpose, Reservation};
+use crate::transaction::Handle;
+use crate::volume::Engine;
+
+/// Files that one step stores, at the most.
+pub(super) const MOST_FILES: usize = 64;
+
+/// The longest file that is stored together with others, in bytes.
+const SMALL_BYTES: u64 = 64 << 10;
+
+/// Places in trees that a file changes: its inode, which is queued and then flushed, and its extent.
+const FILE_ITEMS: u64 = 3;
+
+/// A file that can be stored together with others, with its lock.
+struct Small {
+    file: FileId,
+    buffer: FileBuffer,
+    size: u64,
+    data: Arc<Vec<u8>>,
+    is_inline: bool,
+    _lock: Locks,
+}
+
+impl Small {
+    /// `file`, if it is one and nobody uses it.
+    fn find(volume: &Engine, file: FileId) -> Result<Option<Self>> {
+        let Some(lock) = volume.inodes.try_lock(file) else { return Ok(None) };
+        let Some(buffer) = volume.buffers.get(file) else { return Ok(None) };
+        let sector = u64::from(volume.superblock().sector_size);
+        let (size, is_beside, data) = {
+            let dirty = buffer.read();
+            (dirty.size, dirty.is_beside, dirty.all_in_one_run(sector))
+        };
+        let Some(data) = data.filter(|_| size <= SMALL_BYTES) else { return Ok(None) };
+        let item = inode_item(volume, tree_of(volume, file)?, file)?;
+        let apart = inode_flags::NODATACOW | inode_flags::NODATASUM | inode_flags::PREALLOC;
+        let is_new = item.size.get() == 0 && overlaps(volume, file, 0..u64::MAX, 1)?.is_empty();
+        if !is_new
+            || item.flags.get() & apart != 0
+            || compression::choose(volume, file, &item)?.is_some()
+        {
+            return Ok(None);
+        }
+        let is_inline = !is_beside && size <= volume.live()?.max_inline.min(sector - 1);
+        Ok(Some(Self { file, buffer, size, data, is_inline, _lock: lock }))
+    }
+
+    fn first_data(&self) -> FirstData<'_> {
+        FirstData { file: self.file, data: &self.data, inline: self.is_inline.then_some(self.size) }
+    }
+}
+
+/// Stores those of `files`, which are of one subvolume and in order, that can be stored together; the others stay buffered. The caller holds no handle.
+///
+/// # Errors
+/// When a tree does not read, or a device fails, which ends all writing.
+pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
+    volume.limit_delayed()?;
+    volume.limit_dirty_blocks()?;
+    // What does not read is told of when the file is stored by itself.
+    let find = |&file: &FileId| Small::find(volume, file).ok().flatten();
+    let small: Vec<Small> = files.iter().filter_map(find).collect();
+    let [first, _, ..] = &small[..] else { return Ok(()) };
+    let all: Vec<_> = small.iter().map(Small::first_data).collect();
+    let bytes = all.iter().map(FirstData::extent_bytes).sum();
+    let items = FILE_ITEMS * small.len() as u64 + 1 + checksum_items(volume, bytes);
+    let Some(handle) = volume.try_join(volume.live()?, items, Claim::Work)? else { return Ok(()) };
+    let mut changes = Changes::accepted(&handle, first.file)?;
+    for (small, data) in small.iter().zip(&all) {
+        change_inode(&mut changes, small.file, &small.buffer, small.size, data.stored_bytes())?;
+    }
+    let Some(place) = take(&handle, bytes)? else { return Ok(()) };
+    handle.whole(|| {
+        changes.apply()?;
+        handle.flush_inodes(TreeId(first.file.dev), small.iter().map(|small| small.file.ino))?;
+        store_first(&handle, &all, place)
+    })?;
+    handle.stats().stored_together(small.len());
+    drop(handle);
+    small.iter().for_each(|small| discard(volume, small.file));
+    Ok(())
+}
+
+/// Takes space for so much data in one piece, if there is one.
+fn take(handle: &Handle<'_>, bytes: u64) -> Result<Option<Logical>> {
+    if bytes == 0 {
+        return Ok(Some(Logical(0)));
+    }
+    let room = Reservation::resume(handle.space(), Purpose::Data, bytes);
+    let taken = room.take(handle.volume(), bytes);
+    room.keep();
+    let (place, len) = taken?;
+    if len < bytes {
+        handle.space().give_back(place, len)?;
+    }
+    Ok((len == bytes).then_some(place))
+}
