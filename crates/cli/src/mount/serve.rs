@@ -17,6 +17,7 @@ use offshoot_fuse::{Control, MountOptions, ServeOptions, Server, Transport, Unmo
 use offshoot_vfs::Error;
 use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
+use rustix::thread::disable_transparent_huge_pages;
 
 use super::log::Log;
 use super::options::Wanted;
@@ -35,6 +36,8 @@ pub(super) fn serve(
 ) -> Result {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| host("blocking signals", errno as i32))?;
+    // Many threads keep free memory of many sizes each, which in huge pages is several times what is in use. A host that has none refuses.
+    let _ = disable_transparent_huge_pages(true);
     let log = Arc::new(Log::new(console.clone()));
     let dir = arguments.directory.canonicalize();
     let dir = dir.map_err(|e| Failure::Host(arguments.directory.display().to_string(), e))?;
