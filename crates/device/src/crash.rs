@@ -101,7 +101,7 @@ pub enum CrashEntry {
         /// What was written.
         data: Arc<[u8]>,
     },
-    /// A discard, which turns into zeros what it reaches.
+    /// A discard, which leaves bytes in what it reaches that nobody wrote: those of [`MemoryDevice::spoil`].
     Discard {
         /// The place of the device in its set.
         device: usize,
@@ -242,7 +242,7 @@ impl BlockDevice for CrashDevice {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         request_range(self.size_bytes(), offset, len)?;
         let mut log = self.log.lock();
-        self.now.discard(offset, len)?;
+        self.now.spoil(offset, len)?;
         if len > 0 {
             log.push(CrashEntry::Discard { device: self.number, offset, len });
         }

@@ -9,14 +9,14 @@
 //!   a test can count the requests of a workload once and then run it with a fault at
 //!   the first, the second, and so on to the last.
 //!
-//! | | a read | a write | a flush |
-//! |---|---|---|---|
-//! | [`Fault::Error`] | `EIO` | `EIO`, nothing is written | `EIO`, nothing reaches the device below |
-//! | [`Fault::Short`] | `EIO` | `EIO`, some sectors are written: those before the range, or the first half | as `Error` |
-//! | [`Fault::Garbage`] by time | every byte of the request comes inverted | every byte is written inverted | succeeds, and nothing reaches the device below |
-//! | [`Fault::Garbage`] by place | the bytes of the range come inverted | none: the medium spoils what is read | none |
+//! | | a read | a write | a flush | a discard |
+//! |---|---|---|---|---|
+//! | [`Fault::Error`] | `EIO` | `EIO`, nothing is written | `EIO`, nothing reaches the device below | as a flush |
+//! | [`Fault::Short`] | `EIO` | `EIO`, some sectors are written: those before the range, or the first half | as `Error` | as `Error` |
+//! | [`Fault::Garbage`] by time | every byte of the request comes inverted | every byte is written inverted | succeeds, and nothing reaches the device below | none |
+//! | [`Fault::Garbage`] by place | the bytes of the range come inverted | none: the medium spoils what is read | none | none |
 //!
-//! Discards and hints are never counted and never fail.
+//! Hints are never counted and never fail.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -48,6 +48,8 @@ pub enum Requests {
     Writes,
     /// [`BlockDevice::flush`].
     Flushes,
+    /// [`BlockDevice::discard`].
+    Discards,
     /// All of these, in the order in which they come.
     All,
 }
@@ -66,6 +68,7 @@ struct State {
     reads: u64,
     writes: u64,
     flushes: u64,
+    discards: u64,
 }
 
 impl State {
@@ -74,7 +77,8 @@ impl State {
             Requests::Reads => self.reads,
             Requests::Writes => self.writes,
             Requests::Flushes => self.flushes,
-            Requests::All => self.reads + self.writes + self.flushes,
+            Requests::Discards => self.discards,
+            Requests::All => self.reads + self.writes + self.flushes + self.discards,
         }
     }
 }
@@ -119,6 +123,7 @@ impl FaultDevice {
             Requests::Reads => state.reads += 1,
             Requests::Writes => state.writes += 1,
             Requests::Flushes | Requests::All => state.flushes += 1,
+            Requests::Discards => state.discards += 1,
         }
         Faults { in_time, in_place }
     }
@@ -220,6 +225,11 @@ impl BlockDevice for FaultDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let faults = self.arrive(Requests::Discards, &(offset..offset.saturating_add(len)));
+        let in_place = faults.in_place.into_iter().map(|(_, fault)| fault);
+        if faults.in_time.into_iter().chain(in_place).any(|fault| fault != Fault::Garbage) {
+            return Err(Errno::IO.into());
+        }
         self.below.discard(offset, len)
     }
 }

@@ -24,6 +24,7 @@
 //!    once and then takes them for clean, so a second success would be a lie.
 
 mod direct;
+mod discard;
 mod in_use;
 
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -218,18 +219,18 @@ impl BlockDevice for FileDevice {
         result
     }
 
-    /// Makes a hole in an image file, which reads as zeros and takes no space. On a
-    /// block device nothing happens.
+    /// Makes a hole in an image file, which reads as zeros and takes no space. A block device is told
+    /// of the whole pages.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
-        if self.is_block_device || len == 0 {
+        if self.is_block_device {
+            return Ok(discard::on_block_device(&self.file, offset..offset + len)?);
+        }
+        if len == 0 {
             return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(&self.file, flags, offset, len) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-            result => Ok(result?),
-        }
+        Ok(fallocate(&self.file, flags, offset, len)?)
     }
 }
 

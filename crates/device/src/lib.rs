@@ -104,10 +104,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     fn flush(&self) -> io::Result<()>;
 
     /// Tells that the range is not needed any more. What is read there afterwards, and
-    /// whether that is durable, is not defined; a host that cannot do it is no error.
+    /// whether that is durable, is not defined. A device that knows it in larger units may
+    /// leave out what of the range fills none.
     ///
     /// # Errors
-    /// As [`write_at`](Self::write_at).
+    /// As [`write_at`](Self::write_at); of kind [`Unsupported`](io::ErrorKind::Unsupported)
+    /// when the host cannot do it.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
 }
 

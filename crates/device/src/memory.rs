@@ -16,6 +16,8 @@
 //! extents copy side by side, and threads that read never wait for each other. Only
 //! [`MemoryDevice::snapshot`] holds all of them, taken in order of their number.
 //!
+//! What was discarded takes none: a page of zeros, or one of bytes that nobody wrote, is only named.
+//!
 //! A snapshot shares everything: the map of a shard is copied by the first write to the
 //! shard after it, and a page by the first write to the page.
 //!
@@ -73,9 +75,42 @@ impl MemoryBudget {
     }
 }
 
-/// The pages of one shard by number. `None` is a page of zeros that hides the base.
-type Pages = HashMap<u64, Option<Arc<Page>>>;
+/// The pages of one shard by number.
+type Pages = HashMap<u64, Slot>;
 type Page = [u8; PAGE_LEN];
+
+/// What hides a page of the base.
+#[derive(Clone, Debug)]
+enum Slot {
+    /// Zeros.
+    Zeros,
+    /// Bytes that nobody wrote: [`undefined`].
+    Undefined,
+    /// What was written.
+    Written(Arc<Page>),
+}
+
+impl Slot {
+    /// Fills `buf` with what the page has from byte `offset` of the device on.
+    fn read(&self, offset: u64, buf: &mut [u8]) {
+        match self {
+            Self::Zeros => buf.fill(0),
+            Self::Undefined => undefined(offset, buf),
+            Self::Written(page) => {
+                let from = small(offset % PAGE_BYTES);
+                buf.copy_from_slice(&page[from..from + buf.len()]);
+            }
+        }
+    }
+}
+
+/// Fills `buf` with bytes that nobody wrote at `offset` of a device, which are the same each time.
+fn undefined(offset: u64, buf: &mut [u8]) {
+    for (at, byte) in (offset..).zip(buf) {
+        // The high bits of such a product depend on all bits of the number.
+        *byte = (at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+    }
+}
 
 /// What shows where no page is.
 #[derive(Clone)]
@@ -138,7 +173,11 @@ impl MemoryDevice {
             numbers.sort_unstable();
             for number in numbers {
                 hasher.write_u64(number);
-                hasher.write(pages[&number].as_ref().map_or(&[][..], |page| &page[..]));
+                match &pages[&number] {
+                    Slot::Zeros => hasher.write_u8(0),
+                    Slot::Undefined => hasher.write_u8(1),
+                    Slot::Written(page) => hasher.write(&page[..]),
+                }
             }
         }
     }
@@ -158,10 +197,45 @@ impl MemoryDevice {
                 let mut page = [0; PAGE_LEN];
                 let inside = small(PAGE_BYTES.min(self.size_bytes - start));
                 self.base.read(start, &mut page[..inside])?;
-                slot.insert(Some(Arc::new(page)))
+                slot.insert(Slot::Written(Arc::new(page)))
             }
         };
-        Ok(Arc::make_mut(slot.get_or_insert_with(|| Arc::new([0; PAGE_LEN]))))
+        if !matches!(slot, Slot::Written(_)) {
+            let mut page = [0; PAGE_LEN];
+            slot.read(number * PAGE_BYTES, &mut page);
+            *slot = Slot::Written(Arc::new(page));
+        }
+        let Slot::Written(page) = slot else { unreachable!("it was made one") };
+        Ok(Arc::make_mut(page))
+    }
+
+    /// Leaves bytes in the range that nobody wrote, as a discard may. They are the same each time.
+    ///
+    /// # Errors
+    /// As [`write_at`](BlockDevice::write_at).
+    pub fn spoil(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.cover(offset, len, &Slot::Undefined)
+    }
+
+    /// Has the range read as `slot` says.
+    fn cover(&self, offset: u64, len: u64, slot: &Slot) -> io::Result<()> {
+        let range = request_range(self.size_bytes, offset, len)?;
+        let is_base = matches!((slot, &self.base), (Slot::Zeros, Base::Zeros));
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min((at / PAGE_BYTES + 1) * PAGE_BYTES);
+            let mut pages = self.shard(at).write();
+            if end - at < PAGE_BYTES {
+                let from = small(at % PAGE_BYTES);
+                slot.read(at, &mut self.page_mut(&mut pages, at)?[from..from + small(end - at)]);
+            } else if !is_base {
+                Arc::make_mut(&mut pages).insert(at / PAGE_BYTES, slot.clone());
+            } else if pages.contains_key(&(at / PAGE_BYTES)) {
+                Arc::make_mut(&mut pages).remove(&(at / PAGE_BYTES));
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     /// Copies `range`, which is inside one extent, into `buf`.
@@ -176,14 +250,7 @@ impl MemoryDevice {
             };
             self.base.read(range.start + uncovered.start as u64, &mut buf[uncovered])?;
             uncovered = piece.end..piece.end;
-            match page {
-                Some(page) => {
-                    let from = small(at % PAGE_BYTES);
-                    let len = piece.len();
-                    buf[piece].copy_from_slice(&page[from..from + len]);
-                }
-                None => buf[piece].fill(0),
-            }
+            page.read(at, &mut buf[piece]);
         }
         self.base.read(range.start + uncovered.start as u64, &mut buf[uncovered])
     }
@@ -244,22 +311,7 @@ impl BlockDevice for MemoryDevice {
 
     /// Reads as zeros afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        let range = request_range(self.size_bytes, offset, len)?;
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min((at / PAGE_BYTES + 1) * PAGE_BYTES);
-            let mut pages = self.shard(at).write();
-            if end - at < PAGE_BYTES {
-                let from = small(at % PAGE_BYTES);
-                self.page_mut(&mut pages, at)?[from..from + small(end - at)].fill(0);
-            } else if !matches!(self.base, Base::Zeros) {
-                Arc::make_mut(&mut pages).insert(at / PAGE_BYTES, None);
-            } else if pages.contains_key(&(at / PAGE_BYTES)) {
-                Arc::make_mut(&mut pages).remove(&(at / PAGE_BYTES));
-            }
-            at = end;
-        }
-        Ok(())
+        self.cover(offset, len, &Slot::Zeros)
     }
 }
 

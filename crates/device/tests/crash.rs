@@ -113,7 +113,10 @@ fn apply(image: &mut Image, entry: &CrashEntry) {
             image[place(*device, *offset)..][..data.len()].copy_from_slice(data);
         }
         CrashEntry::Discard { device, offset, len } => {
-            image[place(*device, *offset)..][..usize_of(*len)].fill(0);
+            let undefined = MemoryDevice::sparse(DEVICE_BYTES);
+            undefined.spoil(0, DEVICE_BYTES).expect("memory");
+            let bytes = &self::image(&undefined)[usize_of(*offset)..][..usize_of(*len)];
+            image[place(*device, *offset)..][..bytes.len()].copy_from_slice(bytes);
         }
         CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => {}
     }
@@ -282,7 +285,8 @@ fn reads_see_every_write_and_the_base_stays() {
     assert!(device.discard(4090, 50).is_err(), "a discard past the end");
     assert_eq!(device.log().entries().len(), 2);
     let now = image(&device);
-    assert_eq!((now[0], now[99], now[100], now[150]), (0, 9, 1, 9));
+    assert_eq!((now[10], now[99], now[100], now[150]), (9, 9, 1, 9));
+    assert!(now[..10].iter().any(|&byte| byte != 9 && byte != 0), "{:?}", &now[..10]);
     assert_eq!(image(&*base), [9; 4096]);
 }
 

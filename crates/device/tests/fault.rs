@@ -91,6 +91,17 @@ fn an_error_writes_nothing_and_a_short_write_some_sectors() {
 }
 
 #[test]
+fn a_discard_fails_and_does_nothing() {
+    let (below, device) = device();
+    device.strike(Requests::Discards, 1, Fault::Error);
+    device.add(8192..8193, Fault::Short);
+    device.add(0..1, Fault::Garbage);
+    assert!(device.discard(0, 4096).is_ok() && is_eio(device.discard(0, 4096)));
+    assert!(is_eio(device.discard(4096, 8192)) && device.discard(0, 4096).is_ok());
+    assert_eq!((device.count(Requests::Discards), below.log().entries().len()), (4, 2));
+}
+
+#[test]
 fn garbage_is_silent() {
     let (below, device) = device();
     device.write_at(0, &[0x0f; 1024]).expect("a sound write");

@@ -157,8 +157,13 @@ fn what_the_kernel_uses_is_read_but_not_written() {
     refused(image, &format!(", through {}", device.display()));
     let writer = FileDevice::open_writable(&device).expect("nobody has mounted it");
     assert_eq!(writer.size_bytes(), 256 << 20);
-    writer.write_at(1 << 20, &[7; 8192]).expect("a write to a block device");
-    writer.discard(1 << 20, 8192).expect("a hint");
+    writer.write_at(1 << 20, &[7; 12_288]).expect("a write to a block device");
+    writer.discard((1 << 20) + 1, 12_287).expect("a discard on a block device");
+    writer.discard(1 << 20, 100).expect("less than a unit of it");
+    let mut bytes = [1; 12_288];
+    writer.read_at(1 << 20, &mut bytes).expect("a read");
+    assert!(bytes[..4096] == [7; 4096] && bytes[4096..] == [0; 8192], "whole units go");
+    assert_eq!(kind(writer.discard((256 << 20) - 1, 2)), ErrorKind::UnexpectedEof);
     writer.flush().expect("a flush of a block device");
     assert_eq!(kind(FileDevice::open_writable(&device)), ErrorKind::ResourceBusy);
     assert_eq!(kind(writer.write_at(256 << 20, &[1])), ErrorKind::UnexpectedEof);

@@ -147,7 +147,7 @@ impl CrashStates {
                 let inside = |at: u64| usize::try_from(at - offset).expect("inside the data");
                 device.write_at(range.start, &data[inside(range.start)..inside(range.end)])
             }
-            CrashEntry::Discard { .. } => device.discard(range.start, range.end - range.start),
+            CrashEntry::Discard { .. } => device.spoil(range.start, range.end - range.start),
             CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => {
                 unreachable!("an epoch lists writes and discards")
             }
