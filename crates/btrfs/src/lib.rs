@@ -55,7 +55,9 @@ pub use inode::compression::Compress;
 pub use inode::create::NewFiles;
 pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
-pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
+pub use space::{
+    BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats, Trimmed,
+};
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::{Counter, Stats};
 pub use tree::{Cursor, TreeRoot};

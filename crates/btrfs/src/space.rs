@@ -17,6 +17,7 @@
 //!    points to stays untouched until the next one is complete: that is what a crash finds.
 //! 3. `used` of a block group is what its extent items add up to, so it changes when the delayed
 //!    references run, not when space is taken.
+//!    A free range that is being discarded is taken when that is done (`discard`).
 //! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
 //!    happens inside changes of trees, where no tree can be read. Who replays a log is alone, and reserves nothing.
 
@@ -24,6 +25,7 @@ mod allocated;
 mod block_group;
 mod chunk_plan;
 mod chunks;
+mod discard;
 mod free_space;
 mod free_space_tree;
 mod ledger;
@@ -52,6 +54,8 @@ use parking_lot::{Mutex, RwLock};
 use allocated::Allocated;
 pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
+pub(crate) use discard::Freed;
+pub use discard::Trimmed;
 use ledger::Ledger;
 pub(crate) use ledger::{Promise, Reservation};
 pub(crate) use reserve::{
@@ -84,8 +88,9 @@ pub(crate) struct Space {
     /// Somebody who goes before others found no room, which a commit makes.
     is_short: AtomicBool,
     allocated: Allocated,
-    /// Held by the one thread that makes or removes chunks. Taken after the gate.
+    /// Held by the one thread that makes or removes chunks, or discards what belongs to none. Taken after the gate.
     chunk_lock: Mutex<()>,
+    outside: discard::Outside,
     stats: stats::Counters,
 }
 
@@ -169,6 +174,7 @@ impl Space {
             is_short: AtomicBool::new(false),
             allocated: Allocated::new(volume),
             chunk_lock: Mutex::new(()),
+            outside: discard::Outside::default(),
             stats: stats::Counters::default(),
         }
     }
@@ -189,7 +195,8 @@ impl Space {
     /// `ENOSPC` when no block group has as much in one piece.
     pub(crate) fn take(&self, volume: &Engine, purpose: Purpose, len: u64) -> Result<Logical> {
         loop {
-            if let Some(logical) = self.take_known(purpose, len) {
+            let taken = self.take_known(purpose, len);
+            if let Some(logical) = taken.or_else(|| self.take_or_wait(purpose, len)) {
                 return Ok(logical);
             }
             // Data is taken outside of changes of trees, so the trees may be read here.

@@ -57,7 +57,7 @@ use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
 use crate::log::{Log, Obstacle};
-use crate::space::{self, Purpose, Reservation, Space};
+use crate::space::{self, Freed, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
@@ -121,6 +121,12 @@ pub(crate) struct Live {
     pub(crate) tree_log: bool,
     /// Whether it puts each item of a directory into them by itself.
     pub(crate) log_by_item: bool,
+    /// What is to be discarded; `None` for nothing.
+    pub(crate) freed: parking_lot::Mutex<Option<Freed>>,
+    /// Nobody but who commits goes through it.
+    discards_itself: bool,
+    /// Whether files are written back before each commit.
+    pub(crate) flush_on_commit: bool,
     /// Features that the volume needs since it was opened, by their bits.
     new_features: AtomicU64,
     /// The label since it was changed.
@@ -227,6 +233,9 @@ impl Live {
             max_inline,
             tree_log: options.tree_log,
             log_by_item: options.log_by_item,
+            freed: parking_lot::Mutex::new(options.discard.then(Freed::default)),
+            discards_itself: options.commit_interval.is_none(),
+            flush_on_commit: options.flush_on_commit,
             new_features: AtomicU64::new(0),
             new_label: Mutex::new(None),
         }
@@ -495,6 +504,10 @@ impl<'v> Handle<'v> {
 
     pub(crate) fn volume(&self) -> &'v Engine {
         self.volume
+    }
+
+    pub(crate) fn live(&self) -> &'v Live {
+        self.live
     }
 
     pub(crate) fn generation(&self) -> Generation {

@@ -102,6 +102,14 @@ Examples:
   offshoot stats disk.img
   offshoot stats /dev/sdb --device /dev/sdc --json";
 
+const TRIM_HELP: &str = "\
+Image files get holes where the volume holds nothing, and take less of the host; disks and memory cards are told that they need not keep it. \
+What deleted subvolumes hold is not free until it is dropped.
+
+Examples:
+  offshoot trim disk.img
+  offshoot trim /dev/sdb --device /dev/sdc --json";
+
 const DUMP_HELP: &str = "\
 Examples:
   offshoot dump super disk.img
@@ -183,6 +191,9 @@ pub(crate) enum Verb {
     /// Show how much of a volume is used, by kind and profile
     #[command(after_help = STATS_HELP)]
     Stats(InfoArguments),
+    /// Tell the devices of a volume which ranges of them hold nothing
+    #[command(after_help = TRIM_HELP)]
+    Trim(InfoArguments),
     /// Work with subvolumes
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Subvolume(SubvolumeVerb),

@@ -33,6 +33,7 @@ pub(crate) enum Access {
 }
 
 /// How a volume is opened.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Opening {
     pub(crate) access: Access,
     /// As it is stored, without the log that may be pending, and not to be changed as a whole.
@@ -47,6 +48,10 @@ pub(crate) struct Opening {
     pub(crate) commit: Option<Duration>,
     /// Whether fsync writes the tree log instead of committing.
     pub(crate) tree_log: bool,
+    /// Whether the devices are told what commits free.
+    pub(crate) discard: bool,
+    /// Whether files are written back before each commit.
+    pub(crate) flush_on_commit: bool,
     /// Who is told of what was survived; `None` for the console, which shows the first ones.
     pub(crate) reporter: Option<Reporter>,
 }
@@ -61,6 +66,8 @@ impl Opening {
             max_inline: None,
             commit: None,
             tree_log: true,
+            discard: false,
+            flush_on_commit: false,
             reporter: None,
         }
     }
@@ -90,6 +97,15 @@ impl Session {
         Self::open_with(device, &arguments.open, Opening::to(Access::Read), console)
     }
 
+    /// The same to change it.
+    pub(crate) fn open_to_change(
+        arguments: &VolumeArguments,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let device = open_named(&arguments.volume, Access::Write, false)?;
+        Self::open_with(device, &arguments.open, Opening::to(Access::Write), console)
+    }
+
     /// Opens it as it is stored, whatever a log has to say of it.
     pub(crate) fn open_stored(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
         let device = open_device(&arguments.volume)?;
@@ -111,16 +127,18 @@ impl Session {
     fn open_with(
         device: FileDevice,
         arguments: &OpenArguments,
-        Opening { access, is_stored, compress, new_files, max_inline, commit, tree_log, reporter }: Opening,
+        opening: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
+        let Opening { access, is_stored, .. } = opening;
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
         for path in &arguments.devices {
             devices.push(Arc::new(open_named(path, access, false)?));
         }
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
-        let tell = reporter.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
+        let tell =
+            opening.reporter.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
         let reporter = move |report: &Report| {
             tell(report);
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,16 +150,18 @@ impl Session {
             degraded: arguments.degraded,
             ignore_log: is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
-            compress,
-            new_files,
-            tree_log,
+            compress: opening.compress,
+            new_files: opening.new_files,
+            tree_log: opening.tree_log,
+            discard: opening.discard,
+            flush_on_commit: opening.flush_on_commit,
             ..OpenOptions::default()
         };
-        if let Some(bytes) = max_inline {
+        if let Some(bytes) = opening.max_inline {
             options.max_inline = bytes;
         }
-        if commit.is_some() {
-            options.commit_interval = commit;
+        if opening.commit.is_some() {
+            options.commit_interval = opening.commit;
         }
         let opened = match access {
             Access::Write if !is_stored => Volume::open_writable(devices, &options),

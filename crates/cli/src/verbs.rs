@@ -20,6 +20,7 @@ mod rm;
 mod stat;
 mod stats;
 mod subvolume;
+mod trim;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -51,6 +52,7 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, console),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
+        Verb::Trim(arguments) => trim::run(arguments, out, console),
         Verb::Subvolume(verb) => subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Rescue(verb) => rescue::run(verb, out, console),

@@ -238,6 +238,15 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
+/// Writes back everything that is buffered now, where every commit does that, for one that is made for another file. What cannot be written back stays:
+/// its own sync tells why.
+pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
+    if volume.live()?.flush_on_commit {
+        let _ = sync_all(volume);
+    }
+    volume.live()?.require_whole()
+}
+
 /// Writes back what is buffered of the files of the subvolume `id`.
 ///
 /// # Errors

@@ -52,12 +52,14 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
     // The place of a subvolume in a snapshot has nothing that could be logged.
     if !volume.live()?.tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
+        write_back::sync_others(volume)?;
         return volume.commit();
     }
     match log_it(volume, file, wanted)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {
             volume.live()?.stats.not_logged_for(obstacle);
+            write_back::sync_others(volume)?;
             volume.commit_one(generation, Cause::Fsync)
         }
     }

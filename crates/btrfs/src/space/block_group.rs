@@ -1,5 +1,7 @@
 //! One block group.
 
+use std::ops::Range;
+
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use offshoot_vfs::{Error, Result};
@@ -28,6 +30,8 @@ struct State {
     between: u64,
     /// Free ranges, once they were loaded.
     free: Option<FreeSpace>,
+    /// The free range that is being discarded, which nobody may take until it is not; empty for none.
+    out: Range<u64>,
     /// It is being removed.
     is_retired: bool,
 }
@@ -43,7 +47,8 @@ pub(super) struct Usage {
 
 impl BlockGroup {
     pub(crate) fn new(start: Logical, len: u64, flags: BlockGroupFlags, used: u64) -> Self {
-        let state = State { used, stored_used: used, between: 0, free: None, is_retired: false };
+        let state =
+            State { used, stored_used: used, between: 0, free: None, out: 0..0, is_retired: false };
         Self { start, len, flags, state: Mutex::new(state) }
     }
 
@@ -84,6 +89,33 @@ impl BlockGroup {
         is_taken
     }
 
+    /// Takes out the first piece in `within` that is free, of at most so many bytes: nobody takes it until it is back. There must be none out.
+    pub(super) fn take_out(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+        let mut state = self.state.lock();
+        if state.is_retired {
+            return None;
+        }
+        let piece = state.free.as_mut()?.take_first(within, most)?;
+        state.out = piece.clone();
+        Some(piece)
+    }
+
+    /// Brings back what was taken out.
+    pub(super) fn bring_back(&self) {
+        let mut state = self.state.lock();
+        let out = std::mem::take(&mut state.out);
+        if let Some(free) = &mut state.free {
+            free.add(out.start, out.end);
+        }
+    }
+
+    /// Whether `len` bytes in one piece will be free when the piece is back that is out.
+    pub(super) fn awaits(&self, len: u64) -> bool {
+        let state = self.state.lock();
+        let with = |free: &FreeSpace| free.len_with(&state.out) >= len;
+        !state.out.is_empty() && state.free.as_ref().is_some_and(with)
+    }
+
     /// Whether it is known what is free here.
     pub(crate) fn is_loaded(&self) -> bool {
         self.state.lock().free.is_some()
@@ -106,10 +138,9 @@ impl BlockGroup {
         Ok(Some(total))
     }
 
-    /// Whether nothing in it is used, taken or pinned.
+    /// Whether nothing in it is used, taken, pinned or being discarded.
     pub(crate) fn is_empty(&self) -> bool {
-        let state = self.state.lock();
-        state.used == 0 && state.between == 0 && state.stored_used == 0
+        self.state.lock().is_empty()
     }
 
     /// Whether nobody may take space here any more.
@@ -117,21 +148,19 @@ impl BlockGroup {
         self.state.lock().is_retired
     }
 
-    /// Lets nobody take space here any more, if nothing in it is used, taken or pinned; what was
-    /// known to be free.
+    /// Lets nobody take space here any more, if it is empty; what was known to be free.
     pub(crate) fn retire(&self) -> Option<u64> {
         let mut state = self.state.lock();
-        let is_empty = state.used == 0 && state.between == 0 && state.stored_used == 0;
-        if !is_empty || state.is_retired {
+        if !state.is_empty() || state.is_retired {
             return None;
         }
         state.is_retired = true;
-        Some(state.free.as_ref().map_or(0, FreeSpace::total))
+        Some(state.known_free())
     }
 
     /// What is known to be free here, in bytes.
     pub(crate) fn known_free(&self) -> u64 {
-        self.state.lock().free.as_ref().map_or(0, FreeSpace::total)
+        self.state.lock().known_free()
     }
 
     /// Makes a range free that was taken, or pinned; whether what is free here is known.
@@ -186,8 +215,19 @@ impl BlockGroup {
     pub(crate) fn free_bytes(&self) -> u64 {
         let state = self.state.lock();
         match &state.free {
-            Some(free) => free.total(),
+            Some(_) => state.known_free(),
             None => self.len.saturating_sub(state.used).saturating_sub(state.between),
         }
+    }
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.used == 0 && self.between == 0 && self.stored_used == 0 && self.out.is_empty()
+    }
+
+    fn known_free(&self) -> u64 {
+        let out = self.out.end - self.out.start;
+        self.free.as_ref().map_or(0, FreeSpace::total) + out
     }
 }

@@ -14,6 +14,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile, STRIPE_LEN};
+use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -52,6 +53,25 @@ impl MemberSpace {
         self.allocated_bytes = self.allocated_bytes.saturating_add(range.end - range.start);
         let at = self.extents.partition_point(|extent| extent.start < range.start);
         self.extents.insert(at, range);
+    }
+
+    /// The first range in `within` that belongs to no chunk, to no superblock and not to what is left free at the start, of at most so many
+    /// bytes.
+    pub(super) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+        let superblocks = SUPERBLOCK_OFFSETS.map(|at| at..at + STRIPE_LEN);
+        let end = within.end.min(self.total_bytes);
+        let mut taken: Vec<_> = self.extents.iter().cloned().chain(superblocks).collect();
+        taken.push(end..u64::MAX);
+        taken.sort_by_key(|range| range.start);
+        let mut at = within.start.max(RESERVED_BYTES);
+        for range in taken {
+            let hole = at..range.start.min(end);
+            if !hole.is_empty() {
+                return Some(at..hole.end.min(at.saturating_add(most)));
+            }
+            at = at.max(range.end);
+        }
+        None
     }
 
     /// The first hole of `wanted` bytes, or else the longest one: its start and length.

@@ -169,7 +169,7 @@ impl Engine {
     }
 
     /// What every member has free.
-    fn member_spaces(&self) -> Result<Vec<MemberSpace>> {
+    pub(super) fn member_spaces(&self) -> Result<Vec<MemberSpace>> {
         let allocated = self.live()?.space.allocated();
         let root = self.tree(TreeId::DEV)?;
         let mut all = Vec::with_capacity(allocated.len());
@@ -422,6 +422,7 @@ impl Handle<'_> {
         self.remove_one(TreeId::CHUNK, chunk_key(&chunk))?;
         self.space().remove_group(group);
         volume.unmap_chunk(chunk.start);
+        self.note_removed(&chunk);
         self.note_next_chunk()
     }
 

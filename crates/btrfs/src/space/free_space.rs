@@ -1,6 +1,7 @@
 //! Free ranges of one block group.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Ranges that do not touch each other, by their start.
 #[derive(Debug, Default)]
@@ -57,6 +58,24 @@ impl FreeSpace {
         true
     }
 
+    /// Takes the first piece in `within` that is free, and `most` bytes of it at the most.
+    pub(crate) fn take_first(&mut self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+        let first = self.ranges.range(..=within.start).next_back();
+        let (&from, &to) = first
+            .filter(|&(_, &to)| to > within.start)
+            .or_else(|| self.ranges.range(within.start..within.end).next())?;
+        let start = from.max(within.start);
+        let end = to.min(within.end).min(start.saturating_add(most));
+        self.take_range(start, end).then_some(start..end)
+    }
+
+    /// How long the range would be that `range`, which is not free, were in if it were.
+    pub(crate) fn len_with(&self, range: &Range<u64>) -> u64 {
+        let before = self.ranges.range(..range.start).next_back();
+        let start = before.filter(|&(_, &to)| to == range.start).map_or(range.start, |one| *one.0);
+        self.ranges.get(&range.end).copied().unwrap_or(range.end) - start
+    }
+
     /// Takes `len` bytes in one piece, the first that fits from the last place on.
     pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
         if len > self.total {
@@ -110,5 +129,21 @@ mod tests {
         assert!(free.take_range(120, 150) && !free.take_range(149, 151));
         assert!(free.take_range(300, 400) && free.take_range(100, 120));
         assert_eq!((free.total(), free.take(50)), (50, Some(150)));
+    }
+
+    #[test]
+    fn pieces_are_taken_from_one_end_to_the_other() {
+        let mut free = FreeSpace::default();
+        free.add(100, 200);
+        free.add(300, 400);
+        free.add(500, 600);
+        assert_eq!(free.take_first(&(150..550), 20), Some(150..170));
+        assert_eq!(free.len_with(&(150..170)), 100);
+        assert_eq!(free.take_first(&(170..550), 100), Some(170..200));
+        assert_eq!(free.len_with(&(170..200)), 30);
+        assert_eq!(free.take_first(&(200..550), 100), Some(300..400));
+        assert_eq!(free.take_first(&(400..550), 100), Some(500..550));
+        assert_eq!(free.take_first(&(200..550), 100), None);
+        assert_eq!(free.total(), 100);
     }
 }

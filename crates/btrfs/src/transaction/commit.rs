@@ -57,6 +57,9 @@ impl Engine {
         let live = self.live()?;
         #[cfg(debug_assertions)]
         super::lock_order::require_no_handle();
+        if self.dirty_tree_bytes()? > dirty_bytes {
+            self.write_back_first(live)?;
+        }
         let _commit = live.commit.lock();
         // Who waited for another commit may find that it was enough.
         live.require_whole()?;
@@ -87,6 +90,7 @@ impl Engine {
         let live = self.live()?;
         #[cfg(debug_assertions)]
         super::lock_order::require_no_handle();
+        self.write_back_first(live)?;
         let _commit = live.commit.lock();
         live.require_whole()?;
         // Whoever had the lock before is done with its commit.
@@ -94,6 +98,11 @@ impl Engine {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
+    }
+
+    /// Writes files back, where every commit does that. The caller may have locked inodes: what can only be written back by waiting is left out.
+    fn write_back_first(&self, live: &Live) -> Result<()> {
+        if live.flush_on_commit { write_back::make_room(self, || true) } else { Ok(()) }
     }
 
     /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the tree is what all operations
@@ -110,6 +119,7 @@ impl Engine {
         let live = self.live()?;
         #[cfg(debug_assertions)]
         super::lock_order::require_no_handle();
+        self.write_back_first(live)?;
         let _commit = live.commit.lock();
         let is_changed = || tree.root.read().generation == live.phases.read().running.id;
         let alone = |handle: Handle<'v>| {
@@ -190,14 +200,20 @@ impl Engine {
         if live.subvolumes.has_deleted() {
             live.pressure.press();
         }
-        if live.space.is_awaited() {
+        let cleared = if live.space.is_awaited() {
             // What became free is for those who wait; who makes room for them removes block groups where that helps.
             live.space.serve_all();
-            return outcome;
+            Ok(())
+        } else {
+            // What no chunk could be written down in may be free now.
+            self.note_next_chunk().and_then(|()| self.remove_empty_groups())
+        };
+        if live.discards_itself {
+            while self.discard_step() {}
+        } else if live.freed.lock().is_some() {
+            live.pressure.press();
         }
-        // What no chunk could be written down in may be free now.
-        self.note_next_chunk()?;
-        self.remove_empty_groups().and(outcome)
+        cleared.and(outcome)
     }
 }
 
@@ -228,9 +244,11 @@ impl Live {
         self.tell_of_commit();
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);
-        for range in std::mem::take(&mut *transaction.pinned.lock()) {
+        let freed = std::mem::take(&mut *transaction.pinned.lock());
+        for range in &freed {
             self.space.give_back(Logical(range.start), range.end - range.start)?;
         }
+        self.note_freed(freed);
         self.stats.committed();
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The thread that commits a volume by itself: every so often, and when much was changed. It drops what deleted subvolumes hold, too.
+//! The thread that commits a volume by itself: every so often, and when much was changed. It drops what deleted subvolumes hold, too, and discards what
+//! commits have freed where that is asked for.
 //!
 //! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
 //! written to the devices after that. When nothing may be written any more it says so once, and ends by itself.
@@ -87,8 +88,13 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     let next = || Instant::now().checked_add(interval.max(LEAST_INTERVAL));
     let mut due = next();
     loop {
-        let Some(is_pressed) = signal.wait(due) else { return };
+        let is_pressed = signal.wait(due);
         let Some(volume) = volume.upgrade() else { return };
+        let Some(is_pressed) = is_pressed else {
+            // What the last commit has freed, too.
+            while volume.discard_step() {}
+            return;
+        };
         let is_due = due.is_some_and(|due| Instant::now() >= due);
         let result = if is_due {
             volume.sync_because(Cause::Time)
@@ -107,6 +113,9 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
             Ok(Progress::Waits) => None,
             Err(error) => Some(Report::DropFailed { problem: error.to_string() }),
         };
+        if volume.discard_step() {
+            signal.press();
+        }
         if let Some(report) = failed.or(not_dropped) {
             volume.report(&report);
             if volume.live().and_then(Live::require_whole).is_err() {
@@ -124,8 +133,10 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
 fn ease(volume: &Engine) -> Result<()> {
     // A chunk comes first: it is had at once, and others may be about to wait for it.
     let (made, eased) = (volume.make_room_ahead(), volume.ease_delayed());
-    let half = volume.live()?.dirty_bytes / 2;
-    let is_much = volume.buffers.bytes() > half;
+    let (live, buffered) = (volume.live()?, volume.buffers.bytes());
+    let half = live.dirty_bytes / 2;
+    let is_first = live.flush_on_commit && volume.dirty_tree_bytes()? > half;
+    let is_much = is_first || buffered > half;
     let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };
     let committed = volume.commit_over(half, Cause::DirtyBlocks);
     // The first error is the cause.

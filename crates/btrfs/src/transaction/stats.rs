@@ -211,6 +211,8 @@ counters! {
         fsyncs_with_large_log, committed_large_log();
         /// Fsyncs that made a commit because something could not be read to be logged.
         fsyncs_failed, committed_failed();
+        /// Bytes of devices that were discarded.
+        discarded_bytes, discarded(bytes);
         /// Reservations of space that were granted without waiting.
         reservations_at_once, granted_at_once();
     }

@@ -54,6 +54,12 @@ pub struct OpenOptions {
     /// Whether fsync writes the tree log where that is possible, instead of committing. The mount option `notreelog` of the kernel is the opposite
     /// of it.
     pub tree_log: bool,
+    /// Whether the devices are told what commits have freed, as with the mount option `discard` of the kernel. It is done soon after the commit, by
+    /// the thread of the volume; in one that does not commit by itself, by whoever commits.
+    pub discard: bool,
+    /// Whether files are written back before each commit, whatever it is made for, as with the mount option `flushoncommit` of the kernel. One that is
+    /// made for want of room, or because of dirty blocks by who changes them, leaves out the files that somebody is changing then.
+    pub flush_on_commit: bool,
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that. It waits a millisecond at least, whatever less is asked for.
     pub commit_interval: Option<Duration>,
@@ -108,6 +114,8 @@ impl Default for OpenOptions {
             new_files: crate::NewFiles::default(),
             max_inline: 2048,
             tree_log: true,
+            discard: false,
+            flush_on_commit: false,
             commit_interval: Some(Duration::from_secs(30)),
             delayed_items: true,
             reserve_by_item: false,

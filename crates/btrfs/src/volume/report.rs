@@ -62,6 +62,11 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
+    /// What was freed could not be discarded, and is not any more until the volume is opened again.
+    DiscardFailed {
+        /// What went wrong.
+        problem: String,
+    },
     /// The tree log that is pending is ignored: what was fsynced after the last commit is not in what is read.
     LogIgnored,
     /// The tree log that was pending was replayed: what was fsynced after the last commit is there.
@@ -132,6 +137,9 @@ impl fmt::Display for Report {
             }
             Self::DropFailed { problem } => {
                 write!(f, "dropping what a deleted subvolume holds: {problem}")
+            }
+            Self::DiscardFailed { problem } => {
+                write!(f, "discarding what was freed, which ends here: {problem}")
             }
             Self::LogIgnored => f.write_str(
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",

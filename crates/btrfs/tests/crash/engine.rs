@@ -25,10 +25,13 @@ pub(crate) struct Ours {
     pub(crate) compress: Option<&'static str>,
     /// Whether fsync writes logs.
     pub(crate) tree_log: bool,
+    /// Whether it trims the volume when it has opened it, and discards what commits free.
+    pub(crate) discard: bool,
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: Ours = Ours { dirty_bytes: 64 << 20, compress: None, tree_log: true };
+pub(crate) const OURS: Ours =
+    Ours { dirty_bytes: 64 << 20, compress: None, tree_log: true, discard: false };
 
 /// The engine that commits by itself after almost every change: one tree block is too much.
 pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, ..OURS };
@@ -39,13 +42,16 @@ pub(crate) const WITHOUT_LOGS: Ours = Ours { tree_log: false, ..OURS };
 /// The engine that compresses everything.
 pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
 
+/// The engine that discards.
+pub(crate) const DISCARDING: Ours = Ours { discard: true, ..OURS };
+
 impl Engine for Ours {
     fn open(&self, devices: Devices) -> Result<Opened> {
         opened(&Volume::open(devices, &OpenOptions::default())?)
     }
 
     fn open_writable(&self, devices: Devices) -> Result<Opened> {
-        let (dirty_bytes, tree_log) = (self.dirty_bytes, self.tree_log);
+        let Self { dirty_bytes, tree_log, discard, .. } = *self;
         let compress = self
             .compress
             .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
@@ -54,9 +60,14 @@ impl Engine for Ours {
             dirty_bytes,
             compress,
             tree_log,
+            discard,
             ..OpenOptions::default()
         };
-        opened(&Volume::open_writable(devices, &options)?)
+        let volume = Volume::open_writable(devices, &options)?;
+        if discard {
+            volume.trim()?;
+        }
+        opened(&volume)
     }
 
     fn check(&self, devices: Devices) -> Result<()> {

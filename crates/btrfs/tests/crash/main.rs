@@ -8,6 +8,7 @@
 //! | `several_members` | some of these on several members, which lose their caches one by one |
 //! | `small_nodes` | some of these where trees have more levels |
 //! | `commits_by_itself` | some of these with an engine that commits more often than it is asked to |
+//! | `discarding` | some of these with an engine that trims, and discards what commits free; the device leaves garbage there |
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `brink`, `brink_of_mixed_groups` | a volume that is full, with what is done to make room |
@@ -41,7 +42,7 @@ use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, seed};
 use offshoot_testkit::random::Random;
 
 use engine::{
-    ALL_TWICE, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
+    ALL_TWICE, DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
     WITHOUT_LOGS, volume,
 };
 use judge::Outside;
@@ -173,6 +174,31 @@ fn assert_commits_by_itself(devices: &Devices) {
     let log = crash.log();
     let barriers = log.entries().iter().filter(|one| matches!(one, CrashEntry::Barrier { .. }));
     assert!(barriers.count() > 10, "it waits to be asked: {log:?}");
+}
+
+#[test]
+fn discarding() {
+    let (seed, generator) = (seed(), Generator::default());
+    assert_discards(&volume(seed, SMALL));
+    let twos = some_twos(&generator, 80, seed);
+    let whole = CrashPlan { torn: false, ..plan(seed) };
+    explore(&DISCARDING, SMALL, whole, 1000, twos.chain([long::rounds(6)]));
+    explore(&DISCARDING, SETS[1], plan(seed), 250, some_twos(&generator, 3, seed));
+    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed) };
+    explore(&DISCARDING, ONE, plan, 100, std::iter::once(long::tides(2, 5 << 20)));
+}
+
+/// The discarding engine discards when it has opened a volume, and behind commits.
+fn assert_discards(devices: &Devices) {
+    let crash = Arc::new(CrashDevice::new(devices[0].clone()));
+    let discards = || {
+        let log = crash.log();
+        log.entries().iter().filter(|one| matches!(one, CrashEntry::Discard { .. })).count()
+    };
+    let fs = DISCARDING.open_writable(vec![crash.clone()]).expect("it opens");
+    let at_first = discards();
+    Runner::new(&*fs, 1).run_steps(&long::rounds(4).steps).expect("there is room");
+    assert!(at_first > 0 && discards() > at_first + 4, "{at_first} discards, then {}", discards());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::VolumeArguments;
 
 pub(crate) const MOUNT_HELP: &str = "\
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
-compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
+compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
 can be changed), suid, dev, noexec, io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
 offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), \
 remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.

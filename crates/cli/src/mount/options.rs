@@ -37,6 +37,8 @@ pub(crate) struct Wanted {
     pub(crate) commit: Option<Duration>,
     /// Whether fsync writes the tree log instead of committing.
     pub(crate) tree_log: bool,
+    pub(crate) discard: bool,
+    pub(crate) flush_on_commit: bool,
     pub(crate) devices: Vec<PathBuf>,
 }
 
@@ -58,13 +60,15 @@ impl Default for Wanted {
             max_inline: None,
             commit: None,
             tree_log: true,
+            discard: false,
+            flush_on_commit: false,
             devices: Vec::new(),
         }
     }
 }
 
 /// What says nothing to this program, or what is so anyway.
-const LET_BE: [&str; 31] = [
+const LET_BE: [&str; 29] = [
     "defaults",
     "auto",
     "noauto",
@@ -86,8 +90,6 @@ const LET_BE: [&str; 31] = [
     "norelatime",
     "nostrictatime",
     "default_permissions",
-    "nodiscard",
-    "noflushoncommit",
     "noautodefrag",
     "barrier",
     "acl",
@@ -100,7 +102,7 @@ const LET_BE: [&str; 31] = [
 ];
 
 /// What the kernel's btrfs does and this program does not.
-const UNSUPPORTED: [&str; 26] = [
+const UNSUPPORTED: [&str; 22] = [
     // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
     "writeback",
     "sync",
@@ -110,10 +112,6 @@ const UNSUPPORTED: [&str; 26] = [
     "diratime",
     "mand",
     "nobarrier",
-    "discard",
-    "discard=sync",
-    "discard=async",
-    "flushoncommit",
     "autodefrag",
     "metadata_ratio",
     "thread_pool",
@@ -171,6 +169,11 @@ impl Wanted {
             ("gid", Some(value)) => self.owner.gid = Some(number(option, value)?),
             ("treelog", None) => self.tree_log = true,
             ("notreelog", None) => self.tree_log = false,
+            // What is freed may be written again before it is discarded, so neither is another's business.
+            ("discard", None | Some("sync" | "async")) => self.discard = true,
+            ("nodiscard", None) => self.discard = false,
+            ("flushoncommit", None) => self.flush_on_commit = true,
+            ("noflushoncommit", None) => self.flush_on_commit = false,
             ("subvolid", Some(value)) => {
                 // The top level has two names.
                 let id = match number::<u64>(option, value)? {
@@ -268,6 +271,12 @@ mod tests {
         assert_eq!(parse("notreelog").map(|wanted| wanted.tree_log).ok(), Some(false));
         assert_eq!(parse("notreelog,treelog").ok(), Some(Wanted::default()));
         assert_eq!(parse("commit=0").ok(), Some(Wanted::default()));
+        for option in ["discard", "discard=sync", "discard=async"] {
+            assert_eq!(parse(option).map(|wanted| wanted.discard).ok(), Some(true), "{option}");
+        }
+        assert_eq!(parse("discard,nodiscard").ok(), Some(Wanted::default()));
+        assert_eq!(parse("flushoncommit").map(|wanted| wanted.flush_on_commit).ok(), Some(true));
+        assert_eq!(parse("flushoncommit,noflushoncommit").ok(), Some(Wanted::default()));
         let stored = |options| {
             let wanted = parse(options).expect("all of them are known");
             (wanted.new_files, wanted.compress.is_some())
@@ -283,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        for option in ["flushoncommit", "discard=async", "strictatime", "writeback", "norecovery"] {
+        for option in ["autodefrag", "strictatime", "writeback", "norecovery"] {
             let refused = parse(option).map_err(|failure| failure.to_string());
             assert_eq!(refused, Err(format!("not supported: the mount option {option}")));
         }
@@ -296,11 +305,12 @@ mod tests {
             "commit=soon",
             "uid",
             "max_inline=4x",
+            "discard=later",
         ] {
             let refused = parse(option);
             assert!(matches!(refused, Err(Failure::Usage(_))), "{option}: {refused:?}");
         }
         assert!(Wanted::parse(&["bogus".to_owned()], true).is_ok());
-        assert!(Wanted::parse(&["discard".to_owned()], true).is_err());
+        assert!(Wanted::parse(&["autodefrag".to_owned()], true).is_err());
     }
 }

@@ -108,6 +108,8 @@ fn start(
         max_inline: wanted.max_inline,
         commit: wanted.commit,
         tree_log: wanted.tree_log,
+        discard: wanted.discard,
+        flush_on_commit: wanted.flush_on_commit,
         reporter: Some(Arc::new(reporter)),
         ..Opening::to(access)
     };

@@ -143,6 +143,35 @@ fn options_store_the_same() {
     }
 }
 
+/// With `discard` an image has no more blocks of what was removed than the kernel leaves it with the same option.
+#[test]
+fn what_is_removed_is_discarded() {
+    let Some(judges) = require() else { return };
+    let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
+    theirs.mkfs(&[]);
+    let mounted = Mounted::new(&ours.images()[0], "discard,flushoncommit");
+    let kernel = theirs.mount("discard=sync,flushoncommit");
+    for root in [mounted.path(), kernel.path()] {
+        let write = |name: &str, len| {
+            let file = std::fs::File::create(root.join(name)).expect("a file");
+            std::io::Write::write_all(&mut &file, &vec![b'x'; len]).expect("room");
+            file.sync_all().expect("it is stored");
+        };
+        write("kept", 1 << 20);
+        write("large", 60 << 20);
+        std::fs::remove_file(root.join("large")).expect("it is there");
+    }
+    drop(kernel);
+    mounted.unmount();
+    let [left, theirs] = [&ours, &theirs].map(|disks| {
+        let image = disks.images()[0].metadata().expect("an image");
+        std::os::unix::fs::MetadataExt::blocks(&image) * 512
+    });
+    println!("{left} bytes of the host, of the kernel's {theirs}");
+    assert!(left < theirs + (8 << 20), "{left} bytes of the host, of the kernel's {theirs}");
+    ours.assert_checks();
+}
+
 /// The flags of inodes, and the kinds of extents, in the order of the tree.
 fn how_stored(disks: &Disks) -> Vec<String> {
     let image = disks.images()[0].as_os_str();

@@ -1,0 +1,438 @@
+//! Trimming and discarding: what is free is discarded, and nothing else.
+//!
+//! | test | judge |
+//! |---|---|
+//! | volumes of the kernel of every profile, trimmed | the kernel's own `fstrim` on a copy, `btrfs check`, the kernel's mount |
+//! | files written, read and removed while others trim and commits discard | their bytes, `btrfs check`; the device leaves garbage where it discards |
+//! | devices that fail, or cannot | errors and reports by name |
+//! | `discard`, `flush_on_commit` | the blocks of an image; what a volume shows that was dropped without a sync |
+//!
+//! What a power cut leaves of discards is in `tests/crash`.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Report, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs_format::chunk::Profile;
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice};
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
+use offshoot_testkit::{fill, judges};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use uuid::Uuid;
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+const MIB: u64 = 1 << 20;
+
+type Devices = Vec<Arc<dyn BlockDevice>>;
+
+/// What ours may leave more than the kernel, which writes while it mounts.
+const SLACK_BYTES: u64 = 4 * MIB;
+
+/// Files of all kinds, and the place of others that are gone.
+fn with_holes(root: &Path) {
+    fill::everything(root);
+    let all: Vec<_> = (0..24).map(|number| root.join(format!("large-{number}"))).collect();
+    for (number, path) in (1..).zip(&all) {
+        fill::write(path, &Random::new(number).bytes(2 << 20));
+    }
+    fill::sync(root);
+    for path in all.iter().step_by(2) {
+        std::fs::remove_file(path).expect("it is there");
+    }
+    fill::sync(root);
+}
+
+/// What images take of the host, in bytes.
+fn allocated(disks: &Disks) -> u64 {
+    let blocks = |image| std::fs::metadata(image).expect("an image").blocks();
+    disks.images().iter().map(|image| blocks(image) * 512).sum()
+}
+
+fn open(devices: Devices, options: &OpenOptions) -> Filesystem {
+    let volume = Volume::open_writable(devices, options).expect("it opens");
+    volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+#[track_caller]
+fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().devices(devices).mkfs(mkfs).fill(with_holes).make(&judges);
+    let [ours, theirs] = [(); 2].map(|()| disks.copy(&judges));
+    {
+        let mount = theirs.mount("rw,noatime");
+        run("fstrim", &[mount.path()]);
+    }
+    let before = allocated(&ours);
+    let trimmed = open(ours.writable_devices(), &OpenOptions::default()).volume().trim();
+    let trimmed = trimmed.expect("images can be trimmed");
+    let (left, theirs) = (allocated(&ours), allocated(&theirs));
+    println!("{mkfs}: {before} bytes of the host, then {left}; with fstrim {theirs}; {trimmed:?}");
+    assert!(trimmed.bytes > 0 && trimmed.unable.is_empty(), "{trimmed:?}");
+    assert!(left + 20 * MIB < before, "{before} bytes of the host, then {left}");
+    // Not everything that is free is in the range that fstrim asks for.
+    assert!(left < theirs + SLACK_BYTES, "{left} bytes of the host, with fstrim {theirs}");
+    ours.assert_checks();
+    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
+    compare(&fs, ours.mount("ro,noatime").path()).assert_same(100);
+    // Every superblock is read, the copies too.
+    let (options, said) = recording(OpenOptions::default());
+    Volume::open(ours.devices(), &options).expect("it opens");
+    assert_eq!(*said.lock().expect("nobody panics here"), [""; 0]);
+}
+
+#[test]
+fn one_member_leaves_what_the_kernel_leaves() {
+    leaves_what_the_kernel_leaves(1, "-m dup -d single");
+    leaves_what_the_kernel_leaves(1, "-m dup -d dup");
+    leaves_what_the_kernel_leaves(1, "--mixed");
+    leaves_what_the_kernel_leaves(1, "-m single -d single -O ^free-space-tree");
+}
+
+#[test]
+fn several_members_leave_what_the_kernel_leaves() {
+    leaves_what_the_kernel_leaves(2, "-m raid1 -d raid0");
+    leaves_what_the_kernel_leaves(3, "-m raid1c3 -d raid1");
+    leaves_what_the_kernel_leaves(4, "-m raid10 -d raid10");
+}
+
+/// A device that leaves garbage where it discards.
+#[derive(Debug)]
+struct Spoiling(MemoryDevice);
+
+impl BlockDevice for Spoiling {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.0.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.spoil(offset, len)
+    }
+}
+
+/// A new volume on such devices.
+fn spoiling(members: usize, mib: u64, profiles: [Profile; 2]) -> Vec<Arc<Spoiling>> {
+    let new = || Arc::new(Spoiling(MemoryDevice::sparse(mib * MIB)));
+    let devices: Vec<_> = (0..members).map(|_| new()).collect();
+    make(as_devices(&devices), profiles);
+    devices
+}
+
+fn as_devices<D: BlockDevice + 'static>(devices: &[Arc<D>]) -> Devices {
+    devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
+}
+
+fn make(devices: Devices, profiles: [Profile; 2]) {
+    let mut options = MkfsOptions::new(Uuid::new_v4(), AT);
+    [options.metadata, options.data] = profiles.map(Some);
+    mkfs(&devices, &options).expect("a volume");
+}
+
+/// The files of one thread: by their number what is in them, as the seed of it and how many bytes.
+#[derive(Default)]
+struct Known(Vec<Option<(u64, usize)>>);
+
+const FILES_OF_A_THREAD: u64 = 12;
+
+/// Makes, writes, reads and removes files in `dir`; what it does not find as it was ends the test.
+fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known {
+    let mut known = Known(vec![None; usize::try_from(FILES_OF_A_THREAD).expect("few")]);
+    for _ in 0..steps {
+        let number = usize::try_from(random.below(FILES_OF_A_THREAD)).expect("few");
+        let name = number.to_string();
+        let place = Place { dir, name: name.as_bytes() };
+        match (random.below(10), known.0[number]) {
+            (0..=4, None) => {
+                let file = fs.create(place, &NEW).expect("there is room for names");
+                let len = usize::try_from(1 + random.below(400_000)).expect("small");
+                let seed = random.number();
+                match fs.write(file, 0, &Random::new(seed).bytes(len), AT) {
+                    Ok(()) => known.0[number] = Some((seed, len)),
+                    Err(error) if error.errno() == Errno::NOSPC => {
+                        fs.unlink(place, AT).expect("what makes room is not refused");
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            (5, Some(_)) => {
+                let file = fs.lookup(dir, name.as_bytes()).expect("it was made");
+                fs.fsync(file).expect("an fsync");
+            }
+            (6, _) => fs.sync().expect("a sync"),
+            (7..=8, Some(_)) => {
+                fs.unlink(place, AT).expect("what makes room is not refused");
+                known.0[number] = None;
+            }
+            (_, Some(_)) => known.judge_one(fs, dir, number),
+            _ => {}
+        }
+    }
+    known
+}
+
+impl Known {
+    fn judge_one(&self, fs: &Filesystem, dir: FileId, number: usize) {
+        let Some((seed, len)) = self.0[number] else { return };
+        let file = fs.lookup(dir, number.to_string().as_bytes()).expect("it was made");
+        let mut bytes = vec![0; len];
+        assert_eq!(fs.read(file, 0, &mut bytes).expect("a read"), len);
+        assert!(bytes == Random::new(seed).bytes(len), "file {number} is something else");
+    }
+
+    fn judge(&self, fs: &Filesystem, dir: FileId) {
+        (0..self.0.len()).for_each(|number| self.judge_one(fs, dir, number));
+    }
+}
+
+/// Threads work while one trims again and again, and commits discard.
+fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
+    let seed = seed_of_run();
+    println!("seed {seed}");
+    let options = OpenOptions {
+        discard: true,
+        commit_interval: Some(Duration::from_millis(7)),
+        dirty_bytes: 2 * MIB,
+        ..OpenOptions::default()
+    };
+    let fs = open(as_devices(devices), &options);
+    let dirs: Vec<_> = (0..threads)
+        .map(|number| {
+            let name = format!("of-{number}");
+            fs.mkdir(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a directory")
+        })
+        .collect();
+    let is_over = AtomicBool::new(false);
+    let known: Vec<Known> = std::thread::scope(|scope| {
+        let trimmer = scope.spawn(|| {
+            let mut rounds = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                fs.volume().trim().expect("memory can be trimmed");
+                rounds += 1;
+            }
+            rounds
+        });
+        let workers: Vec<_> = (seed..)
+            .zip(&dirs)
+            .map(|(seed, &dir)| {
+                let fs = &fs;
+                scope.spawn(move || work(fs, dir, &mut Random::new(seed), steps))
+            })
+            .collect();
+        let ends = workers.into_iter().map(std::thread::ScopedJoinHandle::join);
+        let known: Vec<_> = ends.collect();
+        is_over.store(true, Ordering::Relaxed);
+        println!("trimmed {} times", trimmer.join().expect("it ends"));
+        known.into_iter().map(|known| known.expect("nothing is wrong")).collect()
+    });
+    fs.sync().expect("a sync");
+    let stats = fs.volume().stats();
+    println!("{} bytes discarded, {} commits", stats.discarded_bytes, stats.commits);
+    let judge =
+        |fs: &Filesystem| known.iter().zip(&dirs).for_each(|(known, &dir)| known.judge(fs, dir));
+    judge(&fs);
+    drop(fs);
+    judge(&open(as_devices(devices), &OpenOptions::default()));
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, devices.len(), devices[0].size_bytes() / MIB);
+    let devices: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
+    disks.fill(&devices).expect("a copy");
+    disks.assert_checks();
+}
+
+#[test]
+fn beside_writers_on_one_member() {
+    beside_writers(&spoiling(1, 192, [Profile::Dup, Profile::Single]), 4, 300);
+}
+
+#[test]
+fn beside_writers_on_several_members() {
+    beside_writers(&spoiling(2, 160, [Profile::Raid1, Profile::Raid0]), 4, 200);
+}
+
+/// Where nearly nothing is free, what is being discarded is needed at once. Nobody is refused for it.
+#[test]
+fn beside_writers_on_a_full_volume() {
+    beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
+}
+
+fn write_file(fs: &Filesystem, name: &str, len: usize) -> FileId {
+    let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("room");
+    fs.write(file, 0, &Random::new(1).bytes(len), AT).expect("room");
+    file
+}
+
+fn remove_file(fs: &Filesystem, name: &str) {
+    fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+}
+
+/// What commits free is discarded with `discard` and not without, and that before the volume is closed at the latest.
+#[test]
+fn what_is_freed_is_discarded() {
+    let Some(judges) = judges::require() else { return };
+    for commit_interval in [None, OpenOptions::default().commit_interval] {
+        let left = [false, true].map(|discard| {
+            let disks = Disks::create(&judges, 1, 512);
+            make(disks.writable_devices(), [Profile::Dup, Profile::Single]);
+            let options = OpenOptions { discard, commit_interval, ..OpenOptions::default() };
+            let fs = open(disks.writable_devices(), &options);
+            write_file(&fs, "kept", 3 << 20);
+            write_file(&fs, "large", 60 << 20);
+            fs.sync().expect("a sync");
+            remove_file(&fs, "large");
+            fs.sync().expect("a sync");
+            drop(fs);
+            disks.assert_checks();
+            allocated(&disks)
+        });
+        assert!(left[0] > 60 * MIB && left[1] < 16 * MIB, "{left:?} bytes of the host");
+    }
+}
+
+/// Records what is reported.
+fn recording(options: OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let record = said.clone();
+    let reporter = Arc::new(move |report: &Report| {
+        record.lock().expect("nobody panics here").push(report.to_string());
+    });
+    (OpenOptions { reporter: Some(reporter), ..options }, said)
+}
+
+/// A device that fails to discard harms nothing else: trimming fails, and what commits free stays as it is, which is said once.
+#[test]
+fn discards_that_fail() {
+    let memory = Arc::new(MemoryDevice::sparse(256 * MIB));
+    make(as_devices(&[memory.clone()]), [Profile::Dup, Profile::Single]);
+    let device = Arc::new(FaultDevice::new(memory));
+    let options = OpenOptions { discard: true, commit_interval: None, ..OpenOptions::default() };
+    let (options, said) = recording(options);
+    let fs = open(as_devices(&[device.clone()]), &options);
+    for number in 0..10 {
+        device.strike(offshoot_device::Requests::Discards, number, Fault::Error);
+    }
+    for round in 0..3 {
+        write_file(&fs, &round.to_string(), 5 << 20);
+        fs.sync().expect("discards do not matter");
+        remove_file(&fs, &round.to_string());
+        fs.sync().expect("discards do not matter");
+    }
+    let error = fs.volume().trim().expect_err("the device fails");
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    write_file(&fs, "afterwards", 5 << 20);
+    fs.sync().expect("the volume goes on");
+    let said = said.lock().expect("nobody panics here").clone();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("memory: discarding at"), "{said:?}");
+    assert_eq!(device.count(offshoot_device::Requests::Discards), 2, "one for each");
+}
+
+/// A device whose host cannot discard.
+#[derive(Debug)]
+struct Unable(MemoryDevice);
+
+impl BlockDevice for Unable {
+    fn name(&self) -> &'static str {
+        "old-disk"
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.0.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[test]
+fn hosts_that_cannot_discard() {
+    let unable = || Arc::new(Unable(MemoryDevice::sparse(256 * MIB))) as Arc<dyn BlockDevice>;
+    let able = || Arc::new(MemoryDevice::sparse(256 * MIB)) as Arc<dyn BlockDevice>;
+    let trim = |devices: Devices| {
+        make(devices.clone(), [Profile::Raid1, Profile::Raid1]);
+        open(devices, &OpenOptions::default()).volume().trim()
+    };
+    let error = trim(vec![unable(), unable()]).expect_err("none of them can");
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    assert!(error.to_string().contains("discarding on old-disk"), "{error}");
+    let trimmed = trim(vec![unable(), able()]).expect("one of them can");
+    assert!(trimmed.bytes > 200 * MIB && trimmed.bytes < 256 * MIB, "{trimmed:?}");
+    assert_eq!(trimmed.unable.into_iter().collect::<Vec<_>>(), ["old-disk"]);
+}
+
+#[test]
+fn a_volume_opened_for_reading_is_not_trimmed() {
+    let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
+    let volume = Volume::open(as_devices(&devices), &OpenOptions::default()).expect("it opens");
+    let refused = volume.trim().map_err(|error| error.errno());
+    assert_eq!(refused, Err(Errno::ROFS));
+}
+
+/// A commit that is made for something else stores what was written before, where that is wanted; otherwise the file is empty.
+#[test]
+fn files_are_written_back_before_commits() {
+    let sizes = [false, true].map(|flush_on_commit| {
+        [false, true].map(|is_snapshot| {
+            let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
+            let options = OpenOptions {
+                flush_on_commit,
+                commit_interval: None,
+                tree_log: false,
+                ..OpenOptions::default()
+            };
+            let fs = open(as_devices(&devices), &options);
+            write_file(&fs, "first", 100_000);
+            if is_snapshot {
+                let other = fs.create_subvolume(Place { dir: fs.root(), name: b"other" }, &NEW);
+                let other = other.expect("room");
+                let place = Place { dir: fs.root(), name: b"snapshot" };
+                fs.snapshot(other, place, true, AT).expect("room");
+            } else {
+                fs.fsync(write_file(&fs, "second", 10)).expect("a commit");
+            }
+            drop(fs);
+            let fs = open(as_devices(&devices), &OpenOptions::default());
+            let first = fs.lookup(fs.root(), b"first").expect("its name was committed");
+            fs.attr(first).expect("attributes").size
+        })
+    });
+    assert_eq!(sizes, [[0, 0], [100_000, 100_000]]);
+}

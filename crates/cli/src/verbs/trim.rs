@@ -1,0 +1,39 @@
+//! `offshoot trim`: tells the devices of a volume which ranges of them hold nothing.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::Arc;
+
+use offshoot_btrfs::Trimmed;
+use serde::Serialize;
+
+use crate::args::InfoArguments;
+use crate::exit::Result;
+use crate::output::{Console, human_size, json_name, write_line};
+use crate::session::Session;
+
+#[derive(Serialize)]
+struct Report {
+    /// What was discarded, on all devices together.
+    bytes: u64,
+    /// The devices whose host cannot discard.
+    unable: BTreeSet<String>,
+}
+
+pub(super) fn run(
+    arguments: &InfoArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let session = Session::open_to_change(&arguments.volume, console)?;
+    let Trimmed { bytes, unable } = session.volume.trim()?;
+    for device in &unable {
+        console.warning(&format_args!("{device}: its host cannot discard"));
+    }
+    if arguments.json {
+        let unable = unable.iter().map(|device| json_name(device.as_bytes())).collect();
+        return Ok(write_line(out, &Report { bytes, unable })?);
+    }
+    writeln!(out, "{} trimmed", human_size(bytes))?;
+    Ok(())
+}
