@@ -4,6 +4,10 @@
 //! for root; elsewhere the task says what is missing. Where nothing can be mounted the
 //! judged tests skip themselves, so `cargo xtask test` does not ask for them there.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use offshoot_testkit::judges::{PROGS_AT_LEAST, may_mount};
 
 use crate::apt;
@@ -15,6 +19,7 @@ pub(crate) fn setup() -> Result {
     if may_mount().is_ok() {
         suites()?;
     }
+    device_for_all()?;
     let missing = missing();
     if missing.is_empty() {
         println!("everything is there");
@@ -43,7 +48,21 @@ pub(crate) fn ready() -> Result {
     if !missing().is_empty() {
         return setup();
     }
+    device_for_all()?;
     suites()
+}
+
+/// Lets users open `/dev/fuse`, as the rules of udev do, which do not run everywhere. What is to be mounted still is for `fusermount3` to decide.
+fn device_for_all() -> Result {
+    let device = Path::new("/dev/fuse");
+    match device.metadata() {
+        Ok(metadata) if is_root() && metadata.permissions().mode() & 0o6 != 0o6 => {
+            println!("letting users open /dev/fuse");
+            let permissions = Permissions::from_mode(0o666);
+            std::fs::set_permissions(device, permissions).map_err(|e| format!("/dev/fuse: {e}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The parts of the toolchain that not every installation has.
@@ -82,13 +101,14 @@ fn is_root() -> bool {
 }
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
-const TOOLS: [(&str, &str); 13] = [
+const TOOLS: [(&str, &str); 14] = [
     ("losetup", "mount"),
     ("fallocate", "util-linux"),
     ("filefrag", "e2fsprogs"),
     ("setfacl", "acl"),
     ("setfattr", "attr"),
     ("mkfs.xfs", "xfsprogs"),
+    ("fusermount3", "fuse3"),
     ("git", "git"),
     ("sqlite3", "sqlite3"),
     ("rsync", "rsync"),

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
-use offshoot_fuse::{MountOptions, ServeOptions, Server, Transport};
+use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Transport};
 use offshoot_testkit::run::try_run;
 use rustix::mount::UnmountFlags;
 
@@ -202,17 +203,9 @@ fn null(dir: &Path, transport: &str) -> Result<Serving> {
 
 /// Serves a null filesystem over a directory until it is unmounted.
 pub(super) fn serve(dir: &Path, transport: Transport) -> Result {
-    let how = MountOptions {
-        source: "null".into(),
-        subtype: "null",
-        read_only: false,
-        allow_other: false,
-        suid: false,
-        dev: false,
-        exec: true,
-    };
+    let place = MountPoint::new(dir, MountOptions::new("null", "null"));
     let options = ServeOptions { transport, ..ServeOptions::default() };
-    let server = Server::start(Box::new(Null::new()), dir, &how, options)
+    let server = Server::start(Box::new(Null::new()), Arc::new(place), options)
         .map_err(|error| error.to_string())?;
     println!("mounted");
     server.wait().map_err(|error| error.to_string())

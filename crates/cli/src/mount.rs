@@ -5,6 +5,7 @@
 //!      │                        opens the volume, mounts it, serves it
 //!      │ <─── one byte ──────── when it does
 //!      ends with 0              goes on until it is unmounted, or SIGTERM
+//!                               └── starts ──> the same program, which mounts and unmounts for it
 //! ```
 //!
 //! A process that has threads cannot be split in two, so what stays in the background is a new run of the program with the same words.
@@ -16,13 +17,17 @@
 //! | [`options`] | options in the form of mount |
 //! | [`serve`] | the run that serves: volume, mount, signals, end |
 //! | [`background`] | the run that starts it |
+//! | [`helper`] | the run that mounts and unmounts for it |
+//! | [`sandbox`] | what the one that serves is kept from |
 //! | [`log`] | where messages go meanwhile |
 //! | [`table`] | what is mounted where, by the table of the kernel |
 //! | [`unmount`] | the other end |
 
 mod background;
+mod helper;
 mod log;
 mod options;
+mod sandbox;
 mod serve;
 mod table;
 mod unmount;
@@ -69,6 +74,9 @@ pub(crate) fn mount(
     }
     if arguments.fake {
         return Ok(());
+    }
+    if arguments.helper {
+        return helper::help(arguments, &wanted);
     }
     if arguments.foreground || arguments.in_background {
         return serve::serve(arguments, wanted, out, console);

@@ -54,6 +54,8 @@ pub(crate) struct Opening {
     pub(crate) flush_on_commit: bool,
     /// Who is told of what was survived; `None` for the console, which shows the first ones.
     pub(crate) reporter: Option<Reporter>,
+    /// What happens when all devices are open, before anything of the volume is looked at.
+    pub(crate) when_devices_are_open: Option<Box<dyn FnOnce()>>,
 }
 
 impl Opening {
@@ -69,6 +71,7 @@ impl Opening {
             discard: false,
             flush_on_commit: false,
             reporter: None,
+            when_devices_are_open: None,
         }
     }
 }
@@ -133,7 +136,10 @@ impl Session {
         let Opening { access, is_stored, .. } = opening;
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
         for path in &arguments.devices {
-            devices.push(Arc::new(open_named(path, access, false)?));
+            devices.push(Arc::new(open_named(path, opening.access, false)?));
+        }
+        if let Some(happens) = opening.when_devices_are_open {
+            happens();
         }
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
@@ -148,7 +154,7 @@ impl Session {
         };
         let mut options = OpenOptions {
             degraded: arguments.degraded,
-            ignore_log: is_stored || arguments.ignore_log,
+            ignore_log: opening.is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
             compress: opening.compress,
             new_files: opening.new_files,
@@ -163,8 +169,8 @@ impl Session {
         if opening.commit.is_some() {
             options.commit_interval = opening.commit;
         }
-        let opened = match access {
-            Access::Write if !is_stored => Volume::open_writable(devices, &options),
+        let opened = match opening.access {
+            Access::Write if !opening.is_stored => Volume::open_writable(devices, &options),
             _ => Volume::open(devices, &options),
         };
         Ok(Self { volume: opened?, reports })

@@ -1,13 +1,15 @@
 //! Requests and answers over `/dev/fuse`: a read takes one request, a write sends one answer.
 //!
 //! A request stays with the open file that it was read from, with its lock and its lists. Threads that share one would wait for each other there, so every thread
-//! opens the device once more and has that opening joined to the mount, with a request that the standard library does not know. That is what is unsafe
-//! here: the kernel reads one number through the pointer that it is given. Where the device cannot be opened a second time, threads share it.
+//! has an opening of its own that is joined to the mount, with a request that the standard library does not know. That is what is unsafe
+//! here: the kernel reads one number through the pointer that it is given. All are opened when it is mounted, one for each thread that may wait for a request, because later
+//! the process may not be allowed to open anything; more threads than that share them. Where the device cannot be opened a second time, all do.
 
 #![expect(unsafe_code, reason = "one ioctl, as the essay says")]
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -30,22 +32,19 @@ pub(crate) fn open() -> Result<OwnedFd, Errno> {
     rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// One more way to the mount of `device`.
-pub(crate) fn join(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Another way to the mount of `device`, or the same where there is no other.
+pub(crate) fn join(device: &Arc<OwnedFd>) -> Arc<OwnedFd> {
     let joined = open().and_then(|new| {
         let number = u32::try_from(device.as_raw_fd()).expect("descriptors are not negative");
         // SAFETY: the request takes a pointer to a `u32`, which `Setter` gives it, and keeps nothing of it.
         unsafe { ioctl(&new, Setter::<CLONE, u32>::new(number)) }.map(|()| new)
     });
-    match joined {
-        Ok(joined) => Ok(joined),
-        Err(_) => device.try_clone_to_owned(),
-    }
+    joined.map_or_else(|_| device.clone(), Arc::new)
 }
 
 /// A thread's way to `/dev/fuse`.
 pub(crate) struct DeviceChannel {
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     /// The request that was taken last, in the first `len` bytes.
     request: Box<[u8]>,
     len: usize,
@@ -54,7 +53,7 @@ pub(crate) struct DeviceChannel {
 
 impl DeviceChannel {
     /// The way through `device`.
-    pub(crate) fn new(device: OwnedFd) -> Self {
+    pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
         let bytes = HEAD_BYTES + usize::try_from(MAX_BYTES).expect("1 MiB");
         let buffer = || vec![0; bytes].into_boxed_slice();
         Self { device, request: buffer(), len: 0, answer: buffer() }

@@ -16,6 +16,7 @@
 //! | `device`, `ring` | how requests come and answers go: over `/dev/fuse`, and over io_uring |
 //! | `cpus` | the queues that io_uring has, one for each CPU |
 //! | `mount` | mounting and unmounting, as root or as a user |
+//! | `helper` | the same by another process |
 //! | `server` | the threads of a mount |
 //! | `options` | what whoever mounts it decides |
 //!
@@ -26,6 +27,7 @@ mod attributes;
 mod cpus;
 mod device;
 mod dispatch;
+mod helper;
 mod listings;
 mod mappable;
 mod mount;
@@ -37,6 +39,7 @@ mod ring;
 mod server;
 mod wire;
 
-pub use mount::{MountOptions, Unmount, unmount};
+pub use helper::{Helper, help};
+pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
 pub use options::{Owner, Reporter, ServeOptions, Transport};
 pub use server::{Control, Server};

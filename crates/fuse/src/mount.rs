@@ -6,13 +6,13 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use offshoot_vfs::{Error, Result};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
@@ -44,6 +44,19 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
+    /// What is so unless somebody wants it otherwise: `source` can be read and written by whoever mounts it, and programs can be run, but nothing of it gives anybody rights.
+    pub fn new(source: impl Into<OsString>, subtype: &'static str) -> Self {
+        Self {
+            source: source.into(),
+            subtype,
+            read_only: false,
+            allow_other: false,
+            suid: false,
+            dev: false,
+            exec: true,
+        }
+    }
+
     fn flags(&self) -> MountFlags {
         let unless = |allowed: bool, flag| if allowed { MountFlags::empty() } else { flag };
         // Reading changes no access time, so the table of mounts says so.
@@ -62,11 +75,52 @@ impl MountOptions {
     }
 }
 
-/// Mounts a filesystem over `dir`; the device that its requests come from.
-///
-/// # Errors
-/// Those of the host.
-pub(crate) fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
+/// Who mounts and unmounts a filesystem. That takes rights which the process that serves it may have given away: then [`Helper`](crate::Helper) asks another one.
+pub trait Mounter: Send + Sync {
+    /// Mounts it; the device that its requests come from.
+    ///
+    /// # Errors
+    /// Those of the host.
+    fn mount(&self) -> Result<OwnedFd>;
+
+    /// Unmounts it.
+    ///
+    /// # Errors
+    /// `EBUSY` when somebody uses it, and others of the host.
+    fn unmount(&self, how: Unmount) -> Result<()>;
+}
+
+/// A directory that a filesystem is mounted over.
+#[derive(Clone, Debug)]
+pub struct MountPoint {
+    dir: PathBuf,
+    options: MountOptions,
+}
+
+impl MountPoint {
+    /// The directory `dir`, for a filesystem that is mounted with `options`.
+    pub fn new(dir: impl Into<PathBuf>, options: MountOptions) -> Self {
+        Self { dir: dir.into(), options }
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Mounter for MountPoint {
+    fn mount(&self) -> Result<OwnedFd> {
+        mount(&self.dir, &self.options)
+    }
+
+    fn unmount(&self, how: Unmount) -> Result<()> {
+        unmount(&self.dir, how)
+    }
+}
+
+fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     match mount_directly(dir, options) {
         Err(Errno::PERM | Errno::ACCESS) if !rustix::process::geteuid().is_root() => {
             mount_with_help(dir, options)
@@ -122,16 +176,28 @@ fn mount_with_help(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
+        .map_err(not_started)
         .map_err(failed)?;
     // With its last copy gone, the socket ends when the helper does.
     drop(theirs);
-    let received = receive_descriptor(&ours);
+    let received = receive(&ours, &mut [0]);
     let said = finish(&mut helper).map_err(failed)?;
     match received {
-        Ok(Some(device)) => Ok(device),
-        Ok(None) => Err(failed(io::Error::other(said))),
+        Ok((_, Some(device))) => Ok(device),
+        Ok((_, None)) => Err(failed(io::Error::other(said))),
         Err(error) => Err(failed(error)),
     }
+}
+
+/// Why the helper could not be started.
+fn not_started(error: io::Error) -> io::Error {
+    if error.kind() != io::ErrorKind::NotFound {
+        return error;
+    }
+    let what = format!(
+        "{HELPER} is not there, which users other than root need: install the package fuse3"
+    );
+    io::Error::new(error.kind(), what)
 }
 
 /// Waits for the helper, and gives what it said.
@@ -145,18 +211,21 @@ fn finish(helper: &mut std::process::Child) -> io::Result<String> {
     Ok(if said.is_empty() { format!("it ended with {status}") } else { said.to_owned() })
 }
 
-/// The descriptor that comes over `socket`, `None` when it ends without one.
-fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+/// What comes over `socket` at once: so many bytes of `message`, none when it has ended, and the descriptor that was sent with them.
+pub(crate) fn receive(
+    socket: impl AsFd,
+    message: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut parts = [IoSliceMut::new(message)];
+    let received =
+        retry_on_intr(|| recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC))?;
     let mut descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    Ok(descriptors.next())
+    Ok((received.bytes, descriptors.next()))
 }
 
 /// How a filesystem is unmounted.
@@ -190,7 +259,7 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
                 .stdin(Stdio::null())
                 .stderr(Stdio::piped())
                 .spawn()
-                .map_err(|error| Error::io(what(), error))?;
+                .map_err(|error| Error::io(what(), not_started(error)))?;
             let said = finish(&mut helper).map_err(|error| Error::io(what(), error))?;
             let is_done = helper.wait().is_ok_and(|status| status.success());
             if is_done { Ok(()) } else { Err(Error::io(what(), io::Error::other(said))) }

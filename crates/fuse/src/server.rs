@@ -19,8 +19,7 @@
 //! with an error, and the volume opens again as after a crash.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -33,7 +32,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::cpus;
 use crate::device::{self, DeviceChannel};
 use crate::dispatch::{Answer, Dispatcher};
-use crate::mount::{MountOptions, Unmount, mount, unmount};
+use crate::mount::{Mounter, Unmount};
 use crate::options::{ServeOptions, Transport};
 use crate::ring::{Received, RingChannel};
 
@@ -71,7 +70,10 @@ impl Drop for Waiting {
 struct Pool {
     dispatcher: Dispatcher,
     device: Arc<OwnedFd>,
-    dir: PathBuf,
+    /// The ways to `/dev/fuse`, which threads take in turns: as many as may wait there.
+    ways: Vec<Arc<OwnedFd>>,
+    next_way: AtomicUsize,
+    mounter: Arc<dyn Mounter>,
     /// Threads of `/dev/fuse`, and those of them that wait for a request.
     threads: AtomicUsize,
     waiting: AtomicUsize,
@@ -86,21 +88,23 @@ pub struct Server {
 }
 
 impl Server {
-    /// Mounts `fs` over `dir` and begins to serve it.
+    /// Has `fs` mounted by `mounter` and begins to serve it. All that is opened for that is open when it returns.
     ///
     /// # Errors
     /// Those of the host, and when the kernel speaks another version of the protocol.
     pub fn start(
         fs: Box<dyn FileSystemMut>,
-        dir: &Path,
-        how: &MountOptions,
+        mounter: Arc<dyn Mounter>,
         options: ServeOptions,
     ) -> Result<Self> {
         let transport = options.transport;
+        let device = Arc::new(mounter.mount()?);
         let pool = Arc::new(Pool {
-            device: Arc::new(mount(dir, how)?),
+            ways: (0..waiting_threads()).map(|_| device::join(&device)).collect(),
+            next_way: AtomicUsize::new(0),
+            device,
             dispatcher: Dispatcher::new(fs, options),
-            dir: dir.to_path_buf(),
+            mounter,
             threads: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             is_given_up: AtomicBool::new(false),
@@ -108,7 +112,7 @@ impl Server {
         let (sender, errors) = channel();
         if let Err(error) = pool.begin(transport, &sender) {
             // It serves nobody, so whether it goes from the name space at once is all that is left to do.
-            let _ = unmount(dir, Unmount::Lazily);
+            let _ = pool.mounter.unmount(Unmount::Lazily);
             return Err(error);
         }
         Ok(Self { pool, errors })
@@ -169,7 +173,7 @@ impl Pool {
         if rings.is_some() {
             self.dispatcher.offer_rings();
         }
-        let mut channel = self.device().map_err(failed)?;
+        let mut channel = self.device();
         let is_asked = channel.receive().map_err(failed)?;
         if !is_asked || channel.answer(&self.dispatcher).map_err(failed)? != Answer::Sent {
             return Err(failed(Errno::PROTO.into()));
@@ -225,9 +229,10 @@ impl Pool {
         }
     }
 
-    /// A new way to `/dev/fuse`.
-    fn device(&self) -> io::Result<DeviceChannel> {
-        Ok(DeviceChannel::new(device::join(self.device.as_fd())?))
+    /// The way of one more thread to `/dev/fuse`.
+    fn device(&self) -> DeviceChannel {
+        let way = self.next_way.fetch_add(1, Ordering::Relaxed) % self.ways.len();
+        DeviceChannel::new(self.ways[way].clone())
     }
 
     /// Starts a thread that serves `/dev/fuse` over `channel`.
@@ -260,7 +265,7 @@ impl Pool {
         }
         // Nobody listens any more when the server is gone.
         let _ = errors.send(error);
-        if unmount(&self.dir, Unmount::ByForce).is_err() {
+        if self.mounter.unmount(Unmount::ByForce).is_err() {
             std::process::abort();
         }
     }
@@ -277,7 +282,6 @@ impl Pool {
         mut channel: DeviceChannel,
         errors: &Sender<io::Error>,
     ) -> io::Result<()> {
-        let enough = waiting_threads();
         loop {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let received = channel.receive();
@@ -287,12 +291,12 @@ impl Pool {
             }
             if others == 0 && self.threads.load(Ordering::Relaxed) < MOST_THREADS {
                 // Without one more, those that there are serve on.
-                let _ = self.device().and_then(|channel| self.start(channel, errors));
+                let _ = self.start(self.device(), errors);
             }
             if let Err(error) = channel.answer(&self.dispatcher) {
                 self.dispatcher.report(&Error::io("answering the kernel", error));
             }
-            if self.waiting.load(Ordering::Relaxed) >= enough {
+            if self.waiting.load(Ordering::Relaxed) >= self.ways.len() {
                 return Ok(());
             }
         }

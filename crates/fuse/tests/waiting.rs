@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use offshoot_fuse::{MountOptions, ServeOptions, Server, Transport, Unmount, unmount};
+use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Transport, Unmount, unmount};
 use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::judges;
@@ -128,17 +128,9 @@ fn others_are_served(transport: Transport) {
     let dir = scratch_dir();
     let door = Arc::new(Door::default());
     let fs = Held { model: Model::made_at(Timestamp::now()), door: door.clone() };
-    let how = MountOptions {
-        source: "held".into(),
-        subtype: "held",
-        read_only: false,
-        allow_other: false,
-        suid: false,
-        dev: false,
-        exec: true,
-    };
+    let place = MountPoint::new(dir.path(), MountOptions::new("held", "held"));
     let options = ServeOptions { transport, ..ServeOptions::default() };
-    let server = Server::start(Box::new(fs), dir.path(), &how, options).expect("a mount");
+    let server = Server::start(Box::new(fs), Arc::new(place), options).expect("a mount");
     assert_eq!(server.transport(), transport);
     let serving = thread::spawn(move || server.wait());
     let files: Vec<_> = (0..HELD)

@@ -10,12 +10,15 @@ pub(crate) const MOUNT_HELP: &str = "\
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
 compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
 can be changed), suid, dev, noexec, io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
-offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), \
+offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), nosandbox, \
 remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
 
 What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \
 on, so what they were called for is stored by the next commit (commit=, 30 seconds). Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
 fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that nobody has open for reading and writing.
+
+While it serves a volume the program can open, run and connect to nothing: it has no capabilities, and Landlock and seccomp refuse the rest, where the kernel has \
+them. A second process, which reads nothing of the volume, mounts and unmounts for it. -o nosandbox lets it keep its rights.
 
 What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Under the names mount.offshoot and \
 umount.fuse.offshoot in /sbin the program is what mount, umount and /etc/fstab need for the type offshoot.
@@ -46,6 +49,9 @@ pub(crate) struct MountArguments {
     /// Serve in the background of the program that started this one, and tell it when that began
     #[arg(long, hide = true, conflicts_with = "foreground")]
     pub(crate) in_background: bool,
+    /// Mount and unmount for the program that started this one, over the socket that is the standard input
+    #[arg(long, hide = true, conflicts_with = "in_background")]
+    pub(crate) helper: bool,
     /// As mount calls it: let options be that are not known
     #[arg(short = 's', hide = true)]
     pub(crate) sloppy: bool,

@@ -1,7 +1,7 @@
 //! The run of the program that starts the one in the background, and waits until it can be used.
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -11,11 +11,8 @@ use crate::exit::{ExitStatus, Failure, Result};
 /// Starts this program once more, to serve what `arguments` say, and returns when it does.
 pub(super) fn start(arguments: &MountArguments) -> Result {
     let failed = |error| Failure::Host("starting a process in the background".to_owned(), error);
-    let program = std::env::current_exe().map_err(failed)?;
-    let mut child = Command::new(program)
-        // Under another name the verb would come twice.
-        .arg0("offshoot")
-        .args(words(arguments))
+    let mut child = again(arguments, "--in-background")
+        .map_err(failed)?
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -30,12 +27,20 @@ pub(super) fn start(arguments: &MountArguments) -> Result {
     if let Some(code) = status.code() {
         return Err(Failure::Reported(ExitStatus::of_code(code)));
     }
-    Err(failed(std::io::Error::other(status.to_string())))
+    Err(failed(io::Error::other(status.to_string())))
 }
 
-/// The words of a command line that says the same, in the background.
-fn words(arguments: &MountArguments) -> Vec<OsString> {
-    let mut words: Vec<OsString> = vec!["mount".into(), "--in-background".into()];
+/// This program once more with `arguments`, for the part that `flag` says.
+pub(super) fn again(arguments: &MountArguments, flag: &str) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    // Under another name the verb would come twice.
+    command.arg0("offshoot").args(words(arguments, flag));
+    Ok(command)
+}
+
+/// The words of a command line that says the same and `flag`.
+fn words(arguments: &MountArguments, flag: &str) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["mount".into(), flag.into()];
     let open = &arguments.volume.open;
     for device in &open.devices {
         words.extend(["--device".into(), device.into()]);

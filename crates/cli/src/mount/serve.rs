@@ -4,24 +4,27 @@
 //! out of the tree; who uses files in it can go on, and when nobody does any more the program ends. The second one makes everything durable
 //! and ends it at once.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
-use offshoot_fuse::{Control, MountOptions, ServeOptions, Server, Transport, Unmount, unmount};
+use offshoot_fuse::{Control, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
 use offshoot_vfs::Error;
 use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
 
+use super::helper;
 use super::log::Log;
 use super::options::Wanted;
-use super::table::{SUBTYPE, find, read_ahead, source_name};
+use super::sandbox::Sandbox;
 use crate::args::{MountArguments, OpenArguments, TreeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::Console;
@@ -40,40 +43,38 @@ pub(super) fn serve(
     let _ = disable_transparent_huge_pages(true);
     let log = Arc::new(Log::new(console.clone()));
     let dir = arguments.directory.canonicalize();
-    let dir = dir.map_err(|e| Failure::Host(arguments.directory.display().to_string(), e))?;
-    let mount = MountOptions {
-        source: source_name(&arguments.volume.volume),
-        subtype: SUBTYPE,
-        read_only: wanted.read_only,
-        allow_other: wanted.allow_other,
-        suid: wanted.suid,
-        dev: wanted.dev,
-        exec: wanted.exec,
-    };
+    dir.map_err(|e| Failure::Host(arguments.directory.display().to_string(), e))?;
     let streams = arguments.in_background.then(|| Streams::open(arguments.log.as_deref()));
     let streams = streams.transpose()?;
-    let server = start(arguments, wanted, &mount, &dir, console, &log)?;
-    read_ahead(&dir);
+    let helper = helper::start(arguments)?;
+    let sandbox = Rc::new(RefCell::new(wanted.sandbox.then(Sandbox::default)));
+    let server = start(arguments, wanted, &helper, &sandbox, console, &log)?;
     let waits = {
-        let (control, log, dir) = (server.control(), log.clone(), dir.clone());
-        let device = find(&dir).ok().map(|mounted| mounted.device);
-        move || wait_for_signals(&signals, &control, &dir, device.as_deref(), &log)
+        let (control, log, helper) = (server.control(), log.clone(), helper.clone());
+        move || wait_for_signals(&signals, &control, &*helper, &log)
     };
-    let started = thread::Builder::new().name("signals".to_owned()).spawn(waits);
-    let begun = started
-        .map_err(|error| Failure::Host("starting a thread".to_owned(), error))
-        .and_then(|_| streams.map_or(Ok(()), |streams| streams.detach(out, &log)));
-    if let Err(failure) = begun {
+    let begin = || -> Result {
+        let started = thread::Builder::new().name("signals".to_owned()).spawn(waits);
+        started.map_err(|error| Failure::Host("starting a thread".to_owned(), error))?;
+        if let Some(streams) = &streams {
+            streams.detach(&log)?;
+        }
+        log.note(&match server.transport() {
+            Transport::Device => format_args!("served over /dev/fuse"),
+            _ => format_args!("served over io_uring"),
+        });
+        if let Some(sandbox) = sandbox.take() {
+            log.note(&sandbox.close());
+        }
+        streams.as_ref().map_or(Ok(()), |streams| streams.tell(out))
+    };
+    if let Err(failure) = begin() {
         // Nobody was told of the mount yet. Without it in the tree the end of the program is that of the mount.
-        if let Err(error) = unmount(&dir, Unmount::Lazily) {
+        if let Err(error) = helper.unmount(Unmount::Lazily) {
             log.line(&error);
         }
         return Err(failure);
     }
-    log.note(&match server.transport() {
-        Transport::Device => format_args!("served over /dev/fuse"),
-        _ => format_args!("served over io_uring"),
-    });
     server.wait().map_err(|error| {
         log.line(&format_args!("the end of the mount: {error}"));
         error.into()
@@ -84,8 +85,8 @@ pub(super) fn serve(
 fn start(
     arguments: &MountArguments,
     wanted: Wanted,
-    mount: &MountOptions,
-    dir: &Path,
+    helper: &Arc<Helper>,
+    sandbox: &Rc<RefCell<Option<Sandbox>>>,
     console: &Arc<Console>,
     log: &Arc<Log>,
 ) -> Result<Server> {
@@ -101,6 +102,8 @@ fn start(
     };
     let for_reports = log.clone();
     let reporter = move |report: &Report| for_reports.line(&format_args!("warning: {report}"));
+    let entered = sandbox.clone();
+    let enter = move || entered.borrow_mut().iter_mut().for_each(Sandbox::enter);
     let access = if wanted.read_only { Access::Read } else { Access::Write };
     let opening = Opening {
         compress: wanted.compress,
@@ -111,6 +114,7 @@ fn start(
         discard: wanted.discard,
         flush_on_commit: wanted.flush_on_commit,
         reporter: Some(Arc::new(reporter)),
+        when_devices_are_open: Some(Box::new(enter)),
         ..Opening::to(access)
     };
     let fs = open_tree_with(&arguments.volume.volume, &tree, opening, console)?;
@@ -120,7 +124,7 @@ fn start(
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
     };
-    Ok(Server::start(Box::new(fs), dir, mount, options)?)
+    Ok(Server::start(Box::new(fs), helper.clone(), options)?)
 }
 
 fn host(what: &str, errno: i32) -> Failure {
@@ -148,34 +152,32 @@ impl Streams {
         Ok(Self { null, errors, is_system: log.is_none() })
     }
 
-    /// Leaves the terminal and the directory that it was started from, and says that the mount can be used.
-    fn detach(&self, out: &mut dyn Write, log: &Log) -> Result {
-        let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
+    /// Leaves the terminal and the directory that it was started from. From now on what it says is in the log.
+    fn detach(&self, log: &Log) -> Result {
         // It fails for the leader of a group alone, which is in a session of its own already or has no terminal to leave.
         let _ = rustix::process::setsid();
-        std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
-        let point = |result: rustix::io::Result<()>| {
-            result.map_err(|errno: Errno| failed("standard streams", errno.into()))
-        };
-        // Whoever is told that the mount can be used finds in the log what is said from then on.
-        point(dup2_stderr(self.errors.as_fd()))?;
+        std::env::set_current_dir("/").map_err(|error| Failure::Host("/".to_owned(), error))?;
+        dup2_stderr(self.errors.as_fd()).map_err(not_pointed)?;
         if self.is_system {
             log.use_system();
         }
+        Ok(())
+    }
+
+    /// Says that the mount can be used.
+    fn tell(&self, out: &mut dyn Write) -> Result {
         out.write_all(b"\n")?;
         out.flush()?;
-        point(dup2_stdout(self.null.as_fd()))
+        dup2_stdout(self.null.as_fd()).map_err(not_pointed)
     }
 }
 
-/// Waits for signals, and ends the mount when they come. Its device number tells it from what somebody mounted over it.
-fn wait_for_signals(
-    signals: &SigSet,
-    control: &Control,
-    dir: &Path,
-    device: Option<&str>,
-    log: &Log,
-) {
+fn not_pointed(errno: Errno) -> Failure {
+    host("standard streams", errno.raw_os_error())
+}
+
+/// Waits for signals, and ends the mount when they come.
+fn wait_for_signals(signals: &SigSet, control: &Control, helper: &Helper, log: &Log) {
     let sync = || {
         if let Err(error) = control.sync() {
             log.line(&format_args!("not everything that was done is stored: {error}"));
@@ -183,10 +185,7 @@ fn wait_for_signals(
     };
     while signals.wait().is_err() {}
     sync();
-    let top = find(dir).ok().map(|mounted| mounted.device);
-    if device.is_none() || top.as_deref() != device {
-        log.line(&format_args!("not unmounted: it is not what is seen at {}", dir.display()));
-    } else if let Err(error) = unmount(dir, Unmount::Lazily) {
+    if let Err(error) = helper.unmount(Unmount::Lazily) {
         log.line(&error);
     }
     while signals.wait().is_err() {}

@@ -94,10 +94,8 @@ fn unescaped(text: &[u8]) -> OsString {
 }
 
 /// Lets the kernel read files ahead as far as one request goes. Who may not say so has what the kernel takes for right.
-pub(super) fn read_ahead(dir: &Path) {
-    if let Ok(mounted) = find(dir) {
-        let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device), "1024");
-    }
+pub(super) fn read_ahead(mounted: &Mounted) {
+    let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device), "1024");
 }
 
 /// The name under which a volume is found from everywhere, in the table too.

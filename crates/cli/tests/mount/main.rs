@@ -9,6 +9,8 @@
 //! | `work` | real programs, which check what they did; `btrfs check`, and the kernel's mount showing the same bytes |
 //! | `power` | a database, after power cuts |
 //! | `campaign` | the same for long, with data stored in every way |
+//! | `callers` | who mounts: a user without rights, `mount` with a line of fstab |
+//! | `confined` | the kernel, which tells what the process may still do |
 //! | `refused` | what is not done: options, volumes in use, directories that are not there |
 //! | `transports` | the log, which says what it is served over |
 //!
@@ -16,8 +18,10 @@
 //!
 //! They need root and `/dev/fuse`. Where the other judges are, that has to be there too.
 
+mod callers;
 mod calls;
 mod campaign;
+mod confined;
 mod ends;
 mod power;
 mod refused;
@@ -75,6 +79,10 @@ fn volume(judges: &Judges, mib: u64) -> Disks {
     disks
 }
 
+/// What it says of what it is kept from, on a kernel that has all of it.
+const SANDBOXED: &str =
+    "offshoot: sandbox: no capabilities, no new privileges, Landlock, seccomp\n";
+
 /// A volume that this program has mounted. The process that serves it is a child of the test.
 struct Mounted {
     dir: TempDir,
@@ -89,23 +97,29 @@ impl Mounted {
     /// Mounts `image` with these options.
     #[track_caller]
     fn new(image: &Path, options: &str) -> Self {
+        Self::of(command(), scratch_dir(), image, options)
+    }
+
+    /// Mounts it over `dir` with a program that is started by `command`.
+    #[track_caller]
+    fn of(command: Command, dir: TempDir, image: &Path, options: &str) -> Self {
         let is_ring = std::env::var_os("OFFSHOOT_TEST_TRANSPORT").is_some_and(|t| t == "io_uring");
         let switched = is_ring.then(|| SwitchedOn::new().expect("the kernel has it"));
         let (word, transport) =
             if is_ring { ("io_uring", "io_uring") } else { ("noio_uring", "/dev/fuse") };
-        Self::serve(command(), image, &format!("{options},{word}"), transport, switched)
+        Self::serve(command, dir, image, &format!("{options},{word}"), transport, switched)
     }
 
-    /// Mounts `image` with a program that is started by `command`, which is served over `transport`.
+    /// The same with a program that serves it over `transport`.
     #[track_caller]
     fn serve(
         mut command: Command,
+        dir: TempDir,
         image: &Path,
         options: &str,
         transport: &'static str,
         switched: Option<SwitchedOn>,
     ) -> Self {
-        let dir = scratch_dir();
         // Beside the image, where it goes with it.
         let log = image.with_extension("log");
         let mut child = command
@@ -126,10 +140,10 @@ impl Mounted {
         self.dir.path()
     }
 
-    /// What it had to say so far, but for what it is served over.
+    /// What it had to say so far, but for how it is served.
     fn log(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        log.replace(&self.served(), "")
+        log.replace(&self.served(), "").replace(SANDBOXED, "")
     }
 
     fn served(&self) -> String {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, FileDevice};
-use offshoot_fuse::{MountOptions, ServeOptions, Server, Unmount, unmount};
+use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Unmount, unmount};
 use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -57,16 +57,8 @@ fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64)
     let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let dir = scratch_dir();
-    let how = MountOptions {
-        source: "crash".into(),
-        subtype: "offshoot",
-        read_only: false,
-        allow_other: false,
-        suid: false,
-        dev: false,
-        exec: false,
-    };
-    let server = Server::start(Box::new(fs), dir.path(), &how, ServeOptions::default());
+    let place = MountPoint::new(dir.path(), MountOptions::new("crash", "offshoot"));
+    let server = Server::start(Box::new(fs), Arc::new(place), ServeOptions::default());
     let server = server.expect("a mount");
     let worked = catch_unwind(AssertUnwindSafe(|| {
         let mut database = Database::create(dir.path(), journal);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::io_uring::{self, SwitchedOn};
 
 use super::{Mounted, command, require, volume};
@@ -17,7 +18,8 @@ fn is_served(command: Command, transport: &'static str) {
     }
     let switched = SwitchedOn::new().expect("the switch can be turned");
     let disks = volume(&judges, 256);
-    let mounted = Mounted::serve(command, &disks.images()[0], "rw", transport, Some(switched));
+    let image = &disks.images()[0];
+    let mounted = Mounted::serve(command, scratch_dir(), image, "rw", transport, Some(switched));
     let file = mounted.path().join("file");
     fs::write(&file, "contents").expect("a file");
     assert_eq!(fs::read(&file).expect("a file"), b"contents");

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use io_uring::register::Restriction;
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::io::Errno;
@@ -94,6 +95,9 @@ impl Entry {
             .setup_single_issuer()
             .setup_defer_taskrun()
             .build(1)?;
+        // What a filter of system calls refuses could be had through a ring, so it does nothing else from the moment that it does anything.
+        let command = opcode::UringCmd80::CODE;
+        ring.submitter().register_restrictions(&mut [Restriction::sqe_op(command)])?;
         let (memory, asked) = (Memory::new(), (ring_command::REGISTER, 0));
         Ok(Self { ring, device, queue, memory, is_lent: false, is_known: false, asked })
     }

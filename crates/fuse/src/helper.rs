@@ -1,0 +1,194 @@
+//! A process that mounts and unmounts for the one that serves the filesystem.
+//!
+//! Who serves a filesystem reads what nobody may trust, and does well to give its rights away before that. Mounting and unmounting take them: the system calls
+//! those of an administrator, and `fusermount3` that programs may still gain rights. So a second process keeps them, which reads nothing but
+//! these messages. It can do no more than that mount, whoever asks.
+//!
+//! ```text
+//! serves                helper
+//!   b'm'  ───────────>    mounts
+//!         <───────────    nothing and the device, or what failed
+//!   b'l', b'f', b'u' ─>   unmounts lazily, by force, when unused
+//!         <───────────    nothing, or what failed
+//!   ends                  ends
+//! ```
+//!
+//! They are messages of a socket (`SOCK_SEQPACKET`), which is the standard input of the helper. A byte stands in front of each answer, so that none is empty: the end of
+//! the socket is. What failed comes as two texts with a zero between them, what was done and the reason.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use offshoot_vfs::{Error, OsReason, Result};
+use parking_lot::Mutex;
+use rustix::io::{Errno, retry_on_intr, write};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+
+use crate::mount::{Mounter, Unmount, receive};
+
+const MOUNT: u8 = b'm';
+
+/// The words for unmounting.
+const UNMOUNT: [(u8, Unmount); 3] =
+    [(b'l', Unmount::Lazily), (b'f', Unmount::ByForce), (b'u', Unmount::Unused)];
+
+/// In front of what failed.
+const FAILED: u8 = b'-';
+
+/// The longest message. What is behind it is cut off.
+const MAX_BYTES: usize = 4096;
+
+/// The process that mounts and unmounts, seen from the one that serves. It ends when this is dropped, or its owner ends.
+#[derive(Debug)]
+pub struct Helper {
+    /// One asks at a time.
+    socket: Mutex<OwnedFd>,
+}
+
+impl Helper {
+    /// Starts `command`, which has to call [`help`] with its standard input.
+    ///
+    /// # Errors
+    /// Those of starting a process.
+    pub fn start(mut command: Command) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // Whoever waits for the end of an output of this process must not wait for the helper.
+        command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        Ok(Self { socket: Mutex::new(ours) })
+    }
+
+    fn ask(&self, word: u8) -> Result<Option<OwnedFd>> {
+        let lost = |error| Error::io("asking the process that mounts and unmounts", error);
+        let socket = self.socket.lock();
+        retry_on_intr(|| write(&*socket, &[word])).map_err(|errno| lost(errno.into()))?;
+        let mut answer = [0; MAX_BYTES];
+        let (len, device) = receive(&*socket, &mut answer).map_err(lost)?;
+        match answer[..len].split_first() {
+            None => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+            Some((&FAILED, text)) => {
+                let text = String::from_utf8_lossy(text);
+                let (what, reason) = text.split_once('\0').unwrap_or((&text, "it failed"));
+                Err(Error::io(what, io::Error::other(reason)))
+            }
+            Some(_) => Ok(device),
+        }
+    }
+}
+
+impl Mounter for Helper {
+    fn mount(&self) -> Result<OwnedFd> {
+        self.ask(MOUNT)?.ok_or_else(|| Error::io("mounting with another process", Errno::BADMSG))
+    }
+
+    fn unmount(&self, how: Unmount) -> Result<()> {
+        let word = UNMOUNT.iter().find(|(_, known)| *known == how).map(|(word, _)| *word);
+        self.ask(word.expect("every way has one")).map(drop)
+    }
+}
+
+/// Has `mounter` do what is asked for over `socket`, until that ends.
+///
+/// # Errors
+/// Those of the socket.
+pub fn help(socket: BorrowedFd<'_>, mounter: &dyn Mounter) -> io::Result<()> {
+    loop {
+        let mut word = [0];
+        if receive(socket, &mut word)?.0 == 0 {
+            return Ok(());
+        }
+        let done = if word[0] == MOUNT {
+            mounter.mount().map(Some)
+        } else {
+            match UNMOUNT.iter().find(|(known, _)| *known == word[0]) {
+                Some((_, how)) => mounter.unmount(*how).map(|()| None),
+                None => Err(Error::posix(Errno::BADMSG, "mounting for another process")),
+            }
+        };
+        match send(socket, done) {
+            // Who asked has ended meanwhile.
+            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+            result => result?,
+        }
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, done: Result<Option<OwnedFd>>) -> Result<(), Errno> {
+    let (text, device) = match done {
+        Ok(device) => (vec![b'+'], device),
+        Err(error) => (failure(&error), None),
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = device.as_ref().map(|device| [device.as_fd()]);
+    if let Some(descriptors) = &descriptors {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "there is room");
+    }
+    let parts = [IoSlice::new(&text)];
+    retry_on_intr(|| sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)).map(drop)
+}
+
+/// What failed, as it is sent.
+fn failure(error: &Error) -> Vec<u8> {
+    let text = match error {
+        Error::Io { what, source, .. } => format!("{what}\0{}", OsReason(source)),
+        other => format!("mounting with another process\0{other}"),
+    };
+    let mut message = vec![FAILED];
+    message.extend_from_slice(&text.as_bytes()[..text.len().min(MAX_BYTES - 1)]);
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Mounts what is no mount, and unmounts by force alone.
+    struct Refuses;
+
+    impl Mounter for Refuses {
+        fn mount(&self) -> Result<OwnedFd> {
+            Ok(std::fs::File::open("/dev/null").expect("it is there").into())
+        }
+
+        fn unmount(&self, how: Unmount) -> Result<()> {
+            match how {
+                Unmount::ByForce => Ok(()),
+                _ => Err(Error::io("x".repeat(2 * MAX_BYTES), Errno::BUSY)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_asked_is_done_and_its_failure_told() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("two sockets");
+        let helping = thread::spawn(move || help(theirs.as_fd(), &Refuses));
+        let helper = Helper { socket: Mutex::new(ours) };
+        let device = helper.mount().expect("a descriptor");
+        let bytes = rustix::io::read(&device, &mut [0; 1]);
+        assert_eq!(bytes, Ok(0), "it is /dev/null");
+        assert!(helper.unmount(Unmount::ByForce).is_ok());
+        let error = helper.unmount(Unmount::Lazily).expect_err("it is refused");
+        assert!(error.to_string().starts_with("xxx"), "{error}");
+        // What is no word is refused, and the next one is answered.
+        assert!(helper.ask(b'?').is_err());
+        assert!(helper.unmount(Unmount::ByForce).is_ok());
+        drop(helper);
+        helping.join().expect("no panic").expect("a good end");
+    }
+
+    #[test]
+    fn a_helper_that_is_gone_is_an_error() {
+        let helper = Helper::start(Command::new("true")).expect("it starts");
+        assert!(helper.unmount(Unmount::Lazily).is_err());
+    }
+}
