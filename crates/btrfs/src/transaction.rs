@@ -61,7 +61,7 @@ use crate::space::{self, Freed, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
-use crate::volume::{Engine, Latching, OpenOptions};
+use crate::volume::{Engine, Latching, OpenOptions, Report, Reporter};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
 #[cfg(debug_assertions)]
@@ -88,6 +88,8 @@ pub(crate) struct Live {
     pub(crate) delayed: Delayed,
     /// What failed, when it cannot be undone.
     broken: OnceLock<String>,
+    /// Who is told when that happens.
+    reporter: Option<Reporter>,
     /// Who waits for the end of a commit. Nothing is locked under it but the phases.
     commits: parking_lot::Mutex<()>,
     committed: parking_lot::Condvar,
@@ -216,6 +218,7 @@ impl Live {
             space,
             delayed,
             broken: OnceLock::new(),
+            reporter: options.reporter.clone(),
             commits: parking_lot::Mutex::new(()),
             committed: parking_lot::Condvar::new(),
             epoch: AtomicU64::new(0),
@@ -368,8 +371,12 @@ impl Live {
 
     /// Allows no more writing, because of this.
     fn break_off(&self, cause: &Error) {
-        self.broken.get_or_init(|| cause.to_string());
+        let problem = cause.to_string();
+        let is_first = self.broken.set(problem.clone()).is_ok();
         self.tell_of_commit();
+        if let Some(reporter) = self.reporter.as_ref().filter(|_| is_first) {
+            reporter(&Report::ReadOnly { problem });
+        }
     }
 
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.

@@ -45,6 +45,18 @@ const LEAST_ENTRIES: usize = 8;
 /// The most threads of io_uring. Machines that may have more than 128 CPUs are served over `/dev/fuse`.
 const MOST_ENTRIES: usize = 1024;
 
+/// Where the administrator switches on what kernels have that know it.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Whether the kernel offers io_uring: what it takes need not be got where it does not.
+fn offered() -> io::Result<()> {
+    match std::fs::read_to_string(SWITCH) {
+        Ok(text) if text.trim() == "Y" => Ok(()),
+        Ok(_) => Err(io::Error::other(format!("{SWITCH} does not say Y"))),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{SWITCH}: {error}"))),
+    }
+}
+
 /// Threads that wait for requests at `/dev/fuse`: more would only take turns.
 fn waiting_threads() -> usize {
     thread::available_parallelism().map_or(2, usize::from).max(2)
@@ -78,6 +90,8 @@ struct Pool {
     threads: AtomicUsize,
     waiting: AtomicUsize,
     is_given_up: AtomicBool,
+    /// Why io_uring cannot be had, where it was looked for and there was another way.
+    fallback: OnceLock<io::Error>,
 }
 
 /// A filesystem that is mounted and served.
@@ -108,6 +122,7 @@ impl Server {
             threads: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             is_given_up: AtomicBool::new(false),
+            fallback: OnceLock::new(),
         });
         let (sender, errors) = channel();
         if let Err(error) = pool.begin(transport, &sender) {
@@ -122,6 +137,12 @@ impl Server {
     #[must_use]
     pub fn transport(&self) -> Transport {
         if self.pool.dispatcher.has_rings() { Transport::IoUring } else { Transport::Device }
+    }
+
+    /// Why it is served over `/dev/fuse`, unless that was asked for.
+    #[must_use]
+    pub fn fallback(&self) -> Option<&io::Error> {
+        self.pool.fallback.get()
     }
 
     /// Serves until the filesystem is unmounted, and makes everything durable that was done.
@@ -168,7 +189,10 @@ impl Pool {
         let rings = match transport {
             Transport::Device => None,
             Transport::IoUring => Some(self.start_rings(insists, errors).map_err(failed)?),
-            Transport::Best => self.start_rings(insists, errors).ok(),
+            Transport::Best => offered()
+                .and_then(|()| self.start_rings(insists, errors))
+                .map_err(|error| self.fallback.set(error))
+                .ok(),
         };
         if rings.is_some() {
             self.dispatcher.offer_rings();
@@ -179,13 +203,14 @@ impl Pool {
             return Err(failed(Errno::PROTO.into()));
         }
         if insists && !self.dispatcher.has_rings() {
-            let what = "FUSE over io_uring, which Linux 6.14 and newer have where \
-                        /sys/module/fuse/parameters/enable_uring says Y";
-            return Err(Error::Unsupported(what.to_owned()));
+            let what = "FUSE over io_uring, which Linux 6.14 and newer have where";
+            return Err(Error::Unsupported(format!("{what} {SWITCH} says Y")));
         }
         self.start(channel, errors).map_err(failed)?;
-        if let Some(rings) = rings.filter(|_| self.dispatcher.has_rings()) {
-            rings.begin();
+        match rings {
+            Some(rings) if self.dispatcher.has_rings() => rings.begin(),
+            Some(_) => drop(self.fallback.set(io::Error::other("the kernel does not use it"))),
+            None => {}
         }
         Ok(())
     }

@@ -34,7 +34,13 @@ use crate::volume::{Change, Engine, OpenOptions};
 
 /// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what errors are about.
 pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {
-    let options = OpenOptions { delayed_items: false, commit_interval: None, ..options.clone() };
+    // Who opens the volume is told by an error when this one is not written any more.
+    let options = OpenOptions {
+        delayed_items: false,
+        commit_interval: None,
+        reporter: None,
+        ..options.clone()
+    };
     let volume = engine.into_writable(&options, change).map_err(in_volume)?;
     replay_into(&volume, options.replay_bytes).map_err(in_log)
 }

@@ -117,10 +117,11 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
             signal.press();
         }
         if let Some(report) = failed.or(not_dropped) {
-            volume.report(&report);
+            // That nothing is written any more has been said.
             if volume.live().and_then(Live::require_whole).is_err() {
                 return;
             }
+            volume.report(&report);
         }
         if is_due {
             due = next();
@@ -160,12 +161,15 @@ mod tests {
         fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).unwrap()
     }
 
-    /// Counts reports, all of which must be of commits that failed.
+    /// Counts reports, all of which must be of commits that failed, or that none is made any more.
     fn counted(options: &mut OpenOptions) -> Arc<Mutex<u64>> {
         let count = Arc::new(Mutex::new(0));
         let counter = count.clone();
         options.reporter = Some(Arc::new(move |report: &Report| {
-            assert!(matches!(report, Report::CommitFailed { .. }), "{report}");
+            assert!(
+                matches!(report, Report::CommitFailed { .. } | Report::ReadOnly { .. }),
+                "{report}"
+            );
             *counter.lock() += 1;
         }));
         count

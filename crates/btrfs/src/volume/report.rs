@@ -44,9 +44,13 @@ pub enum Report {
         /// What is wrong with it.
         problem: String,
     },
-    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone. When
-    /// nothing more is written until the volume is opened again, this is said once.
+    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone.
     CommitFailed {
+        /// What went wrong.
+        problem: String,
+    },
+    /// Something failed that cannot be undone: nothing is written any more until the volume is opened again. It is said once, and of panics by themselves.
+    ReadOnly {
         /// What went wrong.
         problem: String,
     },
@@ -132,6 +136,10 @@ impl fmt::Display for Report {
                 write!(f, "{device}: the superblock copy at {offset} is damaged ({problem})")
             }
             Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
+            Self::ReadOnly { problem } => write!(
+                f,
+                "{problem}: from now on the volume is only read, and what was not stored is lost; when the cause is gone, open it again"
+            ),
             Self::LeftBehind { file, problem } => {
                 write!(f, "{file} has no name any more and could not be removed: {problem}")
             }

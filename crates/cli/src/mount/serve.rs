@@ -16,7 +16,7 @@ use std::thread;
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
 use offshoot_fuse::{Control, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
-use offshoot_vfs::Error;
+use offshoot_vfs::{Error, OsReason};
 use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
@@ -51,7 +51,7 @@ pub(super) fn serve(
     let server = start(arguments, wanted, &helper, &sandbox, console, &log)?;
     let waits = {
         let (control, log, helper) = (server.control(), log.clone(), helper.clone());
-        move || wait_for_signals(&signals, &control, &*helper, &log)
+        move || wait_for_signals(&signals, &control, &helper, &log)
     };
     let begin = || -> Result {
         let started = thread::Builder::new().name("signals".to_owned()).spawn(waits);
@@ -59,9 +59,10 @@ pub(super) fn serve(
         if let Some(streams) = &streams {
             streams.detach(&log)?;
         }
-        log.note(&match server.transport() {
-            Transport::Device => format_args!("served over /dev/fuse"),
-            _ => format_args!("served over io_uring"),
+        log.note(&match (server.transport(), server.fallback()) {
+            (Transport::Device, Some(why)) => format!("served over /dev/fuse ({})", OsReason(why)),
+            (Transport::Device, None) => "served over /dev/fuse".to_owned(),
+            _ => "served over io_uring".to_owned(),
         });
         if let Some(sandbox) = sandbox.take() {
             log.note(&sandbox.close());

@@ -27,8 +27,8 @@ impl Home {
         fs::set_permissions(home.dir.path(), mode).expect("a mode");
         chown(home.dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
         fs::copy(env!("CARGO_BIN_EXE_offshoot"), home.program()).expect("a copy");
-        let made = home.run(&["mkfs".as_ref(), home.image().as_os_str(), "--size=256M".as_ref()]);
-        assert!(made.status.success(), "{made:?}");
+        let output = home.run(&["mkfs".as_ref(), home.image().as_os_str(), "--size=256M".as_ref()]);
+        assert!(output.status.success(), "{output:?}");
         home
     }
 

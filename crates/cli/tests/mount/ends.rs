@@ -11,6 +11,7 @@ use std::time::Duration;
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::random::Random;
 use rustix::fs::OFlags;
+use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
 use super::{Mounted, command, does, offshoot, require, volume};
@@ -212,6 +213,71 @@ fn a_full_volume() {
     does(&["unmount".as_ref(), mounted.path().as_os_str()]);
     drop(mounted);
     disks.assert_checks();
+}
+
+/// When the host stores nothing any more, the volume is only read from then on, which is said once. What was stored before is whole.
+#[test]
+fn a_host_that_fails_makes_it_read_only() {
+    let Some(_judges) = require() else { return };
+    let dir = offshoot_testkit::disks::scratch_dir();
+    let small = Small::new();
+    // The log is not on the host that fails.
+    let image = dir.path().join("image");
+    let sparse = small.0.path().join("image");
+    does(&["mkfs".as_ref(), sparse.as_os_str(), "--size=256M".as_ref()]);
+    std::os::unix::fs::symlink(sparse, &image).expect("a link");
+    let mounted = Mounted::new(&image, "rw");
+    let path = |name: &str| mounted.path().join(name);
+    let stored = |name: &str| {
+        let mut file = File::create(path(name))?;
+        file.write_all(&vec![7; 4 << 20])?;
+        file.sync_all()?;
+        File::open(mounted.path())?.sync_all()
+    };
+    stored("before").expect("there is room");
+    let refused = (0..100).map(|n| stored(&format!("{n}"))).find_map(|result| {
+        result.err().filter(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+    });
+    assert!(refused.is_some(), "it can be written on: {}", mounted.log());
+    assert!(fs::create_dir(path("late")).is_err(), "nothing more is taken");
+    assert_eq!(fs::read(path("before")).ok(), Some(vec![7; 4 << 20]));
+    let said = mounted.log();
+    assert_eq!(said.matches("from now on the volume is only read").count(), 1, "{said}");
+    let place = mounted.path().to_path_buf();
+    let unmounted = offshoot(&["unmount".as_ref(), place.as_os_str()]);
+    assert_eq!(unmounted.status.code(), Some(1), "what was done last is not stored");
+    drop(mounted);
+    small.grow();
+    offshoot_testkit::run::run("btrfs", &["check".as_ref(), image.as_os_str()]);
+    fs::remove_file(image.with_extension("log")).expect("a log");
+    let read = Mounted::new(&image, "ro");
+    assert_eq!(fs::read(read.path().join("before")).ok(), Some(vec![7; 4 << 20]));
+    read.unmount();
+}
+
+/// A host that has little room.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new() -> Self {
+        let dir = offshoot_testkit::disks::scratch_dir();
+        let size = Some(c"size=24m");
+        rustix::mount::mount("small", dir.path(), "tmpfs", MountFlags::empty(), size)
+            .expect("a tmpfs");
+        Self(dir)
+    }
+
+    /// Gives it room.
+    fn grow(&self) {
+        let flags = MountFlags::empty();
+        rustix::mount::mount_remount(self.0.path(), flags, c"size=512m").expect("more room");
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
 }
 
 /// What is open when the kernel goes is removed as soon as the volume is opened again.

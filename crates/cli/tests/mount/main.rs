@@ -143,11 +143,13 @@ impl Mounted {
     /// What it had to say so far, but for how it is served.
     fn log(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        log.replace(&self.served(), "").replace(SANDBOXED, "")
+        let said = log.replace(SANDBOXED, "");
+        let others = said.split_inclusive('\n').filter(|line| !line.starts_with(&self.served()));
+        others.collect()
     }
 
     fn served(&self) -> String {
-        format!("offshoot: served over {}\n", self.transport)
+        format!("offshoot: served over {}", self.transport)
     }
 
     fn signal(&self, signal: Signal) {

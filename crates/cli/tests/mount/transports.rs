@@ -23,7 +23,10 @@ fn is_served(command: Command, transport: &'static str) {
     let file = mounted.path().join("file");
     fs::write(&file, "contents").expect("a file");
     assert_eq!(fs::read(&file).expect("a file"), b"contents");
+    let log = fs::read_to_string(&mounted.log).expect("a log");
     mounted.unmount();
+    // Why it is not the better one.
+    assert_eq!(log.contains("RLIMIT_NOFILE"), transport == "/dev/fuse", "{log}");
 }
 
 #[test]
