@@ -82,6 +82,11 @@ impl Dispatcher {
         }
     }
 
+    /// The directory that is mounted.
+    pub(crate) fn root(&self) -> FileId {
+        self.fs.root()
+    }
+
     /// Lets the kernel send its requests over io_uring, if it can.
     pub(crate) fn offer_rings(&self) {
         self.has_rings.store(true, Ordering::Relaxed);

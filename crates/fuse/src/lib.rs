@@ -13,6 +13,8 @@
 //! | `mappable` | which files may be written to through a mapping |
 //! | `dispatch` | from a request to a call, and from its result to an answer |
 //! | `attributes` | attributes as the protocol has them |
+//! | `ioctls` | what whoever serves the filesystem may be asked through it |
+//! | `caches` | what the kernel is told to forget |
 //! | `device`, `ring` | how requests come and answers go: over `/dev/fuse`, and over io_uring |
 //! | `cpus` | the queues that io_uring has, one for each CPU |
 //! | `mount` | mounting and unmounting, as root or as a user |
@@ -21,13 +23,15 @@
 //! | `options` | what whoever mounts it decides |
 //!
 //! Nobody but the kernel changes what is mounted, so it may believe what it was told for as long as it likes: names that are there and
-//! names that are not, attributes, data, the entries of directories.
+//! names that are not, attributes, data, the entries of directories. Who changes something all the same tells it ([`KernelCaches`]).
 
 mod attributes;
+mod caches;
 mod cpus;
 mod device;
 mod dispatch;
 mod helper;
+mod ioctls;
 mod listings;
 mod mappable;
 mod mount;
@@ -41,5 +45,7 @@ mod wire;
 
 pub use helper::{Helper, help};
 pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
+pub use caches::KernelCaches;
+pub use ioctls::{Ioctl, Ioctls};
 pub use options::{Owner, Reporter, ServeOptions, Transport};
 pub use server::{Control, Server};

@@ -58,6 +58,11 @@ pub(crate) fn number(file: FileId) -> u64 {
     mixed | HASHED
 }
 
+/// The node of a file on a mount of `root`.
+pub(crate) fn node(root: FileId, file: FileId) -> u64 {
+    if file == root { ROOT_NODE } else { number(file) }
+}
+
 /// The file whose number this is; `None` for a hash.
 fn file_of(number: u64) -> Option<FileId> {
     let ino = number & ((1 << INO_BITS) - 1);

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use offshoot_vfs::Error;
 
+use crate::ioctls::Ioctls;
+
 /// Whom the files are shown to belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
@@ -37,4 +39,6 @@ pub struct ServeOptions {
     pub transport: Transport,
     /// Who is told of what went wrong in the filesystem, beside the program whose call it was.
     pub reporter: Option<Reporter>,
+    /// Who answers ioctls on directories that are not known here.
+    pub ioctls: Option<Arc<dyn Ioctls>>,
 }

@@ -29,6 +29,7 @@ use offshoot_vfs::{Errno, Error, FileSystemMut, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, getrlimit};
 
+use crate::caches::KernelCaches;
 use crate::cpus;
 use crate::device::{self, DeviceChannel};
 use crate::dispatch::{Answer, Dispatcher};
@@ -156,6 +157,12 @@ impl Server {
             Some(error) => Err(Error::io("serving the mount", error)),
             None => Ok(()),
         }
+    }
+
+    /// What the kernel keeps of it, for who changes the filesystem beside it.
+    #[must_use]
+    pub fn caches(&self) -> KernelCaches {
+        KernelCaches::new(self.pool.device.clone(), self.pool.dispatcher.root())
     }
 
     /// What other threads have of it while it serves.

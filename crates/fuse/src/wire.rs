@@ -123,6 +123,15 @@ pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// An open file: direct writes may overlap in time.
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
+/// An ioctl on an open directory.
+pub(crate) const IOCTL_DIR: u32 = 1 << 4;
+
+/// What the kernel is told without having asked.
+pub(crate) mod notice {
+    pub(crate) const INVAL_INODE: i32 = 2;
+    pub(crate) const INVAL_ENTRY: i32 = 3;
+}
+
 /// The header of a request.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -303,6 +312,10 @@ sent! {
     LseekOut, 8 { offset: u64 }
     /// IOCTL.
     IoctlOut, 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
+    /// INVAL_INODE: attributes are to be forgotten, and from an offset on what is in the file or directory; up to the end where the length is 0.
+    InvalInodeOut, 24 { ino: u64, off: i64, len: i64 }
+    /// INVAL_ENTRY, without the name and the NUL behind it.
+    InvalEntryOut, 16 { parent: u64, namelen: u32, flags: u32 }
     /// What io_uring is asked about.
     RingCommand, 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
     /// What `FS_IOC_FSGETXATTR` gives.

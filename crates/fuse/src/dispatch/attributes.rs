@@ -9,11 +9,12 @@ use rustix::fs::XattrFlags;
 
 use super::Context;
 use crate::attributes::{attr_out, attributes, statx_out};
+use crate::ioctls::Ioctl;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{
-    FsXattr, GetxattrIn, GetxattrOut, IoctlIn, IoctlOut, SETXATTR_ACL_KILL_SGID, SetattrIn,
-    SetattrValid, SetxattrIn, SetxattrOldIn,
+    FsXattr, GetxattrIn, GetxattrOut, IOCTL_DIR, IoctlIn, IoctlOut, SETXATTR_ACL_KILL_SGID,
+    SetattrIn, SetattrValid, SetxattrIn, SetxattrOldIn,
 };
 
 /// The most that LISTXATTR gives: what the system call takes.
@@ -165,7 +166,7 @@ impl Context<'_> {
         put_sized(&names, list.size, out)
     }
 
-    /// `chattr` and `lsattr`; no other request of this kind is known.
+    /// `chattr` and `lsattr`; what else is asked of a directory others may know.
     pub(super) fn ioctl(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let ioctl: IoctlIn = arguments.take()?;
         let file = self.file()?;
@@ -184,8 +185,35 @@ impl Context<'_> {
                 self.fs().set_flags(file, flags, Timestamp::now())?;
                 out.put(&IoctlOut::default())
             }
-            other => Err(Error::posix(Errno::NOTTY, format!("ioctl {other:#x}"))),
+            _ => self.pass_on(&ioctl, arguments, out),
         }
+    }
+
+    fn pass_on(
+        &self,
+        ioctl: &IoctlIn,
+        mut arguments: Arguments<'_>,
+        out: &mut Output<'_>,
+    ) -> Result<()> {
+        let unknown = || Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.cmd));
+        let others = self.to.options.ioctls.as_ref().filter(|_| ioctl.flags & IOCTL_DIR != 0);
+        let others = others.ok_or_else(unknown)?;
+        let room = out.room().saturating_sub(size_of::<IoctlOut>());
+        let asked = Ioctl {
+            directory: ioctl.fh,
+            uid: self.uid,
+            gid: self.gid,
+            command: ioctl.cmd,
+            data: arguments.data(ioctl.in_size)?,
+            most_bytes: usize::try_from(ioctl.out_size).map_or(room, |size| size.min(room)),
+        };
+        let answer = others.answer(&asked)?;
+        if answer.len() > asked.most_bytes {
+            let what = format!("an answer of {} bytes to ioctl {:#x}", answer.len(), ioctl.cmd);
+            return Err(Error::posix(Errno::RANGE, what));
+        }
+        out.put(&IoctlOut::default())?;
+        out.put_bytes(&answer)
     }
 }
 

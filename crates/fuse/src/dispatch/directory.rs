@@ -45,6 +45,9 @@ impl Context<'_> {
     pub(super) fn releasedir(&self, mut arguments: Arguments<'_>) -> Result<()> {
         let release: ReleaseIn = arguments.take()?;
         self.to.listings.set_end(release.fh, None);
+        if let Some(ioctls) = &self.to.options.ioctls {
+            ioctls.closed(release.fh);
+        }
         Ok(())
     }
 

@@ -1,11 +1,14 @@
 //! Requests, answered by the model, without a kernel.
 
+use std::sync::{Arc, Mutex};
+
 use offshoot_testkit::model::Model;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::Timestamp;
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::ioctls::{Ioctl, Ioctls};
 
 const NOW: Timestamp = Timestamp { secs: 1_000_000_000, nanos: 5 };
 
@@ -142,6 +145,52 @@ fn listings_come_in_pieces() {
             assert_eq!(shown, names, "{op} by {size}");
         }
     }
+}
+
+/// Answers ioctl 1 with what it came with, twice, and keeps which directories were closed.
+#[derive(Default)]
+struct Twice {
+    closed: Mutex<Vec<u64>>,
+}
+
+impl Ioctls for Twice {
+    fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>> {
+        assert_eq!((ioctl.directory, ioctl.uid, ioctl.gid), (77, 0, 0));
+        match ioctl.command {
+            1 => Ok([ioctl.data, ioctl.data].concat()),
+            other => Err(Error::posix(Errno::NOTTY, other.to_string())),
+        }
+    }
+
+    fn closed(&self, directory: u64) {
+        self.closed.lock().expect("nobody panics").push(directory);
+    }
+}
+
+/// What is not known is passed on when it is asked of a directory, and its answer is no longer than there is room for.
+#[test]
+fn ioctls_are_passed_on() {
+    const DIRECTORY: u32 = 1 << 4;
+    let others = Arc::new(Twice::default());
+    let options = ServeOptions { ioctls: Some(others.clone()), ..ServeOptions::default() };
+    let passing = Dispatcher::new(Box::new(Model::made_at(NOW)), options);
+    let ask = |dispatcher: &Dispatcher, flags: u32, command: u32, sizes: [u32; 2], data: &[u8]| {
+        let numbers = [flags, command, 0, 0, sizes[0], sizes[1]];
+        let head = [77_u64.as_bytes(), numbers.as_bytes()].concat();
+        answer(dispatcher, opcode::IOCTL, 1, &[&head, data].concat())
+    };
+    let (told, bytes) = ask(&passing, DIRECTORY, 1, [3, 6], b"abc");
+    assert_eq!((told, &bytes[..16], &bytes[16..]), (Answer::Sent, &[0; 16][..], &b"abcabc"[..]));
+    let failed = |errno| Answer::Failed(errno);
+    assert_eq!(ask(&passing, DIRECTORY, 1, [3, 5], b"abc").0, failed(Errno::RANGE));
+    assert_eq!(ask(&passing, DIRECTORY, 1, [4, 8], b"abc").0, failed(Errno::INVAL));
+    assert_eq!(ask(&passing, DIRECTORY, 1, [u32::MAX; 2], b"abc").0, failed(Errno::INVAL));
+    assert_eq!(ask(&passing, DIRECTORY, 2, [3, 6], b"abc").0, failed(Errno::NOTTY));
+    assert_eq!(ask(&passing, 0, 1, [3, 6], b"abc").0, failed(Errno::NOTTY), "of a file");
+    assert_eq!(ask(&dispatcher(), DIRECTORY, 1, [3, 6], b"abc").0, failed(Errno::NOTTY));
+    let release = [[5_u64].as_bytes(), &[0; 16]].concat();
+    sent(&passing, opcode::RELEASEDIR, 1, &release);
+    assert_eq!(*others.closed.lock().expect("nobody panics"), [5]);
 }
 
 /// Whatever is asked, it is answered, and a sound request after it as ever.

@@ -1,0 +1,57 @@
+//! What the kernel is told to forget, because somebody else has changed what is mounted.
+//!
+//! A message about a name waits in the kernel for the lock of the directory, which a program may hold while it waits for an answer. So who sends one
+//! holds nothing that any answer could wait for, and is no thread that gives answers. On the other hand nothing that was looked up before comes
+//! back into the caches after it: a lookup holds that lock too.
+
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use offshoot_vfs::{Error, FileId, Result};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::nodes::node;
+use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
+
+/// What the kernel keeps of what is mounted.
+#[derive(Clone)]
+pub struct KernelCaches {
+    device: Arc<OwnedFd>,
+    root: FileId,
+}
+
+impl KernelCaches {
+    pub(crate) fn new(device: Arc<OwnedFd>, root: FileId) -> Self {
+        Self { device, root }
+    }
+
+    /// Has the kernel look up anew what `name` in `dir` leads to, list the directory anew, and ask for its attributes.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn forget_name(&self, dir: FileId, name: &[u8]) -> Result<()> {
+        let parent = node(self.root, dir);
+        let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
+        let entry = InvalEntryOut { parent, namelen, flags: 0 };
+        self.tell(notice::INVAL_ENTRY, &[entry.as_bytes(), name, b"\0"])?;
+        // Without the name in its caches the kernel lets be what it has of the directory.
+        let whole = InvalInodeOut { ino: parent, off: 0, len: 0 };
+        self.tell(notice::INVAL_INODE, &[whole.as_bytes()])
+    }
+
+    fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<()> {
+        let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        // A number that no request has says that this is no answer, and then the error says what it is.
+        let header = OutHeader { len, error: code, unique: 0 };
+        let mut all = vec![IoSlice::new(header.as_bytes())];
+        all.extend(parts.iter().map(|part| IoSlice::new(part)));
+        match rustix::io::writev(&self.device, &all) {
+            // The kernel has nothing to forget, or the mount is gone with all its caches.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
+            Err(errno) => Err(Error::io("telling the kernel what has changed", errno)),
+        }
+    }
+}
