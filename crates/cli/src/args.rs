@@ -4,11 +4,13 @@ mod bench;
 mod edit;
 mod mkfs;
 mod mount;
+mod mounted;
 mod property;
 mod subvolume;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use offshoot_btrfs::Compress;
@@ -27,8 +29,9 @@ use edit::{
 };
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
-use mount::{MOUNT_HELP, UNMOUNT_HELP};
-pub(crate) use mount::{MountArguments, UnmountArguments};
+use mount::{MOUNT_HELP, SYNC_HELP, UNMOUNT_HELP};
+pub(crate) use mount::{MountArguments, SyncArguments, UnmountArguments};
+pub(crate) use mounted::OnMount;
 pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
@@ -37,11 +40,16 @@ pub(crate) use subvolume::{
     SubvolumesArguments,
 };
 
+use crate::live::Live;
+
 // Lines that are longer than the terminal are wrapped: a paragraph is one line here.
 
 const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
+
+While a volume is mounted with `offshoot mount`, a path of a directory in it is a place too, for \
+stats, subvolume and sync: root, and who mounted it, have them done by the program that serves it.
 
 Examples:
   offshoot info disk.img
@@ -55,6 +63,7 @@ Examples:
   offshoot ls --subvolume snapshots/monday disk.img
   offshoot ls /dev/sdb --device /dev/sdc --degraded
   offshoot mount disk.img /mnt
+  offshoot subvolume snapshot /mnt/home /mnt/home-of-monday
   offshoot bench fs-mark bench.img --threads 2
 
 Names with control characters, invisible characters or bytes that are not UTF-8 are shown \
@@ -96,10 +105,11 @@ Examples:
   offshoot cat --subvolume snapshots/monday disk.img:/etc/fstab | diff - fstab";
 
 const STATS_HELP: &str = "\
-What the engine does while it changes a volume is shown by cp, mkdir, mv, ln and rm with --stats, and by bench.
+What the engine does while it changes a volume is shown for one that is mounted, by cp, mkdir, mv, ln and rm with --stats, and by bench.
 
 Examples:
   offshoot stats disk.img
+  offshoot stats /mnt
   offshoot stats /dev/sdb --device /dev/sdc --json";
 
 const TRIM_HELP: &str = "\
@@ -188,6 +198,9 @@ pub(crate) enum Verb {
     /// Unmount a volume
     #[command(after_help = UNMOUNT_HELP)]
     Unmount(UnmountArguments),
+    /// Make everything durable that was done on a mounted volume
+    #[command(after_help = SYNC_HELP)]
+    Sync(SyncArguments),
     /// Show how much of a volume is used, by kind and profile
     #[command(after_help = STATS_HELP)]
     Stats(InfoArguments),
@@ -223,6 +236,9 @@ pub(crate) struct OpenArguments {
     /// Read the volume as the last commit left it, without what was fsynced since
     #[arg(long)]
     pub(crate) ignore_log: bool,
+    /// It is not opened at all: it is open.
+    #[arg(skip)]
+    pub(crate) live: Option<Arc<Live>>,
 }
 
 /// How the tree of files in a volume is opened.

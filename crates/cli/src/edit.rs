@@ -14,7 +14,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Ne
 use rustix::fs::Mode;
 use rustix::process;
 
-use crate::args::EditArguments;
+use crate::args::{EditArguments, OpenArguments};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
@@ -33,6 +33,30 @@ pub(crate) fn moment() -> Result<Timestamp> {
     Ok(Timestamp { secs, nanos: 0 })
 }
 
+/// Who asks for what is to be done, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    /// User and group; `None` where all files are to belong to whom their directory belongs to.
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    /// The file mode creation mask.
+    pub(crate) umask: u32,
+    /// The moment.
+    pub(crate) at: Timestamp,
+}
+
+impl Caller {
+    /// Who runs this program, or has the process that serves a mount run it.
+    pub(crate) fn of(arguments: &OpenArguments) -> Result<Self> {
+        if let Some(live) = &arguments.live {
+            return Ok(live.caller);
+        }
+        let uid = Some(process::geteuid().as_raw());
+        let gid = Some(process::getegid().as_raw());
+        Ok(Self { uid, gid, umask: umask(), at: moment()? })
+    }
+}
+
 /// The file mode creation mask of the process.
 pub(crate) fn umask() -> u32 {
     let mask = process::umask(Mode::empty());
@@ -40,21 +64,21 @@ pub(crate) fn umask() -> u32 {
     mask.bits()
 }
 
-/// What a file begins with that the caller makes in `dir` with this umask: it is the caller's, and its group is
+/// What a file begins with that the caller makes in `dir`: it is the caller's, and its group is
 /// that of a directory with the set-group-id bit, as on any mount.
 pub(crate) fn new_file(
     fs: &dyn FileSystem,
     dir: FileId,
     permissions: u32,
-    umask: u32,
-    at: Timestamp,
+    caller: &Caller,
 ) -> Result<NewFile, Error> {
     let parent = fs.attr(dir)?;
     let gid = match parent.permissions & 0o2000 {
-        0 => process::getegid().as_raw(),
+        0 => caller.gid.unwrap_or(parent.gid),
         _ => parent.gid,
     };
-    Ok(NewFile { permissions, uid: process::geteuid().as_raw(), gid, umask: Some(umask), at })
+    let uid = caller.uid.unwrap_or(parent.uid);
+    Ok(NewFile { permissions, uid, gid, umask: Some(caller.umask), at: caller.at })
 }
 
 /// Which file of the host: device and inode, or the device that a special file stands for.
@@ -105,7 +129,8 @@ impl<'a> Volumes<'a> {
     /// The tree of files of `volume`. What is to be changed is opened before what is only read.
     pub(crate) fn open(&mut self, volume: &Path, access: Access) -> Result<Filesystem> {
         let id = host_id(volume);
-        let known = self.opened.iter().find(|opened| opened.id == id && id.is_some());
+        let is_it = |opened: &&Opened| opened.volume == volume || opened.id == id && id.is_some();
+        let known = self.opened.iter().find(is_it);
         if let Some(opened) = known.filter(|opened| opened.access >= access) {
             return Ok(opened.fs.clone());
         }

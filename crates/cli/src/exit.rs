@@ -1,6 +1,6 @@
 //! How the program ends.
 //!
-//! Every verb returns a [`Failure`] or nothing; `main` turns it into one line on
+//! Every verb returns a [`Failure`] or nothing; [`report`] turns it into one line on
 //! standard error and one of the five exit codes that the help documents. A reader of
 //! standard output that goes away is not a failure: [`Failure::is_broken_pipe`].
 
@@ -115,6 +115,20 @@ impl fmt::Display for Failure {
             Self::Reported(_) => Ok(()),
         }
     }
+}
+
+/// Prints why a run of the program failed, if it did; what it ends with.
+pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
+    let status = match result {
+        Ok(()) => ExitStatus::Done,
+        Err(failure) if failure.is_broken_pipe() => ExitStatus::Done,
+        Err(failure) => {
+            failure.print(console);
+            failure.status()
+        }
+    };
+    console.finish();
+    status
 }
 
 /// An error about a file whose path is printed beside it: what the library calls the file

@@ -9,6 +9,7 @@
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
+//! | [`live`] | a volume that is open already, because it is mounted |
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
@@ -19,7 +20,7 @@
 //! | [`workload`] | what the benchmarks do |
 //! | [`output`], [`exit`] | what is printed, and how it ends |
 //!
-//! A verb writes to standard output and returns a failure; only this file prints it and chooses
+//! A verb writes to standard output and returns a failure; only [`exit`] prints it and chooses
 //! the exit code. A reader of standard output that goes away ends the program without an
 //! error.
 
@@ -30,6 +31,7 @@ mod edit;
 mod enter;
 mod exit;
 mod extract;
+mod live;
 mod mount;
 mod output;
 mod place;
@@ -41,7 +43,7 @@ mod verbs;
 mod workload;
 mod xattrs;
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -49,27 +51,19 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 use args::Arguments;
-use exit::{ExitStatus, Failure, Result};
+use exit::{Failure, Result};
 use output::Console;
 
 fn main() -> ExitCode {
     allocator::keep_memory();
     let console = Arc::new(Console::default());
-    let status = match run(&console) {
-        Ok(()) => ExitStatus::Done,
-        Err(failure) if failure.is_broken_pipe() => ExitStatus::Done,
-        Err(failure) => {
-            failure.print(&console);
-            failure.status()
-        }
-    };
-    console.finish();
+    let status = exit::report(run(&console), &console);
     ExitCode::from(status as u8)
 }
 
 fn run(console: &Arc<Console>) -> Result {
-    let arguments = match Arguments::try_parse_from(mount::with_verb(std::env::args_os().collect()))
-    {
+    let words = mount::with_verb(std::env::args_os().collect());
+    let mut arguments = match Arguments::try_parse_from(&words) {
         Ok(arguments) => arguments,
         // Help and version are not errors, and go to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -81,11 +75,10 @@ fn run(console: &Arc<Console>) -> Result {
         Err(message) => return Err(Failure::Usage(usage(&message))),
     };
     let mut out = io::BufWriter::with_capacity(64 << 10, io::stdout().lock());
-    let result = verbs::run(&arguments.verb, &mut out, console);
-    // Before any error is printed, so that both streams are in order on a terminal.
-    let flushed = out.flush();
-    result?;
-    Ok(flushed?)
+    match mount::mounted(&mut arguments.verb)? {
+        Some(elsewhere) => elsewhere.run(&words[1..], &mut out, console),
+        None => verbs::run_to(&arguments.verb, &mut out, console),
+    }
 }
 
 /// What clap has to say, without the word with which every message of ours begins.

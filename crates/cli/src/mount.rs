@@ -20,10 +20,12 @@
 //! | [`helper`] | the run that mounts and unmounts for it |
 //! | [`sandbox`] | what the one that serves is kept from |
 //! | [`log`] | where messages go meanwhile |
+//! | [`control`] | verbs on a volume while it is mounted |
 //! | [`table`] | what is mounted where, by the table of the kernel |
 //! | [`unmount`] | the other end |
 
 mod background;
+mod control;
 mod helper;
 mod log;
 mod options;
@@ -42,6 +44,7 @@ use rustix::mount::MountFlags;
 use crate::args::MountArguments;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
+pub(crate) use control::mounted;
 use options::Wanted;
 pub(crate) use unmount::unmount;
 

@@ -1,4 +1,4 @@
-//! Opening what the command line names: devices, volume, subvolume, file.
+//! Opening what the command line names: devices, volume, subvolume, file. What is mounted by this process is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
 use std::io;
@@ -96,6 +96,9 @@ pub(crate) struct PlaceSession {
 impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
+        if let Some(live) = &arguments.open.live {
+            return Ok(Self { volume: live.fs.volume().clone(), reports: Arc::default() });
+        }
         let device = open_device(&arguments.volume)?;
         Self::open_with(device, &arguments.open, Opening::to(Access::Read), console)
     }
@@ -242,6 +245,9 @@ pub(crate) fn open_tree_with(
     opening: Opening,
     console: &Arc<Console>,
 ) -> Result<Filesystem> {
+    if let Some(live) = &arguments.open.live {
+        return Ok(live.fs.clone());
+    }
     let device = open_named(volume, opening.access, true)?;
     Session::open_with(device, &arguments.open, opening, console)?.tree(arguments)
 }
@@ -249,7 +255,7 @@ pub(crate) fn open_tree_with(
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
-        let Place { volume, path } = Place::parse(&arguments.place);
+        let Place { volume, path } = arguments.tree.open.place(&arguments.place);
         let fs = open_tree(&volume, &arguments.tree, Access::Read, None, console)?;
         Ok(Self { volume, fs, path })
     }

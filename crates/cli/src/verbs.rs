@@ -20,6 +20,8 @@ mod rm;
 mod stat;
 mod stats;
 mod subvolume;
+
+mod sync;
 mod trim;
 
 use std::io::Write;
@@ -30,8 +32,16 @@ use crate::exit::Result;
 use crate::mount;
 use crate::output::Console;
 
-/// Does what the command line asks for, with `out` as standard output.
-pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+/// Does what the command line asks for, with `out` as standard output, to which all was written then.
+pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let result = run(verb, out, console);
+    // Before any error is printed, so that both streams are in order on a terminal.
+    let flushed = out.flush();
+    result?;
+    Ok(flushed?)
+}
+
+fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {
         Verb::Info(arguments) => info::run(arguments, out, console),
         Verb::Ls(arguments) => ls::run(arguments, out, console),
@@ -51,6 +61,7 @@ pub(crate) fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> R
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, console),
+        Verb::Sync(arguments) => sync::run(arguments),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
         Verb::Subvolume(verb) => subvolume::run(verb, out, console),

@@ -43,9 +43,9 @@ mod ring;
 mod server;
 mod wire;
 
-pub use helper::{Helper, help};
-pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
 pub use caches::KernelCaches;
+pub use helper::{Helper, help};
 pub use ioctls::{Ioctl, Ioctls};
+pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
 pub use options::{Owner, Reporter, ServeOptions, Transport};
 pub use server::{Control, Server};

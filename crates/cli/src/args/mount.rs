@@ -1,10 +1,12 @@
 //! The options of `offshoot mount` and `offshoot unmount`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{ArgAction, Args};
 
 use super::VolumeArguments;
+use crate::live::Live;
 
 pub(crate) const MOUNT_HELP: &str = "\
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
@@ -14,7 +16,7 @@ offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), nosa
 remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
 
 What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \
-on, so what they were called for is stored by the next commit (commit=, 30 seconds). Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
+on, so what they were called for is stored by the next commit (commit=, 30 seconds), or by `offshoot sync`. Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
 fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that nobody has open for reading and writing.
 
 While it serves a volume the program can open, run and connect to nothing: it has no capabilities, and Landlock and seccomp refuse the rest, where the kernel has \
@@ -27,6 +29,7 @@ Examples:
   offshoot mount disk.img /mnt
   offshoot mount -o ro,subvol=snapshots/monday /dev/sdb1 /mnt
   offshoot mount -o compress=zstd,allow_other disk.img /mnt
+  offshoot subvolume snapshot -r /mnt/home /mnt/monday
   offshoot unmount /mnt";
 
 #[derive(Args)]
@@ -67,6 +70,22 @@ pub(crate) struct MountArguments {
     /// As mount calls it: the type, which is this one
     #[arg(short = 't', hide = true)]
     _file_system_type: Option<String>,
+}
+
+pub(crate) const SYNC_HELP: &str = "\
+Unlike sync and syncfs, which FUSE does not pass on.
+
+Examples:
+  offshoot sync /mnt";
+
+#[derive(Args)]
+pub(crate) struct SyncArguments {
+    /// A directory in the mounted volume
+    #[arg(value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
+    /// The volume, in the process that serves it
+    #[arg(skip)]
+    pub(crate) live: Option<Arc<Live>>,
 }
 
 pub(crate) const UNMOUNT_HELP: &str = "\

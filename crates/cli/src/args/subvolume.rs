@@ -20,7 +20,8 @@ Examples:
 
 const CREATE_HELP: &str = "\
 Examples:
-  offshoot subvolume create disk.img:/home disk.img:/home/alice";
+  offshoot subvolume create disk.img:/home disk.img:/home/alice
+  offshoot subvolume create /mnt/home";
 
 const SNAPSHOT_HELP: &str = "\
 DESTINATION is the new name, or a directory that is there, which the snapshot goes into under the name of its source. \
@@ -28,7 +29,8 @@ Subvolumes inside of the source are not in the snapshot: an empty directory is i
 
 Examples:
   offshoot subvolume snapshot disk.img:/home disk.img:/home-of-monday
-  offshoot subvolume snapshot -r disk.img disk.img:/snapshots/monday";
+  offshoot subvolume snapshot -r disk.img disk.img:/snapshots/monday
+  offshoot subvolume snapshot -r /mnt/home /mnt/snapshots/monday";
 
 const DELETE_HELP: &str = "\
 What is in it goes as well, but not what other subvolumes share with it. One that holds subvolumes is not deleted, nor the default one. \

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
@@ -21,10 +21,12 @@ use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
 
+use super::control::Jobs;
 use super::helper;
 use super::log::Log;
 use super::options::Wanted;
 use super::sandbox::Sandbox;
+use super::table::source_name;
 use crate::args::{MountArguments, OpenArguments, TreeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::Console;
@@ -99,6 +101,7 @@ fn start(
             devices,
             degraded: open.degraded || wanted.degraded,
             ignore_log: open.ignore_log,
+            live: None,
         },
     };
     let for_reports = log.clone();
@@ -119,13 +122,17 @@ fn start(
         ..Opening::to(access)
     };
     let fs = open_tree_with(&arguments.volume.volume, &tree, opening, console)?;
+    let jobs = Arc::new(Jobs::new(fs.clone(), PathBuf::from(source_name(&arguments.volume.volume)), wanted.owner));
     let for_errors = log.clone();
     let options = ServeOptions {
         owner: wanted.owner,
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
+        ioctls: Some(jobs.clone()),
     };
-    Ok(Server::start(Box::new(fs), helper.clone(), options)?)
+    let server = Server::start(Box::new(fs), helper.clone(), options)?;
+    jobs.begin(server.caches());
+    Ok(server)
 }
 
 fn host(what: &str, errno: i32) -> Failure {

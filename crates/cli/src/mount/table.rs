@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! 36 35 0:45 / /mnt rw,nosuid,nodev - fuse.offshoot /images/disk.img rw,user_id=0,...
-//!       dev     where                  kind          what
+//! id    dev  |  where                kind          what
+//!            what of it is mounted: not its root, where it is bound
 //! ```
 
 use std::ffi::OsString;
@@ -11,6 +12,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use offshoot_vfs::Errno;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::exit::{Failure, Result};
 
@@ -39,6 +41,26 @@ pub(super) fn find(dir: &Path) -> Result<Mounted> {
     })
 }
 
+/// A directory in a mount of this program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Inside {
+    /// The number of the device of the mount.
+    pub(super) device: String,
+    /// The path in the tree that was mounted.
+    pub(super) path: PathBuf,
+}
+
+/// In which mount of this program the directory `dir` is, whose path leads through no symbolic link.
+pub(super) fn inside(dir: &Path) -> Result<Option<Inside>> {
+    let failed = |errno: Errno| Failure::Host(dir.display().to_string(), errno.into());
+    let found = statx(CWD, dir, AtFlags::empty(), StatxFlags::MNT_ID).map_err(failed)?;
+    if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
+        return Ok(None);
+    }
+    let line = lines()?.into_iter().find(|line| line.is_ours && line.id == found.stx_mnt_id);
+    Ok(line.and_then(|line| line.inside(dir)))
+}
+
 /// Where the mount with this device number can be reached.
 pub(super) fn places_of(device: &str) -> Result<Vec<PathBuf>> {
     let lines = lines()?.into_iter().filter(|line| line.mounted.device == device);
@@ -55,6 +77,10 @@ fn lines() -> Result<Vec<Line>> {
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
+    /// The number of the mount.
+    id: u64,
+    /// What of the mounted tree is seen there.
+    root: PathBuf,
     dir: OsString,
     is_ours: bool,
     mounted: Mounted,
@@ -63,13 +89,21 @@ struct Line {
 impl Line {
     fn parse(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|&byte| byte == b' ');
-        let device = String::from_utf8(words.nth(2)?.to_vec()).ok()?;
-        let dir = unescaped(words.nth(1)?);
+        let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+        let device = String::from_utf8(words.nth(1)?.to_vec()).ok()?;
+        let root = unescaped(words.next()?).into();
+        let dir = unescaped(words.next()?);
         words.find(|word| word == b"-")?;
         let mut kind = words;
         let is_ours = kind.next()?.strip_prefix(b"fuse.") == Some(SUBTYPE.as_bytes());
         let mounted = Mounted { device, source: unescaped(kind.next()?).into() };
-        Some(Self { dir, is_ours, mounted })
+        Some(Self { id, root, dir, is_ours, mounted })
+    }
+
+    /// Where `dir` is in what was mounted, when the line shows it.
+    fn inside(self, dir: &Path) -> Option<Inside> {
+        let below = dir.strip_prefix(&self.dir).ok()?;
+        Some(Inside { device: self.mounted.device, path: self.root.join(below) })
     }
 }
 
@@ -112,8 +146,14 @@ mod tests {
         let ours =
             b"36 35 0:45 / /mnt/a\\040b rw shared:1 - fuse.offshoot /x\\134y.img rw,user_id=0";
         let line = Line::parse(ours).expect("a line");
-        assert_eq!((line.dir, line.is_ours), ("/mnt/a b".into(), true));
+        assert_eq!((line.id, &*line.dir, line.is_ours), (36, "/mnt/a b".as_ref(), true));
         assert_eq!(line.mounted, Mounted { device: "0:45".into(), source: r"/x\y.img".into() });
+        let inside = |line: Line, dir: &str| line.inside(dir.as_ref()).map(|inside| inside.path);
+        assert_eq!(inside(line.clone(), "/mnt/a b"), Some("/".into()));
+        assert_eq!(inside(line.clone(), "/mnt/a b/c/d"), Some("/c/d".into()));
+        assert_eq!(inside(line, "/mnt/a"), None);
+        let bound = Line::parse(b"36 35 0:45 /sub\\040vol /b rw - fuse.offshoot /y.img rw");
+        assert_eq!(inside(bound.expect("a line"), "/b/c"), Some("/sub vol/c".into()));
         // Names are any bytes.
         let bytes =
             Line::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw").expect("a line");
@@ -121,7 +161,14 @@ mod tests {
         assert_eq!(bytes.mounted.source, PathBuf::from(OsString::from_vec(b"/\xfe".to_vec())));
         let other = Line::parse(b"37 36 0:46 / /mnt/c rw - fuse.sshfs host: rw").expect("a line");
         assert!(!other.is_ours);
-        for bad in ["", " - ", "36 35", "1 2 3 4 - fuse.offshoot", "1 2 3 4 5 - fuse.offshoot"] {
+        for bad in [
+            "",
+            " - ",
+            "36 35",
+            "x 2 3:4 / /m rw - fuse.offshoot y",
+            "1 2 3 4 - fuse.offshoot",
+            "1 2 3 4 5 - fuse.offshoot",
+        ] {
             assert_eq!(Line::parse(bad.as_bytes()), None, "{bad}");
         }
     }

@@ -21,11 +21,27 @@ const WARNINGS_PRINTED: u64 = 20;
 /// Standard error, shared by all threads.
 #[derive(Default)]
 pub(crate) struct Console {
+    /// Where lines go instead: to who asked for what this process does.
+    other: Option<Mutex<Box<dyn Write + Send>>>,
     warnings: AtomicU64,
     progress: Mutex<Option<ProgressBar>>,
 }
 
 impl Console {
+    /// One whose lines go to `other`.
+    pub(crate) fn to(other: Box<dyn Write + Send>) -> Self {
+        Self { other: Some(Mutex::new(other)), ..Self::default() }
+    }
+
+    /// Prints what was made harmless: a line, or what the console of another process has for this one.
+    pub(crate) fn relay(&self, bytes: &[u8]) {
+        // When it cannot be written there is nobody left to tell.
+        let _ = match &self.other {
+            Some(other) => other.lock().unwrap_or_else(PoisonError::into_inner).write_all(bytes),
+            None => std::io::stderr().lock().write_all(bytes),
+        };
+    }
+
     /// Prints an error.
     pub(crate) fn error(&self, text: &dyn fmt::Display) {
         self.line(&format!("offshoot: {text}"));
@@ -58,7 +74,7 @@ impl Console {
 
     /// Starts a progress line that counts bytes, if anybody watches.
     pub(crate) fn start_progress(&self, verb: &'static str) -> ProgressBar {
-        if !std::io::stderr().is_terminal() {
+        if self.other.is_some() || !std::io::stderr().is_terminal() {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template(
@@ -81,10 +97,7 @@ impl Console {
     }
 
     fn line(&self, text: &str) {
-        let print = || {
-            // When standard error cannot be written there is nobody left to tell.
-            let _ = writeln!(std::io::stderr().lock(), "{}", message(text));
-        };
+        let print = || self.relay(format!("{}\n", message(text)).as_bytes());
         match &*self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(bar) => bar.suspend(print),
             None => print(),

@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, Fallocate, FileId, FileSystemMut, Place, Timestamp};
+use offshoot_vfs::{Errno, Error, Fallocate, FileId, FileSystemMut, Place};
 
 use crate::args::FallocateArguments;
-use crate::edit::{at_every_place, moment, new_file, umask};
+use crate::edit::{Caller, at_every_place, new_file};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve, resolve_end};
 
 pub(super) fn run(arguments: &FallocateArguments, console: &Arc<Console>) -> Result {
-    let (at, umask) = (moment()?, umask());
+    let caller = Caller::of(&arguments.edit.tree.open)?;
     let what = what(arguments);
     let places = vec![NamedPlace::parse(&arguments.place)];
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let file = match what {
-            Fallocate::Allocate { .. } => opened(fs, path, umask, at)?,
+            Fallocate::Allocate { .. } => opened(fs, path, &caller)?,
             _ => resolve(fs, path, LastLink::Follow)?,
         };
-        let done = fs.fallocate(file, what, arguments.offset, arguments.length, at);
+        let done = fs.fallocate(file, what, arguments.offset, arguments.length, caller.at);
         done.map_err(|error| at_path(error, path))
     })
 }
@@ -37,12 +37,12 @@ fn what(arguments: &FallocateArguments) -> Fallocate {
 }
 
 /// The file at `path`, which is made when nothing is there.
-fn opened(fs: &dyn FileSystemMut, path: &[u8], umask: u32, at: Timestamp) -> Result<FileId, Error> {
+fn opened(fs: &dyn FileSystemMut, path: &[u8], caller: &Caller) -> Result<FileId, Error> {
     let end = resolve_end(fs, path, LastLink::Follow)?;
     match (end.file, end.place) {
         (Some(file), _) => Ok(file),
         (None, Some((dir, name))) if !end.must_be_directory => {
-            let new = new_file(fs, dir, 0o666, umask, at)?;
+            let new = new_file(fs, dir, 0o666, caller)?;
             fs.create(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))
         }
         _ => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),

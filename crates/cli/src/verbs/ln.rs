@@ -7,7 +7,7 @@ use offshoot_btrfs::Filesystem;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, NewName, Volumes, moment, new_file, require_one_volume};
+use crate::edit::{Aim, Caller, NewName, Volumes, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
@@ -16,7 +16,7 @@ use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
-    let at = moment()?;
+    let caller = Caller::of(&arguments.edit.tree.open)?;
     let place = NamedPlace::parse(&arguments.place);
     let mut places = vec![place];
     let target = if arguments.symbolic {
@@ -30,7 +30,7 @@ pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
     let NamedPlace { volume, path } = &places[0];
     let fs = volumes.open(volume, Access::Write)?;
     let mut failures = Failures::naming(false, console);
-    if let Err(error) = link(&fs, arguments, &target, path, at) {
+    if let Err(error) = link(&fs, arguments, &target, path, &caller) {
         failures.inside(volume, ExitStatus::of(&error), &error);
     }
     volumes.sync(&mut failures);
@@ -42,7 +42,7 @@ fn link(
     arguments: &LnArguments,
     target: &[u8],
     path: &[u8],
-    at: Timestamp,
+    caller: &Caller,
 ) -> Result<(), Error> {
     let file = if arguments.symbolic { None } else { Some(linkable(fs, target)?) };
     let aim = Aim::of(fs, path, arguments.no_target_directory, 1, LastLink::Keep)?;
@@ -52,10 +52,10 @@ fn link(
     if file.is_some() && new.existing == file && arguments.force {
         return require_other_name(fs, target, place, path);
     }
-    make_room(fs, &new, path, arguments.force, at)?;
+    make_room(fs, &new, path, arguments.force, caller.at)?;
     let made = match file {
-        Some(file) => fs.link(file, place, at),
-        None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, 0, at)?).map(|_| ()),
+        Some(file) => fs.link(file, place, caller.at),
+        None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, caller)?).map(|_| ()),
     };
     made.map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => {

@@ -2,32 +2,36 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr, Timestamp};
+use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr};
 
 use crate::args::MkdirArguments;
-use crate::edit::{at_every_place, moment, new_file, umask};
+use crate::edit::{Caller, at_every_place, new_file};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve, resolve_end};
 
 pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
-    let at = moment()?;
-    let plain = Mode { permissions: 0o777, umask: umask(), is_exact: false };
-    let mode =
-        arguments.mode.map_or(plain, |permissions| Mode { permissions, umask: 0, is_exact: true });
+    let caller = Caller::of(&arguments.edit.tree.open)?;
+    let plain = Mode { permissions: 0o777, caller, is_exact: false };
+    let mode = arguments.mode.map_or(plain, |permissions| Mode {
+        permissions,
+        caller: Caller { umask: 0, ..caller },
+        is_exact: true,
+    });
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         if !arguments.parents {
-            return make(fs, path, mode, at);
+            return make(fs, path, mode);
         }
         for end in prefixes(path) {
             let prefix = &path[..end];
             // The caller may go on inside of what is made on the way, whatever the umask says.
-            let on_the_way = Mode { umask: plain.umask & !0o300, ..plain };
+            let caller = Caller { umask: caller.umask & !0o300, ..caller };
+            let on_the_way = Mode { caller, ..plain };
             let mode = if end == path.len() { mode } else { on_the_way };
             if !is_directory(fs, prefix)? {
-                make(fs, prefix, mode, at)?;
+                make(fs, prefix, mode)?;
             }
         }
         Ok(())
@@ -38,7 +42,7 @@ pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result 
 #[derive(Clone, Copy)]
 struct Mode {
     permissions: u32,
-    umask: u32,
+    caller: Caller,
     /// The caller named them: the default access control list of the directory above takes none away.
     is_exact: bool,
 }
@@ -66,20 +70,20 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
     Err(Error::posix(Errno::EXIST, Escaped(path).to_string()))
 }
 
-fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode, at: Timestamp) -> Result<(), Error> {
+fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode) -> Result<(), Error> {
     // The name is that of the directory, however many slashes follow it.
     let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
     let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
     };
-    let mut new = new_file(fs, dir, mode.permissions, mode.umask, at)?;
+    let mut new = new_file(fs, dir, mode.permissions, &mode.caller)?;
     new.permissions |= fs.attr(dir)?.permissions & 0o2000;
     let new_dir =
         fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
     if mode.is_exact && fs.attr(new_dir)?.permissions != new.permissions {
         let exact = SetAttr { permissions: Some(new.permissions), ..SetAttr::default() };
-        fs.set_attr(new_dir, &exact, at).map_err(|error| at_path(error, path))?;
+        fs.set_attr(new_dir, &exact, new.at).map_err(|error| at_path(error, path))?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
+use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_vfs::FileSystem;
 use serde::Serialize;
 
@@ -41,8 +42,9 @@ pub(super) fn run(
     let session = Session::open(&arguments.volume, console)?;
     let volume = &session.volume;
     let sizes = volume.filesystem(TreeId::FS)?.statfs()?;
-    let members = volume.members().iter();
-    let unallocated = members.map(|one| one.total_bytes.saturating_sub(one.allocated_bytes));
+    let members = volume.members().iter().map(|one| one.total_bytes);
+    let on_devices = |chunk: Chunk| chunk.stripe_bytes().saturating_mul(chunk.stripes.len() as u64);
+    let allocated = volume.chunks().map(on_devices).fold(0, u64::saturating_add);
     let kind = |allocation: Allocation| {
         let free = allocation.used.map(|used| allocation.size.saturating_sub(used));
         Kind { allocation, free }
@@ -51,14 +53,18 @@ pub(super) fn run(
         size: sizes.total_bytes,
         used: sizes.used_bytes,
         available: sizes.available_bytes,
-        unallocated: unallocated.fold(0, u64::saturating_add),
+        unallocated: members.fold(0, u64::saturating_add).saturating_sub(allocated),
         space: allocations(volume, console).into_iter().map(kind).collect(),
         statistics: Statistics::of(volume),
     };
     if arguments.json {
         return Ok(write_line(out, &report)?);
     }
-    report.print(out)
+    report.print(out)?;
+    if arguments.volume.open.live.is_some() {
+        write!(out, "what the engine did since it was mounted\n{}", report.statistics)?;
+    }
+    Ok(())
 }
 
 impl Report {

@@ -12,6 +12,7 @@
 //! | `callers` | who mounts: a user without rights, `mount` with a line of fstab |
 //! | `confined` | the kernel, which tells what the process may still do |
 //! | `refused` | what is not done: options, volumes in use, directories that are not there |
+//! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
 //! | `transports` | the log, which says what it is served over |
 //!
 //! They are run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`: `cargo xtask test` does both.
@@ -22,6 +23,7 @@ mod callers;
 mod calls;
 mod campaign;
 mod confined;
+mod control;
 mod ends;
 mod power;
 mod refused;

@@ -1,6 +1,5 @@
 //! `offshoot subvolume create`, `snapshot`, `delete`, `set` and `set-default`.
 
-use std::ffi::OsString;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
@@ -8,7 +7,7 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Timestamp};
 
 use super::subvolume_at;
 use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumesArguments};
-use crate::edit::{Aim, Volumes, at_every_place, moment, new_file, require_one_volume, umask};
+use crate::edit::{Aim, Caller, Volumes, at_every_place, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
@@ -17,28 +16,31 @@ use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
-    let (at, umask) = (moment()?, umask());
-    at_every_place(parsed(&arguments.places), &arguments.edit, console, |fs, path, _| {
+    let open = &arguments.edit.tree.open;
+    let caller = Caller::of(open)?;
+    at_every_place(parsed(arguments), &arguments.edit, console, |fs, path, _| {
         let bare = without_slashes(path);
         let end = resolve_end(fs, bare, LastLink::Keep)?;
         let (None, Some((dir, name))) = (end.file, end.place) else {
             return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
         };
-        let new = new_file(fs, dir, 0o777, umask, at)?;
-        let made = fs.create_subvolume(Place { dir, name: &name }, &new);
-        made.map(drop).map_err(|error| at_path(error, path))
+        let new = new_file(fs, dir, 0o777, &caller)?;
+        let place = Place { dir, name: &name };
+        fs.create_subvolume(place, &new).map_err(|error| at_path(error, path))?;
+        open.changed(place)
     })
 }
 
 pub(in crate::verbs) fn snapshot(arguments: &SnapshotArguments, console: &Arc<Console>) -> Result {
-    let at = moment()?;
-    let places = [&arguments.source, &arguments.destination].map(|text| NamedPlace::parse(text));
+    let open = &arguments.edit.tree.open;
+    let at = Caller::of(open)?.at;
+    let places = [&arguments.source, &arguments.destination].map(|text| open.place(text));
     require_one_volume("snapshot", &places)?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let [source, destination] = &places;
     let fs = volumes.open(&source.volume, Access::Write)?;
     let mut failures = Failures::naming(false, console);
-    let taken = take(&fs, &source.path, &destination.path, arguments.read_only, at);
+    let taken = take(&fs, &source.path, &destination.path, arguments, at);
     if let Err(error) = taken {
         failures.inside(&source.volume, ExitStatus::of(&error), &error);
     }
@@ -50,7 +52,7 @@ fn take(
     fs: &Filesystem,
     source: &[u8],
     destination: &[u8],
-    is_read_only: bool,
+    arguments: &SnapshotArguments,
     at: Timestamp,
 ) -> Result<(), Error> {
     let id = subvolume_at(fs, source)?;
@@ -62,17 +64,19 @@ fn take(
     let name = last_name(source).unwrap_or_default();
     let new = aim.new_name(fs, destination, name, true)?;
     let place = Place { dir: new.dir, name: &new.name };
-    let taken = fs.snapshot(id, place, is_read_only, at);
-    taken.map(drop).map_err(|error| at_path(error, destination))
+    let taken = fs.snapshot(id, place, arguments.read_only, at);
+    taken.map_err(|error| at_path(error, destination))?;
+    arguments.edit.tree.open.changed(place)
 }
 
 pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
-    let at = moment()?;
-    let places = parsed(&arguments.places);
-    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+    let open = &arguments.edit.tree.open;
+    let at = Caller::of(open)?.at;
+    at_every_place(parsed(arguments), &arguments.edit, console, |fs, path, _| {
         let (dir, name) = named_place(fs, path)?;
-        let deleted = fs.delete_subvolume(Place { dir, name }, at);
-        deleted.map_err(|error| explained(error, path))?;
+        let place = Place { dir, name };
+        fs.delete_subvolume(place, at).map_err(|error| explained(error, path))?;
+        open.changed(place)?;
         fs.volume().drop_deleted()
     })
 }
@@ -126,12 +130,13 @@ fn change(
     console: &Arc<Console>,
     change: impl Fn(&Filesystem, &[u8]) -> Result<(), Error>,
 ) -> Result {
-    let places = vec![NamedPlace::parse(&arguments.place)];
+    let places = vec![arguments.edit.tree.open.place(&arguments.place)];
     at_every_place(places, &arguments.edit, console, |fs, path, _| change(fs, path))
 }
 
-fn parsed(places: &[OsString]) -> Vec<NamedPlace> {
-    places.iter().map(|text| NamedPlace::parse(text)).collect()
+fn parsed(arguments: &SubvolumesArguments) -> Vec<NamedPlace> {
+    let open = &arguments.edit.tree.open;
+    arguments.places.iter().map(|text| open.place(text)).collect()
 }
 
 /// The path without the slashes at its end.

@@ -1,0 +1,95 @@
+//! The verbs that can be done on a volume while it is mounted: all of them know neither files nor devices of the host.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use super::{
+    EditArguments, OpenArguments, SubvolumeVerb, SyncArguments, TreeArguments, Verb,
+    VolumeArguments,
+};
+use crate::live::Live;
+
+/// What a verb says of volumes that may be mounted.
+pub(crate) struct OnMount<'a> {
+    /// The places.
+    pub(crate) places: Vec<&'a mut OsString>,
+    /// Where the volume is put that is open already.
+    pub(crate) live: &'a mut Option<Arc<Live>>,
+    /// An option that says how a volume is opened, if there is one: this volume is open.
+    pub(crate) opening: Option<&'static str>,
+    /// Whether something is to be changed.
+    pub(crate) changes: bool,
+}
+
+impl Verb {
+    /// The volumes, where the verb can be done while they are mounted.
+    pub(crate) fn on_mount(&mut self) -> Option<OnMount<'_>> {
+        Some(match self {
+            Self::Stats(arguments) => of_volume(&mut arguments.volume),
+            Self::Sync(SyncArguments { directory, live }) => OnMount {
+                places: vec![directory.as_mut_os_string()],
+                live,
+                opening: None,
+                changes: false,
+            },
+            Self::Subvolume(verb) => of_subvolume(verb),
+            _ => return None,
+        })
+    }
+}
+
+fn of_subvolume(verb: &mut SubvolumeVerb) -> OnMount<'_> {
+    match verb {
+        SubvolumeVerb::List(arguments) | SubvolumeVerb::GetDefault(arguments) => {
+            of_volume(&mut arguments.volume)
+        }
+        SubvolumeVerb::Show(arguments) | SubvolumeVerb::Get(arguments) => {
+            of_tree(vec![&mut arguments.place.place], &mut arguments.place.tree)
+        }
+        SubvolumeVerb::Create(arguments) | SubvolumeVerb::Delete(arguments) => {
+            of_edit(arguments.places.iter_mut().collect(), &mut arguments.edit)
+        }
+        SubvolumeVerb::Snapshot(arguments) => {
+            let places = vec![&mut arguments.source, &mut arguments.destination];
+            of_edit(places, &mut arguments.edit)
+        }
+        SubvolumeVerb::SetDefault(arguments) => {
+            of_edit(vec![&mut arguments.place], &mut arguments.edit)
+        }
+        SubvolumeVerb::Set(arguments) => {
+            let arguments = &mut arguments.subvolume;
+            of_edit(vec![&mut arguments.place], &mut arguments.edit)
+        }
+    }
+}
+
+fn of_volume(arguments: &mut VolumeArguments) -> OnMount<'_> {
+    opened(vec![arguments.volume.as_mut_os_string()], &mut arguments.open, None)
+}
+
+fn of_tree<'a>(places: Vec<&'a mut OsString>, arguments: &'a mut TreeArguments) -> OnMount<'a> {
+    let subvolume = arguments.subvolume.is_some().then_some("--subvolume");
+    opened(places, &mut arguments.open, subvolume)
+}
+
+fn of_edit<'a>(places: Vec<&'a mut OsString>, arguments: &'a mut EditArguments) -> OnMount<'a> {
+    let compress = arguments.compress.is_some().then_some("--compress");
+    let mut of_tree = of_tree(places, &mut arguments.tree);
+    of_tree.opening = of_tree.opening.or(compress);
+    OnMount { changes: true, ..of_tree }
+}
+
+fn opened<'a>(
+    places: Vec<&'a mut OsString>,
+    arguments: &'a mut OpenArguments,
+    opening: Option<&'static str>,
+) -> OnMount<'a> {
+    let OpenArguments { devices, degraded, ignore_log, live } = arguments;
+    let options = [
+        (!devices.is_empty(), "--device"),
+        (*degraded, "--degraded"),
+        (*ignore_log, "--ignore-log"),
+    ];
+    let given = options.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name);
+    OnMount { places, live, opening: opening.or(given), changes: false }
+}

@@ -1,0 +1,168 @@
+//! The run of the program that has a verb done by the process that serves a mount.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use offshoot_vfs::Errno;
+use rustix::fs::{StatVfsMountFlags, fstatvfs, syncfs};
+
+use super::super::table::{Inside, inside};
+use super::channel;
+use super::{NEXT_BYTES, Next, Start};
+use crate::args::{OnMount, Verb};
+use crate::edit::{moment, umask};
+use crate::exit::{ExitStatus, Failure, Result};
+use crate::output::{Console, Escaped};
+use crate::place::Place;
+
+/// How long who finds all jobs taken waits before the next try.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A verb that is about a mounted volume.
+pub(crate) struct Client {
+    /// A directory of the mount.
+    directory: PathBuf,
+    /// Where in what is mounted the places are.
+    places: Vec<OsString>,
+    changes: bool,
+}
+
+/// A place of the host that is in a mount of ours.
+struct Spot {
+    inside: Inside,
+    /// It, or what is there of the directories above it.
+    directory: PathBuf,
+}
+
+/// What is to be done elsewhere, when `verb` is about a volume that is mounted.
+pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
+    let Some(OnMount { places: texts, opening, changes, .. }) = verb.on_mount() else {
+        return Ok(None);
+    };
+    let spots: Vec<Option<Spot>> = texts.iter().map(|text| spot(text)).collect::<Result<_>>()?;
+    let Some(first) = spots.iter().flatten().next() else { return Ok(None) };
+    let (device, directory) = (first.inside.device.clone(), first.directory.clone());
+    let mut places = Vec::new();
+    for (text, spot) in texts.iter().zip(spots) {
+        let Some(spot) = spot.filter(|spot| spot.inside.device == device) else {
+            let (shown, other) = (directory.display(), Escaped(text.as_bytes()));
+            return Err(Failure::Usage(format!(
+                "{other} is not in the mounted volume of {shown}, and a command works on one of these"
+            )));
+        };
+        places.push(spot.inside.path.into_os_string());
+    }
+    if let Some(option) = opening {
+        let what = format!("{option} says how a volume is opened, and this one is mounted");
+        return Err(Failure::Usage(what));
+    }
+    Ok(Some(Client { directory, places, changes }))
+}
+
+/// Where `text` is in a mount of ours. A file is none: it may be an image that is kept there. A symbolic link at the end belongs to the volume, which
+/// knows whether it is followed, unless it leads into the mount from outside.
+fn spot(text: &OsStr) -> Result<Option<Spot>> {
+    let is_file = |path: &Path| path.metadata().is_ok_and(|metadata| !metadata.is_dir());
+    let path = Path::new(text);
+    let is_missing = match path.symlink_metadata() {
+        Ok(_) => false,
+        Err(error) if error.kind() == ErrorKind::NotFound => true,
+        // What is wrong is said by who opens it.
+        Err(_) => return Ok(None),
+    };
+    if is_file(path) || is_missing && is_file(&Place::parse(text).volume) {
+        return Ok(None);
+    }
+    if is_missing || path.is_symlink() {
+        // Names above it may be missing too: of several places one may be in what is made for another.
+        let above = path.ancestors().skip(1).find_map(|above| {
+            let is_here = above.as_os_str().is_empty();
+            let there = if is_here { Path::new(".") } else { above }.canonicalize().ok()?;
+            Some((there, path.strip_prefix(above).ok()?))
+        });
+        let Some((directory, rest)) = above else { return Ok(None) };
+        let spot = inside(&directory)?.map(|inside| Spot {
+            inside: Inside { path: inside.path.join(rest), ..inside },
+            directory,
+        });
+        if is_missing || spot.is_some() {
+            return Ok(spot);
+        }
+    }
+    // A link that leads nowhere leads into no mount.
+    let Ok(directory) = path.canonicalize() else { return Ok(None) };
+    Ok(inside(&directory)?.map(|inside| Spot { inside, directory }))
+}
+
+impl Client {
+    /// Has the verb done that `words` say, and shows what it prints.
+    pub(crate) fn run(self, words: &[OsString], out: &mut dyn Write, console: &Console) -> Result {
+        let shown = self.directory.display().to_string();
+        let failed = |errno: Errno| Failure::Host(shown.clone(), errno.into());
+        let directory = File::open(&self.directory);
+        let directory = directory.map_err(|error| Failure::Host(shown.clone(), error))?;
+        // Of a mount that was made read-only later the process that serves it knows nothing.
+        let flags = fstatvfs(&directory).map_err(failed)?.f_flag;
+        if self.changes && flags.contains(StatVfsMountFlags::RDONLY) {
+            return Err(failed(Errno::ROFS));
+        }
+        let start =
+            Start { umask: umask(), at: moment()?, words: words.to_vec(), places: self.places };
+        let mut start = start.encode().ok_or_else(|| {
+            Failure::Usage("the command line is too long for a mounted volume".to_owned())
+        })?;
+        // What programs stored through mappings the kernel has until now.
+        syncfs(&directory).map_err(failed)?;
+        loop {
+            match channel::start(&directory, &mut start) {
+                Err(Errno::AGAIN | Errno::INTR) => thread::sleep(PAUSE),
+                Err(errno) => return Err(refused(&shown, errno)),
+                Ok(()) => break,
+            }
+        }
+        let mut data = [0; NEXT_BYTES];
+        loop {
+            match channel::next(&directory, &mut data) {
+                Ok(()) => {}
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(failed(errno)),
+            }
+            match Next::decode(&data) {
+                // Who looks on sees what there is.
+                Some(Next::Nothing) => out.flush()?,
+                Some(Next::Out(bytes)) => out.write_all(&bytes)?,
+                Some(Next::Err(bytes)) => {
+                    // Both streams stay in order on a terminal.
+                    out.flush()?;
+                    console.relay(&bytes);
+                }
+                Some(Next::Ended(code)) => {
+                    out.flush()?;
+                    if code == 0 {
+                        return Ok(());
+                    }
+                    let status = ExitStatus::of_code(i32::try_from(code).unwrap_or(i32::MAX));
+                    return Err(Failure::Reported(status));
+                }
+                None => return Err(refused(&shown, Errno::PROTO)),
+            }
+        }
+    }
+}
+
+/// Why the process that serves the mount does not do what it is asked for.
+fn refused(directory: &str, errno: Errno) -> Failure {
+    let why = match errno {
+        Errno::PERM => "only root, and the user who mounted it, may do that while it is mounted",
+        Errno::NOTTY | Errno::PROTO | Errno::OPNOTSUPP => {
+            "it is served by another version of offshoot"
+        }
+        _ => "asking the process that serves it",
+    };
+    Failure::Host(format!("{directory}: {why}"), errno.into())
+}

@@ -1,0 +1,275 @@
+//! The verbs that the process which serves a mount does for others.
+//!
+//! A job has a thread of its own, which is no thread of the mount, and [`MOST_BYTES`] of what it printed and nobody has fetched; then it waits. The thread
+//! takes the way of every run of the program, but for a volume that is open and streams that lead to the client.
+//!
+//! A job counts as long as its thread runs or its directory is open, so there are never more than [`MOST_JOBS`].
+//!
+//! Locks: the table, then the state of a job; nothing under it.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Write};
+use std::iter;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use clap::Parser;
+use offshoot_btrfs::Filesystem;
+use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, Owner};
+use offshoot_vfs::{Errno, Error, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::channel::{NEXT, START};
+use super::{MOST_JOBS, NEXT_MOST, Next, PATIENCE, Start};
+use crate::args::Arguments;
+use crate::edit::Caller;
+use crate::exit::{self, Failure};
+use crate::live::Live;
+use crate::output::Console;
+use crate::verbs;
+
+/// What a job keeps of what it printed.
+const MOST_BYTES: usize = 64 << 10;
+
+/// The jobs of a mount.
+pub(in crate::mount) struct Jobs {
+    fs: Filesystem,
+    volume: PathBuf,
+    owner: Owner,
+    /// Who has everything done, beside root.
+    uid: u32,
+    /// Where threads run that are started by one of the mount, which is bound to a CPU.
+    cpus: Option<CpuSet>,
+    /// It is there when the filesystem is mounted.
+    caches: OnceLock<KernelCaches>,
+    /// By the open directory.
+    table: Mutex<HashMap<u64, Arc<Job>>>,
+    /// Each job has a share.
+    slots: Arc<()>,
+}
+
+/// One that runs, or has ended and was not fetched.
+struct Job {
+    state: Mutex<State>,
+    changed: Condvar,
+    _slot: Arc<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What it printed, in order.
+    printed: VecDeque<(Stream, Vec<u8>)>,
+    bytes: usize,
+    /// The code that it ended with.
+    ended: Option<u32>,
+    /// Nobody will ask for it any more.
+    is_dropped: bool,
+    /// Somebody waits for what comes next.
+    is_asked: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    Out,
+    Err,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Jobs {
+    /// None yet, on a mount of `fs` that shows files with this owner.
+    pub(in crate::mount) fn new(fs: Filesystem, volume: PathBuf, owner: Owner) -> Self {
+        Self {
+            fs,
+            volume,
+            owner,
+            uid: rustix::process::geteuid().as_raw(),
+            cpus: sched_getaffinity(None).ok(),
+            caches: OnceLock::new(),
+            table: Mutex::default(),
+            slots: Arc::new(()),
+        }
+    }
+
+    /// It is mounted: from now on there can be jobs.
+    pub(in crate::mount) fn begin(&self, caches: KernelCaches) {
+        // It is mounted once.
+        let _ = self.caches.set(caches);
+    }
+
+    fn start(&self, ioctl: &Ioctl<'_>) -> Result<()> {
+        let Start { umask, at, words, places } = Start::decode(ioctl.data)?;
+        let busy = || Error::posix(Errno::AGAIN, "a job of a mount");
+        let caller = Caller {
+            uid: self.owner.uid.is_none().then_some(ioctl.uid),
+            gid: self.owner.gid.is_none().then_some(ioctl.gid),
+            umask,
+            at,
+        };
+        let live = Live {
+            fs: self.fs.clone(),
+            volume: self.volume.clone(),
+            caches: self.caches.get().ok_or_else(busy)?.clone(),
+            caller,
+        };
+        let job = {
+            let mut table = lock(&self.table);
+            if table.get(&ioctl.directory).is_some_and(|job| lock(&job.state).ended.is_none()) {
+                return Err(Error::posix(Errno::BUSY, "a second job of one open directory"));
+            }
+            if Arc::strong_count(&self.slots) > MOST_JOBS {
+                return Err(busy());
+            }
+            let job = Arc::new(Job {
+                state: Mutex::default(),
+                changed: Condvar::new(),
+                _slot: self.slots.clone(),
+            });
+            table.insert(ioctl.directory, job.clone());
+            job
+        };
+        let cpus = self.cpus;
+        let run = move || {
+            if let Some(cpus) = &cpus {
+                // Where that is refused it runs where it runs.
+                let _ = sched_setaffinity(None, cpus);
+            }
+            let work = || perform(words, places, live, &job);
+            // What a panic leaves behind nobody knows, as in the threads of the mount.
+            let code =
+                catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| std::process::abort());
+            lock(&job.state).ended = Some(code);
+            job.changed.notify_all();
+        };
+        let started = thread::Builder::new().name("job".to_owned()).spawn(run);
+        started.map(drop).map_err(|error| {
+            self.closed(ioctl.directory);
+            Error::io("starting a thread", error)
+        })
+    }
+
+    fn next(&self, directory: u64) -> Result<Next> {
+        let job = lock(&self.table).get(&directory).cloned();
+        let job = job.ok_or_else(|| Error::posix(Errno::INVAL, "a job that was not started"))?;
+        job.next()
+    }
+}
+
+impl Ioctls for Jobs {
+    fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>> {
+        if ![START, NEXT].contains(&ioctl.command) {
+            return Err(Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.command)));
+        }
+        if ioctl.uid != 0 && ioctl.uid != self.uid {
+            return Err(Error::posix(Errno::PERM, "a job of a mount"));
+        }
+        if ioctl.command == START {
+            return self.start(ioctl).map(|()| Vec::new());
+        }
+        self.next(ioctl.directory).map(|next| next.encode())
+    }
+
+    fn closed(&self, directory: u64) {
+        if let Some(job) = lock(&self.table).remove(&directory) {
+            lock(&job.state).is_dropped = true;
+            job.changed.notify_all();
+        }
+    }
+}
+
+impl Job {
+    /// What comes next, for which is waited a while.
+    fn next(&self) -> Result<Next> {
+        let mut state = lock(&self.state);
+        if state.is_asked {
+            return Err(Error::posix(Errno::BUSY, "a job that somebody else asks for"));
+        }
+        state.is_asked = true;
+        let is_quiet = |state: &mut State| state.printed.is_empty() && state.ended.is_none();
+        let waited = self.changed.wait_timeout_while(state, PATIENCE, is_quiet);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.is_asked = false;
+        let Some((stream, bytes)) = state.printed.pop_front() else {
+            return Ok(state.ended.map_or(Next::Nothing, Next::Ended));
+        };
+        state.bytes -= bytes.len();
+        self.changed.notify_all();
+        Ok(match stream {
+            Stream::Out => Next::Out(bytes),
+            Stream::Err => Next::Err(bytes),
+        })
+    }
+
+    /// Keeps what was printed, or some of it, when there is room.
+    fn print(&self, stream: Stream, bytes: &[u8]) -> io::Result<usize> {
+        let is_full = |state: &mut State| state.bytes >= MOST_BYTES && !state.is_dropped;
+        let waited = self.changed.wait_while(lock(&self.state), is_full);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.is_dropped {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let bytes = &bytes[..bytes.len().min(NEXT_MOST).min(MOST_BYTES - state.bytes)];
+        state.bytes += bytes.len();
+        match state.printed.back_mut() {
+            Some((last, kept)) if *last == stream && kept.len() + bytes.len() <= NEXT_MOST => {
+                kept.extend_from_slice(bytes);
+            }
+            _ => state.printed.push_back((stream, bytes.to_vec())),
+        }
+        self.changed.notify_all();
+        Ok(bytes.len())
+    }
+}
+
+/// A stream of a job.
+struct Printer {
+    job: Arc<Job>,
+    stream: Stream,
+}
+
+impl Write for Printer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.job.print(self.stream, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Does what `words` say, with these for its places, and gives the exit code.
+fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Job>) -> u32 {
+    let printer = |stream| Printer { job: job.clone(), stream };
+    let console = Arc::new(Console::to(Box::new(printer(Stream::Err))));
+    let mut out = BufWriter::new(printer(Stream::Out));
+    let result = parse(words, places, live)
+        .and_then(|arguments| verbs::run_to(&arguments.verb, &mut out, &console));
+    exit::report(result, &console) as u32
+}
+
+/// The command line, with what is mounted in the place of what it names.
+fn parse(
+    words: Vec<OsString>,
+    places: Vec<OsString>,
+    live: Live,
+) -> std::result::Result<Arguments, Failure> {
+    let wrong = |what: &str| Failure::Usage(format!("{what} while a volume is mounted"));
+    let words = iter::once("offshoot".into()).chain(words);
+    let parsed = Arguments::try_parse_from(words);
+    let mut arguments = parsed.map_err(|_| wrong("this command line cannot be done"))?;
+    let found = arguments.verb.on_mount().filter(|found| found.places.len() == places.len());
+    let found = found.ok_or_else(|| wrong("this verb cannot be done"))?;
+    if let Some(option) = found.opening {
+        return Err(wrong(&format!("{option} has no meaning")));
+    }
+    for (named, place) in found.places.into_iter().zip(places) {
+        *named = place;
+    }
+    *found.live = Some(Arc::new(live));
+    Ok(arguments)
+}
