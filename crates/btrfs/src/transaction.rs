@@ -76,6 +76,7 @@ pub use stats::{Counter, Stats};
 const COUNTING: usize = 16;
 
 /// The part of a volume that can change.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Live {
     phases: RwLock<Phases>,
     /// Held shared by every handle, and exclusively while a commit finishes.

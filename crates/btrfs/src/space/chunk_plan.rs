@@ -191,6 +191,19 @@ mod tests {
     const DATA: BlockGroupFlags = BlockGroupFlags(BlockGroupFlags::DATA);
 
     #[test]
+    fn superblocks_and_the_start_are_no_unused_space() {
+        let member = member(0, 100, &[(2, 10), (10, 20), (70, 80)]);
+        let unused = |from: u64, most| member.unused(&(from..u64::MAX), most);
+        assert_eq!(unused(0, u64::MAX), Some(MIB..2 * MIB));
+        assert_eq!(unused(2 * MIB, MIB), Some(20 * MIB..21 * MIB));
+        assert_eq!(unused(21 * MIB, u64::MAX), Some(21 * MIB..64 * MIB));
+        assert_eq!(unused(64 * MIB, u64::MAX), Some(64 * MIB + STRIPE_LEN..70 * MIB));
+        assert_eq!(unused(70 * MIB, u64::MAX), Some(80 * MIB..100 * MIB));
+        assert_eq!(unused(100 * MIB, u64::MAX), None);
+        assert_eq!(member.unused(&(3 * MIB..20 * MIB), u64::MAX), None);
+    }
+
+    #[test]
     fn a_chunk_is_a_tenth_of_a_small_volume_in_whole_steps() {
         let found = plan(&[member(0, 1000, &[(1, 9)])], METADATA, Profile::Single, 9).unwrap();
         assert_eq!(found, Plan { stripes: vec![(0, 9 * MIB)], stripe_bytes: 112 * MIB });

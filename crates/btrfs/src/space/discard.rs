@@ -148,7 +148,9 @@ impl Live {
     /// Notes that a transaction has freed `ranges`, which may be written again now.
     pub(crate) fn note_freed(&self, ranges: Vec<Range<u64>>) {
         if let Some(freed) = &mut *self.freed.lock() {
-            ranges.into_iter().for_each(|range| freed.add(range));
+            for range in ranges {
+                freed.add(range);
+            }
         }
     }
 }
@@ -314,5 +316,48 @@ impl Trimmed {
             return Err(Error::Unsupported(format!("discarding on {}", names.join(", "))));
         }
         Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_volumes::in_memory_of;
+    use crate::{OpenOptions, Volume};
+
+    /// The group could go, and its place become another's, while something in it was about to be discarded.
+    #[test]
+    fn a_block_group_stays_while_a_piece_is_out() {
+        let device = in_memory_of(16384, 256 << 20);
+        let volume = Volume::open_writable(vec![device], &OpenOptions::default()).unwrap();
+        let space = &volume.live().unwrap().space;
+        let group = space.empty_groups().into_iter().find(|group| group.flags.has_data()).unwrap();
+        space.load(&volume, &group).unwrap();
+        let (free, all) = (group.known_free(), group.start.0..group.end());
+        let out = space.take_out(&group, &all).unwrap();
+        assert_eq!((group.known_free(), group.free_bytes(), group.retire()), (free, free, None));
+        assert!(!group.is_empty() && group.awaits(PIECE_BYTES.min(free)));
+        assert!(!group.take_range(Logical(out.piece.start), 4096), "it is out");
+        drop(out);
+        assert!(group.is_empty() && !group.awaits(1));
+        assert_eq!(group.retire(), Some(free));
+        assert!(space.take_out(&group, &all).is_none(), "it is gone");
+    }
+
+    #[test]
+    fn what_was_freed_is_joined_and_cut_into_pieces() {
+        let mut freed = Freed::default();
+        for range in [10..20, 40..50, 20..30, 35..45, 0..5, 12..18] {
+            freed.add(range);
+        }
+        assert_eq!(freed.ranges.iter().collect::<Vec<_>>(), [(&0, &5), (&10, &30), (&35, &50)]);
+        freed.add(4..60);
+        freed.on_members.push((1, 7..9));
+        assert_eq!(freed.next(), Some((Some(1), 7..9)));
+        assert_eq!(freed.next(), Some((None, 0..60)));
+        assert_eq!(freed.next(), None);
+        freed.add(0..PIECE_BYTES + 1);
+        assert_eq!(freed.next(), Some((None, 0..PIECE_BYTES)));
+        assert_eq!(freed.next(), Some((None, PIECE_BYTES..PIECE_BYTES + 1)));
     }
 }

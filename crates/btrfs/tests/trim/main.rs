@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Report, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -86,7 +86,7 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     compare(&fs, ours.mount("ro,noatime").path()).assert_same(100);
     // Every superblock is read, the copies too.
-    let (options, said) = recording(OpenOptions::default());
+    let (options, said) = recording(&OpenOptions::default());
     Volume::open(ours.devices(), &options).expect("it opens");
     assert_eq!(*said.lock().expect("nobody panics here"), [""; 0]);
 }
@@ -132,6 +132,8 @@ impl BlockDevice for Spoiling {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        // So that others have the time to get at what they must not.
+        std::thread::sleep(Duration::from_micros(500 + len / MIB * 3000));
         self.0.spoil(offset, len)
     }
 }
@@ -140,7 +142,7 @@ impl BlockDevice for Spoiling {
 fn spoiling(members: usize, mib: u64, profiles: [Profile; 2]) -> Vec<Arc<Spoiling>> {
     let new = || Arc::new(Spoiling(MemoryDevice::sparse(mib * MIB)));
     let devices: Vec<_> = (0..members).map(|_| new()).collect();
-    make(as_devices(&devices), profiles);
+    make(&as_devices(&devices), profiles);
     devices
 }
 
@@ -148,10 +150,10 @@ fn as_devices<D: BlockDevice + 'static>(devices: &[Arc<D>]) -> Devices {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
-fn make(devices: Devices, profiles: [Profile; 2]) {
+fn make(devices: &[Arc<dyn BlockDevice>], profiles: [Profile; 2]) {
     let mut options = MkfsOptions::new(Uuid::new_v4(), AT);
     [options.metadata, options.data] = profiles.map(Some);
-    mkfs(&devices, &options).expect("a volume");
+    mkfs(devices, &options).expect("a volume");
 }
 
 /// The files of one thread: by their number what is in them, as the seed of it and how many bytes.
@@ -281,6 +283,51 @@ fn beside_writers_on_a_full_volume() {
     beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
 }
 
+/// Says that it is over when the test is, also when it fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Chunks are made where others trim, and block groups go of which something is being discarded.
+#[test]
+fn beside_chunks_that_come_and_go() {
+    const LEN: usize = 50 << 20;
+    let devices = spoiling(1, 160, [Profile::Dup, Profile::Single]);
+    let options = OpenOptions { discard: true, ..OpenOptions::default() };
+    let fs = open(as_devices(&devices), &options);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                fs.volume().trim().expect("memory can be trimmed");
+            }
+        });
+        let _end = End(&is_over);
+        let chunks: Vec<_> = (0..12)
+            .map(|round| {
+                let expected = vec![round + 1; LEN];
+                let file = fs.create(Place { dir: fs.root(), name: b"file" }, &NEW);
+                let file = file.expect("there is room");
+                fs.write(file, 0, &expected, AT).expect("there is room");
+                fs.sync().expect("a sync");
+                let at_flood = fs.volume().chunks().len();
+                let mut bytes = vec![0; LEN];
+                let read = fs.read(file, 0, &mut bytes);
+                read.expect("a read");
+                assert!(bytes == expected, "round {round}: it is something else");
+                remove_file(&fs, "file");
+                fs.sync().expect("a sync");
+                (at_flood, fs.volume().chunks().len())
+            })
+            .collect();
+        assert!(chunks.iter().any(|(flood, ebb)| flood > ebb), "none goes: {chunks:?}");
+    });
+}
+
 fn write_file(fs: &Filesystem, name: &str, len: usize) -> FileId {
     let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("room");
     fs.write(file, 0, &Random::new(1).bytes(len), AT).expect("room");
@@ -298,7 +345,7 @@ fn what_is_freed_is_discarded() {
     for commit_interval in [None, OpenOptions::default().commit_interval] {
         let left = [false, true].map(|discard| {
             let disks = Disks::create(&judges, 1, 512);
-            make(disks.writable_devices(), [Profile::Dup, Profile::Single]);
+            make(&disks.writable_devices(), [Profile::Dup, Profile::Single]);
             let options = OpenOptions { discard, commit_interval, ..OpenOptions::default() };
             let fs = open(disks.writable_devices(), &options);
             write_file(&fs, "kept", 3 << 20);
@@ -315,26 +362,26 @@ fn what_is_freed_is_discarded() {
 }
 
 /// Records what is reported.
-fn recording(options: OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
+fn recording(options: &OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let record = said.clone();
     let reporter = Arc::new(move |report: &Report| {
         record.lock().expect("nobody panics here").push(report.to_string());
     });
-    (OpenOptions { reporter: Some(reporter), ..options }, said)
+    (OpenOptions { reporter: Some(reporter), ..options.clone() }, said)
 }
 
 /// A device that fails to discard harms nothing else: trimming fails, and what commits free stays as it is, which is said once.
 #[test]
 fn discards_that_fail() {
     let memory = Arc::new(MemoryDevice::sparse(256 * MIB));
-    make(as_devices(&[memory.clone()]), [Profile::Dup, Profile::Single]);
+    make(&as_devices(std::slice::from_ref(&memory)), [Profile::Dup, Profile::Single]);
     let device = Arc::new(FaultDevice::new(memory));
     let options = OpenOptions { discard: true, commit_interval: None, ..OpenOptions::default() };
-    let (options, said) = recording(options);
-    let fs = open(as_devices(&[device.clone()]), &options);
+    let (options, said) = recording(&options);
+    let fs = open(as_devices(std::slice::from_ref(&device)), &options);
     for number in 0..10 {
-        device.strike(offshoot_device::Requests::Discards, number, Fault::Error);
+        device.strike(Requests::Discards, number, Fault::Error);
     }
     for round in 0..3 {
         write_file(&fs, &round.to_string(), 5 << 20);
@@ -349,7 +396,7 @@ fn discards_that_fail() {
     let said = said.lock().expect("nobody panics here").clone();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("memory: discarding at"), "{said:?}");
-    assert_eq!(device.count(offshoot_device::Requests::Discards), 2, "one for each");
+    assert_eq!(device.count(Requests::Discards), 2, "one for each");
 }
 
 /// A device whose host cannot discard.
@@ -387,7 +434,7 @@ fn hosts_that_cannot_discard() {
     let unable = || Arc::new(Unable(MemoryDevice::sparse(256 * MIB))) as Arc<dyn BlockDevice>;
     let able = || Arc::new(MemoryDevice::sparse(256 * MIB)) as Arc<dyn BlockDevice>;
     let trim = |devices: Devices| {
-        make(devices.clone(), [Profile::Raid1, Profile::Raid1]);
+        make(&devices, [Profile::Raid1, Profile::Raid1]);
         open(devices, &OpenOptions::default()).volume().trim()
     };
     let error = trim(vec![unable(), unable()]).expect_err("none of them can");
