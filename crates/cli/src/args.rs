@@ -49,7 +49,7 @@ A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an imag
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
 While a volume is mounted with `offshoot mount`, a path of a directory in it is a place too, for \
-stats, subvolume and sync: root, and who mounted it, have them done by the program that serves it.
+stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it.
 
 Examples:
   offshoot info disk.img

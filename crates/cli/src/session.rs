@@ -96,8 +96,8 @@ pub(crate) struct PlaceSession {
 impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
-        if let Some(live) = &arguments.open.live {
-            return Ok(Self { volume: live.fs.volume().clone(), reports: Arc::default() });
+        if let Some(session) = Self::live(arguments) {
+            return Ok(session);
         }
         let device = open_device(&arguments.volume)?;
         Self::open_with(device, &arguments.open, Opening::to(Access::Read), console)
@@ -108,8 +108,17 @@ impl Session {
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Self> {
+        if let Some(session) = Self::live(arguments) {
+            return Ok(session);
+        }
         let device = open_named(&arguments.volume, Access::Write, false)?;
         Self::open_with(device, &arguments.open, Opening::to(Access::Write), console)
+    }
+
+    /// The volume that is open already.
+    fn live(arguments: &VolumeArguments) -> Option<Self> {
+        let live = arguments.open.live.as_ref()?;
+        Some(Self { volume: live.fs.volume().clone(), reports: Arc::default() })
     }
 
     /// Opens it as it is stored, whatever a log has to say of it.
@@ -136,7 +145,6 @@ impl Session {
         opening: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let Opening { access, is_stored, .. } = opening;
         let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
         for path in &arguments.devices {
             devices.push(Arc::new(open_named(path, opening.access, false)?));

@@ -26,6 +26,7 @@ impl Verb {
     pub(crate) fn on_mount(&mut self) -> Option<OnMount<'_>> {
         Some(match self {
             Self::Stats(arguments) => of_volume(&mut arguments.volume),
+            Self::Trim(arguments) => OnMount { changes: true, ..of_volume(&mut arguments.volume) },
             Self::Sync(SyncArguments { directory, live }) => OnMount {
                 places: vec![directory.as_mut_os_string()],
                 live,

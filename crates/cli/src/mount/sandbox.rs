@@ -112,6 +112,9 @@ fn restrict_files() -> Result<(), String> {
 /// What the value of an argument has to be, but for the bits that are not in the mask: its index, the mask and the value.
 type Bits = (u8, u64, u64);
 
+/// Discards a range of a block device.
+const BLKDISCARD: u64 = 0x1277;
+
 /// The system calls that a mount takes while it is served, each with what is asked of an argument.
 const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     // Devices, the kernel, the log.
@@ -127,6 +130,7 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     (libc::SYS_fdatasync, None),
     (libc::SYS_fallocate, None),
     (libc::SYS_fadvise64, None),
+    (libc::SYS_ioctl, Some((1, u32::MAX as u64, BLKDISCARD))),
     (libc::SYS_flock, None),
     (libc::SYS_close, None),
     (libc::SYS_dup3, None),

@@ -122,7 +122,11 @@ fn start(
         ..Opening::to(access)
     };
     let fs = open_tree_with(&arguments.volume.volume, &tree, opening, console)?;
-    let jobs = Arc::new(Jobs::new(fs.clone(), PathBuf::from(source_name(&arguments.volume.volume)), wanted.owner));
+    let jobs = Arc::new(Jobs::new(
+        fs.clone(),
+        PathBuf::from(source_name(&arguments.volume.volume)),
+        wanted.owner,
+    ));
     let for_errors = log.clone();
     let options = ServeOptions {
         owner: wanted.owner,

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -297,6 +298,45 @@ fn stats_and_sync() {
     assert!(code == Some(1) && said.contains("Not a directory"), "{said}");
 }
 
+/// What holds nothing is given back to the host while others write, and nothing else is.
+#[test]
+fn trim() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 512);
+    let image = &disks.images()[0];
+    let mounted = Mounted::new(image, "rw");
+    let path = |name: &str| mounted.path().join(name);
+    for number in 0..8 {
+        fs::write(path(&format!("gone{number}")), vec![7; 10 << 20]).expect("a file");
+    }
+    mounted.does("sync @");
+    for number in 0..8 {
+        fs::remove_file(path(&format!("gone{number}"))).expect("it goes");
+    }
+    mounted.does("sync @");
+    let stored = || fs::metadata(image).expect("an image").blocks() * 512;
+    let before = stored();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..200_u8 {
+                fs::write(path(&format!("{number}")), [number; 40_000]).expect("a file");
+            }
+        });
+        let report: serde_json::Value =
+            serde_json::from_str(&mounted.does("trim --json @")).expect("JSON");
+        assert!(report["bytes"].as_u64().is_some_and(|bytes| bytes > 80 << 20), "{report}");
+        assert_eq!(report["unable"], serde_json::json!([]));
+    });
+    assert!(stored() + (60 << 20) < before, "{before} bytes, and {} now", stored());
+    mounted.unmount();
+    disks.assert_checks();
+    let found = disks.mount("ro");
+    for number in 0..200_u8 {
+        let data = fs::read(found.path().join(number.to_string()));
+        assert!(data.is_ok_and(|data| data == [number; 40_000]), "{number}");
+    }
+}
+
 /// Places are found through bind mounts, links and what directories lie between; names are any bytes.
 #[test]
 fn places() {
@@ -365,7 +405,6 @@ fn the_default_subvolume() {
 /// Whose the new subvolume is: who asked, with their umask; on a mount that shows all files with one owner, whose the directory is.
 #[test]
 fn whose_it_is() {
-    use std::os::unix::fs::MetadataExt;
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     for (options, owner) in [("rw", (0, 0)), ("uid=1234,gid=5678", (4, 5))] {
