@@ -97,7 +97,9 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     })?;
     handle.stats().stored_together(small.len());
     drop(handle);
-    small.iter().for_each(|small| discard(volume, small.file));
+    for small in &small {
+        discard(volume, small.file);
+    }
     Ok(())
 }
 
