@@ -10,6 +10,7 @@
 //!
 //! Where there are many new entries, what waits of them and of the inodes they lead to is put into the tree of the subvolume first, and then they go to the log as
 //! they stand there: runs of items with one copy of their data (`heads`). Both lie in leaves of this transaction, and what is older is not looked at.
+//! Each of them costs several times what it costs in a commit. So where they are much of what the transaction changed, a commit is made.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -34,6 +35,15 @@ const CHUNK: usize = 4096;
 
 /// New entries for which it is worth it to put what waits of them into the tree, and to copy runs of items from there.
 const WORTH_RUNS: u64 = 64;
+
+/// New entries for which a commit may be cheaper. With fewer, what every commit writes weighs more.
+const WORTH_A_COMMIT: u64 = 512;
+
+/// What a new entry with a new file takes in the blocks of trees, about, in bytes.
+const ENTRY_BYTES: u64 = 512;
+
+/// How many times as much an entry costs in a log as in a commit, about.
+const LOG_FACTOR: u64 = 3;
 
 fn entry_key(dir: u64, index: u64) -> Key {
     Key::new(dir, ItemType::DIR_INDEX, index)
@@ -107,7 +117,11 @@ impl Record<'_, '_> {
             if next - first > MOST as u64 {
                 return Err(Obstacle::TooMuch.into());
             }
-            let in_runs = next - first >= WORTH_RUNS && !self.volume.live()?.log_by_item;
+            let by_item = self.volume.live()?.log_by_item;
+            if !by_item && self.commit_is_cheaper(next - first)? {
+                return Err(Obstacle::Cheaper.into());
+            }
+            let in_runs = next - first >= WORTH_RUNS && !by_item;
             if !in_runs || !self.entries_in_runs(dir, first)? {
                 self.entries_by_item(dir, first)?;
             }
@@ -115,6 +129,12 @@ impl Record<'_, '_> {
         }
         self.own.logged.entry(dir).or_default().is_whole = true;
         Ok(())
+    }
+
+    /// Whether a commit takes less than logging so many new entries.
+    fn commit_is_cheaper(&self, entries: u64) -> Result<bool> {
+        Ok(entries >= WORTH_A_COMMIT
+            && entries * ENTRY_BYTES * LOG_FACTOR > self.volume.dirty_tree_bytes()?)
     }
 
     /// Logs the entries from this index on as they stand in the tree. Not if some are just being put there.

@@ -67,6 +67,8 @@ pub(crate) enum Obstacle {
     TooMuch,
     /// The log became large.
     LargeLog,
+    /// So many entries came to a directory that a commit is cheaper.
+    Cheaper,
     /// Something could not be read, or an item is too large for a log.
     Failed,
 }

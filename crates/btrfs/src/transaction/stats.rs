@@ -209,6 +209,8 @@ counters! {
         fsyncs_of_too_much, committed_too_much();
         /// Fsyncs that made a commit because the log had become large.
         fsyncs_with_large_log, committed_large_log();
+        /// Fsyncs that made a commit because so many entries were new in a directory that it was cheaper.
+        fsyncs_with_cheaper_commit, committed_cheaper();
         /// Fsyncs that made a commit because something could not be read to be logged.
         fsyncs_failed, committed_failed();
         /// Bytes of devices that were discarded.
@@ -272,6 +274,7 @@ impl Counters {
             Obstacle::NoRoom => self.committed_without_room(),
             Obstacle::TooMuch => self.committed_too_much(),
             Obstacle::LargeLog => self.committed_large_log(),
+            Obstacle::Cheaper => self.committed_cheaper(),
             Obstacle::Failed => self.committed_failed(),
         }
     }

@@ -69,8 +69,8 @@ pub struct OpenOptions {
     /// Whether every delayed item keeps all the space that was reserved for it; else new items of a directory share that of a
     /// leaf. To be measured, not to be changed otherwise.
     pub reserve_by_item: bool,
-    /// Whether a log gets every item of a directory by itself; else those that are side by side in the subvolume go together, with one copy
-    /// of their data. To be measured, not to be changed otherwise.
+    /// Whether a log gets every item of a directory by itself, also where a commit is cheaper; else those that are side by side in the subvolume go
+    /// together, with one copy of their data. To be measured, not to be changed otherwise.
     pub log_by_item: bool,
     /// How many commits one cycle of making room may have before an operation is told that there is no space: one, or two; to
     /// be measured, not to be changed otherwise.

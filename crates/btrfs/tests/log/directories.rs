@@ -330,3 +330,36 @@ fn runs_of_entries_hold_what_single_ones_do() {
         );
     }
 }
+
+/// Where most of what changed is new entries of the directory that is synced, a commit is made, which is cheaper; where they are little of it, a log.
+#[test]
+fn a_commit_is_made_where_it_is_cheaper_than_a_log() {
+    let Some(judges) = judges::require() else { return };
+    for (beside, by_item, commits) in [(0, false, 1), (10_000, false, 0), (0, true, 0)] {
+        let disks = Disks::create(&judges, 1, 1024);
+        disks.mkfs(&[]);
+        let volume = open(&disks, by_item);
+        let (fs, dir) = committed_dir(&volume);
+        fs.sync().expect("a commit");
+        let before = volume.stats();
+        for (dir, count) in [(fs.root(), beside), (dir, 600)] {
+            for number in 0..count {
+                let name = format!("new-{number}");
+                fs.create(Place { dir, name: name.as_bytes() }, &new_file()).expect("a file");
+            }
+        }
+        fs.fsync(dir).expect("an fsync");
+        let stats = volume.stats();
+        let what = format!("{beside} beside, by item: {by_item}: {stats:?}");
+        assert_eq!(stats.fsyncs_with_cheaper_commit, commits, "{what}");
+        assert_eq!(
+            (stats.commits - before.commits, stats.fsyncs_logged),
+            (commits, 1 - commits),
+            "{what}"
+        );
+        let copy = disks.copy(&judges);
+        assert_eq!(paths(&read_only(copy.devices()), dir), paths(&fs, dir), "{what}");
+        drop((fs, volume));
+        disks.assert_checks();
+    }
+}
