@@ -5,7 +5,7 @@
 //! batch.
 //!
 //! Together go files of one subvolume whose data is all buffered, short, and the first that they get, so that nothing is replaced. All others are
-//! stored by themselves, and so are these where there is no room for so large a step, or none in one piece for their data. Nobody is waited for: who has the lock
+//! stored by themselves, and so are these where there is no room for so large a step, none in one piece for their data, or none to queue their inodes. Nobody is waited for: who has the lock
 //! of an inode may be waiting for room that the others in the step would give back.
 
 use std::sync::Arc;
@@ -27,6 +27,9 @@ pub(super) const MOST_FILES: usize = 64;
 
 /// The longest file that is stored together with others, in bytes.
 const SMALL_BYTES: u64 = 64 << 10;
+
+/// What an inode that is queued takes, about, in bytes of memory.
+const QUEUED_BYTES: u64 = 256;
 
 /// Places in trees that a file changes: its inode, which is queued and then flushed, and its extent.
 const FILE_ITEMS: u64 = 3;
@@ -77,6 +80,10 @@ impl Small {
 pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     volume.limit_delayed()?;
     volume.limit_dirty_blocks()?;
+    let delayed = &volume.live()?.delayed;
+    if delayed.bytes() + files.len() as u64 * QUEUED_BYTES > delayed.most_bytes() {
+        return Ok(());
+    }
     // What does not read is told of when the file is stored by itself.
     let find = |&file: &FileId| Small::find(volume, file).ok().flatten();
     let small: Vec<Small> = files.iter().filter_map(find).collect();
