@@ -116,7 +116,7 @@ impl Client {
         let mut start = start.encode().ok_or_else(|| {
             Failure::Usage("the command line is too long for a mounted volume".to_owned())
         })?;
-        // What programs stored through mappings the kernel has until now.
+        // What programs stored through mappings the kernel has until now. It sends that, but newer ones do not wait for the answers.
         syncfs(&directory).map_err(failed)?;
         loop {
             match channel::start(&directory, &mut start) {
