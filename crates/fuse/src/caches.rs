@@ -12,6 +12,7 @@ use offshoot_vfs::{Error, FileId, Result};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use crate::mappable::Mappable;
 use crate::nodes::node;
 use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 
@@ -20,11 +21,12 @@ use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 pub struct KernelCaches {
     device: Arc<OwnedFd>,
     root: FileId,
+    mappable: Arc<Mappable>,
 }
 
 impl KernelCaches {
-    pub(crate) fn new(device: Arc<OwnedFd>, root: FileId) -> Self {
-        Self { device, root }
+    pub(crate) fn new(device: Arc<OwnedFd>, root: FileId, mappable: Arc<Mappable>) -> Self {
+        Self { device, root, mappable }
     }
 
     /// Has the kernel look up anew what `name` in `dir` leads to, list the directory anew, and ask for its attributes.
@@ -37,7 +39,21 @@ impl KernelCaches {
         let entry = InvalEntryOut { parent, namelen, flags: 0 };
         self.tell(notice::INVAL_ENTRY, &[entry.as_bytes(), name, b"\0"])?;
         // Without the name in its caches the kernel lets be what it has of the directory.
-        let whole = InvalInodeOut { ino: parent, off: 0, len: 0 };
+        self.forget_contents(parent)
+    }
+
+    /// Has the kernel send what programs have stored through mappings until now, and waits until that is answered. `syncfs` waits for it in older kernels only.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn store_mappings(&self) -> Result<()> {
+        let files = self.mappable.all().into_iter();
+        files.map(|file| node(self.root, file)).try_for_each(|node| self.forget_contents(node))
+    }
+
+    /// What is changed is sent before it is forgotten.
+    fn forget_contents(&self, ino: u64) -> Result<()> {
+        let whole = InvalInodeOut { ino, off: 0, len: 0 };
         self.tell(notice::INVAL_INODE, &[whole.as_bytes()])
     }
 

@@ -26,6 +26,7 @@ mod tests;
 
 pub(crate) use session::MAX_BYTES;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
@@ -59,7 +60,7 @@ pub(crate) enum Answer {
 pub(crate) struct Dispatcher {
     fs: Box<dyn FileSystemMut>,
     nodes: Nodes,
-    mappable: Mappable,
+    mappable: Arc<Mappable>,
     listings: Listings,
     options: ServeOptions,
     /// SETXATTR has the long form.
@@ -74,7 +75,7 @@ impl Dispatcher {
         Self {
             fs,
             nodes,
-            mappable: Mappable::default(),
+            mappable: Arc::default(),
             listings: Listings::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
@@ -85,6 +86,11 @@ impl Dispatcher {
     /// The directory that is mounted.
     pub(crate) fn root(&self) -> FileId {
         self.fs.root()
+    }
+
+    /// Which files may be written to through a mapping.
+    pub(crate) fn mappable(&self) -> Arc<Mappable> {
+        self.mappable.clone()
     }
 
     /// Lets the kernel send its requests over io_uring, if it can.

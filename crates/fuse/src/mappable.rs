@@ -41,6 +41,11 @@ impl Mappable {
         }
     }
 
+    /// All that may be written to through a mapping.
+    pub(crate) fn all(&self) -> Vec<FileId> {
+        self.files().keys().copied().collect()
+    }
+
     /// Whether `file` may be written to through a mapping.
     pub(crate) fn contains(&self, file: FileId) -> bool {
         self.files().contains_key(&file)

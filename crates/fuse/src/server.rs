@@ -162,7 +162,8 @@ impl Server {
     /// What the kernel keeps of it, for who changes the filesystem beside it.
     #[must_use]
     pub fn caches(&self) -> KernelCaches {
-        KernelCaches::new(self.pool.device.clone(), self.pool.dispatcher.root())
+        let dispatcher = &self.pool.dispatcher;
+        KernelCaches::new(self.pool.device.clone(), dispatcher.root(), dispatcher.mappable())
     }
 
     /// What other threads have of it while it serves.

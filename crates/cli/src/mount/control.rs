@@ -3,7 +3,7 @@
 //! ```text
 //! offshoot subvolume create /mnt/x                    the process that serves /mnt
 //!   the path is in a mount of ours: client
-//!   opens the directory, syncfs
+//!   opens the directory
 //!   START: its words, the paths in what is mounted ─> a job with a thread of its own (jobs):
 //!   NEXT ─────────────────────────────────────────>   the words parsed once more, the same verb,
 //!        <──────────────── what it printed ──────────    on the volume that is open (live)

@@ -184,6 +184,34 @@ fn the_kernel_sees_it_at_once() {
     assert_eq!(names(disks.mount("ro").path()), ["home"]);
 }
 
+/// What a program stored through a mapping before is in the snapshot: the kernel alone had it.
+#[test]
+#[expect(unsafe_code, reason = "the standard library has no mappings")]
+fn mappings_are_in_the_snapshot() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let path = mounted.path().join("file");
+    fs::write(&path, [1; 8192]).expect("a file");
+    let file = File::options().read(true).write(true).open(&path).expect("a file");
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is unmapped.
+    unsafe {
+        let start = std::ptr::null_mut();
+        let map = mmap(start, 8192, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
+        map.cast::<u8>().add(5000).write(2);
+        mounted.does("subvolume snapshot -r @ @/snapshot");
+        map.cast::<u8>().add(5000).write(3);
+        munmap(map, 8192).expect("its end");
+    }
+    drop(file);
+    let stored = |path: &Path| fs::read(path).expect("it is there")[5000];
+    assert_eq!((stored(&path), stored(&mounted.path().join("snapshot/file"))), (3, 2));
+    mounted.unmount();
+    disks.assert_checks();
+}
+
 /// Says that it is over when one of those ends who work at something together, also when that is a panic.
 struct Ends<'a>(&'a AtomicBool);
 

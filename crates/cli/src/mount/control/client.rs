@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use offshoot_vfs::Errno;
-use rustix::fs::{StatVfsMountFlags, fstatvfs, syncfs};
+use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
 use super::super::table::{Inside, inside};
 use super::channel;
@@ -116,8 +116,6 @@ impl Client {
         let mut start = start.encode().ok_or_else(|| {
             Failure::Usage("the command line is too long for a mounted volume".to_owned())
         })?;
-        // What programs stored through mappings the kernel has until now. It sends that, but newer ones do not wait for the answers.
-        syncfs(&directory).map_err(failed)?;
         loop {
             match channel::start(&directory, &mut start) {
                 Err(Errno::AGAIN | Errno::INTR) => thread::sleep(PAUSE),

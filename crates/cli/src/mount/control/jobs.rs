@@ -247,7 +247,10 @@ fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Jo
     let printer = |stream| Printer { job: job.clone(), stream };
     let console = Arc::new(Console::to(Box::new(printer(Stream::Err))));
     let mut out = BufWriter::new(printer(Stream::Out));
-    let result = parse(words, places, live)
+    // What programs stored through mappings the kernel alone has until now.
+    let stored = live.caches.store_mappings().map_err(Failure::from);
+    let result = stored
+        .and_then(|()| parse(words, places, live))
         .and_then(|arguments| verbs::run_to(&arguments.verb, &mut out, &console));
     exit::report(result, &console) as u32
 }
