@@ -95,6 +95,8 @@ fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
         suid: wanted.suid,
         dev: wanted.dev,
         exec: wanted.exec,
+        // Nobody changes it: mount repeats what there is.
+        allow_other: wanted.allow_other,
         ..Wanted::default()
     };
     if *wanted != plain {

@@ -104,6 +104,9 @@ const LET_BE: [&str; 29] = [
     "nomand",
 ];
 
+/// What the table of mounts says of every mount over FUSE, and mount repeats when it remounts.
+const REPEATED: [&str; 2] = ["user_id", "group_id"];
+
 /// What the kernel's btrfs does and this program does not.
 const UNSUPPORTED: [&str; 22] = [
     // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
@@ -212,7 +215,7 @@ impl Wanted {
             ("datasum", None) => self.new_files = NewFiles::Copied,
             ("max_inline", Some(value)) => self.max_inline = Some(size(option, value)?),
             _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
-            _ if LET_BE.contains(&option) => {}
+            _ if LET_BE.contains(&option) || REPEATED.contains(&name) => {}
             _ if UNSUPPORTED.contains(&name) || UNSUPPORTED.contains(&option) => {
                 return Err(Error::Unsupported(format!("the mount option {option}")).into());
             }
@@ -274,6 +277,7 @@ mod tests {
         assert_eq!(parse("compress=zlib,compress=none").ok(), Some(Wanted::default()));
         assert_eq!(parse("notreelog").map(|wanted| wanted.tree_log).ok(), Some(false));
         assert_eq!(parse("notreelog,treelog").ok(), Some(Wanted::default()));
+        assert_eq!(parse("user_id=0,group_id=0").ok(), Some(Wanted::default()));
         assert_eq!(parse("commit=0").ok(), Some(Wanted::default()));
         for option in ["discard", "discard=sync", "discard=async"] {
             assert_eq!(parse(option).map(|wanted| wanted.discard).ok(), Some(true), "{option}");

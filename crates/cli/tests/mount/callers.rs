@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use offshoot_testkit::disks::scratch_dir;
 use rustix::process::Signal;
@@ -125,21 +126,34 @@ fn without_fusermount3_a_user_is_told() {
     assert!(output.status.code() == Some(1) && said.contains("package fuse3"), "{said}");
 }
 
-/// The links by which `mount` and `umount` find the program, removed at the end. Those that are there already are let be.
-struct Links(Vec<PathBuf>);
+/// The links by which `mount` and `umount` find the program, as long as one of these is there. Those that are there anyway are let be.
+pub(super) struct Links;
+
+/// How many want them, and which were made.
+static LINKS: Mutex<(usize, Vec<PathBuf>)> = Mutex::new((0, Vec::new()));
 
 impl Links {
-    fn new() -> Self {
-        let names = ["/sbin/mount.fuse.offshoot", "/sbin/umount.fuse.offshoot"].map(PathBuf::from);
-        let program = env!("CARGO_BIN_EXE_offshoot");
-        Self(names.into_iter().filter(|name| symlink(program, name).is_ok()).collect())
+    pub(super) fn new() -> Self {
+        let mut links = LINKS.lock().expect("nobody panics");
+        if links.0 == 0 {
+            let names = ["/sbin/mount.fuse.offshoot", "/sbin/umount.fuse.offshoot"];
+            let program = env!("CARGO_BIN_EXE_offshoot");
+            let made = |name: &PathBuf| symlink(program, name).is_ok();
+            links.1 = names.map(PathBuf::from).into_iter().filter(made).collect();
+        }
+        links.0 += 1;
+        Self
     }
 }
 
 impl Drop for Links {
     fn drop(&mut self) {
-        for link in &self.0 {
-            let _ = fs::remove_file(link);
+        let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+        links.0 -= 1;
+        if links.0 == 0 {
+            for link in links.1.drain(..) {
+                let _ = fs::remove_file(link);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::random::seed_of_run;
 
+use super::callers::Links;
 use super::work::end;
 use super::{Mounted, require, volume};
 
@@ -45,6 +46,8 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 /// Runs those tests of `pjdfstest` whose names have one of these words, or all, on a volume that is mounted in this way.
 pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least: u32) {
     let program = suite("pjdfstest");
+    // It has `mount` remount, which looks for a program that does it.
+    let _links = Links::new();
     let disks = volume(judges, 512);
     let mounted = Mounted::new(&disks.images()[0], &format!("allow_other,suid,dev,{way}"));
     let configuration = disks.images()[0].with_extension("toml");
