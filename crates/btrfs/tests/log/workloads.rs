@@ -173,21 +173,24 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
     assert!(!is_sample || tally.logs * 4 > tally.workloads, "{tally:?}: too few logs");
 }
 
-/// Whether the last step syncs a file under one name of which another was taken over by a rename: the kernel logs of it what it knows, and that may be both names.
+/// Whether a step syncs a file under one name of which another was taken over by a rename: the kernel logs of it what it knows, and that may be both names.
 fn syncs_what_was_replaced(workload: &Workload) -> bool {
-    let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = workload.steps.last() else {
-        return false;
-    };
     let steps = workload.steps.iter().filter_map(|step| match step {
         Step::Do(op) => Some(op),
         _ => None,
     });
     let ops: Vec<_> = workload.setup.iter().chain(steps).collect();
+    let is_synced = |name: &String| {
+        workload.steps.iter().any(|step| match step {
+            Step::Fsync(synced) | Step::Fdatasync(synced) => synced == name,
+            _ => false,
+        })
+    };
     let is_taken =
         |name: &String| ops.iter().any(|op| matches!(op, Op::Rename(_, to) if to == name));
     ops.iter().any(|op| match op {
         Op::Link(one, other) => {
-            (synced == one && is_taken(other)) || (synced == other && is_taken(one))
+            (is_synced(one) && is_taken(other)) || (is_synced(other) && is_taken(one))
         }
         _ => false,
     })
