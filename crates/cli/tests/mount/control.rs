@@ -330,7 +330,7 @@ fn trim() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..200_u8 {
-                fs::write(path(&format!("{number}")), [number; 40_000]).expect("a file");
+                fs::write(path(&format!("{number}")), vec![number; 40_000]).expect("a file");
             }
         });
         let report: serde_json::Value =
@@ -344,7 +344,7 @@ fn trim() {
     let found = disks.mount("ro");
     for number in 0..200_u8 {
         let data = fs::read(found.path().join(number.to_string()));
-        assert!(data.is_ok_and(|data| data == [number; 40_000]), "{number}");
+        assert!(data.is_ok_and(|data| data == vec![number; 40_000]), "{number}");
     }
 }
 
