@@ -223,14 +223,18 @@ impl BlockDevice for FileDevice {
     /// of the whole pages.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
-        if self.is_block_device {
-            return Ok(discard::on_block_device(&self.file, offset..offset + len)?);
-        }
-        if len == 0 {
-            return Ok(());
-        }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(fallocate(&self.file, flags, offset, len)?)
+        let discarded = if self.is_block_device {
+            discard::on_block_device(&self.file, offset..offset + len)
+        } else if len == 0 {
+            Ok(())
+        } else {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&self.file, flags, offset, len)
+        };
+        discarded.map_err(|errno| match errno {
+            Errno::OPNOTSUPP | Errno::NOSYS => io::Error::new(io::ErrorKind::Unsupported, errno),
+            other => other.into(),
+        })
     }
 }
 

@@ -3,6 +3,9 @@
 //! A message about a name waits in the kernel for the lock of the directory, which a program may hold while it waits for an answer. So who sends one
 //! holds nothing that any answer could wait for, and is no thread that gives answers. On the other hand nothing that was looked up before comes
 //! back into the caches after it: a lookup holds that lock too.
+//!
+//! While such a message waits nothing ends its thread, SIGKILL neither. Where it waits for an answer of a process that was killed, the mount hangs
+//! until root takes it away by force (`umount -f`).
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;

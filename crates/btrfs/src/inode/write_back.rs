@@ -202,9 +202,17 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
 /// Writes back until half of what may be buffered is. What cannot be written back stays: its own sync tells why.
 fn relieve(volume: &Engine) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
-    for _stored in sync_files(volume, &volume.buffers.files()) {
-        if volume.buffers.bytes() <= half {
+    let is_enough = || volume.buffers.bytes() <= half;
+    for files in in_steps(&volume.buffers.files()) {
+        if is_enough() {
             break;
+        }
+        let _ = store_together(volume, files);
+        for &file in files {
+            if is_enough() {
+                break;
+            }
+            let _ = sync_file(volume, file);
         }
     }
     volume.live()?.require_whole()
@@ -222,10 +230,16 @@ fn in_steps(files: &[FileId]) -> impl Iterator<Item = &[FileId]> {
     subvolumes.flat_map(|files| files.chunks(together::MOST_FILES))
 }
 
+/// Stores what of `files` goes together, for who may commit.
+fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
+    volume.limit_dirty_blocks()?;
+    together::store(volume, files)
+}
+
 /// Writes back what is buffered of `files`, which are in order, step by step.
 fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
     in_steps(files).map(|files| {
-        let stored = together::store(volume, files);
+        let stored = store_together(volume, files);
         files.iter().map(|&file| sync_file(volume, file)).fold(stored, Result::and)
     })
 }

@@ -13,11 +13,11 @@
 //! 2. One piece is out at a time, of [`PIECE_BYTES`] at the most. So somebody waits for one request to each device, or for a few.
 //! 3. A block group of which a piece is out is not removed.
 //! 4. While something that belongs to no chunk is discarded the chunk lock is held, so no chunk is made of it. That is no longer than a piece either, and
-//!    without a handle: commits go on.
+//!    without a handle: a commit waits for one piece at the most, when it notes what the next chunk would hold.
 //!
 //! What commits have freed is gathered in [`Freed`] and given away before it is discarded: most of what trees have given up is soon written again, and
 //! needs no discard then. The thread of the volume goes through it; in a volume without one whoever commits does, when that is done. What goes wrong then is
-//! reported once, and nothing is discarded any more: nobody depends on it.
+//! reported once, and nothing is discarded any more: nobody depends on it. Closing a volume discards what is left, [`MOST_FREED`] ranges at the most.
 //!
 //! [`OpenOptions::discard`]: crate::OpenOptions::discard
 
@@ -202,7 +202,9 @@ impl Engine {
 
     /// Discards some of what was freed and is still free; whether there is more.
     pub(crate) fn discard_step(&self) -> bool {
-        let Some(live) = self.live_part() else { return false };
+        let Some(live) = self.live_part().filter(|live| live.require_whole().is_ok()) else {
+            return false;
+        };
         for _ in 0..STEP_RANGES {
             let next = || live.freed.lock().as_mut()?.next();
             let Some((member, range)) = next() else { return false };
@@ -217,15 +219,16 @@ impl Engine {
 
     /// Discards what is still free of a range of a member, or of the logical space.
     fn discard_freed(&self, live: &Live, member: Option<usize>, range: &Range<u64>) -> Result<()> {
-        live.require_whole()?;
         let mut trimmed = Trimmed::default();
         if let Some(member) = member {
             self.discard_unallocated(member, range, &mut trimmed)?;
         } else {
-            let groups = live.space.groups.read();
-            let below = groups.range(..range.end).rev().map(|(_, group)| group);
-            let groups: Vec<_> =
-                below.take_while(|group| group.end() > range.start).cloned().collect();
+            // Without the map: who makes a chunk waits for it, and behind him who looks for the piece that is out.
+            let groups: Vec<_> = {
+                let groups = live.space.groups.read();
+                let below = groups.range(..range.end).rev().map(|(_, group)| group);
+                below.take_while(|group| group.end() > range.start).cloned().collect()
+            };
             for group in groups {
                 let within = range.start.max(group.start.0)..range.end.min(group.end());
                 self.discard_in_group(&group, &within, &mut trimmed)?;

@@ -453,6 +453,31 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
     assert_eq!(refused, Err(Errno::ROFS));
 }
 
+/// Commits that are made because much was changed write files back first, which changes more. That went round and round until the stack was full.
+#[test]
+fn files_are_written_back_before_commits_for_want_of_room() {
+    let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
+    let options = OpenOptions {
+        flush_on_commit: true,
+        dirty_bytes: 64 << 10,
+        commit_interval: None,
+        ..OpenOptions::default()
+    };
+    let fs = open(as_devices(&devices), &options);
+    for number in 0..600 {
+        write_file(&fs, &format!("{number}"), 4000);
+    }
+    fs.sync().expect("a commit");
+    let stats = fs.volume().stats();
+    assert!(stats.commits > 3, "{}", stats.commits);
+    drop(fs);
+    let fs = open(as_devices(&devices), &OpenOptions::default());
+    for number in 0..600 {
+        let file = fs.lookup(fs.root(), number.to_string().as_bytes()).expect("it was stored");
+        assert_eq!(fs.attr(file).expect("attributes").size, 4000, "{number}");
+    }
+}
+
 /// A commit that is made for something else stores what was written before, where that is wanted; otherwise the file is empty.
 #[test]
 fn files_are_written_back_before_commits() {

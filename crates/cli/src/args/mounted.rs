@@ -19,6 +19,10 @@ pub(crate) struct OnMount<'a> {
     pub(crate) opening: Option<&'static str>,
     /// Whether something is to be changed.
     pub(crate) changes: bool,
+    /// Whether what programs have stored through mappings belongs to it.
+    pub(crate) needs_mappings: bool,
+    /// Whether it is about the volume as a whole, so that its places have to be there.
+    pub(crate) is_whole: bool,
 }
 
 impl Verb {
@@ -32,6 +36,8 @@ impl Verb {
                 live,
                 opening: None,
                 changes: false,
+                needs_mappings: true,
+                is_whole: true,
             },
             Self::Subvolume(verb) => of_subvolume(verb),
             _ => return None,
@@ -65,7 +71,8 @@ fn of_subvolume(verb: &mut SubvolumeVerb) -> OnMount<'_> {
 }
 
 fn of_volume(arguments: &mut VolumeArguments) -> OnMount<'_> {
-    opened(vec![arguments.volume.as_mut_os_string()], &mut arguments.open, None)
+    let opened = opened(vec![arguments.volume.as_mut_os_string()], &mut arguments.open, None);
+    OnMount { is_whole: true, ..opened }
 }
 
 fn of_tree<'a>(places: Vec<&'a mut OsString>, arguments: &'a mut TreeArguments) -> OnMount<'a> {
@@ -77,7 +84,7 @@ fn of_edit<'a>(places: Vec<&'a mut OsString>, arguments: &'a mut EditArguments) 
     let compress = arguments.compress.is_some().then_some("--compress");
     let mut of_tree = of_tree(places, &mut arguments.tree);
     of_tree.opening = of_tree.opening.or(compress);
-    OnMount { changes: true, ..of_tree }
+    OnMount { changes: true, needs_mappings: true, ..of_tree }
 }
 
 fn opened<'a>(
@@ -92,5 +99,6 @@ fn opened<'a>(
         (*ignore_log, "--ignore-log"),
     ];
     let given = options.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name);
-    OnMount { places, live, opening: opening.or(given), changes: false }
+    let opening = opening.or(given);
+    OnMount { places, live, opening, changes: false, needs_mappings: false, is_whole: false }
 }

@@ -59,10 +59,13 @@ impl Mounter for Ours {
             return Err(Error::posix(Errno::BUSY, self.point.dir().display().to_string()));
         }
         let device = self.point.mount()?;
-        if let Ok(mounted) = find(self.point.dir()) {
-            read_ahead(&mounted);
-            let _ = self.device.set(mounted.device);
-        }
+        let mounted = find(self.point.dir()).map_err(|failure| {
+            // Nobody could unmount it later.
+            let _ = self.point.unmount(Unmount::Lazily);
+            Error::io("finding what was mounted", std::io::Error::other(failure.to_string()))
+        })?;
+        read_ahead(&mounted);
+        let _ = self.device.set(mounted.device);
         Ok(device)
     }
 

@@ -173,7 +173,6 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     (libc::SYS_rt_sigreturn, None),
     (libc::SYS_rt_sigtimedwait, None),
     (libc::SYS_sigaltstack, None),
-    (libc::SYS_tgkill, None),
     (libc::SYS_restart_syscall, None),
     // Numbers and times.
     (libc::SYS_getpid, None),
@@ -192,7 +191,9 @@ fn filter_calls() -> Result<(), seccompiler::Error> {
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     apply(clone3, SeccompAction::Allow, refuse(libc::ENOSYS), target)?;
     let mut rules = BTreeMap::new();
-    for (call, bits) in ALLOWED {
+    // A panic ends this process, and no other.
+    let own: Bits = (0, u32::MAX as u64, u64::from(std::process::id()));
+    for (call, bits) in ALLOWED.iter().chain(&[(libc::SYS_tgkill, Some(own))]) {
         let conditions: &mut Vec<_> = rules.entry(*call).or_default();
         if let Some((index, mask, value)) = *bits {
             let (length, op) = (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask));
@@ -244,6 +245,7 @@ mod tests {
     fn in_the_sandbox() {
         let socket = UnixDatagram::pair().expect("two sockets");
         let mut file = tempfile::tempfile().expect("a file");
+        let parent = rustix::process::getppid().expect("the test that started it");
         let mut sandbox = Sandbox::default();
         sandbox.enter();
         assert!(File::open("/proc/self/status").is_ok(), "numbers can be read");
@@ -270,6 +272,7 @@ mod tests {
                 ("send to", socket.0.send_to(b"x", "/dev/log").map(drop)),
                 ("pair", UnixDatagram::pair().map(drop)),
                 ("truncate", file.set_len(1)),
+                ("signal", rustix::process::test_kill_process(parent).map_err(Into::into)),
             ];
             for (what, result) in refused {
                 let kind = result.err().map(|error| error.kind());

@@ -338,6 +338,11 @@ fn trim() {
         assert!(report["bytes"].as_u64().is_some_and(|bytes| bytes > 80 << 20), "{report}");
         assert_eq!(report["unable"], serde_json::json!([]));
     });
+    // An image that is not there is not the volume that is mounted.
+    for verb in ["trim", "stats", "sync", "subvolume list"] {
+        let said = mounted.fails(&format!("{verb} @/none.img"), 1);
+        assert!(said.contains("No such file"), "{verb}: {said}");
+    }
     assert!(stored() + (60 << 20) < before, "{before} bytes, and {} now", stored());
     mounted.unmount();
     disks.assert_checks();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::{Logical, TreeId};
-use offshoot_vfs::{FileId, Result};
+use offshoot_vfs::{Errno, FileId, Result};
 
 use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
@@ -73,13 +73,13 @@ impl Small {
     }
 }
 
-/// Stores those of `files`, which are of one subvolume and in order, that can be stored together; the others stay buffered. The caller holds no handle.
+/// Stores those of `files`, which are of one subvolume and in order, that can be stored together; the others stay buffered. The caller holds no handle, and
+/// sees to it that dirty blocks do not become too many, if it may commit: a commit that writes files back first comes here.
 ///
 /// # Errors
 /// When a tree does not read, or a device fails, which ends all writing.
 pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     volume.limit_delayed()?;
-    volume.limit_dirty_blocks()?;
     let delayed = &volume.live()?.delayed;
     if delayed.bytes() + files.len() as u64 * QUEUED_BYTES > delayed.most_bytes() {
         return Ok(());
@@ -92,7 +92,8 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     let bytes = all.iter().map(FirstData::extent_bytes).sum();
     let items = FILE_ITEMS * small.len() as u64 + 1 + checksum_items(volume, bytes);
     let Some(handle) = volume.try_join(volume.live()?, items, Claim::Work)? else { return Ok(()) };
-    let mut changes = Changes::accepted(&handle, first.file)?;
+    // The subvolume may have been deleted meanwhile, and what was buffered with it.
+    let Ok(mut changes) = Changes::accepted(&handle, first.file) else { return Ok(()) };
     for (small, data) in small.iter().zip(&all) {
         change_inode(&mut changes, small.file, &small.buffer, small.size, data.stored_bytes())?;
     }
@@ -118,7 +119,10 @@ fn take(handle: &Handle<'_>, bytes: u64) -> Result<Option<Logical>> {
     let room = Reservation::resume(handle.space(), Purpose::Data, bytes);
     let taken = room.take(handle.volume(), bytes);
     room.keep();
-    let (place, len) = taken?;
+    let (place, len) = match taken {
+        Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
+        taken => taken?,
+    };
     if len < bytes {
         handle.space().give_back(place, len)?;
     }

@@ -41,9 +41,13 @@ struct Spot {
 
 /// What is to be done elsewhere, when `verb` is about a volume that is mounted.
 pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
-    let Some(OnMount { places: texts, opening, changes, .. }) = verb.on_mount() else {
+    let Some(OnMount { places: texts, opening, changes, is_whole, .. }) = verb.on_mount() else {
         return Ok(None);
     };
+    // An image that is kept in a mount, and misspelt, is not what is mounted. Whoever opens it says so.
+    if is_whole && texts.iter().any(|text| !Path::new(&**text).exists()) {
+        return Ok(None);
+    }
     let spots: Vec<Option<Spot>> = texts.iter().map(|text| spot(text)).collect::<Result<_>>()?;
     let Some(first) = spots.iter().flatten().next() else { return Ok(None) };
     let (device, directory) = (first.inside.device.clone(), first.directory.clone());

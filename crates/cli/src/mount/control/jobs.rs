@@ -247,20 +247,23 @@ fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Jo
     let printer = |stream| Printer { job: job.clone(), stream };
     let console = Arc::new(Console::to(Box::new(printer(Stream::Err))));
     let mut out = BufWriter::new(printer(Stream::Out));
-    // What programs stored through mappings the kernel alone has until now.
-    let stored = live.caches.store_mappings().map_err(Failure::from);
-    let result = stored
-        .and_then(|()| parse(words, places, live))
-        .and_then(|arguments| verbs::run_to(&arguments.verb, &mut out, &console));
+    let caches = live.caches.clone();
+    let result = parse(words, places, live).and_then(|(arguments, needs_mappings)| {
+        if needs_mappings {
+            // The kernel alone has that until now.
+            caches.store_mappings()?;
+        }
+        verbs::run_to(&arguments.verb, &mut out, &console)
+    });
     exit::report(result, &console) as u32
 }
 
-/// The command line, with what is mounted in the place of what it names.
+/// The command line, with what is mounted in the place of what it names, and whether what was stored through mappings belongs to it.
 fn parse(
     words: Vec<OsString>,
     places: Vec<OsString>,
     live: Live,
-) -> std::result::Result<Arguments, Failure> {
+) -> std::result::Result<(Arguments, bool), Failure> {
     let wrong = |what: &str| Failure::Usage(format!("{what} while a volume is mounted"));
     let words = iter::once("offshoot".into()).chain(words);
     let parsed = Arguments::try_parse_from(words);
@@ -274,5 +277,6 @@ fn parse(
         *named = place;
     }
     *found.live = Some(Arc::new(live));
-    Ok(arguments)
+    let needs_mappings = found.needs_mappings;
+    Ok((arguments, needs_mappings))
 }
