@@ -192,7 +192,7 @@ fn filter_calls() -> Result<(), seccompiler::Error> {
     apply(clone3, SeccompAction::Allow, refuse(libc::ENOSYS), target)?;
     let mut rules = BTreeMap::new();
     // A panic ends this process, and no other.
-    let own: Bits = (0, u32::MAX as u64, u64::from(std::process::id()));
+    let own: Bits = (0, u64::from(u32::MAX), u64::from(std::process::id()));
     for (call, bits) in ALLOWED.iter().chain(&[(libc::SYS_tgkill, Some(own))]) {
         let conditions: &mut Vec<_> = rules.entry(*call).or_default();
         if let Some((index, mask, value)) = *bits {
