@@ -27,7 +27,10 @@ impl Home {
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(home.dir.path(), mode).expect("a mode");
         chown(home.dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
-        fs::copy(env!("CARGO_BIN_EXE_offshoot"), home.program()).expect("a copy");
+        // By another process: what is open for writing here goes to whatever other tests start meanwhile, and cannot be run until that ends.
+        let mut copy = Command::new("cp");
+        let copied = copy.arg(env!("CARGO_BIN_EXE_offshoot")).arg(home.program()).status();
+        assert!(copied.expect("it starts").success(), "the program is copied");
         let output = home.run(&["mkfs".as_ref(), home.image().as_os_str(), "--size=256M".as_ref()]);
         assert!(output.status.success(), "{output:?}");
         home
