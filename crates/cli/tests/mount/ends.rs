@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
-use super::{Mounted, command, does, offshoot, require, volume};
+use super::{Mounted, command, does, offshoot, require, unmount, volume};
 
 /// What `unmount` returns from is on the devices, and free for others.
 #[test]
@@ -479,7 +479,7 @@ fn unmounting_by_force() {
     let mounted = Mounted::new(&disks.images()[0], "rw");
     fs::write(mounted.path().join("file"), "x").expect("a file");
     mounted.signal(Signal::STOP);
-    let output = offshoot(&["unmount".as_ref(), "-f".as_ref(), mounted.path().as_os_str()]);
+    let output = unmount(&["-f".as_ref(), mounted.path().as_os_str()]);
     mounted.signal(Signal::CONT);
     let said = String::from_utf8_lossy(&output.stderr);
     let is_told = output.status.code() == Some(1) && said.contains("may not be stored");
