@@ -96,29 +96,20 @@ pub(crate) struct PlaceSession {
 impl Session {
     /// Opens a volume that the command line names without a path.
     pub(crate) fn open(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
-        if let Some(session) = Self::live(arguments) {
-            return Ok(session);
-        }
-        let device = open_device(&arguments.volume)?;
-        Self::open_with(device, &arguments.open, Opening::to(Access::Read), console)
+        Self::open_to(Access::Read, arguments, console)
     }
 
-    /// The same to change it.
-    pub(crate) fn open_to_change(
+    /// The same for what is to be done with it, unless it is open already.
+    pub(crate) fn open_to(
+        access: Access,
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        if let Some(session) = Self::live(arguments) {
-            return Ok(session);
+        if let Some(live) = &arguments.open.live {
+            return Ok(Self { volume: live.fs.volume().clone(), reports: Arc::default() });
         }
-        let device = open_named(&arguments.volume, Access::Write, false)?;
-        Self::open_with(device, &arguments.open, Opening::to(Access::Write), console)
-    }
-
-    /// The volume that is open already.
-    fn live(arguments: &VolumeArguments) -> Option<Self> {
-        let live = arguments.open.live.as_ref()?;
-        Some(Self { volume: live.fs.volume().clone(), reports: Arc::default() })
+        let device = open_named(&arguments.volume, access, false)?;
+        Self::open_with(device, &arguments.open, Opening::to(access), console)
     }
 
     /// Opens it as it is stored, whatever a log has to say of it.

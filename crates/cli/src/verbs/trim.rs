@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::InfoArguments;
 use crate::exit::Result;
 use crate::output::{Console, human_size, json_name, write_line};
-use crate::session::Session;
+use crate::session::{Access, Session};
 
 #[derive(Serialize)]
 struct Report {
@@ -25,7 +25,7 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let session = Session::open_to_change(&arguments.volume, console)?;
+    let session = Session::open_to(Access::Write, &arguments.volume, console)?;
     let Trimmed { bytes, unable } = session.volume.trim()?;
     for device in &unable {
         console.warning(&format_args!("{device}: its host cannot discard"));
