@@ -40,7 +40,8 @@ use rustix::io::{Errno, pwritev};
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
 
-/// An image file or a block device. It is accessed through the page cache of the host, but for large writes.
+/// An image file or a block device. It is accessed through the page cache of the host, but for large writes
+/// and for [`read_medium_at`](BlockDevice::read_medium_at).
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -146,7 +147,7 @@ impl FileDevice {
         // The engine says itself what it will read next; the host's guess from
         // interleaved readers would only fetch what nobody asked for.
         fadvise(&file, 0, None, Advice::Random)?;
-        let direct = if writable { Direct::open(&file) } else { None };
+        let direct = Direct::open(&file, writable);
         Ok(Self {
             file,
             name: path.display().to_string(),
@@ -180,6 +181,14 @@ impl BlockDevice for FileDevice {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, offset)
+    }
+
+    fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        request_range(self.size_bytes, offset, buf.len() as u64)?;
+        match &self.direct {
+            Some(direct) if direct.read(offset, buf)? => Ok(()),
+            _ => self.read_at(offset, buf),
+        }
     }
 
     fn prefetch(&self, offset: u64, len: u64) {

@@ -182,6 +182,28 @@ impl MemoryDevice {
         }
     }
 
+    /// Calls `visit` with the place and the bytes of everything that was written or discarded, a page at a time in no order. The cost is that of
+    /// what was written.
+    ///
+    /// # Errors
+    /// The first of `visit`, which is called no more then.
+    pub fn visit_changes(
+        &self,
+        visit: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut bytes = [0; PAGE_LEN];
+        for shard in &self.shards {
+            let pages = shard.read().clone();
+            for (number, slot) in &*pages {
+                let start = number * PAGE_BYTES;
+                let inside = small(PAGE_BYTES.min(self.size_bytes - start));
+                slot.read(start, &mut bytes[..inside]);
+                visit(start, &bytes[..inside])?;
+            }
+        }
+        Ok(())
+    }
+
     fn shard(&self, offset: u64) -> &RwLock<Arc<Pages>> {
         &self.shards[small(offset / EXTENT_BYTES % SHARDS)]
     }

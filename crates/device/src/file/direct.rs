@@ -1,4 +1,4 @@
-//! Large writes go past the page cache of the host.
+//! Large writes go past the page cache of the host, and so does who reads to see what is on the medium.
 //!
 //! A volume keeps what it needs of its blocks itself. To copy them into the page cache as well takes the memory twice, and
 //! much more time than the disk needs for them. So requests of [`LEAST_BYTES`] and more, in whole pages, are written
@@ -11,7 +11,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -47,6 +47,8 @@ pub(super) struct Direct {
     file: File,
     /// The host has refused such a write.
     is_refused: AtomicBool,
+    /// The host has refused such a read.
+    reads_are_refused: AtomicBool,
     buffers: Mutex<Vec<Buffer>>,
 }
 
@@ -57,13 +59,37 @@ impl std::fmt::Debug for Page {
 }
 
 impl Direct {
-    /// The way to `file`, which is open for writing; `None` where there is no such way.
-    pub(super) fn open(file: &File) -> Option<Self> {
+    /// The way to `file`, which is open for reading, or for writing too; `None` where there is no such way.
+    pub(super) fn open(file: &File, writable: bool) -> Option<Self> {
         // Opened by what it is and not by its name, which may be another file's by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = OFlags::DIRECT.bits().cast_signed();
-        let file = OpenOptions::new().write(true).custom_flags(flags).open(path).ok()?;
-        Some(Self { file, is_refused: AtomicBool::new(false), buffers: Mutex::default() })
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(writable).custom_flags(flags).open(path).ok()?;
+        let [is_refused, reads_are_refused] = [(); 2].map(|()| AtomicBool::new(false));
+        Some(Self { file, is_refused, reads_are_refused, buffers: Mutex::default() })
+    }
+
+    /// Fills `buf` from `offset` on; `false` when it has to be read the other way.
+    ///
+    /// # Errors
+    /// Whatever the host says.
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
+        let is_whole = offset.is_multiple_of(PAGE_BYTES as u64) && is_aligned(buf);
+        if !is_whole || self.reads_are_refused.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        match self.file.read_exact_at(buf, offset) {
+            Err(error)
+                if [Errno::INVAL, Errno::OPNOTSUPP]
+                    .iter()
+                    .any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) =>
+            {
+                self.reads_are_refused.store(true, Ordering::Relaxed);
+                Ok(false)
+            }
+            result => result.map(|()| true),
+        }
     }
 
     /// Writes `bufs` one behind the other at `offset`; `false` when they have to go the other way, the whole of them.
@@ -80,7 +106,7 @@ impl Direct {
         {
             return Ok(false);
         }
-        let written = if bufs.iter().all(is_aligned) {
+        let written = if bufs.iter().all(|buf| is_aligned(buf)) {
             write_all(&self.file, offset, bufs)
         } else {
             self.write_copied(offset, bufs)
@@ -124,7 +150,7 @@ impl Direct {
 }
 
 /// Whether the host takes this from where it is.
-fn is_aligned(buf: &IoSlice<'_>) -> bool {
+fn is_aligned(buf: &[u8]) -> bool {
     buf.as_ptr().addr().is_multiple_of(PAGE_BYTES) && buf.len().is_multiple_of(PAGE_BYTES)
 }
 
@@ -144,7 +170,7 @@ mod tests {
         let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
         let file = OpenOptions::new().read(true).write(true).open(&path).expect("it opens");
         file.set_len(SIZE as u64).expect("it is made longer");
-        let Some(direct) = Direct::open(&file) else {
+        let Some(direct) = Direct::open(&file, true) else {
             return println!("skipped: {} has no direct writes", path.display());
         };
         let seed = seed_of_run();
@@ -171,13 +197,25 @@ mod tests {
             expected[at..][..len].copy_from_slice(source);
         }
         assert!(fs::read(&path).expect("it is read") == expected);
+        let read = |direct: &Direct, offset: usize, buf: &mut [u8]| {
+            direct.read(offset as u64, buf).expect("it is read")
+        };
+        let whole = &mut pages.as_mut_bytes()[..16 * PAGE_BYTES];
+        for at in [0, 3 * PAGE_BYTES, SIZE - whole.len()] {
+            assert!(read(&direct, at, whole) && *whole == expected[at..][..whole.len()]);
+        }
+        // What is no whole page, and what lies between two of them, goes the other way.
+        assert!(!read(&direct, 512, whole) && !read(&direct, 0, &mut whole[..512]));
+        assert!(!read(&direct, 0, &mut whole[1..=PAGE_BYTES]));
+        let again = Direct::open(&file, false).expect("as before");
+        assert!(read(&again, PAGE_BYTES, whole) && *whole == expected[PAGE_BYTES..][..whole.len()]);
     }
 
     #[test]
     fn small_requests_and_parts_of_pages_go_the_other_way() {
         let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
-        let file = OpenOptions::new().write(true).open(&path).expect("it opens");
-        let Some(direct) = Direct::open(&file) else {
+        let file = OpenOptions::new().read(true).write(true).open(&path).expect("it opens");
+        let Some(direct) = Direct::open(&file, true) else {
             return println!("skipped: {} has no direct writes", path.display());
         };
         let bytes = vec![1; SIZE];
