@@ -80,6 +80,26 @@ pub struct StripeItem {
     pub dev_uuid: [u8; 16],
 }
 
+/// Where one copy of data is, in the stripe tree. 16 bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[expect(missing_docs, reason = "fields are named and explained by the format's documentation")]
+pub struct RaidStride {
+    pub devid: U64,
+    pub physical: U64,
+}
+
+impl RaidStride {
+    /// Views the copies of a stripe extent: one or more, and nothing else.
+    pub fn view_all(data: &[u8]) -> Result<&[Self], Malformed> {
+        let found = <[Self]>::ref_from_bytes(data).ok().filter(|strides| !strides.is_empty());
+        found.ok_or_else(|| {
+            let problem = format!("copies of 16 bytes expected, {} bytes found", data.len());
+            Malformed::new("raid stripe", problem)
+        })
+    }
+}
+
 /// What a block group holds and how it is laid out: the `type` of a chunk and the
 /// `flags` of a block group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -135,6 +155,19 @@ impl BlockGroupFlags {
                 ));
             }
         })
+    }
+
+    /// Whether a volume with a RAID stripe tree says there where the bytes are: of data alone, with any profile that has several stripes and
+    /// no parity.
+    #[must_use]
+    pub fn is_in_stripe_tree(self) -> bool {
+        const PROFILES: u64 = BlockGroupFlags::DUP
+            | BlockGroupFlags::RAID0
+            | BlockGroupFlags::RAID1
+            | BlockGroupFlags::RAID1C3
+            | BlockGroupFlags::RAID1C4
+            | BlockGroupFlags::RAID10;
+        self.0 & Self::TYPES == Self::DATA && self.0 & PROFILES != 0
     }
 
     /// What is held: `data`, `metadata`, `system` or `data+metadata`.

@@ -29,6 +29,7 @@ sizes! {
     chunk::ChunkItem = 48;
     chunk::StripeItem = 32;
     chunk::DevExtent = 48;
+    chunk::RaidStride = 16, physical @ 8;
     inode::Timespec = 12;
     inode::InodeItem = 160, nlink @ 40, flags @ 64, atime @ 112;
     inode::InodeRefItem = 10;

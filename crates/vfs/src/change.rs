@@ -136,6 +136,18 @@ pub enum Fallocate {
     Insert,
 }
 
+/// What [`FileSystemMut::dedupe_range`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dedupe {
+    /// All bytes that were compared are the same, and shared now. Of data that is too small to be shared each file keeps its own.
+    Same {
+        /// How many bytes they are, from where both ranges begin: not the rest of a sector that one of the files goes on in.
+        len: u64,
+    },
+    /// Some are not the same, and nothing is shared.
+    Differs,
+}
+
 /// A file and a place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
@@ -252,9 +264,15 @@ pub trait FileSystemMut: FileSystem {
     fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
 
     /// Lets two ranges share their space if all their bytes are the same, and says whether they are. Neither file changes
-    /// to those who read it. Errors are those of [`clone_range`](Self::clone_range), and `EINVAL` for what is behind the end of `to`; the end of
-    /// a file that is no whole sector is shared only with another end. (The kernel shortens the range then.) `EINVAL` for more than 16 MiB.
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool>;
+    /// to those who read it, so `to` may be one that can only be appended to, or is in a read-only subvolume.
+    ///
+    /// All is compared before anything is shared. What is left of a sector at the end is neither compared nor shared, unless both files end there.
+    /// For no bytes only the files are looked at: whether these two can share anything.
+    ///
+    /// Errors are those of [`clone_range`](Self::clone_range), and `EINVAL` for what is behind the end of `to`.
+    ///
+    /// A long range is shared piece by piece: a crash may leave its beginning.
+    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe>;
 
     /// Copies `len` bytes, or fewer when `from` ends before that, and gives how many they were. What can be shared is, as with
     /// [`clone_range`](Self::clone_range). `EINVAL` for ranges of one file that overlap; other errors as for

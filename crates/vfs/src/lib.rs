@@ -24,7 +24,8 @@ use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
 pub use change::{
-    Fallocate, FileSystemMut, NewFile, Node, Place, Position, Rename, SetAttr, SetTime, XattrMode,
+    Dedupe, Fallocate, FileSystemMut, NewFile, Node, Place, Position, Rename, SetAttr, SetTime,
+    XattrMode,
 };
 pub use error::{Corrupt, Errno, Error, OsReason, Result};
 pub use flags::FileFlags;

@@ -2,7 +2,7 @@
 
 use super::chunk::verify_types;
 use super::item::{Checked, Context, ensure};
-use crate::chunk::BlockGroupFlags;
+use crate::chunk::{BlockGroupFlags, RaidStride};
 use crate::key::objectid;
 use crate::space::{
     BlockGroupItem, DevReplaceItem, DevStatsItem, FreeSpaceHeader, FreeSpaceInfo, QgroupInfoItem,
@@ -49,6 +49,11 @@ pub(super) fn verify_other(item: &Context<'_>) -> Checked {
             let sectors = item.key.offset / u64::from(item.geometry.sector_size);
             let held = item.data.len() as u64 * 8;
             ensure!(held >= sectors, "bits for {sectors} sectors expected, {held} found");
+            Ok(())
+        }
+        ItemType::RAID_STRIPE => {
+            verify_range(item)?;
+            RaidStride::view_all(item.data)?;
             Ok(())
         }
         // Simple quotas added a field.
