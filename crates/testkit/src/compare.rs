@@ -58,6 +58,8 @@ pub enum Aspect {
     Holes,
     /// Flags, which copies do not take along.
     Flags,
+    /// The flags of compression: who compresses marks a file for which it was in vain.
+    CompressionFlags,
 }
 
 /// What to compare.

@@ -32,6 +32,8 @@ mod record;
 mod script;
 pub mod workload;
 
+use std::fmt::Display;
+use std::io::Write;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -87,6 +89,14 @@ pub trait Engine: Sync {
 
     /// Reads everything that describes the volume, which is in order or an error.
     fn check(&self, devices: Devices) -> Result<()>;
+}
+
+/// Says what was explored, so that it is seen of a test that passes as well: the test runner keeps what `println!` prints for those that fail.
+pub fn report(what: impl Display) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
+    // Who has closed standard error does not want to know.
+    let _ = writeln!(std::io::stderr(), "{name}: {what}");
 }
 
 /// The seed of this test: that in the variable `OFFSHOOT_SEED`, or else a new one. It is printed.

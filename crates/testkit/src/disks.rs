@@ -28,7 +28,14 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 
 use crate::judges::Judges;
+use crate::kernel_log::KernelLog;
 use crate::run::{command, run, try_run};
+
+/// What the kernel says when it completes the UUID tree, on the first mount of what `mkfs.btrfs` made and nowhere else.
+pub const UUID_TREE: &str = "checking UUID tree";
+
+/// What the kernel says of all volumes without a free-space tree.
+pub const OLD_CACHE: &str = "space cache v1 is being deprecated";
 
 /// The image files of one volume.
 #[derive(Debug)]
@@ -91,6 +98,25 @@ impl Disks {
         run("mkfs.btrfs", &args);
     }
 
+    /// Runs `mkfs.btrfs` and has the kernel mount the volume until it has completed the UUID tree: `mkfs` leaves that to the first mount.
+    /// A later mount that does it again shows that somebody did not keep that tree.
+    pub fn mkfs_and_settle(&self, options: &[&str]) {
+        self.mkfs(options);
+        let mount = self.mount_watched("rw,noatime", &[UUID_TREE, OLD_CACHE]);
+        let file = mount.path().join("settling");
+        for _ in 0..200 {
+            // An unmount ends it half-way, and a commit that comes after its end says that it is complete.
+            std::fs::write(&file, []).expect("a new volume has room");
+            std::fs::remove_file(&file).expect("it was made");
+            mount.sync();
+            if uuid_tree_is_complete(mount.devices()[0]) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("the kernel does not complete the UUID tree of {}", self.images[0].display());
+    }
+
     /// Copies to the images, which are empty, what these devices hold.
     ///
     /// # Errors
@@ -113,6 +139,18 @@ impl Disks {
     #[must_use]
     pub fn mount(&self, options: &str) -> Mount {
         Mount::new(&self.images, options)
+    }
+
+    /// As [`mount`](Self::mount); and when it is unmounted the kernel must have said nothing of the members or of itself meanwhile that
+    /// [`KernelLog::assert_only`] has as a complaint, but for lines with one of `expected` in them.
+    #[must_use]
+    pub fn mount_watched(&self, options: &str, expected: &[&'static str]) -> Mount {
+        let attached = Attached::new(&self.images);
+        // Whoever had the loop devices before may have been complained of.
+        let log = KernelLog::start();
+        let mut mount = attached.mount(options).unwrap_or_else(|reason| panic!("{reason}"));
+        mount.watch = Some((log, expected.to_vec()));
+        mount
     }
 
     /// Mounts only the members of these indexes.
@@ -145,13 +183,7 @@ impl Disks {
     #[track_caller]
     pub fn assert_checks(&self) {
         let attached = Attached::new(self.images());
-        let device = attached.devices()[0];
-        let check = || {
-            command("btrfs")
-                .args(["check", "--readonly", "--check-data-csum", device])
-                .output()
-                .expect("btrfs check runs")
-        };
+        let check = || check(attached.devices()[0]);
         // All members are there. The search takes the wrong device where one of them was on another a
         // moment ago, and then misses it.
         let misses =
@@ -163,28 +195,56 @@ impl Disks {
                 output = check();
             }
         }
-        let (stdout, stderr) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // Progress goes to standard error as `[3/8] checking extents`. The search for members
-        // meets loop devices that somebody else is detaching, or has a copy of a member on.
-        // All else is a complaint.
+        // The search for members meets loop devices that somebody else is detaching, or has a copy of a member on.
         let foreign = |line: &str| {
             let words = line.split(|c: char| c.is_whitespace() || c == ':');
             !words.into_iter().any(|word| attached.devices().contains(&word))
         };
         let harmless = |line: &str| {
-            line.starts_with('[')
-                || line.starts_with("ERROR: cannot scan ")
+            line.starts_with("ERROR: cannot scan ")
                 || line.starts_with("WARNING: adding device ") && foreign(line)
         };
-        let complaint = stderr.lines().any(|line| !harmless(line));
-        assert!(
-            output.status.success() && !complaint && stdout.contains("no error found"),
-            "btrfs check of {} ends with {}\n{stdout}{stderr}",
-            self.images()[0].display(),
-            output.status
-        );
+        assert_nothing_found(&self.images()[0], &output, harmless);
     }
+}
+
+/// Whether the superblock on a device says that the UUID tree is as current as the volume.
+fn uuid_tree_is_complete(device: &str) -> bool {
+    let shown = run("btrfs", &["inspect-internal", "dump-super", device]);
+    let field = |name: &str| {
+        let mut lines = shown.lines().map(str::split_whitespace);
+        lines.find_map(|mut words| words.next().filter(|word| *word == name).and(words.next()))
+    };
+    field("generation").is_some() && field("generation") == field("uuid_tree_generation")
+}
+
+/// `btrfs check` finds nothing in the volume that is in this image alone, metadata and data. It needs no loop device.
+#[track_caller]
+pub fn assert_image_checks(image: &Path) {
+    assert_nothing_found(image, &check(image), |_| false);
+}
+
+fn check(place: impl AsRef<std::ffi::OsStr>) -> Output {
+    command("btrfs")
+        .args(["check", "--readonly", "--check-data-csum"])
+        .arg(place)
+        .output()
+        .expect("btrfs check runs")
+}
+
+/// It was successful, and said nothing on standard error but what is harmless.
+#[track_caller]
+fn assert_nothing_found(image: &Path, output: &Output, harmless: impl Fn(&str) -> bool) {
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    // Progress goes there as `[3/8] checking extents`.
+    let complaint = stderr.lines().any(|line| !line.starts_with('[') && !harmless(line));
+    assert!(
+        output.status.success() && !complaint && stdout.contains("no error found"),
+        "btrfs check of {} ends with {}\n{stdout}{stderr}",
+        image.display(),
+        output.status
+    );
 }
 
 fn device(image: &Path) -> Arc<dyn BlockDevice> {
@@ -274,6 +334,8 @@ pub struct Mount {
     // Dropped in this order, after the unmount in `drop`.
     loops: Vec<Loop>,
     dir: TempDir,
+    /// Where the kernel's log was before it was mounted, and what it may say, for one that is watched.
+    watch: Option<(KernelLog, Vec<&'static str>)>,
 }
 
 impl Mount {
@@ -346,6 +408,11 @@ impl Drop for Mount {
         if let Err(error) = result {
             loudly(&format!("unmount {}: {error}", self.dir.path().display()));
         }
+        // Nobody else has the loop devices yet.
+        let watch = self.watch.take().filter(|_| !std::thread::panicking());
+        if let Some((log, expected)) = watch {
+            log.assert_only(&self.devices(), &expected);
+        }
     }
 }
 
@@ -384,7 +451,7 @@ impl Attached {
         }
         rustix::mount::mount(&self.loops[0].device, dir.path(), "btrfs", flags, data.as_c_str())
             .map_err(|error| format!("the kernel does not mount with `{options}`: {error}"))?;
-        Ok(Mount { loops: self.loops, dir })
+        Ok(Mount { loops: self.loops, dir, watch: None })
     }
 }
 

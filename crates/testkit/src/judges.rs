@@ -32,15 +32,25 @@ pub struct Judges {
 /// When a judge is missing on a machine that could have it.
 #[must_use]
 pub fn require() -> Option<Judges> {
+    are_present().then(Judges::queue)
+}
+
+/// Whether there are judges, for who needs `btrfs check` of an image and no loop device, and so no place in the line. Where there can be none it says so, as
+/// [`require`] does.
+///
+/// # Panics
+/// When a judge is missing on a machine that could have it.
+#[must_use]
+pub fn are_present() -> bool {
     static VERDICT: OnceLock<Verdict> = OnceLock::new();
     match VERDICT.get_or_init(examine) {
-        Verdict::Present => Some(Judges::queue()),
+        Verdict::Present => true,
         Verdict::Impossible(reason) => {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("a test");
             // Not `eprintln!`, which the test runner keeps for tests that fail.
             let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
-            None
+            false
         }
         Verdict::Missing(reason) => panic!("{reason}"),
     }

@@ -1,8 +1,11 @@
 //! What the kernel says of chosen devices while a test runs.
 //!
 //! The kernel mounts what it finds dubious and complains in its log. The log belongs to
-//! the whole machine, so only lines that name one of the devices count, and only those that were
-//! written after [`KernelLog::start`].
+//! the whole machine, so of the lines that name a device only those with one of the chosen ones count, and only what was
+//! written after [`KernelLog::start`]. What the kernel finds in itself that must not be (a warning with a trace, a bug) names no device, so it
+//! counts for whoever watches.
+//!
+//! [`Disks::mount_watched`](crate::disks::Disks::mount_watched) watches a mount from before it is made until after it is gone.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -11,6 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::OFlags;
 
 /// A place in the kernel's log.
+#[derive(Debug)]
 pub struct KernelLog(File);
 
 impl KernelLog {
@@ -28,21 +32,12 @@ impl KernelLog {
     }
 
     /// Fails when a line since the start names one of `devices` and is a warning or worse, or
-    /// says that the kernel completes what `mkfs` left undone.
-    #[track_caller]
-    pub fn assert_silent(self, devices: &[&str]) {
-        self.assert_only(devices, &[]);
-    }
-
-    /// As [`assert_silent`](Self::assert_silent), but for lines that contain one of `expected`.
+    /// says that the kernel completes what `mkfs` left undone, and has none of `expected` in it; and when the kernel found something in itself
+    /// that must not be, whoever was the cause.
     #[track_caller]
     pub fn assert_only(mut self, devices: &[&str], expected: &[&str]) {
-        let complaints: Vec<String> = self
-            .lines()
-            .into_iter()
-            .filter(|line| complains(line, devices))
-            .filter(|line| !expected.iter().any(|part| line.contains(part)))
-            .collect();
+        let mut complaints = self.complaints(devices);
+        complaints.retain(|line| !expected.iter().any(|part| line.contains(part)));
         assert!(complaints.is_empty(), "the kernel complains:\n{}", complaints.join("\n"));
     }
 
@@ -54,14 +49,23 @@ impl KernelLog {
         assert!(warnings.is_empty(), "the kernel warns:\n{}", warnings.join("\n"));
     }
 
+    /// What the kernel complained of since the start or the last call, as [`assert_only`](Self::assert_only) has it.
+    pub fn complaints(&mut self, devices: &[&str]) -> Vec<String> {
+        let lines = self.lines();
+        let of_devices = lines.iter().filter(|line| complains(line, devices)).cloned();
+        of_devices.chain(warnings_within(&lines, "")).collect()
+    }
+
     fn lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut record = vec![0; 8192];
         loop {
             match self.0.read(&mut record) {
                 Ok(len) => lines.push(String::from_utf8_lossy(&record[..len]).into_owned()),
-                // Records that were overwritten before they were read.
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                // The next one is the oldest that is left.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                    println!("some of the kernel's log was overwritten before it was read");
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return lines,
                 Err(error) => panic!("the kernel's log: {error}"),
             }
@@ -83,12 +87,29 @@ fn complains(line: &str, devices: &[&str]) -> bool {
     ours && (level.is_some_and(|level| level & 7 <= 4) || repairs.iter().any(|r| text.contains(r)))
 }
 
-/// The lines of warnings whose trace has the function `within`. Two that are written at a time may be taken for one.
+/// What begins a line of the kernel that found something in itself that must not be.
+const WARNINGS: [&str; 7] = [
+    "WARNING: ",
+    "BUG: ",
+    "kernel BUG at ",
+    "UBSAN: ",
+    "Oops: ",
+    "general protection fault",
+    "INFO: possible ",
+];
+
+/// Whether a line begins a warning: one of the kernel, and not what a program put into the log.
+fn begins_warning(line: &str) -> bool {
+    let Some((head, text)) = line.split_once(';') else { return false };
+    let number = head.split(',').next().and_then(|number| number.parse::<u32>().ok());
+    number.is_some_and(|number| number >> 3 == 0) && WARNINGS.iter().any(|w| text.starts_with(w))
+}
+
+/// The lines of warnings whose trace has the function `within`, or of all for an empty one. Two that are written at a time may be taken for one.
 fn warnings_within(lines: &[String], within: &str) -> Vec<String> {
-    let is_warning = |line: &String| line.contains(";WARNING: ") || line.contains(";BUG: ");
-    let function = format!("{within}+0x");
+    let function = if within.is_empty() { String::new() } else { format!("{within}+0x") };
     let mut found = Vec::new();
-    for (at, _) in lines.iter().enumerate().filter(|(_, line)| is_warning(line)) {
+    for (at, _) in lines.iter().enumerate().filter(|(_, line)| begins_warning(line)) {
         let rest = &lines[at..];
         let end = rest.iter().position(|line| line.contains("---[ end trace"));
         let warning = &rest[..end.unwrap_or(rest.len())];
@@ -115,6 +136,16 @@ mod tests {
         assert!(complains("27,1,2,-;BTRFS error (device loop3 state E): no", &["/dev/loop3"]));
     }
 
+    /// A warning of the kernel that named no device was seen by nobody.
+    #[test]
+    fn warnings_are_told_from_the_rest() {
+        let bug = "1,7,200,-;kernel BUG at fs/btrfs/extent-tree.c:1234!";
+        assert!(begins_warning(bug) && begins_warning("4,1,2,-;WARNING: fs/btrfs/inode.c:1 at x"));
+        assert!(!begins_warning("12,1,2,-;WARNING: of a program"));
+        assert!(!begins_warning("5,1,2,-;RETBleed: WARNING: Spectre v2"));
+        assert!(!begins_warning("4,1,2,-;BTRFS warning (device loop3): csum failed"));
+    }
+
     #[test]
     fn warnings_are_told_by_their_trace() {
         let warning = |function: &str| {
@@ -128,5 +159,6 @@ mod tests {
         let lines = [warning("btrfs_commit_transaction"), warning("btrfs_recover_log_trees")];
         assert_eq!(warnings_within(&lines.concat(), "btrfs_recover_log_trees"), lines[1][..3]);
         assert!(warnings_within(&lines.concat(), "xfs_log_mount").is_empty());
+        assert_eq!(warnings_within(&lines.concat(), "").len(), 6, "both count for whoever watches");
     }
 }

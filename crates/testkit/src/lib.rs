@@ -7,6 +7,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`judges`] | decides whether a test may run here, must fail, or is skipped |
+//! | [`checked`] | volumes in memory that are judged when nobody has them any more |
 //! | [`disks`] | image files, loop devices and mounts, undone on drop |
 //! | [`fill`] | what the kernel writes into a volume before we read it |
 //! | [`host`] | a mounted directory as a [`offshoot_vfs::FileSystem`] |
@@ -32,6 +33,7 @@
     reason = "a set-up that fails panics, as the essay above says once for all of them"
 )]
 
+pub mod checked;
 pub mod compare;
 pub mod crash;
 pub mod damage;

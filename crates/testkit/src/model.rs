@@ -6,9 +6,10 @@
 //!
 //! It follows btrfs where POSIX leaves the choice: directories have one link, and their size is twice the
 //! length of all names in them, data is counted in sectors of 4 KiB, and what was written once stays data until
-//! it is cut off. It has no limits of space or of numbers, and counts no allocated bytes.
+//! it is cut off. It has no limits of space or of numbers, and counts space in whole sectors: no data is inline.
 
 pub mod actor;
+mod attributes;
 mod change;
 mod contents;
 mod copy;
@@ -38,6 +39,10 @@ struct State {
     read_only: BTreeSet<u64>,
     /// When each subvolume but the first was made.
     made: BTreeMap<u64, Timestamp>,
+    /// The root of the subvolume that a mount shows.
+    default: u64,
+    /// What files are compressed with that are just to be compressed.
+    compression: &'static str,
 }
 
 #[derive(Clone, Debug)]
@@ -90,7 +95,14 @@ impl Model {
         let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         let (nodes, next_ino) = ([(ROOT, node)].into(), ROOT + 1);
         let (read_only, made) = (BTreeSet::new(), BTreeMap::new());
-        Self { state: Mutex::new(State { nodes, next_ino, read_only, made }) }
+        let (default, compression) = (ROOT, "zlib");
+        let state = State { nodes, next_ino, read_only, made, default, compression };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// From now on files that are just to be compressed have this method, of those that `btrfs.compression` knows.
+    pub fn compress_with(&self, method: &'static str) {
+        self.state().compression = method;
     }
 
     /// An empty filesystem that was made at this time, and belongs to root.

@@ -29,24 +29,36 @@ pub fn clone_range(from: At<'_>, to: At<'_>, len: u64) -> Result<(), i32> {
     }
 }
 
-/// `FIDEDUPERANGE`: lets two files share `len` bytes when they are the same in both, and tells whether they were.
-#[must_use]
-pub fn dedupe_range(from: At<'_>, to: At<'_>, len: u64) -> bool {
+/// `FIDEDUPERANGE`: lets two files share `len` bytes when they are the same in both, and tells whether they were. Of how many the kernel
+/// then says that they are shared are all, whatever was left of a sector.
+///
+/// # Errors
+/// The error number of the kernel.
+pub fn dedupe_range(from: At<'_>, to: At<'_>, len: u64) -> Result<bool, i32> {
+    const DIFFERS: i32 = 200;
     const CALL: &str = r#"
         my $range = pack("QQSSL", $offset, $len, 1, 0, 0)
             . pack("qQQlL", fileno($target), $to_offset, 0, 0, 0);
-        ioctl($source, 0xC0189436, $range) or die "dedupe: $!";
+        ioctl($source, 0xC0189436, $range) or exit($!);
         my (undef, undef, undef, undef, undef, undef, undef, $done, $status) = unpack("QQSSLqQQl", $range);
-        $status < 0 || ($status == 0 && $done != $len) and die "dedupe of $done bytes: $status";
-        exit($status);"#;
-    call(CALL, from, to, len) == 0
+        $done == ($status == 0 ? $len : 0) or die "dedupe of $done bytes: $status";
+        exit($status == 1 ? 200 : -$status);"#;
+    match call(CALL, from, to, len) {
+        0 => Ok(true),
+        DIFFERS => Ok(false),
+        errno => Err(errno),
+    }
 }
 
 /// Calls of two open files for which there is no safe function.
 fn call(script: &str, from: At<'_>, to: At<'_>, len: u64) -> i32 {
     const OPEN: &str = r#"
         my ($from, $offset, $to, $to_offset, $len) = @ARGV;
-        open(my $source, "<", $from) or die; open(my $target, "+<", $to) or die;"#;
+        use Fcntl;
+        open(my $source, "<", $from) or die;
+        # What may not be written can be shared with.
+        my $target;
+        sysopen($target, $to, O_RDWR) or sysopen($target, $to, O_RDONLY) or die;"#;
     let args: [OsString; 5] = [
         from.0.into(),
         from.1.to_string().into(),

@@ -50,9 +50,10 @@ enum Lie {
     Identity,
     HardLink,
     Flags,
+    CompressionFlags,
 }
 
-const ALL: [Lie; 32] = [
+const ALL: [Lie; 33] = [
     Lie::EntryMissing,
     Lie::EntryTwice,
     Lie::Order,
@@ -85,6 +86,7 @@ const ALL: [Lie; 32] = [
     Lie::Identity,
     Lie::HardLink,
     Lie::Flags,
+    Lie::CompressionFlags,
 ];
 
 struct Liar {
@@ -169,7 +171,12 @@ impl FileSystem for Liar {
     }
 
     fn flags(&self, file: FileId) -> Result<FileFlags> {
-        let lie = if self.lies(Lie::Flags, file) { FileFlags::NODUMP } else { FileFlags::empty() };
+        let lie = match self.lie {
+            lie if !self.lies(lie, file) => FileFlags::empty(),
+            Lie::Flags => FileFlags::NODUMP,
+            Lie::CompressionFlags => FileFlags::NOCOMPRESS,
+            _ => FileFlags::empty(),
+        };
         Ok(self.truth.flags(self.really(file))? ^ lie)
     }
 
@@ -342,6 +349,7 @@ fn what_is_left_out_is_not_compared() {
         (Lie::ChangeTime, Aspect::StoredTimes),
         (Lie::Allocated, Aspect::Allocation),
         (Lie::Flags, Aspect::Flags),
+        (Lie::CompressionFlags, Aspect::CompressionFlags),
     ];
     for (lie, aspect) in cases {
         let compare = Compare::default().without(aspect);

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use offshoot_vfs::{Attr, FileId, FileSystem, FileType, Result};
+use offshoot_vfs::{Attr, FileFlags, FileId, FileSystem, FileType, Result};
 
 use super::{Aspect, Pair, Walk};
 
@@ -38,8 +38,14 @@ impl Walk<'_> {
         // System calls tell the flags of no other files.
         let has_flags = matches!(judge.file_type, FileType::Regular | FileType::Directory);
         if has_flags && self.compare.with(Aspect::Flags) {
+            let left_out = if self.compare.with(Aspect::CompressionFlags) {
+                FileFlags::empty()
+            } else {
+                FileFlags::COMPRESS | FileFlags::NOCOMPRESS
+            };
             let flags = (self.ours.flags(pair.ours), self.judge.flags(pair.judge));
-            self.same_results(pair, "flags", flags.0, flags.1);
+            let [ours, judge] = [flags.0, flags.1].map(|flags| flags.map(|flags| flags - left_out));
+            self.same_results(pair, "flags", ours, judge);
         }
         let is_dir = judge.file_type == FileType::Directory;
         let has_shape = !is_dir || self.compare.with(Aspect::DirectoryShape);

@@ -26,7 +26,7 @@ pub struct Explorer<'a> {
     pub engine: &'a dyn Engine,
     /// An empty volume.
     pub image: Vec<Arc<dyn BlockDevice>>,
-    /// Which states of a log are built.
+    /// Which states of a log are built. No write is torn where data is written in place.
     pub plan: CrashPlan,
     /// Who else judges, and every how many different states of a run.
     pub judge: Option<(&'a Judge<'a>, usize)>,
@@ -113,7 +113,8 @@ impl Explorer<'_> {
         let Recorded { history, log } = Recorded::new(self.engine, &self.image, workload)?;
         let mut tally = Tally { workloads: 1, ..Tally::default() };
         let mut seen: HashMap<u64, Picture> = HashMap::new();
-        for state in log.states(&self.plan) {
+        let plan = CrashPlan { torn: self.plan.torn && !workload.writes_in_place(), ..self.plan };
+        for state in log.states(&plan) {
             let state = state.map_err(|e| e.to_string())?;
             let what = format!("state {} ({})", state.number, state.description);
             let Progress { kept, latest } = Progress::of(&state);

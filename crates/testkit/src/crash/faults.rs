@@ -7,6 +7,7 @@
 //! | a write or flush that fails, or writes its beginning only | the step reports it; after a failed `fsync` or `sync` everything is refused with `EROFS` |
 //! | a read that fails | another copy does, or the step reports it |
 //! | a read or a write of which every byte is inverted | found by checksums: another copy does, or it is reported; what is read is never wrong |
+//! | any of these but an error, in a workload that writes data in place | not inflicted: such data has no checksums |
 //! | any | the volume holds what was promised, is in order, and can be changed when it is opened again |
 
 use std::ops::AddAssign;
@@ -29,6 +30,11 @@ const KINDS: [(Requests, Fault); 6] = [
     (Requests::Reads, Fault::Error),
     (Requests::Reads, Fault::Garbage),
 ];
+
+/// Whether a fault can be found and mended. Data that is written in place has no checksum and no copy of before: of it only errors can be told.
+fn can_bear(workload: &Workload, fault: Fault) -> bool {
+    fault == Fault::Error || !workload.writes_in_place()
+}
 
 /// How faults are inflicted.
 pub struct Inflicter<'a> {
@@ -90,7 +96,9 @@ impl Inflicter<'_> {
             .map_err(|e| format!("without a fault: {e}"))?;
         let mut inflicted = Inflicted::default();
         for member in 0..self.image.len() {
-            for (requests, fault) in KINDS {
+            for (requests, fault) in
+                KINDS.into_iter().filter(|&(_, fault)| can_bear(workload, fault))
+            {
                 for number in 0..sound.devices[member].count(requests) {
                     let strike = (member, requests, number, fault);
                     let attempt = self.attempt(&ready, workload, Some(strike));

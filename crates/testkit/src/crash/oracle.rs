@@ -22,7 +22,9 @@
 //!    are done in pieces, and what was written back first is there first.
 //! 5. Where no `fsync` can have begun since the last `sync` that returned, names and attributes are altogether as of one
 //!    moment: there were only commits. An `fsync` may write a log, which brings one file further than others.
-//! 6. A file that took the place of another holds, under that name, at least what it did when it was moved there.
+//! 6. What is set of a subvolume is as of a moment since the last `sync`.
+//! 7. A file has at least the preallocated space that it had at one of the moments: what is written to it may be in memory still.
+//! 8. A file that took the place of another holds, under that name, at least what it did when it was moved there.
 //!
 //! A name is that of a directory that is known whatever its own path is, so nothing is said of where a directory above a synced
 //! file stands: another operation may have moved it, and that is another promise. Nor does an `fsync` of a subvolume promise its
@@ -34,9 +36,12 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
-use offshoot_vfs::FileType;
+use offshoot_vfs::{FileFlags, FileType};
 
 use super::picture::{File, Id, Name, Picture, SECTOR};
+
+/// Extended attributes by name.
+type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What was said to be durable.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +62,9 @@ pub(super) enum Whose {
     Ours,
     /// The kernel's, which promises less about names. Where a file moved and only its new directory is synced, it may have both
     /// names. Where it got one name and lost another, in two operations, an `fsync` of the directory that lost one
-    /// may leave neither.
+    /// may leave neither. An `fsync` of a file may leave a name that it lost since an earlier `fsync`, which may have
+    /// logged the directory. And it writes zeroes into preallocated sectors where parts of them are punched, or behind the end of a
+    /// file that grows.
     Kernels,
 }
 
@@ -145,6 +152,7 @@ impl<'a> Judgement<'a> {
                 Some(file) => {
                     self.file(&of, file, found.names_of(id).len(), &versions);
                     self.times(&of, id, file);
+                    self.settings(&of, id, file);
                 }
             }
             self.names_of(&of, found, id, self.moments_of_names(id));
@@ -162,8 +170,16 @@ impl<'a> Judgement<'a> {
         let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
         let is_of_moment = |name: &&Name, is: bool| sets.iter().any(|set| set.contains(name) == is);
         let found = found.names_of(id);
+        // What a log has of directories is as of when they were logged.
+        let may_stay = |name: &Name| {
+            let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
+            let mut logged = promises.filter(|promise| promise.of.is_some());
+            self.history.whose == Whose::Kernels
+                && found.contains(name)
+                && logged.any(|promise| self.history.pictures[promise.moment].leads(name, id))
+        };
         let mut all = sets.iter().flatten().chain(&found);
-        if !all.all(|name| is_of_moment(name, found.contains(name))) {
+        if !all.all(|name| is_of_moment(name, found.contains(name)) || may_stay(name)) {
             self.problems.push(format!("{of}: names {found:?}, which may be of {sets:?}"));
         }
     }
@@ -171,13 +187,12 @@ impl<'a> Judgement<'a> {
     fn file<'f, V: Iterator<Item = &'f File>>(
         &mut self,
         of: &str,
-        file: &File,
+        file: &'f File,
         names: usize,
         versions: &dyn Fn() -> V,
     ) {
         self.one_of(of, "type", &file.kind, versions().map(|v| v.kind));
-        let attributes = (file.permissions, &file.xattrs);
-        self.one_of(of, "attributes", &attributes, versions().map(|v| (v.permissions, &v.xattrs)));
+        self.one_of(of, "attributes", &attributes(file), versions().map(attributes));
         self.one_of(of, "target", &&file.target, versions().map(|v| &v.target));
         if file.kind != FileType::Directory && file.nlink as usize != names {
             self.problems.push(format!("{of} has {names} names and counts {}", file.nlink));
@@ -185,6 +200,21 @@ impl<'a> Judgement<'a> {
         if let Err(problem) = data(file, &versions().collect::<Vec<_>>()) {
             self.problems.push(format!("{of}: {problem}"));
         }
+        let least = versions().map(|version| version.preallocated).min();
+        let written = match self.history.whose {
+            Whose::Ours => 0,
+            Whose::Kernels => 2 * SECTOR,
+        };
+        if least.is_some_and(|least| file.preallocated + written < least) {
+            let problem = format!("{} bytes are preallocated, of {least:?}", file.preallocated);
+            self.problems.push(format!("{of}: {problem}"));
+        }
+    }
+
+    fn settings(&mut self, of: &str, id: Id, file: &File) {
+        let moments = self.moments_since(|promise| promise.of.is_none());
+        let versions = moments.iter().filter_map(|picture| picture.files.get(&id));
+        self.one_of(of, "settings", &file.settings, versions.map(|version| version.settings));
     }
 
     fn times(&mut self, of: &str, id: Id, file: &File) {
@@ -194,7 +224,7 @@ impl<'a> Judgement<'a> {
         self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
     }
 
-    /// Rule 6.
+    /// Rule 8.
     fn replacements(&mut self, found: &Picture) {
         if self.history.whose == Whose::Kernels {
             return;
@@ -289,8 +319,8 @@ impl<'a> Judgement<'a> {
         let moments = &self.history.pictures[since.unwrap_or(0)..=self.latest];
         let shown = |picture: &Picture| {
             let attributes = |(id, file): (&Id, &File)| {
-                let File { permissions, nlink, xattrs, .. } = file;
-                (*id, *permissions, *nlink, xattrs.clone())
+                let File { permissions, flags, rdev, nlink, xattrs, settings, .. } = file;
+                (*id, *permissions, *flags, *rdev, *nlink, xattrs.clone(), *settings)
             };
             (picture.names.clone(), picture.files.iter().map(attributes).collect::<Vec<_>>())
         };
@@ -344,6 +374,11 @@ fn are_whole<'a>(
         chosen.insert(next, moment);
         are_whole(moves, shown, &chosen)
     })
+}
+
+/// What `fsync` makes durable of a file together.
+fn attributes(file: &File) -> (u32, FileFlags, (u32, u32), &Xattrs) {
+    (file.permissions, file.flags, file.rdev, &file.xattrs)
 }
 
 /// Rule 4.

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
-use offshoot_vfs::{Error, FileId, FileSystem, FileType, Result, Timestamp};
+use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
 
-use crate::model::subvolumes::Subvolumes;
+use crate::compare::data_ranges;
+use crate::model::subvolumes::{Settings, Subvolumes};
 
 /// Which file: the number of the operation that made it and, 32 bits above that, of the one that made the subvolume.
 pub(super) type Id = u64;
@@ -42,6 +43,10 @@ pub(super) struct File {
     pub(super) size: u64,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
+    /// All flags but NOCOMPRESS, which whoever compresses sets by itself where it was in vain.
+    pub(super) flags: FileFlags,
+    /// The numbers of a device.
+    pub(super) rdev: (u32, u32),
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) target: Vec<u8>,
     /// A hash of each sector of the data; the last one is filled up with zeros. `None` when it is
@@ -49,6 +54,10 @@ pub(super) struct File {
     pub(super) sectors: Option<Vec<u64>>,
     /// The first bytes of the data themselves, which can be compared in part.
     pub(super) head: Vec<u8>,
+    /// The space that the file has beside that of its data, in bytes.
+    pub(super) preallocated: u64,
+    /// What is set of the subvolume, where this is the root of one.
+    pub(super) settings: Option<Settings>,
 }
 
 /// Takes the picture of a filesystem.
@@ -59,7 +68,7 @@ pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes) -> Result<P
     let mut picture = Picture::default();
     let mut seen = BTreeMap::new();
     let mut dirs = vec![(fs.root(), ROOT)];
-    picture.files.insert(ROOT, file(fs, fs.root())?);
+    picture.files.insert(ROOT, file(fs, subvolumes, fs.root())?);
     while let Some((dir, dir_id)) = dirs.pop() {
         let mut entries = Vec::new();
         fs.read_dir(dir, 0, &mut |entry| {
@@ -68,7 +77,8 @@ pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes) -> Result<P
         })?;
         for (name, found, file_type) in entries {
             let shown = name.escape_ascii().to_string();
-            let file = id_of(fs, subvolumes, found).and_then(|id| Ok((id, file(fs, found)?)));
+            let file =
+                id_of(fs, subvolumes, found).and_then(|id| Ok((id, file(fs, subvolumes, found)?)));
             let (id, file) = file.map_err(|e| match e {
                 Error::Posix { .. } => misfit(format!("{shown} leads to nothing: {e}")),
                 e => e,
@@ -102,7 +112,7 @@ pub(super) fn id_of(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: File
     Ok(Id::from(subvolume) << 32 | Id::from(fs.attr(file)?.uid))
 }
 
-fn file(fs: &dyn FileSystem, file: FileId) -> Result<File> {
+fn file(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: FileId) -> Result<File> {
     let attr = fs.attr(file)?;
     let mut xattrs = BTreeMap::new();
     fs.xattrs(file, &mut |name, value| {
@@ -111,6 +121,15 @@ fn file(fs: &dyn FileSystem, file: FileId) -> Result<File> {
     })?;
     let is = |file_type| attr.file_type == file_type;
     let mut head = Vec::new();
+    let (mut flags, mut preallocated) = (FileFlags::empty(), 0);
+    if matches!(attr.file_type, FileType::Regular | FileType::Directory) {
+        flags = fs.flags(file)? - FileFlags::NOCOMPRESS;
+    }
+    if is(FileType::Regular) {
+        let sectors = |data: Range<u64>| data.end.div_ceil(SECTOR) - data.start / SECTOR;
+        let data: u64 = data_ranges(fs, file)?.into_iter().map(sectors).sum();
+        preallocated = attr.allocated_bytes.saturating_sub(data * SECTOR);
+    }
     let sectors = match attr.file_type {
         FileType::Regular => match sectors(fs, file, attr.size, &mut head) {
             Err(Error::Corrupt(_)) => None,
@@ -125,10 +144,14 @@ fn file(fs: &dyn FileSystem, file: FileId) -> Result<File> {
         size: attr.size,
         mtime: attr.mtime,
         ctime: attr.ctime,
+        flags,
+        rdev: attr.rdev,
         xattrs,
         target: if is(FileType::Symlink) { fs.read_link(file)? } else { Vec::new() },
         sectors,
         head,
+        preallocated,
+        settings: subvolumes.settings(file)?,
     })
 }
 
@@ -166,6 +189,13 @@ impl Picture {
         for file in self.files.values_mut() {
             (file.mtime, file.ctime) = Default::default();
         }
+    }
+
+    /// The picture of what is in memory as well, where nobody knows yet what space it will take.
+    pub(super) fn without_space(&self) -> Self {
+        let mut picture = self.clone();
+        picture.files.values_mut().for_each(|file| file.preallocated = 0);
+        picture
     }
 
     /// The names that lead to a file.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashState, MemoryDevice};
 
 use super::oracle::{History, Promise, Whose};
-use super::picture::{self, Id, ROOT};
+use super::picture::{self, Id, Picture, ROOT};
 use super::workload::{Runner, Step, Workload, find};
 use super::{Devices, Engine, Opened};
 use crate::model::Model;
@@ -162,8 +162,9 @@ impl Recorded {
         let shown = fs.picture().map_err(|e| format!("before any cut: {e}"))?;
         drop(fs);
         let history = ready.history(workload, &refused)?;
-        if history.pictures.last() != Some(&shown) {
-            let model = history.pictures.last();
+        let shown = shown.without_space();
+        let model = history.pictures.last().map(Picture::without_space);
+        if model.as_ref() != Some(&shown) {
             return Err(format!("before any cut: ours {shown:?}\nthe model {model:?}"));
         }
         Ok(Self { history, log: set[0].log() })

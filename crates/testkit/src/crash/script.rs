@@ -1,8 +1,8 @@
 //! Workloads from text, in the words in which they are shown: `create a; write a 0+100; fsync /a`.
 
-use offshoot_vfs::Fallocate;
+use offshoot_vfs::{Fallocate, FileFlags};
 
-use super::workload::{Op, Step, Workload};
+use super::workload::{Op, Share, Step, Workload};
 
 /// What `fallocate` does, by the words of a script.
 pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
@@ -49,6 +49,13 @@ impl Op {
             let (offset, len) = range(&text)?;
             return Ok(Self::Fallocate { path, what: *what, offset, len: len as u64 });
         }
+        let share = || -> Result<Share, String> {
+            let (offset, len) = range(&owned(1)?)?;
+            let to_offset = number(&owned(3)?)?;
+            Ok(Share { from: owned(0)?, offset, len: len as u64, to: owned(2)?, to_offset })
+        };
+        let octal =
+            |at: usize| owned(at).and_then(|n| u32::from_str_radix(&n, 8).map_err(|_| failed()));
         Ok(match *verb {
             "create" => Self::Create(one()?),
             "mkdir" => Self::Mkdir(one()?),
@@ -58,19 +65,39 @@ impl Op {
             "rmdir" => Self::Rmdir(one()?),
             "rename" => two().map(|(from, to)| Self::Rename(from, to))?,
             "exchange" => two().map(|(one, other)| Self::Exchange(one, other))?,
-            "nocow" => Self::NoCow(one()?),
+            "rename-noreplace" => two().map(|(from, to)| Self::RenameNoReplace(from, to))?,
+            "fifo" => Self::Fifo(one()?),
+            "device" => Self::Device(one()?),
+            "flags" => {
+                let letters = words.get(1).copied().unwrap_or_default();
+                let flags =
+                    letters.chars().map(FileFlags::of_letter).collect::<Option<FileFlags>>();
+                Self::SetFlags(one()?, flags.ok_or_else(failed)?)
+            }
             "unnamed" => Self::Unnamed(one()?),
             "open" => Self::Open(one()?),
             "write" => {
                 let (offset, len) = range(&owned(1)?)?;
                 Self::Write { path: one()?, offset, len }
             }
+            "write-direct" => {
+                let (offset, len) = range(&owned(1)?)?;
+                Self::WriteDirect { path: one()?, offset, len }
+            }
+            "write-same" => two().map(|(from, to)| Self::WriteSame(from, to))?,
             "truncate" => Self::Truncate(one()?, number(&owned(1)?)?),
             "copy" => two().map(|(from, to)| Self::Copy(from, to))?,
+            "clone" => Self::Clone(share()?),
+            "dedupe" => Self::Dedupe(share()?),
             "setxattr" => Self::SetXattr(one()?, owned(1)?, length(&owned(2)?)?),
             "removexattr" => two().map(|(path, name)| Self::RemoveXattr(path, name))?,
-            "chmod" => {
-                Self::Chmod(one()?, u32::from_str_radix(&owned(1)?, 8).map_err(|_| failed())?)
+            "chmod" => Self::Chmod(one()?, octal(1)?),
+            "acl" | "default-acl" => {
+                let (is_default, permissions) = (*verb == "default-acl", octal(1)?);
+                Self::SetAcl { path: one()?, is_default, permissions }
+            }
+            "compression" => {
+                Self::SetCompression(one()?, words.get(1).copied().unwrap_or_default().to_owned())
             }
             "subvolume" => Self::Subvolume(one()?),
             "snapshot" => {
@@ -80,6 +107,9 @@ impl Op {
             }
             "delete" => Self::DeleteSubvolume(one()?),
             "drop-deleted" => Self::DropDeleted,
+            "read-only" => Self::SetReadOnly(one()?, true),
+            "writable" => Self::SetReadOnly(one()?, false),
+            "default" => Self::SetDefault(one()?.trim_start_matches('/').to_owned()),
             _ => return Err(failed()),
         })
     }

@@ -8,11 +8,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place,
-    Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
+    Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
+use super::picture::SECTOR;
 use super::script::FALLOCATE;
 use crate::model::subvolumes::Subvolumes;
 
@@ -25,6 +27,10 @@ pub enum Op {
     Mkdir(String),
     /// Makes a symbolic link.
     Symlink(String),
+    /// Makes a pipe.
+    Fifo(String),
+    /// Makes a character device, of which the minor number is that of the operation.
+    Device(String),
     /// Gives the first one a second name.
     Link(String, String),
     /// Removes a name.
@@ -33,12 +39,14 @@ pub enum Op {
     Rmdir(String),
     /// Moves the first to the second.
     Rename(String, String),
+    /// Moves the first to the second, where nothing may stand.
+    RenameNoReplace(String, String),
     /// Gives each of two the name of the other.
     Exchange(String, String),
     /// Makes an empty file without a name, and then gives it one.
     Unnamed(String),
-    /// Lets an empty file be written in place.
-    NoCow(String),
+    /// Sets the flags of a file, all of them.
+    SetFlags(String, FileFlags),
     /// Keeps a file open until the end.
     Open(String),
     /// Writes `len` bytes at `offset`.
@@ -50,6 +58,17 @@ pub enum Op {
         /// How many they are.
         len: usize,
     },
+    /// Writes whole sectors, and leaves nothing of the file in memory.
+    WriteDirect {
+        /// The file.
+        path: String,
+        /// Where the bytes begin.
+        offset: u64,
+        /// How many they are.
+        len: usize,
+    },
+    /// Writes to the beginning of the second what the first holds, and shares nothing.
+    WriteSame(String, String),
     /// Sets the length of a file.
     Truncate(String, u64),
     /// Allocates, frees, zeros or moves `len` bytes at `offset`. What needs more of a file than there is does nothing.
@@ -65,12 +84,27 @@ pub enum Op {
     },
     /// Copies all of the first file to the beginning of the second, which shares what it can, unless they are one.
     Copy(String, String),
+    /// Lets a range of one file be that of another. What cannot be shared is left as it is.
+    Clone(Share),
+    /// Lets two ranges share their space if they are the same. What cannot be shared is left as it is.
+    Dedupe(Share),
     /// Sets the extended attribute of this name to a value of so many bytes.
     SetXattr(String, String, usize),
     /// Removes the extended attribute of this name.
     RemoveXattr(String, String),
     /// Sets the permissions.
     Chmod(String, u32),
+    /// Sets the access control list of a file, or that for new files in a directory: these permissions, and for one user more.
+    SetAcl {
+        /// The file.
+        path: String,
+        /// It is that for new files.
+        is_default: bool,
+        /// What it allows.
+        permissions: u32,
+    },
+    /// Says how the data of a file is compressed.
+    SetCompression(String, String),
     /// Makes an empty subvolume.
     Subvolume(String),
     /// Makes the second a snapshot of the first.
@@ -86,6 +120,50 @@ pub enum Op {
     DeleteSubvolume(String),
     /// Drops what deleted subvolumes hold, to the end.
     DropDeleted,
+    /// Lets a subvolume refuse to be changed, or not any more.
+    SetReadOnly(String, bool),
+    /// Lets a mount without options show this subvolume.
+    SetDefault(String),
+}
+
+/// A range of one file, and where it is to be in another, or further on in the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Whose range it is.
+    pub from: String,
+    /// Where it begins.
+    pub offset: u64,
+    /// How many bytes it is.
+    pub len: u64,
+    /// Where it is to be.
+    pub to: String,
+    /// Where it is to begin there.
+    pub to_offset: u64,
+}
+
+impl Share {
+    /// Whether files of these lengths in bytes, which may be one, can have this in common: whole sectors, or the end of the first behind that of the second.
+    #[must_use]
+    pub fn can_be_cloned(&self, [from_size, to_size]: [u64; 2], are_one: bool) -> bool {
+        let ends = [self.offset, self.to_offset].map(|offset| offset + self.len);
+        let overlap = self.offset.abs_diff(self.to_offset) < self.len.next_multiple_of(SECTOR);
+        ends[0] <= from_size
+            && !(are_one && overlap)
+            && (self.len.is_multiple_of(SECTOR) || ends[0] == from_size && ends[1] >= to_size)
+    }
+
+    /// The same of what both hold already: the ends are those of both.
+    #[must_use]
+    pub fn can_be_deduped(&self, sizes: [u64; 2], are_one: bool) -> bool {
+        self.to_offset + self.len <= sizes[1] && self.can_be_cloned(sizes, are_one)
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, offset, len, to, to_offset } = self;
+        write!(f, "{from} {offset}+{len} {to} {to_offset}")
+    }
 }
 
 /// One step of a workload.
@@ -125,10 +203,17 @@ impl fmt::Display for Op {
             Self::Rmdir(path) => write!(f, "rmdir {path}"),
             Self::Rename(from, to) => write!(f, "rename {from} {to}"),
             Self::Exchange(one, other) => write!(f, "exchange {one} {other}"),
-            Self::NoCow(path) => write!(f, "nocow {path}"),
+            Self::RenameNoReplace(from, to) => write!(f, "rename-noreplace {from} {to}"),
+            Self::Fifo(path) => write!(f, "fifo {path}"),
+            Self::Device(path) => write!(f, "device {path}"),
+            Self::SetFlags(path, flags) => write!(f, "flags {path} {flags}"),
             Self::Unnamed(path) => write!(f, "unnamed {path}"),
             Self::Open(path) => write!(f, "open {path}"),
             Self::Write { path, offset, len } => write!(f, "write {path} {offset}+{len}"),
+            Self::WriteDirect { path, offset, len } => {
+                write!(f, "write-direct {path} {offset}+{len}")
+            }
+            Self::WriteSame(from, to) => write!(f, "write-same {from} {to}"),
             Self::Truncate(path, size) => write!(f, "truncate {path} {size}"),
             Self::Fallocate { path, what, offset, len } => {
                 let verb = FALLOCATE.iter().find(|(_, known)| known == what);
@@ -136,9 +221,16 @@ impl fmt::Display for Op {
                 write!(f, "{verb} {path} {offset}+{len}")
             }
             Self::Copy(from, to) => write!(f, "copy {from} {to}"),
+            Self::Clone(share) => write!(f, "clone {share}"),
+            Self::Dedupe(share) => write!(f, "dedupe {share}"),
             Self::SetXattr(path, name, len) => write!(f, "setxattr {path} {name} {len}"),
             Self::RemoveXattr(path, name) => write!(f, "removexattr {path} {name}"),
             Self::Chmod(path, mode) => write!(f, "chmod {path} {mode:o}"),
+            Self::SetAcl { path, is_default, permissions } => {
+                let verb = if *is_default { "default-acl" } else { "acl" };
+                write!(f, "{verb} {path} {permissions:o}")
+            }
+            Self::SetCompression(path, how) => write!(f, "compression {path} {how}"),
             Self::Subvolume(path) => write!(f, "subvolume {path}"),
             Self::Snapshot { source, to, is_read_only } => {
                 let how = if *is_read_only { " read-only" } else { "" };
@@ -146,6 +238,9 @@ impl fmt::Display for Op {
             }
             Self::DeleteSubvolume(path) => write!(f, "delete {path}"),
             Self::DropDeleted => f.write_str("drop-deleted"),
+            Self::SetReadOnly(path, true) => write!(f, "read-only {path}"),
+            Self::SetReadOnly(path, false) => write!(f, "writable {path}"),
+            Self::SetDefault(path) => write!(f, "default /{path}"),
         }
     }
 }
@@ -157,7 +252,11 @@ impl Workload {
         let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = self.steps.last() else {
             return false;
         };
-        let is_source = |step: &Step| matches!(step, Step::Do(Op::Copy(from, _)) if from == synced);
+        let is_source = |step: &Step| match step {
+            Step::Do(Op::Copy(from, _)) => from == synced,
+            Step::Do(Op::Clone(share)) => share.from == *synced && share.to != *synced,
+            _ => false,
+        };
         !self.steps.iter().any(is_source)
     }
 
@@ -168,6 +267,20 @@ impl Workload {
             Step::Fsync(_) | Step::Fdatasync(_) | Step::Sync => None,
         });
         self.setup.iter().chain(steps)
+    }
+
+    /// Whether data may be written in place, which a cut may tear.
+    #[must_use]
+    pub fn writes_in_place(&self) -> bool {
+        let is_flag =
+            |op: &Op| matches!(op, Op::SetFlags(_, flags) if flags.contains(FileFlags::NODATACOW));
+        self.ops().any(is_flag)
+    }
+
+    /// Whether an operation is of this kind, in the set-up or later.
+    #[must_use]
+    pub fn has(&self, is_of_kind: impl Fn(&Op) -> bool) -> bool {
+        self.ops().any(is_of_kind)
     }
 
     /// Whether it has to do with subvolumes.
@@ -191,7 +304,10 @@ impl Workload {
                     subvolumes.insert(path.clone());
                 }
                 // What stands there behind a move may be another file.
-                Op::DeleteSubvolume(path) | Op::Rename(path, _) | Op::Exchange(path, _) => {
+                Op::DeleteSubvolume(path)
+                | Op::Rename(path, _)
+                | Op::RenameNoReplace(path, _)
+                | Op::Exchange(path, _) => {
                     subvolumes.remove(path);
                 }
                 _ => {}
@@ -243,6 +359,9 @@ impl fmt::Display for Workload {
 /// The permissions of what is made.
 pub const PERMISSIONS: u32 = 0o640;
 
+/// The major number of devices that are made.
+pub const DEVICE_MAJOR: u32 = 240;
+
 /// Does the operations of a workload to one filesystem.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystemMut,
@@ -262,6 +381,30 @@ pub fn bytes(number: u32, offset: u64, len: usize) -> Vec<u8> {
     let start = offset + u64::from(number) * 53;
     (start..).take(len).map(|at| u8::try_from(at * 7 % 251).expect("below 251") + 1).collect()
 }
+
+/// The access control list that the operation with this number sets: it allows the user with that number as much as the group.
+#[must_use]
+pub fn acl(number: u32, permissions: u32) -> Vec<u8> {
+    /// Tags of the owner, one user, the owning group, the mask and others, with what shows their bits (`linux/posix_acl.h`).
+    const ENTRIES: [(u16, u32); 5] = [(1, 6), (2, 3), (4, 3), (16, 3), (32, 0)];
+    let mut value = vec![2, 0, 0, 0];
+    for (tag, shift) in ENTRIES {
+        let bits = u16::try_from(permissions >> shift & 7).expect("three bits");
+        let id = if tag == 2 { number } else { u32::MAX };
+        value.extend([tag.to_le_bytes(), bits.to_le_bytes()].concat());
+        value.extend(id.to_le_bytes());
+    }
+    value
+}
+
+/// The attribute in which an access control list is.
+#[must_use]
+pub fn acl_name(is_default: bool) -> &'static [u8] {
+    if is_default { DEFAULT } else { ACCESS }
+}
+
+/// The attribute that says how a file is compressed.
+pub const COMPRESSION: &str = "btrfs.compression";
 
 /// Where the symbolic link leads to that the operation with this number makes.
 #[must_use]
@@ -335,6 +478,12 @@ impl<'a> Runner<'a> {
         let at = time(number);
         let new = NewFile { permissions: PERMISSIONS, uid: number, gid: 0, umask: None, at };
         let open = |path: &str| find(fs, path);
+        let set_xattr = |path: &str, name: &[u8], value: &[u8]| {
+            fs.set_xattr(open(path)?, name, value, XattrMode::Set, at)
+        };
+        let mknod = |path: &str, file_type, rdev| {
+            fs.mknod(self.place(path)?, Node { file_type, rdev }, &new).map(drop)
+        };
         match op {
             Op::Create(path) => fs.create(self.place(path)?, &new).map(drop),
             Op::Mkdir(path) => fs.mkdir(self.place(path)?, &new).map(drop),
@@ -353,11 +502,20 @@ impl<'a> Runner<'a> {
                 let file = fs.create_unnamed(place.dir, true, &new)?;
                 fs.link(file, place, at).and(fs.release(file))
             }
-            Op::NoCow(path) => fs.set_flags(open(path)?, FileFlags::NODATACOW, at),
+            Op::RenameNoReplace(from, to) => {
+                fs.rename_with(self.place(from)?, self.place(to)?, Rename::NoReplace, at)
+            }
+            Op::Fifo(path) => mknod(path, FileType::Fifo, (0, 0)),
+            Op::Device(path) => mknod(path, FileType::CharDevice, (DEVICE_MAJOR, number)),
+            Op::SetFlags(path, flags) => fs.set_flags(open(path)?, *flags, at),
             Op::Open(path) => fs.open(open(path)?),
             Op::Write { path, offset, len } => {
                 fs.write(open(path)?, *offset, &bytes(number, *offset, *len), at)
             }
+            Op::WriteDirect { path, offset, len } => {
+                fs.write_direct(open(path)?, *offset, &bytes(number, *offset, *len), at)
+            }
+            Op::WriteSame(from, to) => self.write_same(from, to, at),
             Op::Truncate(path, size) => {
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
                 fs.set_attr(open(path)?, &set, at)
@@ -370,22 +528,28 @@ impl<'a> Runner<'a> {
                 }
                 fs.fallocate(file, *what, *offset, *len, at)
             }
-            Op::Copy(from, to) => {
-                let (from, to) = (open(from)?, open(to)?);
-                if from == to {
-                    return Ok(());
-                }
-                let [start, end] = [from, to].map(|file| Position { file, offset: 0 });
-                fs.copy_range(start, end, fs.attr(from)?.size, at).map(drop)
-            }
+            Op::Copy(from, to) => self.copy(from, to, at),
+            Op::Clone(share) => match self.ends(share)? {
+                ([from, to], true, _) => fs.clone_range(from, to, share.len, at),
+                _ => Ok(()),
+            },
+            Op::Dedupe(share) => match self.ends(share)? {
+                ([from, to], _, true) => fs.dedupe_range(from, to, share.len).map(drop),
+                _ => Ok(()),
+            },
             Op::SetXattr(path, name, len) => {
-                let value = bytes(number, 0, *len);
-                fs.set_xattr(open(path)?, name.as_bytes(), &value, XattrMode::Set, at)
+                set_xattr(path, name.as_bytes(), &bytes(number, 0, *len))
             }
             Op::RemoveXattr(path, name) => fs.remove_xattr(open(path)?, name.as_bytes(), at),
             Op::Chmod(path, mode) => {
                 let set = SetAttr { permissions: Some(*mode), ..SetAttr::default() };
                 fs.set_attr(open(path)?, &set, at)
+            }
+            Op::SetAcl { path, is_default, permissions } => {
+                set_xattr(path, acl_name(*is_default), &acl(number, *permissions))
+            }
+            Op::SetCompression(path, how) => {
+                set_xattr(path, COMPRESSION.as_bytes(), how.as_bytes())
             }
             Op::Subvolume(path) => {
                 self.subvolumes()?.create_subvolume(self.place(path)?, &new).map(drop)
@@ -396,7 +560,38 @@ impl<'a> Runner<'a> {
             }
             Op::DeleteSubvolume(path) => self.subvolumes()?.delete_subvolume(self.place(path)?, at),
             Op::DropDeleted => self.subvolumes()?.drop_deleted(),
+            Op::SetReadOnly(path, is_read_only) => {
+                self.subvolumes()?.set_read_only(open(path)?, *is_read_only)
+            }
+            Op::SetDefault(path) => self.subvolumes()?.set_default(open(path)?),
         }
+    }
+
+    /// Where a range is and is to be, and whether the files are long enough for it to be cloned, and to be deduped.
+    fn ends(&self, share: &Share) -> Result<([Position; 2], bool, bool)> {
+        let from = Position { file: find(self.fs, &share.from)?, offset: share.offset };
+        let to = Position { file: find(self.fs, &share.to)?, offset: share.to_offset };
+        let sizes = [self.fs.attr(from.file)?.size, self.fs.attr(to.file)?.size];
+        let are_one = from.file == to.file;
+        let can_be_cloned = share.can_be_cloned(sizes, are_one);
+        Ok(([from, to], can_be_cloned, share.can_be_deduped(sizes, are_one)))
+    }
+
+    fn copy(&self, from: &str, to: &str, at: Timestamp) -> Result<()> {
+        let (from, to) = (find(self.fs, from)?, find(self.fs, to)?);
+        if from == to {
+            return Ok(());
+        }
+        let [start, end] = [from, to].map(|file| Position { file, offset: 0 });
+        self.fs.copy_range(start, end, self.fs.attr(from)?.size, at).map(drop)
+    }
+
+    fn write_same(&self, from: &str, to: &str, at: Timestamp) -> Result<()> {
+        let (from, to) = (find(self.fs, from)?, find(self.fs, to)?);
+        let len = usize::try_from(self.fs.attr(from)?.size).expect("files are small");
+        let mut data = vec![0; len];
+        self.fs.read(from, 0, &mut data)?;
+        self.fs.write(to, 0, &data, at)
     }
 
     fn subvolumes(&self) -> Result<&'a dyn Subvolumes> {

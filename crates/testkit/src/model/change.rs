@@ -1,12 +1,11 @@
 //! What changes the model.
 
-use std::collections::BTreeMap;
-
 use offshoot_vfs::{
-    Attr, Errno, Fallocate, FileFlags, FileId, FileSystemMut, FileType, NewFile, Node as NodeKind,
-    Parent, Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    Attr, Dedupe, Errno, Fallocate, FileFlags, FileId, FileSystemMut, FileType, NewFile,
+    Node as NodeKind, Parent, Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
+use super::attributes::{FIXED, Inherited};
 use super::contents::{Contents, MAX_SIZE, SECTOR};
 use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
@@ -17,6 +16,7 @@ impl State {
         if self.node(place.dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, place.dir);
         }
+        self.refuse(place.dir, FileFlags::IMMUTABLE)?;
         if self.lookup(place.dir, place.name).is_ok() {
             return posix(Errno::EXIST, place.name.escape_ascii());
         }
@@ -63,14 +63,10 @@ impl State {
 
     /// A new file in `dir`, whose name is still to come.
     fn insert(&mut self, dir: FileId, body: Body, kind: NodeKind, new: &NewFile) -> Result<FileId> {
-        let inherited = FileFlags::COMPRESS | FileFlags::NOCOMPRESS | FileFlags::NODATACOW;
-        let flags = self.node(dir)?.flags & inherited;
+        let Inherited { permissions, flags, xattrs } = self.inherited(dir, kind.file_type, new)?;
         let file = id(self.next_ino);
         self.next_ino += 1;
-        let (permissions, size) = match &body {
-            Body::Symlink(target) => (0o777, target.len() as u64),
-            _ => (new.permissions, 0),
-        };
+        let size = if let Body::Symlink(target) = &body { target.len() as u64 } else { 0 };
         let attr = Attr {
             file,
             file_type: kind.file_type,
@@ -86,7 +82,7 @@ impl State {
             ctime: new.at,
             btime: new.at,
         };
-        let (xattrs, subvolume) = (BTreeMap::new(), self.node(dir)?.subvolume);
+        let subvolume = self.node(dir)?.subvolume;
         let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         self.nodes.insert(file.ino, node);
         Ok(file)
@@ -96,6 +92,11 @@ impl State {
     fn take_away(&mut self, place: Place<'_>, directory: bool, at: Timestamp) -> Result<()> {
         self.require_writable(place.dir)?;
         let file = self.lookup(place.dir, place.name)?;
+        self.refuse(place.dir, FIXED)?;
+        self.refuse(file, FIXED)?;
+        if file.ino == self.default {
+            return posix(Errno::PERM, file);
+        }
         match (directory, &self.node(file)?.body) {
             (true, Body::Directory(inner)) if !inner.names.is_empty() => {
                 return posix(Errno::NOTEMPTY, file);
@@ -128,6 +129,8 @@ impl State {
             return Ok(());
         }
         for (file, dir) in [(moved, to.dir), (other, from.dir)] {
+            self.refuse(file, FIXED)?;
+            self.refuse(dir, FIXED)?;
             if self.file_type(file)? == FileType::Directory && self.is_below(dir, file)? {
                 return posix(Errno::INVAL, file);
             }
@@ -232,6 +235,7 @@ impl FileSystemMut for Model {
         if state.node(dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, dir);
         }
+        state.refuse(dir, FileFlags::IMMUTABLE)?;
         let kind = NodeKind { file_type: FileType::Regular, rdev: (0, 0) };
         let file = state.insert(dir, Body::Regular(Contents::default()), kind, new)?;
         let node = state.node_mut(file)?;
@@ -251,6 +255,7 @@ impl FileSystemMut for Model {
         if attr.nlink == 0 && !state.node(file)?.is_linkable {
             return posix(Errno::NOENT, file);
         }
+        state.refuse(file, FIXED)?;
         state.add_entry(place, file, at)?;
         let node = state.node_mut(file)?;
         node.attr.nlink += 1;
@@ -301,6 +306,9 @@ impl FileSystemMut for Model {
         if is_directory && state.is_below(to.dir, moved)? {
             return posix(Errno::INVAL, moved);
         }
+        state.refuse(from.dir, FIXED)?;
+        state.refuse(to.dir, FileFlags::IMMUTABLE)?;
+        state.refuse(moved, FIXED)?;
         if from.dir != to.dir {
             // What is in a directory that moves changes, were it only `..`.
             state.require_writable(moved)?;
@@ -322,6 +330,8 @@ impl FileSystemMut for Model {
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
         let mut state = self.state();
         state.require_writable(file)?;
+        let is_touch = *set == SetAttr::TOUCH;
+        state.refuse(file, if is_touch { FileFlags::IMMUTABLE } else { FIXED })?;
         if set.permissions.is_some() && state.file_type(file)? == FileType::Symlink {
             return posix(Errno::OPNOTSUPP, file);
         }
@@ -334,8 +344,10 @@ impl FileSystemMut for Model {
             let attr = &mut state.node_mut(file)?.attr;
             (attr.size, attr.mtime) = (size, at);
         }
+        if let Some(permissions) = set.permissions {
+            state.set_permissions(file, permissions)?;
+        }
         let attr = &mut state.node_mut(file)?.attr;
-        attr.permissions = set.permissions.unwrap_or(attr.permissions);
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
         attr.atime = set.atime.map_or(attr.atime, |time| time.at(at));
@@ -345,30 +357,20 @@ impl FileSystemMut for Model {
     }
 
     fn set_flags(&self, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
-        let mut state = self.state();
-        state.require_writable(file)?;
-        let node = state.node_mut(file)?;
-        if !matches!(node.attr.file_type, FileType::Regular | FileType::Directory) {
-            return posix(Errno::OPNOTSUPP, file);
-        }
-        node.flags = match node.attr.file_type {
-            FileType::Directory => flags,
-            _ => flags - FileFlags::DIRSYNC,
-        };
-        node.attr.ctime = at;
-        Ok(())
+        self.state().set_flags(file, flags, at)
     }
 
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
         let mut state = self.state();
         state.require_writable(file)?;
-        let contents = state.contents_mut(file)?;
+        let [size, _] = state.sizes(file, file)?;
+        state.refuse(file, if offset == size { FileFlags::IMMUTABLE } else { FIXED })?;
         let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_SIZE);
         let Some(end) = end else { return posix(Errno::FBIG, file) };
         if data.is_empty() {
             return Ok(());
         }
-        contents.write(offset, data);
+        state.contents_mut(file)?.write(offset, data);
         state.written(file, end, at)
     }
 
@@ -387,6 +389,8 @@ impl FileSystemMut for Model {
         let mut state = self.state();
         state.require_writable(file)?;
         let [size, _] = state.sizes(file, file)?;
+        let is_allocation = matches!(what, Fallocate::Allocate { .. });
+        state.refuse(file, if is_allocation { FileFlags::IMMUTABLE } else { FIXED })?;
         if len == 0 {
             return posix(Errno::INVAL, file);
         }
@@ -406,8 +410,12 @@ impl FileSystemMut for Model {
         };
         let contents = state.contents_mut(file)?;
         match what {
-            Fallocate::Allocate { .. } => {}
-            Fallocate::PunchHole | Fallocate::Zero { .. } => contents.punch(offset..end),
+            Fallocate::Allocate { .. } => contents.preallocate(offset..end),
+            Fallocate::PunchHole => contents.punch(offset..end),
+            Fallocate::Zero { .. } => {
+                contents.punch(offset..end);
+                contents.preallocate(offset..end);
+            }
             Fallocate::Collapse => contents.shift(end, offset),
             Fallocate::Insert => contents.shift(offset, end),
         }
@@ -420,11 +428,13 @@ impl FileSystemMut for Model {
         let mut state = self.state();
         state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
+        state.refuse(to.file, FIXED)?;
         let rest = from_size.checked_sub(from.offset).filter(|&rest| len <= rest);
         let Some(rest) = rest else { return posix(Errno::INVAL, from.file) };
         let len = if len == 0 { rest } else { len };
         let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
         let Some(end) = end else { return posix(Errno::FBIG, to.file) };
+        state.require_alike(from.file, to.file)?;
         require_sectors(from, to, len, len == rest && end >= to_size)?;
         if len > 0 {
             state.clone_sectors(from, to, len)?;
@@ -433,28 +443,34 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool> {
+    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe> {
         let mut state = self.state();
-        state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
-        let [from_rest, to_rest] = [(from_size, from), (to_size, to)]
+        state.refuse(to.file, FileFlags::IMMUTABLE)?;
+        state.require_alike(from.file, to.file)?;
+        if len == 0 {
+            return Ok(Dedupe::Same { len });
+        }
+        let rests = [(from_size, from), (to_size, to)]
             .map(|(size, at)| size.checked_sub(at.offset).filter(|&rest| len <= rest));
-        if from_rest.is_none() || to_rest.is_none() {
+        if rests.contains(&None) {
             return posix(Errno::INVAL, to.file);
         }
-        require_sectors(from, to, len, from_rest == Some(len) && to_rest == Some(len))?;
+        let len = if rests == [Some(len); 2] { len } else { len / SECTOR * SECTOR };
+        require_sectors(from, to, len, true)?;
         if state.bytes(from, len)? != state.bytes(to, len)? {
-            return Ok(false);
+            return Ok(Dedupe::Differs);
         }
         // Zeros that are written and a hole are the same, and become what the other is.
         state.clone_sectors(from, to, len)?;
-        Ok(true)
+        Ok(Dedupe::Same { len })
     }
 
     fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
         let mut state = self.state();
         state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
+        state.refuse(to.file, FIXED)?;
         let rest = from_size.saturating_sub(from.offset);
         let len = len.min(rest);
         let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
@@ -470,7 +486,9 @@ impl FileSystemMut for Model {
         let head = from.offset.next_multiple_of(SECTOR) - from.offset;
         let is_whole = len == rest && end >= to_size;
         let tail = if is_whole { 0 } else { (from.offset + len) % SECTOR };
-        let lie_alike = from.offset % SECTOR == to.offset % SECTOR && head + tail < len;
+        let lie_alike = from.offset % SECTOR == to.offset % SECTOR
+            && head + tail < len
+            && state.require_alike(from.file, to.file).is_ok();
         let whole = if lie_alike { head..len - tail } else { len..len };
         for part in [0..whole.start, whole.end..len] {
             let [start, end] = [part.start, part.end].map(|at| usize::try_from(at).expect("small"));
@@ -493,30 +511,11 @@ impl FileSystemMut for Model {
         mode: XattrMode,
         at: Timestamp,
     ) -> Result<()> {
-        let mut state = self.state();
-        state.require_writable(file)?;
-        let node = state.node_mut(file)?;
-        require_plain(node)?;
-        match (mode, node.xattrs.contains_key(name)) {
-            (XattrMode::Create, true) => return posix(Errno::EXIST, file),
-            (XattrMode::Replace, false) => return posix(Errno::NODATA, file),
-            _ => {}
-        }
-        node.xattrs.insert(name.to_vec(), value.to_vec());
-        node.attr.ctime = at;
-        Ok(())
+        self.state().set_xattr(file, name, value, mode, at)
     }
 
     fn remove_xattr(&self, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
-        let mut state = self.state();
-        state.require_writable(file)?;
-        let node = state.node_mut(file)?;
-        require_plain(node)?;
-        if node.xattrs.remove(name).is_none() {
-            return posix(Errno::NODATA, file);
-        }
-        node.attr.ctime = at;
-        Ok(())
+        self.state().remove_xattr(file, name, at)
     }
 
     fn open(&self, file: FileId) -> Result<()> {
@@ -541,13 +540,5 @@ impl FileSystemMut for Model {
 
     fn sync(&self) -> Result<()> {
         Ok(())
-    }
-}
-
-/// `EPERM` for attributes of users on what only the superuser's have.
-fn require_plain(node: &Node) -> Result<()> {
-    match node.attr.file_type {
-        FileType::Regular | FileType::Directory => Ok(()),
-        _ => posix(Errno::PERM, node.attr.file),
     }
 }

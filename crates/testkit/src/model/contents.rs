@@ -4,7 +4,7 @@
 //! costs a sector, and where there is data is known to the sector, as filesystems count it. The size of
 //! the file is kept with its attributes; bytes behind it in the last sector are zeros.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// The unit in which data is kept.
@@ -13,9 +13,12 @@ pub(super) const SECTOR: u64 = 4096;
 /// The largest file, in bytes: the offsets of system calls are signed.
 pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
-/// The bytes of a file, by the number of their sector.
+/// The bytes of a file, by the number of their sector, and the sectors that have space and were not written.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents(BTreeMap<u64, Box<[u8]>>);
+pub(super) struct Contents {
+    sectors: BTreeMap<u64, Box<[u8]>>,
+    preallocated: BTreeSet<u64>,
+}
 
 /// The parts of a range of bytes that lie in one sector each: the sector, where in it the part begins, and
 /// where the part lies in the range.
@@ -34,7 +37,8 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usi
 impl Contents {
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         for (sector, within, part) in parts(offset, data.len()) {
-            let bytes = self.0.entry(sector).or_insert_with(|| vec![0; 4096].into());
+            let bytes = self.sectors.entry(sector).or_insert_with(|| vec![0; 4096].into());
+            self.preallocated.remove(&sector);
             bytes[within..][..part.len()].copy_from_slice(&data[part]);
         }
     }
@@ -42,7 +46,7 @@ impl Contents {
     /// Fills `buf` with what is from `offset` on, holes being zeros.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) {
         for (sector, within, part) in parts(offset, buf.len()) {
-            match self.0.get(&sector) {
+            match self.sectors.get(&sector) {
                 Some(bytes) => {
                     let len = part.len();
                     buf[part].copy_from_slice(&bytes[within..][..len]);
@@ -52,10 +56,23 @@ impl Contents {
         }
     }
 
+    /// Gives the sectors of a range space, as far as they have none.
+    pub(super) fn preallocate(&mut self, range: Range<u64>) {
+        let sectors = range.start / SECTOR..range.end.div_ceil(SECTOR);
+        let is_missing = |sector: &u64| !self.sectors.contains_key(sector);
+        self.preallocated.extend(sectors.filter(is_missing));
+    }
+
+    /// What the sectors take that were written or have space, in bytes.
+    pub(super) fn allocated_bytes(&self) -> u64 {
+        (self.sectors.len() + self.preallocated.len()) as u64 * SECTOR
+    }
+
     /// Drops everything from `size` on.
     pub(super) fn cut(&mut self, size: u64) {
-        self.0.split_off(&size.div_ceil(SECTOR));
-        if let Some(last) = self.0.get_mut(&(size / SECTOR)) {
+        self.sectors.split_off(&size.div_ceil(SECTOR));
+        self.preallocated.split_off(&size.div_ceil(SECTOR));
+        if let Some(last) = self.sectors.get_mut(&(size / SECTOR)) {
             last[usize::try_from(size % SECTOR).expect("below a sector")..].fill(0);
         }
     }
@@ -65,8 +82,9 @@ impl Contents {
         let len = usize::try_from(range.end - range.start).expect("ranges of the model are small");
         for (sector, within, part) in parts(range.start, len) {
             if part.len() == 4096 {
-                self.0.remove(&sector);
-            } else if let Some(bytes) = self.0.get_mut(&sector) {
+                self.sectors.remove(&sector);
+                self.preallocated.remove(&sector);
+            } else if let Some(bytes) = self.sectors.get_mut(&sector) {
                 bytes[within..][..part.len()].fill(0);
             }
         }
@@ -74,28 +92,34 @@ impl Contents {
 
     /// Moves what is at `from` and behind it to `to`, both whole sectors. What is between goes, or is a hole.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
-        let moved = self.0.split_off(&(from / SECTOR));
-        self.0.split_off(&(to / SECTOR));
-        self.0
-            .extend(moved.into_iter().map(|(at, bytes)| (at + to / SECTOR - from / SECTOR, bytes)));
+        let new = |at: u64| at + to / SECTOR - from / SECTOR;
+        let moved = self.sectors.split_off(&(from / SECTOR));
+        self.sectors.split_off(&(to / SECTOR));
+        self.sectors.extend(moved.into_iter().map(|(at, bytes)| (new(at), bytes)));
+        let moved = self.preallocated.split_off(&(from / SECTOR));
+        self.preallocated.split_off(&(to / SECTOR));
+        self.preallocated.extend(moved.into_iter().map(new));
     }
 
     /// The sectors of a range, which begins with one, as those that begin at `to`.
     pub(super) fn moved(&self, range: Range<u64>, to: u64) -> Self {
-        let sectors = self.0.range(range.start / SECTOR..range.end.div_ceil(SECTOR));
+        let sectors = self.sectors.range(range.start / SECTOR..range.end.div_ceil(SECTOR));
         let new = |at: u64| at - range.start / SECTOR + to / SECTOR;
-        Self(sectors.map(|(&at, bytes)| (new(at), bytes.clone())).collect())
+        let sectors = sectors.map(|(&at, bytes)| (new(at), bytes.clone())).collect();
+        Self { sectors, preallocated: BTreeSet::new() }
     }
 
     /// Puts sectors in the place of those that are in a range, which begins with one.
     pub(super) fn replace(&mut self, range: Range<u64>, by: Self) {
-        self.0.retain(|&at, _| !(range.start / SECTOR..range.end.div_ceil(SECTOR)).contains(&at));
-        self.0.extend(by.0);
+        let replaced = range.start / SECTOR..range.end.div_ceil(SECTOR);
+        self.sectors.retain(|at, _| !replaced.contains(at));
+        self.preallocated.retain(|at| !replaced.contains(at));
+        self.sectors.extend(by.sectors);
     }
 
     /// The first run of data at or after `offset` of a file of `size` bytes.
     pub(super) fn next_data(&self, offset: u64, size: u64) -> Option<Range<u64>> {
-        let mut sectors = self.0.range(offset / SECTOR..).map(|(&sector, _)| sector);
+        let mut sectors = self.sectors.range(offset / SECTOR..).map(|(&sector, _)| sector);
         let first = sectors.next()?;
         let mut end = first + 1;
         for sector in sectors.take_while(|&sector| sector * SECTOR < size) {
@@ -126,7 +150,7 @@ mod tests {
         contents.write(1 << 40, b"far");
         assert_eq!(bytes(&contents, 4093, 6), b"\0abcd\0");
         assert_eq!(bytes(&contents, (1 << 40) - 1, 5), b"\0far\0");
-        assert_eq!(contents.0.len(), 3);
+        assert_eq!(contents.sectors.len(), 3);
     }
 
     #[test]
@@ -137,7 +161,20 @@ mod tests {
         assert_eq!(bytes(&contents, 4049, 3), [7, 0, 0]);
         assert_eq!(bytes(&contents, 4096, 2), [0, 0]);
         contents.cut(0);
-        assert!(contents.0.is_empty());
+        assert!(contents.sectors.is_empty());
+    }
+
+    #[test]
+    fn space_is_there_until_it_is_written_or_given_back() {
+        let mut contents = Contents::default();
+        contents.write(0, b"x");
+        contents.preallocate(0..5 * SECTOR);
+        assert_eq!(contents.allocated_bytes(), 5 * SECTOR);
+        contents.write(SECTOR, b"y");
+        contents.punch(SECTOR..3 * SECTOR);
+        assert_eq!(contents.allocated_bytes(), 3 * SECTOR);
+        contents.cut(SECTOR);
+        assert_eq!((contents.allocated_bytes(), contents.sectors.len()), (SECTOR, 1));
     }
 
     #[test]

@@ -27,7 +27,13 @@ impl FileSystem for Model {
     }
 
     fn attr(&self, file: FileId) -> Result<Attr> {
-        Ok(self.state().node(file)?.attr)
+        let state = self.state();
+        let node = state.node(file)?;
+        let allocated_bytes = match &node.body {
+            Body::Regular(contents) => contents.allocated_bytes(),
+            _ => 0,
+        };
+        Ok(Attr { allocated_bytes, ..node.attr })
     }
 
     fn flags(&self, file: FileId) -> Result<FileFlags> {

@@ -9,7 +9,8 @@ use offshoot_vfs::{
     Errno, FileId, FileType, NewFile, Node as NodeKind, Parent, Place, Result, Timestamp,
 };
 
-use super::{Body, Directory, Model, Node, State, id, posix};
+use super::attributes::FIXED;
+use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
 /// What is done to subvolumes. Errors are those of new and of removed directories where nothing else is said.
 pub trait Subvolumes: Sync {
@@ -25,7 +26,7 @@ pub trait Subvolumes: Sync {
         at: Timestamp,
     ) -> Result<FileId>;
 
-    /// Deletes a subvolume with all that is in it. `EINVAL` for anything else.
+    /// Deletes a subvolume with all that is in it. `EINVAL` for anything else, `EPERM` for the one that a mount shows.
     fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
 
     /// Drops all that deleted subvolumes hold, to the end. Nothing that is shown changes.
@@ -34,8 +35,26 @@ pub trait Subvolumes: Sync {
     /// Lets the subvolume with this root refuse to be changed, or not any more.
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()>;
 
+    /// Lets a mount without options show the subvolume with this root, which cannot be deleted then: `EPERM`.
+    fn set_default(&self, root: FileId) -> Result<()>;
+
+    /// What is set of the subvolume with this root; `None` for the first one, and for what is no root.
+    fn settings(&self, file: FileId) -> Result<Option<Settings>>;
+
+    /// The root of the subvolume that a mount without options shows.
+    fn default(&self) -> Result<FileId>;
+
     /// When the subvolume was made that `file` is in; 0 for the first one, which came with the volume.
     fn made(&self, file: FileId) -> Result<Timestamp>;
+}
+
+/// What is set of a subvolume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// It refuses to be changed.
+    pub is_read_only: bool,
+    /// A mount without options shows it.
+    pub is_default: bool,
 }
 
 impl Model {
@@ -56,8 +75,14 @@ impl Subvolumes for Model {
     fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
         let mut state = self.state();
         let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
-        let root = state.make(place, Body::Directory(Directory::default()), kind, new)?;
-        state.node_mut(root)?.subvolume = root.ino;
+        // The umask is taken off in any case, and what a list allows after that.
+        let permissions = new.permissions & !new.umask.unwrap_or(0);
+        let new = NewFile { permissions, ..*new };
+        let root = state.make(place, Body::Directory(Directory::default()), kind, &new)?;
+        let method = state.compression_of_subvolume(place.dir)?;
+        let node = state.node_mut(root)?;
+        node.subvolume = root.ino;
+        node.compress_with(method);
         state.made.insert(root.ino, new.at);
         Ok(root)
     }
@@ -88,6 +113,11 @@ impl Subvolumes for Model {
         if !state.is_subvolume(root) {
             return posix(Errno::INVAL, root);
         }
+        state.refuse(place.dir, FIXED)?;
+        state.refuse(root, FIXED)?;
+        if root.ino == state.default {
+            return posix(Errno::PERM, root);
+        }
         state.remove_entry(place, at)?;
         state.nodes.retain(|_, node| node.subvolume != root.ino);
         state.read_only.remove(&root.ino);
@@ -108,6 +138,24 @@ impl Subvolumes for Model {
             state.read_only.remove(&root.ino);
         }
         Ok(())
+    }
+
+    fn set_default(&self, root: FileId) -> Result<()> {
+        let mut state = self.state();
+        state.node(root)?;
+        state.default = root.ino;
+        Ok(())
+    }
+
+    fn settings(&self, file: FileId) -> Result<Option<Settings>> {
+        let state = self.state();
+        let is_read_only = state.read_only.contains(&file.ino);
+        let settings = Settings { is_read_only, is_default: state.default == file.ino };
+        Ok(Some(settings).filter(|_| state.is_subvolume(file) && file.ino != ROOT))
+    }
+
+    fn default(&self) -> Result<FileId> {
+        Ok(id(self.state().default))
     }
 
     fn made(&self, file: FileId) -> Result<Timestamp> {

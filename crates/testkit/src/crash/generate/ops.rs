@@ -1,10 +1,10 @@
 //! The operations, with what each needs and the points of persistence that may follow it.
 
-use offshoot_vfs::Fallocate;
+use offshoot_vfs::{Fallocate, FileFlags};
 
 use super::tree::Need;
 use super::{Op, Step};
-use crate::crash::workload::split;
+use crate::crash::workload::{Share, acl_name, split};
 
 /// The files of the namespace.
 const FILES: [&str; 6] = ["foo", "bar", "A/foo", "A/bar", "B/foo", "B/bar"];
@@ -30,28 +30,29 @@ pub(super) fn ops() -> Vec<Candidate> {
     links(&mut all);
     renames(&mut all);
     data(&mut all);
+    in_place(&mut all);
     copies(&mut all);
+    shares(&mut all);
     attributes(&mut all);
+    flags(&mut all);
+    lists(&mut all);
     subvolumes(&mut all);
+    settings(&mut all);
     all
 }
 
-/// `fsync` of each of `paths`, once, and `sync`.
+/// `fsync` and `fdatasync` of each of `paths`, once, and `sync`.
 fn points(paths: &[&str]) -> Vec<Step> {
     let mut points: Vec<Step> = Vec::new();
     for path in paths {
-        let point = Step::Fsync((*path).to_owned());
-        if !points.contains(&point) {
-            points.push(point);
+        for point in [Step::Fsync, Step::Fdatasync].map(|point| point((*path).to_owned())) {
+            if !points.contains(&point) {
+                points.push(point);
+            }
         }
     }
     points.push(Step::Sync);
     points
-}
-
-/// The same of a file whose data changes, with `fdatasync`.
-fn points_of_data(path: &str) -> Vec<Step> {
-    [points(&[path]), vec![Step::Fdatasync(path.to_owned())]].concat()
 }
 
 fn names(all: &mut Vec<Candidate>) {
@@ -62,6 +63,10 @@ fn names(all: &mut Vec<Candidate>) {
         all.push(add(Op::Create(own.clone()), absent(), points(&[path, dir])));
         all.push(add(Op::Unnamed(own.clone()), absent(), points(&[path, dir])));
         all.push(add(Op::Symlink(own.clone()), absent(), points(&[dir])));
+        if CHANGED.contains(&path) {
+            all.push(add(Op::Fifo(own.clone()), absent(), points(&[dir])));
+            all.push(add(Op::Device(own.clone()), absent(), points(&[dir])));
+        }
         let file = Need::File(path, LENGTHS[1]);
         all.push(add(Op::Unlink(own.clone()), vec![file.clone()], points(&[dir])));
         let opened = vec![file.clone(), Need::Opened(path)];
@@ -119,6 +124,15 @@ fn renames(all: &mut Vec<Candidate>) {
         all.push(rename(from, to, vec![file.clone(), Need::Absent(to)]));
         all.push(rename(from, to, vec![file, Need::File(to, LENGTHS[0])]));
     }
+    let noreplace = |from, to, need| {
+        let Candidate { needs, points, .. } = rename(from, to, vec![need, Need::Absent(to)]);
+        let op = Op::RenameNoReplace(from.to_owned(), to.to_owned());
+        Candidate { op, needs, points }
+    };
+    for (from, to) in [("foo", "bar"), ("foo", "A/bar"), ("B/foo", "A/bar")] {
+        all.push(noreplace(from, to, Need::File(from, LENGTHS[1])));
+    }
+    all.push(noreplace("A", "B", Need::Dir("A")));
     // What is replaced has another name, which is synced.
     for (from, to, other) in [
         ("foo", "bar", "A/foo"),
@@ -163,7 +177,7 @@ fn data(all: &mut Vec<Candidate>) {
     for (path, length) in CHANGED.into_iter().flat_map(|path| LENGTHS.map(|len| (path, len))) {
         let mut add = |op| {
             let needs = vec![Need::File(path, length)];
-            all.push(Candidate { op, needs, points: points_of_data(path) });
+            all.push(Candidate { op, needs, points: points(&[path]) });
         };
         let end = length as u64;
         for (offset, len) in [
@@ -184,14 +198,42 @@ fn data(all: &mut Vec<Candidate>) {
             (Fallocate::PunchHole, 0, 4096),
             (Fallocate::PunchHole, 50, 6000),
             (Fallocate::Zero { keep_size: false }, 3000, 12_000),
+            (Fallocate::Zero { keep_size: true }, 3000, 12_000),
             (Fallocate::Collapse, 0, 4096),
             (Fallocate::Insert, 4096, 4096),
         ] {
-            add(Op::Fallocate { path: path.to_owned(), what, offset, len });
+            let moves = matches!(what, Fallocate::Collapse | Fallocate::Insert);
+            // In a file that ends before that there is nothing to move.
+            if !moves || end > offset + len {
+                add(Op::Fallocate { path: path.to_owned(), what, offset, len });
+            }
+        }
+        // Over the beginning, behind that, and behind a hole.
+        for (offset, len) in [(0, 4096), (4096, 16_384), (65_536, 4096)] {
+            add(Op::WriteDirect { path: path.to_owned(), offset, len });
         }
         for size in [0, end / 2, end / 4096 * 4096 + 1, end + 10, 65_536] {
             add(Op::Truncate(path.to_owned(), size));
         }
+    }
+}
+
+/// Files whose data is written in place.
+fn in_place(all: &mut Vec<Candidate>) {
+    let (path, length) = ("foo", LENGTHS[1]);
+    let mut add = |op, needs| all.push(Candidate { op, needs, points: points(&[path]) });
+    add(Op::SetFlags(path.to_owned(), FileFlags::NODATACOW), vec![Need::Empty(path)]);
+    let own = || path.to_owned();
+    let end = length as u64;
+    for op in [
+        Op::Write { path: own(), offset: 0, len: length },
+        Op::Write { path: own(), offset: end / 3, len: length / 3 },
+        Op::Write { path: own(), offset: end, len: 20_000 },
+        Op::WriteDirect { path: own(), offset: 4096, len: 8192 },
+        Op::Truncate(own(), end / 2),
+        Op::Fallocate { path: own(), what: Fallocate::PunchHole, offset: 50, len: 6000 },
+    ] {
+        add(op, vec![Need::InPlace(path, length)]);
     }
 }
 
@@ -208,6 +250,36 @@ fn copies(all: &mut Vec<Candidate>) {
     }
 }
 
+/// Parts of files that become shared.
+fn shares(all: &mut Vec<Candidate>) {
+    let [one, other] = CHANGED;
+    let share = |from: &str, (offset, len), to: &str, to_offset| Share {
+        from: from.to_owned(),
+        offset,
+        len,
+        to: to.to_owned(),
+        to_offset,
+    };
+    let end = LENGTHS[1] as u64;
+    for (from, to) in [(one, other), (other, one)] {
+        let needs = vec![Need::File(from, LENGTHS[1]), Need::File(to, LENGTHS[1])];
+        // From the middle to the beginning, over the end, and the end behind the end.
+        for (range, at) in [((4096, 4096), 0), ((0, 8192), 8192), ((8192, end - 8192), 12_288)] {
+            let op = Op::Clone(share(from, range, to, at));
+            all.push(Candidate { op, needs: needs.clone(), points: points(&[to, from]) });
+        }
+        let needs = [needs, vec![Need::Same(from, to)]].concat();
+        // In part, and all of it.
+        for range in [(0, 4096), (0, end)] {
+            let op = Op::Dedupe(share(from, range, to, 0));
+            all.push(Candidate { op, needs: needs.clone(), points: points(&[to, from]) });
+        }
+    }
+    let op = Op::Clone(share(one, (0, 4096), one, 8192));
+    let needs = vec![Need::File(one, LENGTHS[1])];
+    all.push(Candidate { op, needs, points: points(&[one]) });
+}
+
 fn attributes(all: &mut Vec<Candidate>) {
     let file = |path| Need::File(path, LENGTHS[0]);
     for (path, need) in [("foo", file("foo")), ("A/bar", file("A/bar")), ("A", Need::Dir("A"))] {
@@ -221,6 +293,69 @@ fn attributes(all: &mut Vec<Candidate>) {
         add(Op::SetXattr(path.to_owned(), "user.two".to_owned(), 3), has());
         add(Op::RemoveXattr(path.to_owned(), "user.one".to_owned()), has());
         add(Op::Chmod(path.to_owned(), 0o600), None);
+    }
+}
+
+/// What is set of a file and forbids nothing, and what forbids almost all; of a directory only the former.
+fn flags(all: &mut Vec<Candidate>) {
+    let mut add = |path: &str, flags, need| {
+        let op = Op::SetFlags(path.to_owned(), flags);
+        all.push(Candidate { op, needs: vec![need], points: points(&[path]) });
+    };
+    for path in CHANGED {
+        let file = || Need::File(path, LENGTHS[0]);
+        add(path, FileFlags::NODUMP | FileFlags::NOATIME, file());
+        for flag in [FileFlags::IMMUTABLE, FileFlags::APPEND, FileFlags::SYNC] {
+            add(path, flag, file());
+        }
+    }
+    add("A", FileFlags::NODUMP | FileFlags::NOATIME, Need::Dir("A"));
+    add("A", FileFlags::DIRSYNC, Need::Dir("A"));
+}
+
+/// Access control lists, and how data is compressed.
+fn lists(all: &mut Vec<Candidate>) {
+    let file = |path| Need::File(path, LENGTHS[1]);
+    for (path, need) in [("foo", file("foo")), ("A/bar", file("A/bar")), ("A", Need::Dir("A"))] {
+        let own = || path.to_owned();
+        let mut add = |op, more: Option<Need>| {
+            let needs = [Some(need.clone()), more].into_iter().flatten().collect();
+            all.push(Candidate { op, needs, points: points(&[path]) });
+        };
+        let acl = |is_default| Op::SetAcl { path: own(), is_default, permissions: 0o751 };
+        let compression = |how: &str| Op::SetCompression(own(), how.to_owned());
+        add(acl(false), None);
+        add(Op::Chmod(own(), 0o604), Some(Need::Acl(path)));
+        let name = String::from_utf8_lossy(acl_name(false)).into_owned();
+        add(Op::RemoveXattr(own(), name), Some(Need::Acl(path)));
+        add(compression("zstd"), None);
+        add(compression("lzo"), Some(Need::Compression(path)));
+        add(compression(""), Some(Need::Compression(path)));
+        if path == "A" {
+            add(acl(true), None);
+        }
+    }
+    // What is made in a directory that says how.
+    let needs = vec![Need::Dir("A"), Need::Compression("A"), Need::Absent("A/foo")];
+    let op = Op::Create("A/foo".to_owned());
+    all.push(Candidate { op, needs, points: points(&["A/foo", "A"]) });
+}
+
+/// What is set of subvolumes. Nothing in them says so: only `sync` makes that durable.
+fn settings(all: &mut Vec<Candidate>) {
+    let a = [Need::Subvolume("A"), Need::File("A/foo", LENGTHS[1])];
+    let snapshot = [&a[..], &[Need::NoneBelow("A"), Need::Snapshot("A", "B")]].concat();
+    let with = |need| [&a[..], &[need]].concat();
+    let own = str::to_owned;
+    for (op, needs) in [
+        (Op::SetReadOnly(own("A"), true), a.to_vec()),
+        (Op::SetReadOnly(own("B"), true), snapshot.clone()),
+        (Op::SetReadOnly(own("A"), false), with(Need::ReadOnly("A"))),
+        (Op::SetDefault(own("A")), a.to_vec()),
+        (Op::SetDefault(own("B")), snapshot),
+        (Op::SetDefault(String::new()), with(Need::Default("A"))),
+    ] {
+        all.push(Candidate { op, needs, points: points(&[]) });
     }
 }
 
@@ -252,7 +387,7 @@ fn subvolumes(all: &mut Vec<Candidate>) {
     let snapshot = [&a[..], &[Need::NoneBelow("A"), Need::Snapshot("A", "B")]].concat();
     for (path, needs) in [("A", a.clone()), ("A", opened), ("A", snapshot.clone()), ("B", snapshot)]
     {
-        let needs = [needs, vec![Need::NoneBelow(path)]].concat();
+        let needs = [needs, vec![Need::NoneBelow(path), Need::NotDefault(path)]].concat();
         let op = Op::DeleteSubvolume(path.to_owned());
         // Nothing promises that what it holds is dropped, but the power may be cut in the middle of that.
         let dropped = [Step::Do(Op::DropDeleted)];

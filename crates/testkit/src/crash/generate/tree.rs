@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use offshoot_vfs::FileFlags;
+
 use super::Op;
 use crate::crash::workload::split;
 
@@ -10,8 +12,14 @@ use crate::crash::workload::split;
 pub(super) enum Need {
     /// Nothing is there; the directory for it is.
     Absent(&'static str),
-    /// A regular file with data, of which the length is given when it has to be made.
+    /// A regular file with data, of which the length is given when it has to be made. It is copied on write, and can be changed.
     File(&'static str, usize),
+    /// A regular file with data that is written in place.
+    InPlace(&'static str, usize),
+    /// A new file without data.
+    Empty(&'static str),
+    /// The second file begins with what the first holds, in space of its own.
+    Same(&'static str, &'static str),
     /// A directory.
     Dir(&'static str),
     /// A directory without entries.
@@ -20,6 +28,10 @@ pub(super) enum Need {
     Linked(&'static str, &'static str),
     /// The file or directory has this extended attribute.
     Xattr(&'static str, &'static str),
+    /// The file or directory has an access control list.
+    Acl(&'static str),
+    /// The file or directory says how it is compressed.
+    Compression(&'static str),
     /// The file is open.
     Opened(&'static str),
     /// A subvolume that can be changed.
@@ -28,6 +40,12 @@ pub(super) enum Need {
     Snapshot(&'static str, &'static str),
     /// There is no subvolume below this directory.
     NoneBelow(&'static str),
+    /// The subvolume refuses to be changed.
+    ReadOnly(&'static str),
+    /// A mount without options shows this subvolume.
+    Default(&'static str),
+    /// It shows another one.
+    NotDefault(&'static str),
     /// What is at these paths, or will be, is in one subvolume.
     Together(&'static str, &'static str),
 }
@@ -36,8 +54,13 @@ pub(super) enum Need {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Is {
     Dir,
-    Subvolume { is_read_only: bool, is_snapshot: bool },
-    Symlink,
+    Subvolume {
+        is_read_only: bool,
+        is_snapshot: bool,
+        is_default: bool,
+    },
+    /// A symbolic link, a pipe or a device.
+    Other,
     File(usize),
 }
 
@@ -46,8 +69,8 @@ impl Is {
         matches!(self, Self::Dir | Self::Subvolume { .. })
     }
 
-    fn is_read_only(self) -> bool {
-        matches!(self, Self::Subvolume { is_read_only: true, .. })
+    fn is_default(self) -> bool {
+        matches!(self, Self::Subvolume { is_default: true, .. })
     }
 }
 
@@ -60,6 +83,8 @@ fn is_below(path: &str, dir: &str) -> bool {
 pub(super) struct Tree {
     paths: BTreeMap<String, Is>,
     made: usize,
+    /// The flags of files that have any.
+    flags: BTreeMap<usize, FileFlags>,
 }
 
 impl Tree {
@@ -81,29 +106,54 @@ impl Tree {
             }
             Op::Mkdir(path) => drop(self.paths.insert(path.clone(), Is::Dir)),
             Op::Subvolume(path) => {
-                let is = Is::Subvolume { is_read_only: false, is_snapshot: false };
+                let is =
+                    Is::Subvolume { is_read_only: false, is_snapshot: false, is_default: false };
                 self.paths.insert(path.clone(), is);
             }
             Op::Snapshot { source, to, is_read_only } => self.snapshot(source, to, *is_read_only),
             Op::DeleteSubvolume(path) => {
                 self.paths.retain(|other, _| other != path && !is_below(other, path));
             }
-            Op::Symlink(path) => drop(self.paths.insert(path.clone(), Is::Symlink)),
+            Op::Symlink(path) | Op::Fifo(path) | Op::Device(path) => {
+                self.paths.insert(path.clone(), Is::Other);
+            }
             Op::Link(old, new) => drop(self.paths.insert(new.clone(), self.paths[old])),
             Op::Unlink(path) | Op::Rmdir(path) => drop(self.paths.remove(path)),
-            Op::Rename(from, to) => self.rename(from, to),
+            Op::Rename(from, to) | Op::RenameNoReplace(from, to) => self.rename(from, to),
             Op::Exchange(one, other) => {
                 // A name that nothing else has.
                 self.rename(one, "aside");
                 self.rename(other, one);
                 self.rename("aside", other);
             }
+            Op::SetFlags(path, flags) => {
+                if let Some(Is::File(number)) = self.paths.get(path) {
+                    self.flags.insert(*number, *flags);
+                }
+            }
+            Op::SetReadOnly(path, is) => {
+                if let Some(Is::Subvolume { is_read_only, .. }) = self.paths.get_mut(path) {
+                    *is_read_only = *is;
+                }
+            }
+            Op::SetDefault(path) => {
+                for (other, is) in &mut self.paths {
+                    if let Is::Subvolume { is_default, .. } = is {
+                        *is_default = other == path;
+                    }
+                }
+            }
             Op::Open(_)
-            | Op::NoCow(_)
             | Op::Write { .. }
+            | Op::WriteDirect { .. }
+            | Op::WriteSame(..)
             | Op::Truncate(..)
             | Op::Fallocate { .. }
             | Op::Copy(..)
+            | Op::Clone(_)
+            | Op::Dedupe(_)
+            | Op::SetAcl { .. }
+            | Op::SetCompression(..)
             | Op::SetXattr(..)
             | Op::RemoveXattr(..)
             | Op::Chmod(..)
@@ -137,13 +187,31 @@ impl Tree {
             let is = match is {
                 Is::File(number) => Is::File(*copies.entry(number).or_insert_with(|| {
                     self.made += 1;
+                    if let Some(&flags) = self.flags.get(&number) {
+                        self.flags.insert(self.made, flags);
+                    }
                     self.made
                 })),
                 is => is,
             };
             self.paths.insert(path, is);
         }
-        self.paths.insert(to.to_owned(), Is::Subvolume { is_read_only, is_snapshot: true });
+        let is = Is::Subvolume { is_read_only, is_snapshot: true, is_default: false };
+        self.paths.insert(to.to_owned(), is);
+    }
+
+    /// Whether a path is in a subvolume that refuses to be changed, or is one.
+    fn is_read_only(&self, path: &str) -> bool {
+        let subvolume = self.paths.get(self.subvolume_of(path));
+        matches!(subvolume, Some(Is::Subvolume { is_read_only: true, .. }))
+    }
+
+    /// The flags of the file at a path, if that is one.
+    fn flags(&self, path: &str) -> Option<FileFlags> {
+        match self.paths.get(path) {
+            Some(Is::File(number)) => Some(self.flags.get(number).copied().unwrap_or_default()),
+            _ => None,
+        }
     }
 
     /// The subvolume that a path is in: its path, "" for the first one.
@@ -175,9 +243,21 @@ impl Tree {
                 self.remove(path, ops);
             }
             Need::File(path, len) => self.file(path, len, ops),
+            Need::InPlace(path, len) => {
+                if self.flags(path) != Some(FileFlags::NODATACOW) || self.is_read_only(path) {
+                    self.new_file(path, ops);
+                    self.act(Op::SetFlags(path.to_owned(), FileFlags::NODATACOW), ops);
+                    self.act(Op::Write { path: path.to_owned(), offset: 0, len }, ops);
+                }
+            }
+            Need::Empty(path) => self.new_file(path, ops),
+            Need::Same(from, to) => {
+                self.act(Op::WriteSame(from.to_owned(), to.to_owned()), ops);
+            }
             Need::Dir(path) => self.dir(path, ops),
             Need::EmptyDir(path) => {
                 self.dir(path, ops);
+                self.let_go(path, ops);
                 for child in self.children(path) {
                     self.remove(&child, ops);
                 }
@@ -191,6 +271,13 @@ impl Tree {
             }
             Need::Xattr(path, name) => {
                 self.act(Op::SetXattr(path.to_owned(), name.to_owned(), 20), ops);
+            }
+            Need::Acl(path) => {
+                let (path, is_default, permissions) = (path.to_owned(), false, 0o750);
+                self.act(Op::SetAcl { path, is_default, permissions }, ops);
+            }
+            Need::Compression(path) => {
+                self.act(Op::SetCompression(path.to_owned(), "zstd".to_owned()), ops);
             }
             Need::Opened(path) => self.act(Op::Open(path.to_owned()), ops),
             Need::Subvolume(path) => self.subvolume(path, ops),
@@ -206,9 +293,12 @@ impl Tree {
             Need::NoneBelow(dir) => {
                 // Those in others come behind them.
                 for path in self.subvolumes_below(dir).into_iter().rev() {
-                    self.act(Op::DeleteSubvolume(path), ops);
+                    self.delete(path, ops);
                 }
             }
+            Need::ReadOnly(path) => self.act(Op::SetReadOnly(path.to_owned(), true), ops),
+            Need::Default(path) => self.act(Op::SetDefault(path.to_owned()), ops),
+            Need::NotDefault(path) => self.let_go(path, ops),
             Need::Together(one, other) => {
                 for dir in [one, other] {
                     // What the two have in common may be one.
@@ -225,8 +315,8 @@ impl Tree {
     }
 
     fn dir(&mut self, path: &str, ops: &mut Vec<Op>) {
-        let is_directory = |is: &Is| is.is_directory() && !is.is_read_only();
-        if path.is_empty() || self.paths.get(path).is_some_and(is_directory) {
+        let is_directory = self.paths.get(path).is_some_and(|is| is.is_directory());
+        if path.is_empty() || is_directory && !self.is_read_only(path) {
             return;
         }
         self.dir(split(path).0, ops);
@@ -244,14 +334,39 @@ impl Tree {
     }
 
     fn file(&mut self, path: &str, len: usize, ops: &mut Vec<Op>) {
-        if matches!(self.paths.get(path), Some(Is::File(_))) {
+        let flags = self.flags(path).filter(|flags| !flags.contains(FileFlags::NODATACOW));
+        if let Some(flags) = flags.filter(|_| !self.is_read_only(path)) {
+            self.unlock(path, flags, ops);
             return;
         }
+        self.new_file(path, ops);
+        self.act(Op::Write { path: path.to_owned(), offset: 0, len }, ops);
+    }
+
+    /// Makes a new file in the place of what is there.
+    fn new_file(&mut self, path: &str, ops: &mut Vec<Op>) {
         self.dir(split(path).0, ops);
         self.remove(path, ops);
         self.act(Op::Create(path.to_owned()), ops);
-        if len > 0 {
-            self.act(Op::Write { path: path.to_owned(), offset: 0, len }, ops);
+    }
+
+    /// Takes flags away that forbid to change the file.
+    fn unlock(&mut self, path: &str, flags: FileFlags, ops: &mut Vec<Op>) {
+        if flags.intersects(FileFlags::IMMUTABLE | FileFlags::APPEND) {
+            self.act(Op::SetFlags(path.to_owned(), FileFlags::empty()), ops);
+        }
+    }
+
+    /// Deletes a subvolume.
+    fn delete(&mut self, path: String, ops: &mut Vec<Op>) {
+        self.let_go(&path, ops);
+        self.act(Op::DeleteSubvolume(path), ops);
+    }
+
+    /// Lets a subvolume be the default one no more, which nobody may remove.
+    fn let_go(&mut self, path: &str, ops: &mut Vec<Op>) {
+        if self.paths.get(path).is_some_and(|is| is.is_default()) {
+            self.act(Op::SetDefault(String::new()), ops);
         }
     }
 
@@ -266,11 +381,14 @@ impl Tree {
             }
             Some(Is::Subvolume { .. }) => {
                 for nested in self.subvolumes_below(path).into_iter().rev() {
-                    self.act(Op::DeleteSubvolume(nested), ops);
+                    self.delete(nested, ops);
                 }
-                self.act(Op::DeleteSubvolume(path.to_owned()), ops);
+                self.delete(path.to_owned(), ops);
             }
-            Some(Is::File(_) | Is::Symlink) => self.act(Op::Unlink(path.to_owned()), ops),
+            Some(Is::File(_) | Is::Other) => {
+                self.unlock(path, self.flags(path).unwrap_or_default(), ops);
+                self.act(Op::Unlink(path.to_owned()), ops);
+            }
         }
     }
 }

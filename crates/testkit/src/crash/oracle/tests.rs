@@ -1,6 +1,6 @@
 //! What must not be found is told from what may be.
 
-use offshoot_vfs::{FileType, Timestamp};
+use offshoot_vfs::{Fallocate, FileFlags, FileType, Timestamp};
 
 use super::{History, Whose};
 use crate::crash::picture::{Name, Picture, ROOT};
@@ -352,4 +352,42 @@ fn a_new_size_with_the_old_data() {
     assert!(allows(&history, &found, 1, 4), "the write is still in memory");
     found.files.get_mut(&1).expect("the file").head[4999] ^= 1;
     assert!(!allows(&history, &found, 1, 4));
+}
+
+/// Nobody reads the blocks behind the end, and yet they were promised.
+#[test]
+fn space_behind_the_end_that_is_lost() {
+    let what = Fallocate::Allocate { keep_size: true };
+    let allocate = Op::Fallocate { path: "a".into(), what, offset: 4096, len: 8192 };
+    let steps = [create("a"), Step::Sync, Step::Do(allocate), Step::Fdatasync("a".into())];
+    let history = of(&steps);
+    let mut found = history.pictures[2].clone();
+    let file = found.files.get_mut(&1).expect("the file");
+    assert_eq!(std::mem::take(&mut file.preallocated), 8192);
+    assert!(allows(&history, &found, 1, 2));
+    assert!(!allows(&history, &found, 2, 2));
+}
+
+#[test]
+fn flags_that_are_lost() {
+    let set = Step::Do(Op::SetFlags("a".into(), FileFlags::NODUMP));
+    let history = of(&[create("a"), Step::Sync, set, Step::Fdatasync("a".into())]);
+    let mut found = history.pictures[2].clone();
+    found.files.get_mut(&1).expect("the file").flags = FileFlags::empty();
+    assert!(allows(&history, &found, 1, 2));
+    assert!(!allows(&history, &found, 2, 2));
+}
+
+/// Nothing in a subvolume says what is set of it: `sync` promises that, and `fsync` of its root does not.
+#[test]
+fn what_is_set_of_a_subvolume() {
+    let steps = |op, last| [Step::Do(Op::Subvolume("a".into())), Step::Sync, Step::Do(op), last];
+    let read_only = || Op::SetReadOnly("a".into(), true);
+    for op in [read_only(), Op::SetDefault("a".into())] {
+        let history = of(&steps(op, Step::Sync));
+        assert_eq!(allowed(&history, 1, 2), [1, 2]);
+        assert_eq!(allowed(&history, 2, 2), [2]);
+    }
+    let history = of(&steps(read_only(), Step::Fsync("a".into())));
+    assert_eq!(allowed(&history, 2, 2), [1, 2]);
 }

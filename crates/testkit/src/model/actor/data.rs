@@ -3,7 +3,9 @@
 //! Offsets and lengths are of every size from a byte to many sectors, mostly near the beginning, where the
 //! writes of one file meet; some are far behind the end, and some where no file reaches.
 
-use offshoot_vfs::{Fallocate, FileId, FileSystem, FileSystemMut, FileType, Position, SetAttr};
+use offshoot_vfs::{
+    Dedupe, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, Position, SetAttr,
+};
 
 use super::{Actor, Pair};
 
@@ -124,8 +126,17 @@ impl Actor<'_> {
         let len = if self.may_be_full { len.min(1 << 17) } else { len };
         // How much of a copy was done that is refused nobody says.
         let kind = self.random.below(if self.may_be_full { 3 } else { 4 });
-        // Where holes are not known, some files have no checksums, which the model does not know either.
-        let kind = if self.holes { kind } else { 3 };
+        // The model knows checksums by the flag of files that are written in place alone.
+        let kind = match self.unsummed {
+            Some(unsummed) => {
+                let looks = |file: Pair| {
+                    let flags = self.model.flags(file.model).unwrap_or_default();
+                    (unsummed.contains(&file.ours), flags.contains(FileFlags::NODATACOW))
+                };
+                if looks(from) == looks(to) { kind } else { 3 }
+            }
+            None => kind,
+        };
         // Inline data is not shared. Where it is zeros, a hole that is the same stays one; the model knows no inline data.
         let mut first = [0; 4096];
         let is_read = offset == 0 && self.model.read(from.model, 0, &mut first).is_ok();
@@ -136,7 +147,10 @@ impl Actor<'_> {
             let to = Position { file: of(to), offset: to_offset };
             match kind {
                 0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
-                2 => fs.dedupe_range(from, to, len).map(u64::from),
+                2 => fs.dedupe_range(from, to, len).map(|found| match found {
+                    Dedupe::Same { len } => len,
+                    Dedupe::Differs => u64::MAX,
+                }),
                 _ => fs.copy_range(from, to, len, at),
             }
         });

@@ -3,7 +3,7 @@
 //! Its subvolumes stand beside each other: none is in one that it made, so no snapshot shows the place of another one. Nobody else works
 //! in them, so a snapshot holds the same on both sides.
 
-use offshoot_vfs::{FileId, Place, Result};
+use offshoot_vfs::{FileId, FileSystem, Place, Result};
 
 use super::super::subvolumes::Subvolumes;
 use super::{Actor, Pair};
@@ -51,7 +51,7 @@ impl<'a> Actor<'a> {
     pub(super) fn change_subvolumes(&mut self) {
         let Some(ours) = self.subvolumes else { return };
         let at = self.at;
-        match self.random.below(10) {
+        match self.random.below(11) {
             0..3 => {
                 let (dir, name, new) = (self.outer_dir(), self.name(), self.new_file());
                 self.both_subvolumes("create_subvolume", ours, |fs, of| {
@@ -73,6 +73,11 @@ impl<'a> Actor<'a> {
                     fs.delete_subvolume(Place { dir: of(dir), name: &name }, at)
                 });
             }
+            8 if self.number == 0 => {
+                let Some(root) = self.subvolume() else { return };
+                self.both_subvolumes("set_default", ours, |fs, of| fs.set_default(of(root)));
+                self.assert_default(ours, root);
+            }
             _ => {
                 let Some(root) = self.subvolume() else { return };
                 let is_read_only = self.random.below(3) == 0;
@@ -82,6 +87,21 @@ impl<'a> Actor<'a> {
                     fs.set_read_only(of(root), is_read_only)
                 });
             }
+        }
+    }
+
+    /// The subvolume that a mount shows is this one.
+    fn assert_default(&self, ours: &dyn Subvolumes, root: Pair) {
+        let default = self.both_subvolumes("default", ours, |fs, _| fs.default());
+        assert_eq!(default, Some((root.ours, root.model)), "the default subvolume");
+    }
+
+    /// Has a mount show what it showed first. Only one actor changes that, because there is one of it.
+    pub(super) fn leave_default(&self) {
+        if let Some(ours) = self.subvolumes.filter(|_| self.number == 0) {
+            let root = Pair { ours: self.ours.root(), model: self.model.root() };
+            self.both_subvolumes("set_default", ours, |fs, of| fs.set_default(of(root)));
+            self.assert_default(ours, root);
         }
     }
 

@@ -1,0 +1,139 @@
+//! What an actor does with flags, extended attributes and access control lists.
+//!
+//! What it made immutable, or to be appended to only, it lets go of again: of the first one when there are several, and of all in the end.
+
+use offshoot_vfs::acl::{ACCESS, DEFAULT};
+use offshoot_vfs::{FileFlags, XattrMode};
+
+use super::{Actor, Pair};
+
+/// The flags, and one in how many files has each of them.
+const FLAGS: [(FileFlags, u64); 9] = [
+    (FileFlags::NODUMP, 2),
+    (FileFlags::NOATIME, 2),
+    (FileFlags::COMPRESS, 4),
+    (FileFlags::NOCOMPRESS, 6),
+    (FileFlags::NODATACOW, 4),
+    (FileFlags::IMMUTABLE, 6),
+    (FileFlags::APPEND, 6),
+    // Everything that is done to it is a commit.
+    (FileFlags::SYNC, 16),
+    (FileFlags::DIRSYNC, 16),
+];
+
+/// What forbids changes.
+const FIXED: FileFlags = FileFlags::IMMUTABLE.union(FileFlags::APPEND);
+
+/// What says how data is stored. Where some files have no checksums they are not compressed either, and the model knows neither.
+const STORAGE: FileFlags =
+    FileFlags::COMPRESS.union(FileFlags::NOCOMPRESS).union(FileFlags::NODATACOW);
+
+/// How many files are to be let go of at a time, at the most.
+const MOST_FIXED: usize = 3;
+
+impl Actor<'_> {
+    /// Sets flags, also those that contradict each other.
+    pub(super) fn set_flags(&mut self) {
+        let Some(file) = self.file() else { return };
+        let Some((ours, model)) = self.both("flags", |fs, of| fs.flags(of(file))) else { return };
+        let unknown = if self.unsummed.is_some() { STORAGE } else { FileFlags::empty() };
+        assert_eq!(ours - unknown, model - unknown, "flags of {file:?}");
+        let mut flags: FileFlags =
+            FLAGS.iter().filter(|one| self.random.below(one.1) == 0).map(|one| one.0).collect();
+        if self.may_be_full {
+            // There it could not be let go of.
+            flags.remove(FIXED);
+        }
+        if self.unsummed.is_some() {
+            flags.remove(STORAGE);
+        }
+        let at = self.at;
+        let is_set = self.both("set_flags", |fs, of| fs.set_flags(of(file), flags, at)).is_some();
+        if is_set && flags.intersects(FIXED) {
+            self.fixed.push(file);
+        }
+        if self.fixed.len() > MOST_FIXED {
+            let first = self.fixed.remove(0);
+            self.let_go(first);
+        }
+    }
+
+    /// Lets a file be changed again, which may be gone.
+    pub(super) fn let_go(&self, file: Pair) {
+        let at = self.at;
+        if let Some((_, flags)) = self.both("flags", |fs, of| fs.flags(of(file))) {
+            self.both("set_flags", |fs, of| fs.set_flags(of(file), flags - FIXED, at));
+        }
+    }
+
+    pub(super) fn xattr(&mut self) {
+        let Some(file) = self.file() else { return };
+        let (name, value) = match self.random.below(10) {
+            0 => (b"btrfs.compression".to_vec(), self.property()),
+            1 => (ACCESS.to_vec(), self.list()),
+            2 => (DEFAULT.to_vec(), self.list()),
+            kind => {
+                let namespace: &[u8] = match kind {
+                    3 => b"trusted.",
+                    4 => b"security.",
+                    _ => b"user.",
+                };
+                // Names of xattrs are hashed as those of files are: some of these collide.
+                let name = [namespace, &self.name()[..]].concat();
+                let len = usize::try_from(self.random.below(200)).expect("small");
+                (name, self.random.bytes(len))
+            }
+        };
+        if name.starts_with(b"btrfs.") && self.unsummed.is_some() {
+            return;
+        }
+        let at = self.at;
+        if self.random.below(4) == 0 {
+            self.both("remove_xattr", |fs, of| fs.remove_xattr(of(file), &name, at));
+            return;
+        }
+        let mode = match self.random.below(4) {
+            0 => XattrMode::Create,
+            1 => XattrMode::Replace,
+            _ => XattrMode::Set,
+        };
+        self.both("set_xattr", |fs, of| fs.set_xattr(of(file), &name, &value, mode, at));
+    }
+
+    /// How a file is to be compressed, or what says nothing of that.
+    fn property(&mut self) -> Vec<u8> {
+        const VALUES: [&str; 8] = ["zlib", "lzo", "zstd", "zstd:5", "none", "no", "", "gzip"];
+        let value = VALUES[usize::try_from(self.random.below(8)).expect("below 8")];
+        value.into()
+    }
+
+    /// A list of who may do what: of the three that always are in one, or of some others too; rarely one that is none.
+    fn list(&mut self) -> Vec<u8> {
+        const NONE: u32 = u32::MAX;
+        let random = &mut self.random;
+        let mut permissions = || u16::try_from(random.below(8)).expect("three bits");
+        let mut entries = vec![(0x01, permissions(), NONE)];
+        let [user, group, mask, last] = [(); 4].map(|()| permissions());
+        if user % 2 == 0 {
+            entries.push((0x02, user, 1000));
+            entries.push((0x02, group, 2000));
+        }
+        entries.push((0x04, permissions(), NONE));
+        if group % 2 == 0 {
+            entries.push((0x08, group, 100));
+        }
+        // Who is named needs a mask; now and then there is none.
+        if entries.len() > 2 && last > 0 {
+            entries.push((0x10, mask, NONE));
+        }
+        entries.push((0x20, last, NONE));
+        let mut value = vec![2, 0, 0, 0];
+        for (tag, permissions, id) in entries {
+            let tag: u16 = tag;
+            value.extend_from_slice(&tag.to_le_bytes());
+            value.extend_from_slice(&permissions.to_le_bytes());
+            value.extend_from_slice(&id.to_le_bytes());
+        }
+        value
+    }
+}
