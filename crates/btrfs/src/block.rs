@@ -17,6 +17,8 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::transaction::Live;
+#[cfg(debug_assertions)]
+use crate::transaction::require_order;
 use crate::volume::Engine;
 
 /// A tree block that was verified, or that the running transaction has made.
@@ -122,18 +124,30 @@ impl TreeBlock {
 
     /// The first slot of a leaf whose key is not less than `key`.
     pub(crate) fn first_at_least(&self, key: Key) -> usize {
-        self.search_from(0, key).0
+        match self.items().first() {
+            Some(first) if first.key.get() < key => self.search_from(1, key).0,
+            _ => 0,
+        }
     }
 
     /// The last slot whose key is not greater than `key`; `None` when all are.
     #[must_use]
     pub fn floor(&self, key: Key) -> Option<usize> {
-        let after = if self.is_leaf() {
-            self.items().partition_point(|item| is_at_most(&item.key, key))
+        self.at_most_from(0, key).checked_sub(1)
+    }
+
+    /// The same in a block whose first key is not greater.
+    pub(crate) fn floor_behind_first(&self, key: Key) -> usize {
+        self.at_most_from(1, key)
+    }
+
+    /// How many slots from `low` on have keys that are not greater than `key`.
+    fn at_most_from(&self, low: usize, key: Key) -> usize {
+        if self.is_leaf() {
+            self.items()[low..].partition_point(|item| is_at_most(&item.key, key))
         } else {
-            self.pointers().partition_point(|pointer| is_at_most(&pointer.key, key))
-        };
-        after.checked_sub(1)
+            self.pointers()[low..].partition_point(|pointer| is_at_most(&pointer.key, key))
+        }
     }
 }
 
@@ -190,8 +204,12 @@ impl Engine {
 
     /// The same if it was made lately.
     fn recent_block(&self, expected: &Expected) -> Option<Arc<TreeBlock>> {
-        let latch = self.live_part()?.recent_block(expected.generation, expected.logical)?;
-        Some(latch.read().clone())
+        let live = self.live_part()?;
+        let latch = live.recent_block(expected.generation, expected.logical)?;
+        let block = live.stats.lock_shared(latch.try_read(), || latch.read());
+        #[cfg(debug_assertions)]
+        require_order(&block);
+        Some(block.clone())
     }
 
     /// The committed block that `expected` describes, from the cache or else from the devices.
@@ -259,7 +277,8 @@ mod tests {
     use std::io;
     use std::ops::Range;
 
-    use offshoot_device::{BlockDevice, MemoryDevice};
+    use offshoot_device::BlockDevice;
+    use offshoot_testkit::checked::CheckedDevice;
     use offshoot_vfs::{FileId, FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
     use parking_lot::Mutex;
 
@@ -270,7 +289,7 @@ mod tests {
     /// A device that remembers what it is told will be read, and what is read.
     #[derive(Debug)]
     struct Told {
-        device: Arc<MemoryDevice>,
+        device: Arc<CheckedDevice>,
         hints: Mutex<Vec<Range<u64>>>,
         reads: Mutex<Vec<u64>>,
     }

@@ -64,7 +64,8 @@ impl Volume {
     pub fn filesystem(self: &Arc<Self>, root: SubvolumeId) -> Result<Filesystem> {
         let filesystem = Filesystem::new(self.clone(), root);
         inode::attr(self, filesystem.root())?;
-        if self.live_part().is_some() {
+        if let Some(live) = self.live_part() {
+            live.tree(self, root)?.require_name()?;
             inode::subvolume::prepare(self, root)?;
         }
         Ok(filesystem)

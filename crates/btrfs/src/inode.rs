@@ -14,7 +14,8 @@
 //! | `acl` | how access control lists and permissions follow each other |
 //! | `write_back` | from buffered data to extents |
 //! | `logged` | names as a tree log has them |
-//! | `evict` | removing whole inodes, at once or after they were open or a crash |
+//! | `evict` | removing whole inodes, at once or after they were open |
+//! | `orphans` | removing what a crash left of them |
 
 pub(crate) mod acl;
 pub(crate) mod allocate;
@@ -32,6 +33,7 @@ pub(crate) mod flags;
 mod in_use;
 pub(crate) mod logged;
 mod names;
+pub(crate) mod orphans;
 pub(crate) mod rename;
 pub(crate) mod subvolume;
 #[cfg(test)]
@@ -199,7 +201,11 @@ pub(crate) fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<F
         return Err(missing());
     }
     let root = tree_of(volume, dir)?;
-    let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
+    let hash = name_hash(name);
+    if volume.inodes.lacks_name(dir, hash) {
+        return Err(missing());
+    }
+    let key = Key::new(dir.ino, ItemType::DIR_ITEM, hash);
     let found = delayed::with_item(volume, root, key, |data| {
         Ok(entry_called(data, name)?.map(|entry| entry.location))
     })?;
@@ -286,13 +292,23 @@ pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
 fn parents(volume: &Engine, dir: FileId) -> Result<Vec<Parent>> {
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
+    names_of(volume, root, dir)
+}
+
+/// One of the names of `file`; `None` when it has none.
+pub(crate) fn one_name(volume: &Engine, file: FileId) -> Result<Option<Parent>> {
+    Ok(names_of(volume, tree_of(volume, file)?, file)?.into_iter().next())
+}
+
+/// The first two names of `file`.
+fn names_of(volume: &Engine, root: TreeRoot, file: FileId) -> Result<Vec<Parent>> {
     let mut parents = Vec::with_capacity(1);
     let parent = |name: InodeName<'_>| Parent {
-        dir: FileId { dev: dir.dev, ino: name.parent },
+        dir: FileId { dev: file.dev, ino: name.parent },
         name: name.name.to_vec(),
     };
-    let first = Key::new(dir.ino, ItemType::INODE_REF, 0);
-    let last = Key::new(dir.ino, ItemType::INODE_EXTREF, u64::MAX);
+    let first = Key::new(file.ino, ItemType::INODE_REF, 0);
+    let last = Key::new(file.ino, ItemType::INODE_EXTREF, u64::MAX);
     delayed::for_each_item(volume, root, first..=last, &mut |key, data| {
         if key.item_type == ItemType::INODE_REF {
             for name in inode_refs(key.offset, data) {

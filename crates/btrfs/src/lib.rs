@@ -18,6 +18,7 @@
 //! | `handle` | what a user has of an open volume; the end of its thread |
 //! | `log` | what fsync wrote since the last commit, and how it comes into the trees when a volume is opened |
 //! | `mkfs` | new volumes |
+//! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
@@ -39,6 +40,7 @@ mod handle;
 mod inode;
 mod log;
 mod mkfs;
+mod scrub;
 mod space;
 mod subvolume;
 mod sync;
@@ -55,6 +57,9 @@ pub use inode::compression::Compress;
 pub use inode::create::NewFiles;
 pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
+pub use scrub::{
+    ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
+};
 pub use space::{
     BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats, Trimmed,
 };

@@ -68,7 +68,7 @@ use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 use crate::volume::{Change, Engine, OpenOptions, Report};
 pub use failure::LogFailure;
-pub(crate) use fsync::{Wanted, fsync};
+pub(crate) use fsync::{Wanted, committed_root, fsync};
 pub(crate) use running::{Log, Obstacle};
 pub use zero::LostLog;
 

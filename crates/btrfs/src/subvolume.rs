@@ -171,7 +171,7 @@ pub(crate) fn stored_root(volume: &Engine, id: TreeId) -> Result<StoredRoot> {
 }
 
 /// The root that the root item of the tree `id` names.
-fn root_of(id: TreeId, item: &RootItem) -> TreeRoot {
+pub(crate) fn root_of(id: TreeId, item: &RootItem) -> TreeRoot {
     let (logical, level, generation) = (item.logical(), item.level, item.generation());
     TreeRoot { id, logical, level, generation }
 }
@@ -357,6 +357,16 @@ impl Iterator for Subvolumes<'_> {
 
 fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
+}
+
+/// The path of `file` from the top level of the volume, by one of its names, without a leading slash.
+///
+/// # Errors
+/// `ENOENT` when it has no name, or its subvolume is gone; and when the way up cannot be read.
+pub(crate) fn path_of(volume: &Engine, file: FileId) -> Result<Vec<u8>> {
+    let name = inode::one_name(volume, file)?;
+    let name = name.ok_or_else(|| Error::posix(Errno::NOENT, format!("a name of {file}")))?;
+    Ok(join(&DirectoryPaths::default().of(volume, name.dir)?, &name.name))
 }
 
 /// Paths of directories from the top level that were found lately. Subvolumes stand next to

@@ -3,15 +3,20 @@
 use std::sync::Arc;
 
 use offshoot_btrfs_format::dir::name_hash;
-use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_testkit::model::Model;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Timestamp;
 use uuid::Uuid;
 
 use crate::tree::TreeRoot;
 use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
+
+/// The size of a volume that has far more room than there is memory.
+const ROOM_BYTES: u64 = 32 << 30;
 
 /// Opens the volume for writing.
 pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
@@ -20,27 +25,51 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
 }
 
-/// A new volume in memory, with nodes of this size and far more room than there is memory, and its device.
-pub(crate) fn in_memory(node_size: u32) -> Arc<MemoryDevice> {
-    in_memory_of(node_size, 32 << 30)
+/// A new volume in memory, with nodes of this size and far more room than there is memory, and its device. It is checked when the device is dropped.
+pub(crate) fn in_memory(node_size: u32) -> Arc<CheckedDevice> {
+    in_memory_of(node_size, ROOM_BYTES)
 }
 
-/// A new volume in memory of this many bytes, and its device.
-pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<MemoryDevice> {
-    let device = Arc::new(MemoryDevice::sparse(size_bytes));
-    let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
-    options.node_size = Some(node_size);
-    mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");
+/// A new volume in memory of this many bytes, and its device. It is checked when the device is dropped.
+pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<CheckedDevice> {
+    let device = Arc::new(CheckedDevice::sparse(size_bytes, read_all));
+    make(device.clone(), node_size);
     device
 }
 
-/// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits no more.
+/// The same as [`in_memory`] for who puts items of no meaning into a tree, of which `btrfs check` cannot make anything: nobody checks it.
+pub(crate) fn bare(node_size: u32) -> Arc<MemoryDevice> {
+    bare_of(node_size, ROOM_BYTES)
+}
+
+/// The same of this many bytes.
+pub(crate) fn bare_of(node_size: u32, size_bytes: u64) -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::sparse(size_bytes));
+    make(device.clone(), node_size);
+    device
+}
+
+fn make(device: Arc<dyn BlockDevice>, node_size: u32) {
+    let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
+    options.node_size = Some(node_size);
+    mkfs(&[device], &options).expect("a volume");
+}
+
+/// Our reader finds everything that the volume holds.
+fn read_all(device: Arc<dyn BlockDevice>) {
+    let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
+    let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
+    Model::copy(&fs).expect("everything reads");
+}
+
+/// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits no more, and nobody checks the volume.
 pub(crate) fn edit_root(
-    device: &MemoryDevice,
+    device: &CheckedDevice,
     volume: &Volume,
     root: TreeRoot,
     edit: impl FnOnce(&mut [u8]),
 ) {
+    device.leave_unchecked("a block is damaged");
     let mut bytes = volume.block(&root.expected()).unwrap().bytes().to_vec();
     edit(&mut bytes);
     for (_, physical, part) in volume.write_places(root.logical, bytes.len() as u64).unwrap() {

@@ -63,13 +63,12 @@ use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
 use crate::volume::{Engine, Latching, OpenOptions, Report, Reporter};
 pub(crate) use committer::{Committer, Signal};
-pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch};
+pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch, latch_shared};
 #[cfg(debug_assertions)]
-pub(crate) use lock_order::{Looking, require_no_handle};
+pub(crate) use lock_order::{Looking, require_no_handle, require_order};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
-pub(crate) use stats::Cause;
-use stats::Counters;
+pub(crate) use stats::{Cause, Counters};
 pub use stats::{Counter, Stats};
 
 /// Locks for counts of references of shared blocks.
@@ -307,7 +306,7 @@ impl Live {
     #[cfg(test)]
     pub(crate) fn blocks_in_memory(&self) -> [usize; 2] {
         let phases = self.phases.read();
-        let count = |one: &Arc<Transaction>| one.dirty.in_order().len();
+        let count = |one: &Arc<Transaction>| one.dirty.all().len();
         [phases.before.as_ref().map_or(0, count), count(&phases.running)]
     }
 
@@ -596,18 +595,12 @@ impl<'v> Handle<'v> {
 
     /// Takes the latch of a block that this transaction owns, to read the block.
     pub(crate) fn latch_shared(&self, tree: TreeId, logical: Logical) -> Result<ReadLatch> {
-        Ok(RwLock::read_arc(&self.own_block(tree, logical)?))
+        Ok(latch_shared(&self.own_block(tree, logical)?, self.stats()))
     }
 
     /// Takes the latch of a block that this transaction owns.
     pub(crate) fn latch(&self, tree: TreeId, logical: Logical) -> Result<WriteLatch> {
-        let latch = self.own_block(tree, logical)?;
-        self.live.stats.lock_taken();
-        let (latch, waited) = WriteLatch::take(&latch);
-        if waited {
-            self.live.stats.lock_waited();
-        }
-        Ok(latch)
+        Ok(WriteLatch::take(&self.own_block(tree, logical)?, self.stats()))
     }
 
     /// Makes an empty block for the tree `tree`.

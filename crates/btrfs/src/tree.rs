@@ -10,6 +10,7 @@
 //! 2. All keys of a block lie below the next key in its parent. The ranges of
 //!    siblings are disjoint, so a block is met once on a walk, and keys only ascend.
 
+mod descent;
 mod write;
 
 use std::ops::{Deref, Range};
@@ -22,9 +23,9 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use crate::block::TreeBlock;
-use crate::sync::RwLock;
-use crate::transaction::{Live, ReadLatch};
+use crate::transaction::{Live, ReadLatch, latch_shared};
 use crate::volume::Engine;
+use descent::Descent;
 pub(crate) use write::{ItemEdit, Tree, TreeWriter};
 
 /// Where a tree begins.
@@ -114,7 +115,7 @@ impl TreeBlock {
 impl Engine {
     fn hold(&self, live: &Live, expected: &Expected) -> Result<Held> {
         match live.recent_block(expected.generation, expected.logical) {
-            Some(latch) => Ok(Held::Latched(RwLock::read_arc(&latch))),
+            Some(latch) => Ok(Held::Latched(latch_shared(&latch, &live.stats))),
             None => self.committed_block(expected).map(Held::Committed),
         }
     }
@@ -176,7 +177,8 @@ impl<'v> Cursor<'v> {
     fn seek_still(&mut self, root: TreeRoot, key: Key) -> Result<()> {
         let block = self.volume.block(&root.expected())?;
         if !block.is_empty() {
-            self.push(block, None, |block| block.floor(key).unwrap_or(0))?;
+            let mut descent = Descent::to(key);
+            self.push(block, None, |block| descent.floor(block).unwrap_or(0))?;
         }
         Ok(())
     }
@@ -200,12 +202,12 @@ impl<'v> Cursor<'v> {
     /// Goes down with lock coupling, and keeps the leaf as it was when it was reached.
     fn try_seek_live(&mut self, live: &Live, tree: &Tree, key: Key) -> Result<()> {
         self.path.clear();
-        let root = tree.root.read();
+        let root = tree.share_root(&live.stats);
         let mut held = self.volume.hold(live, &root.expected())?;
         drop(root);
-        let mut upper = None;
+        let (mut descent, mut upper) = (Descent::to(key), None);
         while !held.is_leaf() {
-            let slot = held.floor(key).unwrap_or(0);
+            let slot = descent.floor(&held).unwrap_or(0);
             if slot + 1 < held.len() {
                 upper = Some(held.key(slot + 1));
             }
@@ -213,7 +215,7 @@ impl<'v> Cursor<'v> {
             held = child;
         }
         if !held.is_empty() {
-            let slot = held.floor(key).unwrap_or(0);
+            let slot = descent.floor(&held).unwrap_or(0);
             self.path.push(Step { block: held.share(), slot, upper });
         }
         Ok(())
@@ -292,7 +294,7 @@ impl<'v> Cursor<'v> {
         &mut self,
         block: Arc<TreeBlock>,
         upper: Option<Key>,
-        choose: impl Fn(&TreeBlock) -> usize,
+        mut choose: impl FnMut(&TreeBlock) -> usize,
     ) -> Result<()> {
         let slot = choose(&block);
         let is_leaf = block.is_leaf();
@@ -301,7 +303,7 @@ impl<'v> Cursor<'v> {
     }
 
     /// Goes down from the last block of the path, at its slot, to a leaf.
-    fn descend(&mut self, choose: impl Fn(&TreeBlock) -> usize) -> Result<()> {
+    fn descend(&mut self, mut choose: impl FnMut(&TreeBlock) -> usize) -> Result<()> {
         while let Some(Step { block, slot, upper }) = self.path.last()
             && !block.is_leaf()
         {

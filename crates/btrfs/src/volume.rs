@@ -21,12 +21,14 @@
 //! 4. Without a checksum a stale member is used only where no redundancy exists.
 
 mod chunk_map;
+mod copies;
 mod members;
 mod newest;
 mod open;
 mod parity;
 mod read;
 mod report;
+mod stripe_tree;
 mod ways;
 mod writable;
 
@@ -45,6 +47,7 @@ use crate::block::BlockCache;
 use crate::transaction::Live;
 use crate::tree::TreeRoot;
 use chunk_map::{ChunkMap, MappedChunk};
+pub(crate) use copies::CopyPart;
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;
@@ -62,6 +65,8 @@ pub struct Engine {
     pub(crate) cache: BlockCache,
     root_tree: TreeRoot,
     csum_tree: Option<TreeRoot>,
+    /// Where data is, in a volume that does not leave that to its chunks.
+    stripe_tree: Option<TreeRoot>,
     pub(crate) subvolume_roots: crate::subvolume::RootCache,
     /// Inodes that are being changed or are open.
     pub(crate) inodes: crate::inode::Inodes,

@@ -11,7 +11,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use crate::transaction::Handle;
-use crate::tree::Cursor;
+use crate::tree::{Cursor, TreeRoot};
 use crate::volume::Engine;
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
@@ -55,18 +55,39 @@ pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<V
 
 /// The checksums that there are of the data in `range`, in pieces that items have side by side: where each begins, and its checksums.
 pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
-    let superblock = volume.superblock();
-    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
-    let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
-    let bytes = |len: u64| usize::try_from(len / sector).expect("within an item") * sum_len;
     let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
     let _whole = volume.live_part().map(|live| live.checksums.read());
-    let mut cursor = Cursor::seek_floor(volume, root, key(range.start))?;
+    sums_from(volume, Cursor::seek_floor(volume, root, csum_key(range.start))?, range)
+}
+
+/// The same in the checksum tree `root` as the last commit left it, for who may look into that.
+pub(crate) fn committed_sums(
+    volume: &Engine,
+    root: TreeRoot,
+    range: &Range<u64>,
+) -> Result<Vec<(u64, Vec<u8>)>> {
+    let cursor = Cursor::seek_committed_floor(volume, root, csum_key(range.start))?;
+    sums_from(volume, cursor, range)
+}
+
+fn csum_key(at: u64) -> Key {
+    Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at)
+}
+
+/// What the items have of `range` from the one on that `cursor` stands on.
+fn sums_from(
+    volume: &Engine,
+    mut cursor: Cursor<'_>,
+    range: &Range<u64>,
+) -> Result<Vec<(u64, Vec<u8>)>> {
+    let superblock = volume.superblock();
+    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+    let bytes = |len: u64| usize::try_from(len / sector).expect("within an item") * sum_len;
     let mut found = Vec::new();
-    while let Some((at, data)) = cursor.item().filter(|(at, _)| *at < key(range.end)) {
+    while let Some((at, data)) = cursor.item().filter(|(at, _)| *at < csum_key(range.end)) {
         let covers = at.offset..at.offset + (data.len() / sum_len) as u64 * sector;
         let (from, to) = (covers.start.max(range.start), covers.end.min(range.end));
-        if at >= key(0) && from < to {
+        if at >= csum_key(0) && from < to {
             found.push((from, data[bytes(from - covers.start)..bytes(to - covers.start)].to_vec()));
         }
         cursor.advance()?;

@@ -1,8 +1,8 @@
 //! Changing a subvolume, and those nested in it.
 
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Position, Rename, Result,
-    SetAttr, Timestamp, XattrMode,
+    Dedupe, Fallocate, FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Position, Rename,
+    Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::{Filesystem, of};
@@ -80,7 +80,7 @@ impl FileSystemMut for Filesystem {
         clone::clone_range(&self.volume, from, to, len, at).map_err(of(to.file))
     }
 
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<bool> {
+    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe> {
         clone::dedupe_range(&self.volume, from, to, len).map_err(of(to.file))
     }
 

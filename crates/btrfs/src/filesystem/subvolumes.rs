@@ -32,8 +32,8 @@ impl Filesystem {
         Snapshot { source, place, is_read_only, at }.take(&self.volume).map_err(of(place.dir))
     }
 
-    /// Deletes the subvolume at `place` with all that is in it. Whoever has a file of it open finds it gone (`ENOENT`), and what was written and not synced is
-    /// thrown away. The space that it alone takes becomes free later, see
+    /// Deletes the subvolume at `place` with all that is in it. As long as files of it are [open](offshoot_vfs::FileSystemMut::open), what is in it can be used
+    /// as before; then it is gone (`ENOENT`). The space that it alone takes becomes free after that, see
     /// [`drop_deleted`](crate::Engine::drop_deleted).
     ///
     /// # Errors

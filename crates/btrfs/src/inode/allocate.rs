@@ -252,9 +252,10 @@ impl<'v> Work<'v> {
         self.apply(handle, self.begin(handle)?, change)
     }
 
-    /// Reads what a change needs.
+    /// Reads what a change needs. As long as it goes on the subvolume does not become read-only; who changes nothing that files show may
+    /// do that where it is.
     fn begin<'h, 'w>(&self, handle: &'h Handle<'w>) -> Result<(Changes<'h, 'w>, InodeItem)> {
-        let mut changes = Changes::new(handle, self.file)?;
+        let mut changes = Changes::accepted(handle, self.file)?;
         let item = changes.inode(self.file)?;
         changes.before_data(self.file)?;
         Ok((changes, item))

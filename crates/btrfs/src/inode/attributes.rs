@@ -3,14 +3,16 @@
 //! A new length is no attribute like the others: it waits for what is buffered, and cutting off much takes several transactions, as in the kernel. So it is
 //! set first, and everything that may be refused is found out before that; the others follow in a transaction that takes what is kept for removals.
 
+use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, SetAttr, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
-use super::subvolume::{is_deleted, writable};
+use super::subvolume::writable;
 use super::write_back::Patience;
 use super::{acl, evict, write, write_back};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
+use crate::subvolume::delete;
 use crate::volume::Engine;
 
 /// Changes attributes of `file`.
@@ -72,11 +74,12 @@ pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     if item.nlink.get() == 0 && *opens == 0 {
         return Err(no_such_file(file));
     }
+    volume.live()?.tree(volume, TreeId(file.dev))?.open_file()?;
     *opens += 1;
     Ok(())
 }
 
-/// Counts one opening of `file` less. Without openings and names it goes.
+/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in a deleted subvolume that one.
 pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return Ok(());
@@ -86,12 +89,13 @@ pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
     *opens = opens
         .checked_sub(1)
         .ok_or_else(|| Error::posix(Errno::BADF, format!("{file}, which is not open")))?;
-    if *opens > 0 {
-        return Ok(());
-    }
-    if is_deleted(volume, file)? {
-        return Ok(());
-    }
+    let released = if *opens == 0 { remove_nameless(volume, file) } else { Ok(()) };
+    drop(locks);
+    released.and(delete::closed(volume, TreeId(file.dev)))
+}
+
+/// Removes `file`, which nobody has open, if it has no name.
+fn remove_nameless(volume: &Engine, file: FileId) -> Result<()> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     if item.nlink.get() == 0 { evict::evict(volume, file) } else { Ok(()) }
 }

@@ -122,6 +122,11 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.handle.generation()
     }
 
+    /// `ENOENT` when the subvolume has no name any more.
+    pub(super) fn require_subvolume_name(&self) -> Result<()> {
+        self.tree.require_name()
+    }
+
     fn root(&self) -> TreeRoot {
         *self.tree.root.read()
     }

@@ -9,26 +9,23 @@ use std::ops::Range;
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_vfs::{Errno, Error, FileId, Position, Result, Timestamp};
+use offshoot_vfs::{Dedupe, Errno, Error, Position, Result, Timestamp};
 
 use super::allocate::{Work, leave_item};
 use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
-use super::subvolume::writable;
+use super::subvolume::{shareable, writable};
 use super::write::{
     MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
-use crate::data::{FileData, drop_range, index, insert_hole, overlaps, read_at, share};
+use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
 use crate::space::Claim;
 use crate::subvolume::{malformed, timestamp};
 use crate::volume::Engine;
 
 /// Extent items that are shared in one step, at the most.
 const MOST_SHARED: usize = 64;
-
-/// The most that is compared in one call, in bytes, as the kernel has it.
-const MOST_COMPARED: u64 = 16 << 20;
 
 /// The most that is compared or copied in one step, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -43,7 +40,7 @@ pub(crate) fn clone_range(
 ) -> Result<()> {
     let subvolume = writable(volume, to.file)?;
     let _buffering = subvolume.buffering()?;
-    let (_locks, mut pair) = Pair::lock(volume, from, to)?;
+    let (_locks, mut pair) = Pair::lock(volume, from, to, FIXED)?;
     timespec(at)?;
     pair.work.at = at;
     let rest = pair.from_size.checked_sub(from.offset).filter(|&rest| len <= rest);
@@ -63,32 +60,37 @@ pub(crate) fn clone_range(
     keep_synchronous(volume, to.file, &pair.to_item)
 }
 
-/// Lets two files share `len` bytes if they are the same in both; whether they were.
+/// Lets two files share `len` bytes if they are the same in both.
 pub(crate) fn dedupe_range(
     volume: &Engine,
     from: Position,
     to: Position,
     len: u64,
-) -> Result<bool> {
-    let subvolume = writable(volume, to.file)?;
-    let _buffering = subvolume.buffering()?;
-    let (_locks, pair) = Pair::lock(volume, from, to)?;
-    if len > MOST_COMPARED {
-        return Err(pair.wrong("which are too many to be compared in one call"));
+) -> Result<Dedupe> {
+    let subvolume = shareable(volume, to.file)?;
+    let _sharing = subvolume.sharing()?;
+    let (_locks, pair) = Pair::lock(volume, from, to, inode_flags::IMMUTABLE)?;
+    pair.require_alike()?;
+    if len == 0 {
+        return Ok(Dedupe::Same { len });
     }
-    let [from_rest, to_rest] =
+    let rests =
         [(pair.from_size, from), (pair.to_size, to)].map(|(size, at)| size.checked_sub(at.offset));
-    if [from_rest, to_rest].iter().any(|rest| rest.is_none_or(|rest| rest < len)) {
+    if rests.iter().any(|rest| rest.is_none_or(|rest| rest < len)) {
         return Err(pair.wrong("which the files do not have"));
     }
-    pair.require_alike()?;
-    pair.require_sectors(len, from_rest == Some(len) && to_rest == Some(len))?;
-    pair.settle(0)?;
-    if !pair.is_same(len)? {
-        return Ok(false);
+    // What is left of a sector may only be shared with it where nothing is behind that.
+    let sector = pair.work.sector;
+    let len = if rests == [Some(len); 2] { len } else { len / sector * sector };
+    pair.require_sectors(len, true)?;
+    if len > 0 {
+        pair.settle(0)?;
+        if !pair.is_same(len)? {
+            return Ok(Dedupe::Differs);
+        }
+        pair.share_all(0..len, Inline::Left)?;
     }
-    pair.share_all(0..len, Inline::Left)?;
-    Ok(true)
+    Ok(Dedupe::Same { len })
 }
 
 /// Copies at most `len` bytes, of which whole sectors are shared where they lie alike; how many.
@@ -101,7 +103,7 @@ pub(crate) fn copy_range(
 ) -> Result<u64> {
     let subvolume = writable(volume, to.file)?;
     let _buffering = subvolume.buffering()?;
-    let (_locks, mut pair) = Pair::lock(volume, from, to)?;
+    let (_locks, mut pair) = Pair::lock(volume, from, to, FIXED)?;
     timespec(at)?;
     pair.work.at = at;
     let rest = pair.from_size.saturating_sub(from.offset);
@@ -132,12 +134,39 @@ pub(crate) fn copy_range(
     Ok(len)
 }
 
+/// Flags of files whose data is not replaced.
+const FIXED: u64 = inode_flags::IMMUTABLE | inode_flags::APPEND;
+
 /// What becomes of data that is in an extent item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inline {
     Copied,
     /// It is the same in both.
     Left,
+}
+
+/// A file that is compared from a place on.
+struct Compared {
+    data: FileData,
+    begin: u64,
+    /// The data that was found last: no other lies before where it was looked for.
+    run: Range<u64>,
+}
+
+impl Compared {
+    fn open(volume: &Engine, Position { file, offset: begin }: Position) -> Result<Self> {
+        Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
+    }
+
+    /// Where the first data is that does not end before `at`; both count from where comparing began.
+    fn data_from(&mut self, volume: &Engine, at: u64) -> Result<u64> {
+        let offset = self.begin + at;
+        if self.run.end <= offset {
+            let next = next_data(volume, &self.data, offset)?;
+            self.run = next.unwrap_or(u64::MAX..u64::MAX);
+        }
+        Ok(self.run.start.saturating_sub(self.begin).max(at))
+    }
 }
 
 /// Two ranges, of files whose locks are held.
@@ -153,10 +182,16 @@ struct Pair<'v> {
 }
 
 impl<'v> Pair<'v> {
-    fn lock(volume: &'v Engine, from: Position, to: Position) -> Result<(Locks, Self)> {
+    /// Locks both; `refused` are flags that `to` may not have.
+    fn lock(
+        volume: &'v Engine,
+        from: Position,
+        to: Position,
+        refused: u64,
+    ) -> Result<(Locks, Self)> {
         let locks = volume.inodes.lock(&[from.file, to.file]);
         let (from_item, to_item) = (regular(volume, from.file)?, regular(volume, to.file)?);
-        refuse_flags(&to_item, inode_flags::IMMUTABLE | inode_flags::APPEND, to.file)?;
+        refuse_flags(&to_item, refused, to.file)?;
         let from_size = length_of(volume, from.file, &from_item);
         let to_size = length_of(volume, to.file, &to_item);
         let work = Work::new(volume, to.file, timestamp(&to_item.ctime));
@@ -214,18 +249,26 @@ impl<'v> Pair<'v> {
 
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
-        let open = |file: FileId| FileData::open(self.work.volume, file);
-        let files = [(open(self.from.file)?, self.from), (open(self.to.file)?, self.to)];
-        for at in (0..len).step_by(index(PIECE_BYTES)) {
-            let mut bytes = [(); 2].map(|()| vec![0; index((len - at).min(PIECE_BYTES))]);
-            for ((file, position), bytes) in files.iter().zip(&mut bytes) {
-                read_at(self.work.volume, file, position.offset + at, bytes)?;
+        let volume = self.work.volume;
+        let mut from = Compared::open(volume, self.from)?;
+        let mut to = Compared::open(volume, self.to)?;
+        let mut at = 0;
+        loop {
+            // Holes in both are not read: they may be longer than anybody can read.
+            at = from.data_from(volume, at)?.min(to.data_from(volume, at)?);
+            if at >= len {
+                return Ok(true);
+            }
+            let end = len.min(at + PIECE_BYTES);
+            let mut bytes = [(); 2].map(|()| vec![0; index(end - at)]);
+            for (file, bytes) in [&from, &to].into_iter().zip(&mut bytes) {
+                read_at(volume, &file.data, file.begin + at, bytes)?;
             }
             if bytes[0] != bytes[1] {
                 return Ok(false);
             }
+            at = end;
         }
-        Ok(true)
     }
 
     /// Copies `range`, which counts from where both begin.

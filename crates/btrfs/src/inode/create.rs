@@ -5,7 +5,7 @@ use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, extent_type};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Node, Place, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -145,11 +145,15 @@ pub(crate) fn make_unnamed(
     add_file(&mut changes, file, kind, new, acl, dir)?;
     changes.put_new(orphan_key(file.ino), Vec::new());
     changes.adjust_inode(file, |item| item.nlink = 0.into())?;
-    changes.apply()?;
+    // It is open before who looks for what a crash left can meet it.
     let mut locks = volume.inodes.try_lock(file).expect("nobody else knows the new number");
-    *locks.opens(file) = 1;
-    *locks.is_linkable(file) = is_linkable;
-    Ok(file)
+    (*locks.opens(file), *locks.is_linkable(file)) = (1, is_linkable);
+    // As long as there is a handle the subvolume does not go.
+    let made = changes.apply().and_then(|()| handle.tree(TreeId(dir.dev))?.open_file());
+    if made.is_err() {
+        (*locks.opens(file), *locks.is_linkable(file)) = (0, false);
+    }
+    made.map(|()| file)
 }
 
 /// Adds everything of a new file in `dir` but its name.

@@ -9,7 +9,7 @@
 //!
 //! All of it may be forgotten at any time, and what is remembered is right:
 //!
-//! 1. It is used under the lock of the directory only.
+//! 1. It is used under the lock of the directory only, but to say that a name is not there: it was not when the lookup began.
 //! 2. The files of a directory have numbers of groups that no other directory has. Their items lie side by side,
 //!    and threads that work in several directories do not meet there.
 //! 3. The set of hashes has that of every name in the directory, and may have others, of names that were removed. So a
@@ -59,16 +59,24 @@ impl Directory {
         self.numbers = numbers;
     }
 
+    /// Whether no name with this hash is there.
+    pub(super) fn lacks_name(&self, hash: u64) -> bool {
+        self.names.as_ref().is_some_and(|names| !names.contains(bits_of(hash)))
+    }
+
     /// Adds the hash of a name that is about to be added, and says whether that name surely was not there.
     pub(super) fn add_name(&mut self, hash: u64) -> bool {
-        let hash = u32::try_from(hash).expect("a name has a hash of 32 bits");
         let Some(names) = &mut self.names else { return false };
-        let is_new = names.insert(hash);
+        let is_new = names.insert(bits_of(hash));
         if is_new.is_none() {
             self.names = None;
         }
         is_new == Some(true)
     }
+}
+
+fn bits_of(hash: u64) -> u32 {
+    u32::try_from(hash).expect("a name has a hash of 32 bits")
 }
 
 /// The bytes that all sets of hashes may take. A set that grows is there twice for a moment, which is not counted.
@@ -127,6 +135,13 @@ impl NameHashes {
         Self { budget: budget.clone(), slots: Box::default(), count: 0, has_zero: false }
     }
 
+    fn contains(&self, hash: u32) -> bool {
+        match hash {
+            0 => self.has_zero,
+            _ => !self.slots.is_empty() && self.slots[slot_of(&self.slots, hash)] == hash,
+        }
+    }
+
     /// Adds a hash, and says whether it is new; `None` when the budget does not allow to remember it.
     fn insert(&mut self, hash: u32) -> Option<bool> {
         if hash == 0 {
@@ -175,11 +190,13 @@ mod tests {
         let budget = Arc::new(Budget::new(1 << 20));
         let mut directory = Directory::default();
         assert!(!directory.add_name(1), "nothing is known of what was there before");
+        assert!(!directory.lacks_name(1) && !directory.lacks_name(2));
         directory.made(&budget);
         let mut random = Random::new(7);
         let mut model = BTreeSet::new();
         for _ in 0..20_000 {
             let hash = random.below(1 << 15) << 16;
+            assert_eq!(directory.lacks_name(hash), !model.contains(&hash), "{hash:#x}");
             assert_eq!(directory.add_name(hash), model.insert(hash), "{hash:#x}");
         }
         assert!(budget.used.load(Ordering::Relaxed) >= 4 * model.len() as u64);
@@ -197,6 +214,7 @@ mod tests {
         assert!((1..=48).all(|hash| other.add_name(hash)));
         assert!(!one.add_name(49), "a larger table does not fit beside the other two");
         assert!(!one.add_name(1_000_000), "what is not remembered may be there");
+        assert!(!one.lacks_name(1_000_001));
         assert!(other.add_name(49), "there is room again");
     }
 

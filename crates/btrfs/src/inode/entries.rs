@@ -12,7 +12,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Time
 
 use super::changes::{Changes, timespec};
 use super::directories::Directory;
-use super::no_such_file;
+use super::{ROOT_DIR, no_such_file};
 use crate::delayed;
 use crate::subvolume::malformed;
 use crate::volume::Engine;
@@ -127,7 +127,8 @@ impl Changes<'_, '_> {
     /// Adds an entry, and makes the directory as large as it is now.
     ///
     /// # Errors
-    /// `EEXIST`, and `EOVERFLOW` when too many names have its hash.
+    /// `EEXIST`, `EOVERFLOW` when too many names have its hash, and `ENOENT` in the root directory of a subvolume without a name, and in all of it for the
+    /// root of another one.
     pub(crate) fn add_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
@@ -135,6 +136,9 @@ impl Changes<'_, '_> {
         index: u64,
         at: Timestamp,
     ) -> Result<()> {
+        if dir.ino == ROOT_DIR || target.location.item_type == ItemType::ROOT_ITEM {
+            self.require_subvolume_name()?;
+        }
         let entry = encode::dir_entry(&DirEntry {
             location: target.location,
             transid: self.generation().0,

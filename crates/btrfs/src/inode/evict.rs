@@ -3,16 +3,16 @@
 //! An inode without names goes at once when it has few items and nobody has it open. Otherwise
 //! an ORPHAN_ITEM says that it is to be removed, and it goes when the last who has it open lets
 //! go of it, in as many transactions as its items need. After a crash, or when that failed, the orphan items tell what
-//! is left to do; that is done when the volume was opened again and the subvolume is first changed.
+//! is left to do (`orphans`).
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, FileId, Result};
+use offshoot_vfs::{FileId, Result};
 
 use super::changes::Changes;
-use super::{inode_item, write_back};
+use super::write_back;
 use crate::delayed;
 use crate::subvolume::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
@@ -125,62 +125,31 @@ impl Batch {
     }
 }
 
-/// Removes an inode that has an orphan item, and the orphan item.
+/// Removes an inode that has an orphan item, and the orphan item. The caller has its lock.
 pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
-    write_back::discard(volume, file);
-    loop {
-        let handle = volume.join_to_remove()?;
-        let batch = Batch::read(volume, file)?;
-        let mut changes = Changes::accepted(&handle, file)?;
-        let is_last = batch.inode_gone().is_some();
-        if is_last {
-            changes.remove(orphan_key(file.ino))?;
-        } else {
-            // Between two batches the inode counts what it still has.
-            changes.adjust_inode(file, |item| {
-                item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
-            })?;
-            for &key in batch.queued.iter().take(QUEUED) {
-                changes.remove(key)?;
-            }
-        }
-        changes.remove_items(batch);
-        changes.apply()?;
-        if is_last {
-            return Ok(());
-        }
-    }
+    while !evict_batch(volume, file)? {}
+    Ok(())
 }
 
-/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open.
-pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
-    let mut next = Some(orphan_key(0));
-    while let Some(from) = next {
-        let root = volume.tree(tree)?;
-        let cursor = Cursor::seek(volume, root, from)?;
-        let found = cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).map(|(key, _)| key);
-        drop(cursor);
-        let Some(key) = found else { return Ok(()) };
-        next = key.successor();
-        let file = FileId { dev: tree.0, ino: key.offset };
-        let mut locks = volume.inodes.lock(&[file]);
-        if *locks.opens(file) > 0 {
-            continue;
-        }
-        let links = match inode_item(volume, root, file) {
-            Ok(item) => Some(item.nlink.get()),
-            Err(Error::Posix { .. }) => None,
-            Err(e) => return Err(e),
-        };
-        if links == Some(0) {
-            evict(volume, file)?;
-        } else {
-            // Old kernels left such items for what they truncated, too.
-            let handle = volume.join_to_remove()?;
-            // A subvolume that was deleted meanwhile has no inodes either.
-            handle.tree(tree)?.require_alive()?;
-            handle.change(tree, |tree| tree.remove(key).map(drop))?;
+/// Removes as much of an inode that has an orphan item as goes at once, and says whether that was all of it. The caller has its lock.
+pub(super) fn evict_batch(volume: &Engine, file: FileId) -> Result<bool> {
+    write_back::discard(volume, file);
+    let handle = volume.join_to_remove()?;
+    let batch = Batch::read(volume, file)?;
+    let mut changes = Changes::accepted(&handle, file)?;
+    let is_last = batch.inode_gone().is_some();
+    if is_last {
+        changes.remove(orphan_key(file.ino))?;
+    } else {
+        // Between two batches the inode counts what it still has.
+        changes.adjust_inode(file, |item| {
+            item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
+        })?;
+        for &key in batch.queued.iter().take(QUEUED) {
+            changes.remove(key)?;
         }
     }
-    Ok(())
+    changes.remove_items(batch);
+    changes.apply()?;
+    Ok(is_last)
 }

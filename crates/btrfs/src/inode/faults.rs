@@ -1,9 +1,12 @@
 //! Reads that fail in the middle of an operation: it is done, or nothing of it, or nothing is written any more.
 
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_vfs::{
     Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
 };
@@ -52,8 +55,9 @@ fn try_every_read(
     fs.sync().expect("a commit");
     let before = state(&fs);
     drop(fs);
-    let run = |read: Option<u64>| {
-        let below: Arc<MemoryDevice> = Arc::new(MemoryDevice::over(memory.clone()));
+    let mut seen = HashSet::new();
+    let mut run = |read: Option<u64>| {
+        let below = Arc::new(CheckedDevice::over(memory.clone()));
         let device = Arc::new(FaultDevice::new(below.clone()));
         let fs = open(device.clone());
         // What the first change of a subvolume looks up.
@@ -68,7 +72,13 @@ fn try_every_read(
         let is_written = fs.sync().is_ok();
         assert!(is_whole || !is_written, "a commit of what is half done");
         drop(fs);
-        (reads, outcome, is_whole, is_written, state(&open(below)))
+        let state = state(&open(below.clone()));
+        let mut hasher = DefaultHasher::new();
+        below.hash_changes(&mut hasher);
+        if !seen.insert(hasher.finish()) {
+            below.leave_unchecked("it was as it is now before");
+        }
+        (reads, outcome, is_whole, is_written, state)
     };
     let (reads, outcome, .., after) = run(None);
     outcome.expect("nothing fails");

@@ -60,6 +60,7 @@ pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp
     let without =
         if file_type == FileType::Regular { FileFlags::DIRSYNC } else { FileFlags::empty() };
     let flags = flags - without;
+    require_change(file, shown(&item), flags)?;
     let size = volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size);
     let stored = stored(&item, flags, file_type, size);
     // In the way of the volume, if it has one.
@@ -88,6 +89,20 @@ fn require_valid(file: FileId, flags: FileFlags) -> Result<()> {
     let compress = flags.contains(FileFlags::COMPRESS);
     if compress && flags.intersects(FileFlags::NOCOMPRESS | FileFlags::NODATACOW) {
         return refuse(Errno::INVAL);
+    }
+    Ok(())
+}
+
+/// Refuses to have data written in place that is said to be compressed or not, and to say that of data which is written in place: as the
+/// kernel does, only one of the two may be said after the other was taken back.
+fn require_change(file: FileId, old: FileFlags, new: FileFlags) -> Result<()> {
+    let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
+    let meet = |one: FileFlags, other: FileFlags| {
+        one.contains(FileFlags::NODATACOW) && other.intersects(says)
+    };
+    if meet(old, new) || meet(new, old) {
+        let what = format!("the flags `{new}` of {file}, which has `{old}`");
+        return Err(Error::posix(Errno::INVAL, what));
     }
     Ok(())
 }

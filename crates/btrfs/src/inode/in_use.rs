@@ -200,6 +200,14 @@ impl Inodes {
         look(&mut directory.lock())
     }
 
+    /// Whether the directory `dir` has no name with this hash, as far as that is remembered. Nothing has to be locked.
+    pub(super) fn lacks_name(&self, dir: FileId, hash: u64) -> bool {
+        let shard = self.shard(dir).lock();
+        let directory = shard.entries.get(&dir).and_then(|entry| entry.directory.clone());
+        drop(shard);
+        directory.is_some_and(|directory| directory.lock().lacks_name(hash))
+    }
+
     /// The directory `dir` was just made, and nobody else knows it yet.
     pub(super) fn directory_made(&self, dir: FileId) {
         self.with_directory(dir, |directory| directory.made(&self.names));

@@ -8,7 +8,8 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{PLACEHOLDER, ROOT_DIR, evict, placeholder_in, tree_of};
+use super::orphans::remove_orphans;
+use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
 use crate::tree::{Cursor, Tree};
 use crate::volume::Engine;
 
@@ -32,9 +33,7 @@ impl Subvolume {
     /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it is removed.
     fn load(volume: &Engine, id: TreeId) -> Result<Self> {
         let tree = volume.live()?.tree(volume, id)?;
-        if tree.require_writable().is_ok() {
-            evict::remove_orphans(volume, id)?;
-        }
+        remove_orphans(volume, id)?;
         // The highest number in use, as the tree has it: what lies above are no inodes.
         let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
         let cursor = Cursor::seek_floor(volume, volume.tree(id)?, last)?;
@@ -55,6 +54,16 @@ impl Subvolume {
         let buffering = self.buffering.read();
         self.tree.require_writable()?;
         Ok(buffering)
+    }
+
+    /// As [`buffering`](Self::buffering), for who changes nothing that files show: a read-only subvolume lets that be done too.
+    ///
+    /// # Errors
+    /// `ENOENT` when it was deleted.
+    pub(super) fn sharing(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let sharing = self.buffering.read();
+        self.tree.require_alive()?;
+        Ok(sharing)
     }
 
     /// Until this is dropped no data of files is buffered.
@@ -80,13 +89,21 @@ impl Subvolume {
 /// # Errors
 /// `EROFS` when the volume or the subvolume is read-only, `EPERM` for what is not stored at all.
 pub(crate) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
+    let subvolume = shareable(volume, file)?;
+    subvolume.tree.require_writable()?;
+    Ok(subvolume)
+}
+
+/// The subvolume of `file`, which may be read-only: nothing that files show is to be changed.
+///
+/// # Errors
+/// `EROFS` when the volume is read-only, `EPERM` for what is not stored at all.
+pub(super) fn shareable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
     volume.live()?.require_whole()?;
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
     }
-    let subvolume = loaded(volume, file)?;
-    subvolume.tree.require_writable()?;
-    Ok(subvolume)
+    loaded(volume, file)
 }
 
 /// The subvolume of `file`, whether or not it may be changed.

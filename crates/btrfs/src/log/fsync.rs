@@ -77,7 +77,8 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     live.wait_for_commit()?;
     let log = handle.log();
     let commit = |obstacle| Ok(Outcome::Commit(handle.generation(), obstacle));
-    if is_deleted(volume, file)? {
+    // What replays a log looks for no files in subvolumes without names.
+    if is_deleted(volume, file)? || handle.tree(TreeId(file.dev))?.is_removed() {
         return commit(Obstacle::Subvolumes);
     }
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
@@ -206,8 +207,8 @@ pub(super) fn log_into(
     Record::new(handle, own, subvolume, batch).run(file.ino, is_directory)
 }
 
-/// The root of a subvolume as the last commit has it.
-pub(super) fn committed_root(
+/// The root of a tree that the root tree names, as the last commit has it. That commit is on the devices.
+pub(crate) fn committed_root(
     live: &Live,
     handle: &Handle<'_>,
     subvolume: TreeId,
@@ -260,7 +261,7 @@ impl Drop for Lead<'_> {
 fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
-    volume.write_log(live, &blocks.in_order(), &root)?;
+    volume.write_log(live, &blocks.all(), &root)?;
     blocks.move_to(&volume.cache, |_| true);
     live.stats.log_written();
     log.progress().done = batch;

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
 
 use super::Obstacle;
@@ -17,7 +18,7 @@ const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Opens a volume that keeps nothing in memory but what it changes, and commits only when it is asked to.
-fn open(device: &Arc<MemoryDevice>) -> Filesystem {
+fn open(device: &Arc<CheckedDevice>) -> Filesystem {
     let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone() as Arc<dyn BlockDevice>], &options);
     volume.and_then(|volume| volume.filesystem(TreeId::FS)).expect("it opens")

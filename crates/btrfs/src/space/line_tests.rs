@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use parking_lot::Mutex;
 
@@ -27,7 +29,7 @@ type Hook = Box<dyn FnOnce() + Send>;
 
 /// A device on which something happens when it is flushed for the first time after that was asked for.
 struct Hooked {
-    below: Arc<MemoryDevice>,
+    below: Arc<CheckedDevice>,
     hook: Mutex<Option<Hook>>,
 }
 
@@ -96,16 +98,36 @@ fn fill(fs: &Filesystem, file: FileId) {
     fs.sync().expect("a commit");
 }
 
+/// Work in a thread of its own, which has the volume no longer than this is there: nobody checks a volume that a thread drops which nobody waits for.
+struct Beside<T> {
+    outcome: Receiver<T>,
+    thread: Option<JoinHandle<()>>,
+}
+
 /// Does `work` in a thread of its own. What comes of it can be received.
-fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (send, receive) = mpsc::channel();
-    std::thread::spawn(move || drop(send.send(work())));
-    receive
+fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Beside<T> {
+    let (send, outcome) = mpsc::channel();
+    let thread = std::thread::spawn(move || drop(send.send(work())));
+    Beside { outcome, thread: Some(thread) }
+}
+
+impl<T> Drop for Beside<T> {
+    fn drop(&mut self) {
+        // A test that failed may have left it waiting for ever.
+        if !std::thread::panicking() {
+            // Some panic on purpose, and what comes of that is asked for.
+            let _ = self.thread.take().map(JoinHandle::join);
+        }
+    }
 }
 
 /// What comes of something that must not take for ever.
-fn soon<T>(receive: &Receiver<T>) -> T {
-    receive.recv_timeout(PATIENCE).expect("it comes to an end")
+fn soon<T>(beside: &Beside<T>) -> T {
+    soon_told(&beside.outcome)
+}
+
+fn soon_told<T>(told: &Receiver<T>) -> T {
+    told.recv_timeout(PATIENCE).expect("it comes to an end")
 }
 
 /// Takes all metadata that is there for this.
@@ -178,7 +200,7 @@ fn what_another_commit_is_about_to_free_is_waited_for() {
         tell.send(beside(move || commit_slowly(&committer, &hooked, done + 2))).expect("it waits");
     }));
     fs.write(new, 0, &vec![2; 4 << 20], AT).expect("there is room for it");
-    soon(&soon(&told));
+    soon(&soon_told(&told));
     assert!(device.hook.lock().is_none(), "there was another commit");
 }
 
@@ -219,7 +241,7 @@ fn who_needs_a_chunk_for_data_waits_for_metadata() {
     let data = fs.clone();
     let waits = beside(move || data.volume().reserve_data(16 << 20).map(drop));
     while space(&fs).ledger(Purpose::Metadata).line().len() == 0 {
-        if let Ok(outcome) = waits.try_recv() {
+        if let Ok(outcome) = waits.outcome.try_recv() {
             panic!("it did not wait: {outcome:?}");
         }
         std::thread::yield_now();
@@ -286,11 +308,11 @@ fn who_makes_room_and_panics_leaves_the_line_to_others() {
         panic!("a device that panics");
     }));
     let first = reserve(fs.clone());
-    soon(&told);
+    soon_told(&told);
     let second = reserve(fs.clone());
     let error = soon(&second).expect_err("nothing is written any more");
     assert_eq!(error.errno(), Errno::ROFS, "{error}");
-    assert!(first.recv().is_err(), "it panicked");
+    assert!(first.outcome.recv().is_err(), "it panicked");
     assert_eq!(space(&fs).ledger(Purpose::Data).line().len(), 0);
 }
 
@@ -322,7 +344,7 @@ fn who_makes_room_does_not_wait_for_those_who_come_later() {
         grant();
         // There is always one.
         drop(std::mem::replace(&mut last, take(&fs)));
-        match waits.try_recv() {
+        match waits.outcome.try_recv() {
             Ok(was_served) => break was_served,
             Err(_) => assert!(std::time::Instant::now() < end, "it waits for ever"),
         }

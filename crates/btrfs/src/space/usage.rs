@@ -110,7 +110,8 @@ mod tests {
 
     use offshoot_btrfs_format::TreeId;
     use offshoot_btrfs_format::encode::seal_block;
-    use offshoot_device::{BlockDevice, MemoryDevice};
+    use offshoot_device::BlockDevice;
+    use offshoot_testkit::checked::CheckedDevice;
 
     use super::*;
     use crate::test_volumes::{edit_root, in_memory};
@@ -140,7 +141,7 @@ mod tests {
         }
     }
 
-    fn devices(device: &Arc<MemoryDevice>) -> Vec<Arc<dyn BlockDevice>> {
+    fn devices(device: &Arc<CheckedDevice>) -> Vec<Arc<dyn BlockDevice>> {
         vec![device.clone()]
     }
 

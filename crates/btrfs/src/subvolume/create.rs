@@ -80,17 +80,13 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
 /// An extended attribute.
 type Xattr = (&'static [u8], Vec<u8>);
 
-/// The flags and the attribute that say how the root directory of a new subvolume in the subvolume of `dir` is compressed: like the root directory of that
-/// one, as the kernel has it. It has no other flags of it.
+/// The flags and the attribute that say how the root directory of a new subvolume in the subvolume of `dir` is compressed: with what the root directory
+/// of that one names, as the kernel has it. It has no other flags of it, not even that nothing is to be compressed.
 fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
     match inode::xattr(volume, parent, PROPERTY) {
-        Ok(value) => {
-            let root = inode::tree_of(volume, parent)?;
-            let flags = inode::inode_item(volume, root, parent)?.flags.get();
-            let flags = flags & (inode_flags::COMPRESS | inode_flags::NOCOMPRESS);
-            Ok((flags, inherited(&value).map(|value| (PROPERTY, value.to_vec()))))
-        }
+        Ok(value) => Ok(inherited(&value)
+            .map_or((0, None), |name| (inode_flags::COMPRESS, Some((PROPERTY, name.to_vec()))))),
         Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok((0, None)),
         Err(e) => Err(e),
     }

@@ -3,7 +3,11 @@
 //! The name goes at once. What the subvolume holds is dropped later, a step at a time (`drop`): an ORPHAN_ITEM in the root
 //! tree says that it is to be done.
 //!
-//! A subvolume is deleted while nobody else has a handle. So whoever found under a handle that a subvolume is there does what
+//! As long as files of it are open all that is in it can be used as before, but that its root directory gets no new entries, and nothing in it becomes the
+//! place of a subvolume. When the last one is closed the subvolume *ends*: nobody finds anything of it any more, and it can be dropped. After a crash it has
+//! ended.
+//!
+//! A subvolume loses its name, and ends, while nobody else has a handle. So whoever found under a handle that a subvolume is there does what
 //! it does before that, and whoever comes later finds nothing.
 
 use offshoot_btrfs_format::inode::inode_flags;
@@ -45,7 +49,7 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
         return Err(Error::posix(Errno::INVAL, format!("`{name}`, which is no subvolume")));
     }
     let id = TreeId(child.dev);
-    let is_durable = {
+    let (is_durable, has_ended) = {
         let subvolume = volume.inodes.known_subvolume(id);
         let _still = subvolume.as_ref().map(|subvolume| subvolume.still());
         let _locks = volume.inodes.lock(&[place.dir]);
@@ -65,14 +69,46 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
             delete_alone(handle, place, id, at)
         })?
     };
-    volume.live()?.pressure.press();
-    // Nobody is going to buffer anything for it, and what is buffered is forgotten.
-    write_back::sync_subvolume(volume, id)?;
+    if has_ended {
+        forget(volume, id)?;
+    }
     volume.commit_if(is_durable)
 }
 
-/// Deletes it, and says whether that is to be durable at once.
-fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp) -> Result<bool> {
+/// A file of the subvolume `id` is open once less. The subvolume ends with the last one when it was deleted.
+pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
+    let live = volume.live()?;
+    let tree = live.tree(volume, id)?;
+    if !tree.close_file() {
+        return Ok(());
+    }
+    let has_ended = {
+        let subvolume = volume.inodes.known_subvolume(id);
+        let _still = subvolume.as_ref().map(|subvolume| subvolume.still());
+        volume.between_handles(|generation| {
+            let has_ended = tree.end();
+            if has_ended {
+                live.subvolumes.add_deleted(id, generation);
+            }
+            has_ended
+        })?
+    };
+    if has_ended { forget(volume, id) } else { Ok(()) }
+}
+
+/// Has the subvolume `id`, which ended, dropped, and forgets what is buffered for it: nobody is going to buffer more.
+fn forget(volume: &Engine, id: TreeId) -> Result<()> {
+    volume.live()?.pressure.press();
+    write_back::sync_subvolume(volume, id)
+}
+
+/// Deletes it, and says whether that is to be durable at once, and whether the subvolume ended.
+fn delete_alone(
+    handle: &Handle<'_>,
+    place: Place<'_>,
+    id: TreeId,
+    at: Timestamp,
+) -> Result<(bool, bool)> {
     let volume = handle.volume();
     require_deletable(volume, id)?;
     let dir = place.dir;
@@ -98,9 +134,12 @@ fn delete_alone(handle: &Handle<'_>, place: Place<'_>, id: TreeId, at: Timestamp
         handle.change(TreeId::ROOT, |tree| tree.modify(orphan_key(id), 0, |_| Ok(Vec::new())))?;
         handle.change_uuids(uuids)
     })?;
-    tree.set_deleted();
-    volume.live()?.subvolumes.add_deleted(id, handle.generation());
-    Ok(is_durable)
+    tree.set_removed();
+    let has_ended = tree.end();
+    if has_ended {
+        volume.live()?.subvolumes.add_deleted(id, handle.generation());
+    }
+    Ok((is_durable, has_ended))
 }
 
 /// `EPERM` for what a mount shows, and `ENOTEMPTY` for what holds subvolumes.

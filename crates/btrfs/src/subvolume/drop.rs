@@ -54,7 +54,7 @@ pub(crate) enum Progress {
 }
 
 impl Engine {
-    /// Drops all that subvolumes hold which were deleted, as far as it can be done. The thread of the volume does the same by and by, and what is left
+    /// Drops all that subvolumes hold which were deleted, as far as it can be done: not of those that have files open. The thread of the volume does the same by and by, and what is left
     /// when a volume is closed is done when it is opened again.
     ///
     /// # Errors

@@ -74,8 +74,19 @@ pub(super) fn uuids_with(volume: &Engine, id: TreeId, item: &RootItem) -> Result
 
 /// The UUID tree without the subvolume `id`, whose root item this is.
 pub(super) fn uuids_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+    without(volume, id, uuid_keys(volume, item)?)
+}
+
+/// The UUID tree without what says that the subvolume `id`, whose root item this is, was received.
+pub(super) fn received_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+    let is_received = |key: &Key| key.item_type == ItemType::UUID_KEY_RECEIVED_SUBVOL;
+    without(volume, id, uuid_keys(volume, item)?.filter(is_received))
+}
+
+/// The UUID tree without the subvolume `id` under these keys.
+fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Result<UuidEdits> {
     let mut edits = UuidEdits::new();
-    for key in uuid_keys(volume, item)? {
+    for key in keys {
         let stored = ids_of(volume, key)?;
         let others = stored.chunks(size_of::<u64>()).filter(|&one| one != id.0.to_le_bytes());
         let left = others.collect::<Vec<_>>().concat();

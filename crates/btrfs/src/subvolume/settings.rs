@@ -3,32 +3,38 @@
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::key::objectid;
-use offshoot_btrfs_format::root::ROOT_SUBVOL_RDONLY;
+use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Result};
+use offshoot_vfs::{Errno, Error, FileId, Result, Timestamp};
+use zerocopy::FromZeros;
 
+use super::items::{UuidEdits, received_without};
 use super::{DEFAULT, malformed, require_subvolume, root_item_key};
 use crate::SubvolumeId;
+use crate::inode::changes::timespec;
 use crate::inode::subvolume::loaded;
-use crate::inode::{ROOT_DIR, evict, write_back};
+use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::space::Claim;
 use crate::tree::with_item;
 use crate::volume::Engine;
 
-/// Items that a setting changes.
-const SETTING_ITEMS: u64 = 1;
+/// Items that a setting changes at most: a root item, and what the UUID tree has of one that was received.
+const SETTING_ITEMS: u64 = 2;
 
 impl Engine {
-    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is in it. One that was received and is changed is not any more what
-    /// others are received on top of: the caller decides whether that may be.
+    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is in it.
+    ///
+    /// One that was received and may be changed is not any more what others are received on top of, so it loses its received UUID, and what
+    /// was sent; as of this moment, `at`, it counts as received. Whether that may be, the caller decides.
     ///
     /// # Errors
     /// `ENOENT` when there is no such subvolume.
-    pub fn set_read_only(&self, id: SubvolumeId, is_read_only: bool) -> Result<()> {
+    pub fn set_read_only(&self, id: SubvolumeId, is_read_only: bool, at: Timestamp) -> Result<()> {
         let item = require_subvolume(self, id)?;
         if item.is_read_only() == is_read_only {
             return Ok(());
         }
+        let at = timespec(at)?;
         {
             let subvolume = loaded(self, FileId { dev: id.0, ino: ROOT_DIR })?;
             let _still = subvolume.still();
@@ -37,17 +43,29 @@ impl Engine {
             self.alone(reserved, |handle| {
                 let tree = handle.tree(id)?;
                 tree.require_alive()?;
-                handle.change_root_item(id, |item| {
-                    let others = item.flags.get() & !ROOT_SUBVOL_RDONLY;
-                    let flag = if is_read_only { ROOT_SUBVOL_RDONLY } else { 0 };
-                    item.flags = (others | flag).into();
+                let item = require_subvolume(self, id)?;
+                let is_received = !is_read_only && RootItem::uuid(item.received_uuid).is_some();
+                let uuids =
+                    if is_received { received_without(self, id, &item)? } else { UuidEdits::new() };
+                handle.whole(|| {
+                    handle.change_root_item(id, |item| {
+                        let others = item.flags.get() & !ROOT_SUBVOL_RDONLY;
+                        let flag = if is_read_only { ROOT_SUBVOL_RDONLY } else { 0 };
+                        item.flags = (others | flag).into();
+                        if is_received {
+                            item.received_uuid = [0; 16];
+                            (item.stransid, item.stime) = (0.into(), FromZeros::new_zeroed());
+                            (item.rtransid, item.rtime) = (handle.generation().0.into(), at);
+                        }
+                    })?;
+                    handle.change_uuids(uuids)
                 })?;
                 tree.set_read_only(is_read_only);
                 Ok(())
             })?;
         }
         // As long as it was read-only, nobody could remove them.
-        if is_read_only { Ok(()) } else { evict::remove_orphans(self, id) }
+        if is_read_only { Ok(()) } else { orphans::remove_orphans(self, id) }
     }
 
     /// Makes the subvolume `id` the one that a mount without options shows.

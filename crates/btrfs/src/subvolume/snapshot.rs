@@ -32,7 +32,7 @@ use super::require_subvolume;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
-use crate::inode::{ROOT_DIR, evict, write_back};
+use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::space::Claim;
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
@@ -131,7 +131,7 @@ impl Snapshot<'_> {
 
 /// Removes the files without names from the new snapshot `id`.
 fn remove_orphans(volume: &Engine, id: TreeId) -> Result<()> {
-    match evict::remove_orphans(volume, id) {
+    match orphans::remove_orphans(volume, id) {
         // The snapshot is there, and whole: on a full volume they go when it is first changed. Or somebody deleted it already.
         Err(Error::Posix { errno: Errno::NOSPC | Errno::NOENT, .. }) => Ok(()),
         other => other,

@@ -88,6 +88,21 @@ impl<T> RwLock<T> {
         this.exclusive()
     }
 
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        self.permits.try_acquire(1).ok()?;
+        Some(self.guard(1, || self.value.try_read_arc()))
+    }
+
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        self.permits.try_acquire(PERMITS).ok()?;
+        Some(self.guard(PERMITS, || self.value.try_write_arc()))
+    }
+
+    pub(crate) fn try_read_arc(this: &Arc<Self>) -> Option<ArcReadGuard<T>> {
+        this.permits.try_acquire(1).ok()?;
+        Some(this.guard(1, || this.value.try_read_arc()))
+    }
+
     pub(crate) fn try_write_arc(this: &Arc<Self>) -> Option<ArcWriteGuard<T>> {
         this.permits.try_acquire(PERMITS).ok()?;
         Some(this.guard(PERMITS, || this.value.try_write_arc()))

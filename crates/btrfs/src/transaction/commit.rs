@@ -22,13 +22,15 @@ impl Engine {
     /// Makes everything that was changed before the call durable.
     ///
     /// # Errors
-    /// When a device fails: the devices then hold the last commit, and nothing more is written.
+    /// When a device fails: the devices then hold the last commit, and nothing more is written. `EROFS` when that was so before.
     pub(crate) fn sync(&self) -> Result<()> {
         self.sync_because(Cause::Asked)
     }
 
     /// The same for another cause.
     pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
+        // What is buffered stays so once nothing can be written.
+        self.live()?.require_whole()?;
         // The first error is the cause: after it the commit is only refused.
         write_back::sync_all(self).and(self.commit_over(0, cause))
     }
@@ -146,6 +148,32 @@ impl Engine {
         let handle = self.only_handle(live);
         handle.log().obstruct(Obstacle::Subvolumes);
         work(&handle.with_reservation(reserved.0, reserved.1))
+    }
+
+    /// Calls `work` while nobody has a handle, with the running transaction, of which it changes nothing. The caller must hold none.
+    pub(crate) fn between_handles<T>(&self, work: impl FnOnce(Generation) -> T) -> Result<T> {
+        let live = self.live()?;
+        #[cfg(debug_assertions)]
+        super::lock_order::require_no_handle();
+        let _gate = live.gate.write();
+        Ok(work(live.phases.read().running.id))
+    }
+
+    /// Calls `work` while nobody writes superblocks, neither for a commit nor for a log. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// `EROFS` when something failed before, and what `work` fails with.
+    pub(crate) fn with_superblocks_at_rest<T>(
+        &self,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(live) = self.live_part() else { return work() };
+        #[cfg(debug_assertions)]
+        super::lock_order::require_no_handle();
+        let _commit = live.commit.lock();
+        let _gate = live.gate.write();
+        live.require_whole()?;
+        work()
     }
 
     /// A handle of the running transaction, for who shut the gate.

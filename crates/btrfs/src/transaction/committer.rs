@@ -1,5 +1,5 @@
-//! The thread that commits a volume by itself: every so often, and when much was changed. It drops what deleted subvolumes hold, too, and discards what
-//! commits have freed where that is asked for.
+//! The thread that commits a volume by itself: every so often, and when much was changed. It removes what a crash left of files without names, drops what
+//! deleted subvolumes hold, and discards what commits have freed where that is asked for.
 //!
 //! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
 //! written to the devices after that. When nothing may be written any more it says so once, and ends by itself.
@@ -13,6 +13,7 @@ use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Cause, Live};
+use crate::inode::orphans::Sweep;
 use crate::inode::write_back;
 use crate::subvolume::Progress;
 use crate::volume::{Engine, Report};
@@ -87,8 +88,10 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     // A moment that no clock reaches is never due.
     let next = || Instant::now().checked_add(interval.max(LEAST_INTERVAL));
     let mut due = next();
+    let mut sweep = Sweep::new();
     loop {
-        let is_pressed = signal.wait(due);
+        // A sweep goes on at once.
+        let is_pressed = signal.wait(if sweep.is_done() { due } else { Some(Instant::now()) });
         let Some(volume) = volume.upgrade() else { return };
         let Some(is_pressed) = is_pressed else {
             // What the last commit has freed, too.
@@ -113,10 +116,12 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
             Ok(Progress::Waits) => None,
             Err(error) => Some(Report::DropFailed { problem: error.to_string() }),
         };
+        let not_swept =
+            sweep.step(&volume).err().map(|e| Report::SweepFailed { problem: e.to_string() });
         if volume.discard_step() {
             signal.press();
         }
-        if let Some(report) = failed.or(not_dropped) {
+        for report in [failed, not_dropped, not_swept].into_iter().flatten() {
             // That nothing is written any more has been said.
             if volume.live().and_then(Live::require_whole).is_err() {
                 return;
@@ -194,6 +199,7 @@ mod tests {
         assert_eq!((key.objectid, key.item_type), (bad.ino, ItemType::EXTENT_DATA));
         for (_, physical, _) in volume.write_places(root.pointers()[slot].logical(), 16384).unwrap()
         {
+            device.leave_unchecked("a leaf is damaged");
             device.write_at(physical.0, &[0xaa; 16384]).unwrap();
         }
         drop((fs, volume));

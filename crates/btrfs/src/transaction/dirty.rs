@@ -22,6 +22,7 @@ use offshoot_btrfs_format::block::Item;
 use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
+use super::stats::Counters;
 use crate::block::{BlockCache, TreeBlock};
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
@@ -29,6 +30,15 @@ use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 pub(crate) type Latch = RwLock<Arc<TreeBlock>>;
 /// A dirty block that is being read.
 pub(crate) type ReadLatch = ArcReadGuard<Arc<TreeBlock>>;
+
+/// Takes the latch of a block that others can reach, to read the block.
+pub(crate) fn latch_shared(latch: &Arc<Latch>, stats: &Counters) -> ReadLatch {
+    let held = stats.lock_shared(RwLock::try_read_arc(latch), || RwLock::read_arc(latch));
+    #[cfg(debug_assertions)]
+    super::lock_order::require_order(&held);
+    held
+}
+
 /// A dirty block that is being changed.
 pub(crate) struct WriteLatch {
     guard: ArcWriteGuard<Arc<TreeBlock>>,
@@ -38,19 +48,15 @@ pub(crate) struct WriteLatch {
 }
 
 impl WriteLatch {
-    /// Takes the latch of a block that others can reach, and says whether that took waiting.
-    pub(crate) fn take(latch: &Arc<Latch>) -> (Self, bool) {
+    /// Takes the latch of a block that others can reach.
+    pub(crate) fn take(latch: &Arc<Latch>, stats: &Counters) -> Self {
         #[cfg(debug_assertions)]
         let noted = super::lock_order::Noted::in_order(&latch.read());
-        let free = RwLock::try_write_arc(latch);
-        let waited = free.is_none();
-        let guard = free.unwrap_or_else(|| RwLock::write_arc(latch));
-        let latch = Self {
-            guard,
+        Self {
+            guard: stats.lock(RwLock::try_write_arc(latch), || RwLock::write_arc(latch)),
             #[cfg(debug_assertions)]
             _noted: noted,
-        };
-        (latch, waited)
+        }
     }
 
     /// The block, to be changed. It is copied first when a reader still looks at it.
@@ -146,17 +152,12 @@ impl DirtyBlocks {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// All blocks, by address.
-    pub(crate) fn in_order(&self) -> Vec<(Logical, Arc<Latch>)> {
-        let mut all: Vec<_> = self
-            .shards
-            .iter()
-            .flat_map(|shard| {
-                let shard = shard.read();
-                shard.iter().map(|(&at, latch)| (Logical(at), latch.clone())).collect::<Vec<_>>()
-            })
-            .collect();
-        all.sort_unstable_by_key(|(logical, _)| *logical);
+    /// All blocks with their addresses, in no order.
+    pub(crate) fn all(&self) -> Vec<(Logical, Arc<Latch>)> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            all.extend(shard.read().iter().map(|(&at, latch)| (Logical(at), latch.clone())));
+        }
         all
     }
 }

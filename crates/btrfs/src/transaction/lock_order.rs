@@ -1,11 +1,12 @@
 //! The order of latches, checked in debug builds.
 //!
 //! A thread notes which blocks it has latched for writing. A block that others can reach may
-//! be latched when every block that the thread has
+//! be latched, also to look at it for a moment, when every block that the thread has
 //!
 //! 1. belongs to the same tree and is above it, or
 //! 2. is its sibling, and their parent is latched too, or
-//! 3. belongs to a tree that comes earlier.
+//! 3. belongs to a tree that comes earlier, or
+//! 4. is of a later transaction: then the block is changed no more, and nobody has it for longer than a moment.
 //!
 //! The trees are ordered as `tree::write` says.
 //!
@@ -16,7 +17,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use offshoot_btrfs_format::{Logical, TreeId};
+use offshoot_btrfs_format::{Generation, Logical, TreeId};
 #[cfg(feature = "shuttle")]
 use shuttle::thread_local;
 
@@ -33,6 +34,7 @@ struct Note {
     tree: TreeId,
     level: u8,
     logical: Logical,
+    generation: Generation,
 }
 
 /// That the thread has a latch. Latches do not move between threads.
@@ -56,8 +58,34 @@ fn rank(tree: TreeId) -> u8 {
 impl Note {
     fn of(block: &TreeBlock) -> Self {
         let header = block.header();
-        Self { tree: header.owner(), level: header.level, logical: Logical(header.bytenr.get()) }
+        Self {
+            tree: header.owner(),
+            level: header.level,
+            logical: Logical(header.bytenr.get()),
+            generation: Generation(header.generation.get()),
+        }
     }
+}
+
+/// The thread latches `block`, which others can reach.
+///
+/// # Panics
+/// When that is out of order.
+pub(crate) fn require_order(block: &TreeBlock) {
+    assert!(!LOOKS.with(Cell::get), "a latch is taken under a lock of delayed items");
+    let new = Note::of(block);
+    HELD.with(|held| {
+        let held = held.borrow();
+        for other in held.iter().filter(|other| other.generation <= new.generation) {
+            let has_parent = held.iter().any(|h| h.tree == new.tree && h.level == new.level + 1);
+            let fits = if other.tree == new.tree {
+                other.level > new.level || (other.level == new.level && has_parent)
+            } else {
+                rank(other.tree) < rank(new.tree)
+            };
+            assert!(fits, "latching {new:?} while {other:?} is held, of {held:?}");
+        }
+    });
 }
 
 impl Noted {
@@ -66,21 +94,7 @@ impl Noted {
     /// # Panics
     /// When that is out of order.
     pub(super) fn in_order(block: &TreeBlock) -> Self {
-        assert!(!LOOKS.with(Cell::get), "a latch is taken under a lock of delayed items");
-        let new = Note::of(block);
-        HELD.with(|held| {
-            let held = held.borrow();
-            for other in &*held {
-                let has_parent =
-                    held.iter().any(|h| h.tree == new.tree && h.level == new.level + 1);
-                let fits = if other.tree == new.tree {
-                    other.level > new.level || (other.level == new.level && has_parent)
-                } else {
-                    rank(other.tree) < rank(new.tree)
-                };
-                assert!(fits, "latching {new:?} while {other:?} is held, of {held:?}");
-            }
-        });
+        require_order(block);
         Self::fresh(block)
     }
 
@@ -154,8 +168,124 @@ pub(crate) fn require_no_handle() {
 mod tests {
     use std::sync::Arc;
 
+    use offshoot_btrfs_format::encode::{BlockIdentity, new_block};
+    use uuid::Uuid;
+
+    use super::*;
     use crate::test_volumes::in_memory;
     use crate::{OpenOptions, Volume};
+
+    const SUBVOLUME: TreeId = TreeId(256);
+
+    /// A block of `tree` on this level, the only one of its kind with this number.
+    fn block(tree: TreeId, level: u8, number: u64) -> TreeBlock {
+        let identity = BlockIdentity {
+            metadata_uuid: Uuid::from_u128(7),
+            chunk_tree_uuid: Uuid::from_u128(8),
+            logical: Logical(number << 14),
+            generation: Generation(9),
+            owner: tree,
+            level,
+        };
+        TreeBlock::verified(new_block(16384, &identity))
+    }
+
+    /// Latches blocks that others can reach one after the other, and holds them all.
+    fn latch(blocks: &[(TreeId, u8)]) -> Vec<Noted> {
+        (1..)
+            .zip(blocks)
+            .map(|(n, &(tree, level))| Noted::in_order(&block(tree, level, n)))
+            .collect()
+    }
+
+    #[test]
+    fn trees_are_latched_in_their_order_and_from_the_root_down() {
+        let order = [
+            SUBVOLUME,
+            TreeId::CSUM,
+            TreeId::ROOT,
+            TreeId::CHUNK,
+            TreeId::DEV,
+            TreeId::EXTENT,
+            TreeId::BLOCK_GROUP,
+            TreeId::FREE_SPACE,
+        ];
+        let blocks: Vec<_> =
+            order.into_iter().flat_map(|tree| [(tree, 3), (tree, 1), (tree, 0)]).collect();
+        drop(latch(&blocks));
+        // What was let go does not count any more.
+        drop(latch(&[(TreeId::FREE_SPACE, 0)]));
+        drop(latch(&[(SUBVOLUME, 1)]));
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn an_earlier_tree_is_not_latched_under_a_later_one() {
+        latch(&[(TreeId::FREE_SPACE, 0), (TreeId::EXTENT, 0)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn subvolumes_are_not_latched_under_each_other() {
+        latch(&[(SUBVOLUME, 0), (TreeId::FS, 0)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn a_block_is_not_latched_under_one_below_it() {
+        latch(&[(SUBVOLUME, 0), (SUBVOLUME, 1)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn a_sibling_is_not_latched_without_the_parent() {
+        latch(&[(SUBVOLUME, 0), (SUBVOLUME, 0)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn a_block_higher_up_is_no_parent_of_siblings() {
+        latch(&[(SUBVOLUME, 2), (SUBVOLUME, 0), (SUBVOLUME, 0)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn a_block_of_another_tree_is_no_parent_of_siblings() {
+        latch(&[(SUBVOLUME, 1), (TreeId::EXTENT, 0), (TreeId::EXTENT, 0)]);
+    }
+
+    #[test]
+    fn a_sibling_is_latched_with_the_parent() {
+        drop(latch(&[(SUBVOLUME, 2), (SUBVOLUME, 1), (SUBVOLUME, 0), (SUBVOLUME, 0)]));
+    }
+
+    /// Nobody can wait for a block that was just made. It is the parent of what is latched after it.
+    #[test]
+    fn a_new_block_may_come_anywhere() {
+        let _leaf = Noted::in_order(&block(SUBVOLUME, 0, 1));
+        let _new = Noted::fresh(&block(SUBVOLUME, 1, 2));
+        let _sibling = Noted::in_order(&block(SUBVOLUME, 0, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "is held")]
+    fn a_new_block_counts_for_what_is_latched_after_it() {
+        let _new = Noted::fresh(&block(TreeId::FREE_SPACE, 0, 1));
+        latch(&[(TreeId::EXTENT, 0)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "under a lock of delayed items")]
+    fn no_latch_is_taken_under_a_lock_of_delayed_items() {
+        let _looking = Looking::begin();
+        latch(&[(SUBVOLUME, 0)]);
+    }
+
+    #[test]
+    fn latches_are_taken_after_a_lock_of_delayed_items() {
+        drop(Looking::begin());
+        drop(latch(&[(SUBVOLUME, 0)]));
+    }
 
     fn volume() -> Arc<Volume> {
         Volume::open_writable(vec![in_memory(16384)], &OpenOptions::default()).expect("it opens")

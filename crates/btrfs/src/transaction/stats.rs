@@ -28,6 +28,24 @@ impl Counters {
         &self.shards[OWN.with(|own| *own)]
     }
 
+    /// Takes a lock for writing: this one, which was free, or else by waiting.
+    pub(crate) fn lock<G>(&self, free: Option<G>, wait: impl FnOnce() -> G) -> G {
+        self.lock_taken();
+        free.unwrap_or_else(|| {
+            self.lock_waited();
+            wait()
+        })
+    }
+
+    /// The same for reading.
+    pub(crate) fn lock_shared<G>(&self, free: Option<G>, wait: impl FnOnce() -> G) -> G {
+        self.shared_lock_taken();
+        free.unwrap_or_else(|| {
+            self.shared_lock_waited();
+            wait()
+        })
+    }
+
     /// A set of delayed items was flushed.
     pub(crate) fn flushed_by(&self, who: FlushedBy) {
         match who {
@@ -117,10 +135,14 @@ macro_rules! counters {
 
 counters! {
     sums {
-        /// Latches of tree blocks taken for writing.
+        /// Locks of tree blocks and of roots of trees taken for writing.
         locks_taken, lock_taken();
-        /// Latches that had to be waited for.
+        /// Those of these that had to be waited for.
         lock_waits, lock_waited();
+        /// Locks of tree blocks and of roots of trees taken for reading, on the way down to a change as well.
+        shared_locks_taken, shared_lock_taken();
+        /// Those of these that had to be waited for.
+        shared_lock_waits, shared_lock_waited();
         /// Leaves whose parents were let go before the search in them.
         early_unlocks, unlocked_early();
         /// Leaves and nodes split.
@@ -213,6 +235,8 @@ counters! {
         fsyncs_with_cheaper_commit, committed_cheaper();
         /// Fsyncs that made a commit because something could not be read to be logged.
         fsyncs_failed, committed_failed();
+        /// Orphan items that a crash had left and that were removed, with the files that they stood for.
+        orphans_removed, orphan_removed();
         /// Bytes of devices that were discarded.
         discarded_bytes, discarded(bytes);
         /// Reservations of space that were granted without waiting.
@@ -303,7 +327,7 @@ mod tests {
         let shown: Vec<_> = counters.read().counters().collect();
         let first = Counter {
             name: "locks_taken",
-            about: "Latches of tree blocks taken for writing.",
+            about: "Locks of tree blocks and of roots of trees taken for writing.",
             value: 0,
         };
         assert_eq!(shown[0], first);

@@ -4,7 +4,7 @@
 //! that look random, which any volume may have in any number.
 
 use offshoot_btrfs_format::{Key, TreeId};
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::judges;
 
 use crate::Volume;
@@ -62,7 +62,7 @@ fn judge(mkfs: &[&str]) {
     eprintln!("{:?}", volume.stats());
     drop(volume);
     check(&disks);
-    drop(disks.mount("rw,noatime"));
+    drop(disks.mount_watched("rw,noatime", &[UUID_TREE, OLD_CACHE]));
     check(&disks);
 }
 

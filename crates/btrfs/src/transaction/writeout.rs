@@ -1,15 +1,20 @@
 //! Writing a finished transaction to the devices.
 //!
 //! Checksums are computed, and every block checked once more, on all cores, a few blocks ahead of the one thread that
-//! writes. Blocks go out in the order of their addresses, those side by side in one request. Then a barrier, the
-//! superblocks, a barrier, and their copies.
+//! writes. They go out in the order in which they lie on the devices, one device after the other from its beginning to its end, whatever
+//! their addresses are: all first copies that DUP keeps in a chunk come before the second ones. Those side by side are one request. Then a
+//! barrier, the superblocks, a barrier, and their copies.
 //!
 //! A superblock is several sectors, so a power cut may tear it. Its copies are not written before it is
 //! on the medium, and the first barrier of the next commit is behind them: one of them is always
 //! whole, that of the last commit or that of the one before. A log is written in the same way, with the superblock of the last commit, which names
 //! the log: whatever tears the next primary, of a log or of a commit, the copies name what was acknowledged.
 
+#[cfg(test)]
+mod tests;
+
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check;
@@ -32,6 +37,27 @@ const REQUEST_BYTES: usize = 1 << 20;
 /// How many requests each thread seals ahead of the one that is written.
 const PARTS_AHEAD: usize = 2;
 
+/// A block that is to be written, with its address.
+type Addressed = (Logical, Arc<Latch>);
+
+/// What of a block goes to one place of a member.
+struct Piece {
+    member: usize,
+    /// Where on the member, in bytes.
+    physical: u64,
+    /// The number of the block.
+    block: usize,
+    /// Which of its bytes.
+    part: Range<usize>,
+}
+
+impl Piece {
+    fn is_next_to(&self, behind: &Self) -> bool {
+        let end = self.physical + self.part.len() as u64;
+        (self.member, end) == (behind.member, behind.physical)
+    }
+}
+
 impl Engine {
     pub(super) fn write_out(
         &self,
@@ -39,7 +65,7 @@ impl Engine {
         superblock: &SuperblockItem,
     ) -> Result<()> {
         let allocated = transaction.allocated.get().map(Vec::as_slice);
-        self.write_state(&transaction.dirty.in_order(), superblock, allocated)
+        self.write_state(&transaction.dirty.all(), superblock, allocated)
     }
 
     /// Writes what was written of a log lately, and the superblock of the last commit, which names the log now. The caller has a handle, and the commit
@@ -47,7 +73,7 @@ impl Engine {
     pub(crate) fn write_log(
         &self,
         live: &Live,
-        blocks: &[(Logical, Arc<Latch>)],
+        blocks: &[Addressed],
         root: &TreeRoot,
     ) -> Result<()> {
         let mut superblock = live.superblock.lock().clone();
@@ -62,7 +88,7 @@ impl Engine {
     /// Writes blocks, and then the superblock that names them.
     fn write_state(
         &self,
-        blocks: &[(Logical, Arc<Latch>)],
+        blocks: &[Addressed],
         superblock: &SuperblockItem,
         allocated: Option<&[u64]>,
     ) -> Result<()> {
@@ -82,13 +108,17 @@ impl Engine {
         self.flush_members()
     }
 
-    /// Seals and writes blocks, about a request at a time. The requests are the same however many threads seal.
-    fn write_blocks(&self, blocks: &[(Logical, Arc<Latch>)]) -> Result<()> {
-        let node_size = self.superblock().node_size as usize;
-        let parts: Vec<_> = blocks.chunks((REQUEST_BYTES / node_size).max(1)).collect();
+    /// Seals blocks, in the order in which they come on the devices, and writes them to all their places in that order.
+    /// The requests are the same however many threads seal.
+    fn write_blocks(&self, blocks: &[Addressed]) -> Result<()> {
+        let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
+        let (order, pieces) = self.in_physical_order(blocks)?;
+        let parts: Vec<_> = order.chunks(most).collect();
         let threads = cores::count().min(parts.len());
         if parts.len() < 2 {
-            return parts.into_iter().try_for_each(|part| self.write_sealed(&self.seal(part)?));
+            let mut parts = parts.into_iter();
+            let next = || parts.next().map_or(Ok(Vec::new()), |part| self.seal(part));
+            return self.write_pieces(&pieces, most, next);
         }
         let parts = &parts;
         thread::scope(|scope| {
@@ -104,47 +134,63 @@ impl Engine {
                     sealed
                 })
                 .collect();
-            for at in 0..parts.len() {
-                let sealed = sealers[at % threads].recv();
-                self.write_sealed(&sealed.expect("who seals ends when nobody listens")?)?;
-            }
-            Ok(())
+            let mut turns = sealers.iter().cycle();
+            self.write_pieces(&pieces, most, move || {
+                let sealed = turns.next().expect("there is one at least").recv();
+                sealed.expect("who seals ends when nobody listens")
+            })
         })
     }
 
-    /// Writes blocks to all their places, in the order of the devices.
-    fn write_sealed(&self, blocks: &[Arc<TreeBlock>]) -> Result<()> {
-        let mut writes = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            let logical = Logical(block.header().bytenr.get());
-            let bytes = block.bytes();
-            for (member, physical, part) in self.write_places(logical, bytes.len() as u64)? {
+    /// All pieces of blocks in the order of the devices, and the blocks in the order in which they come among these for the first time.
+    fn in_physical_order<'b>(
+        &self,
+        blocks: &'b [Addressed],
+    ) -> Result<(Vec<&'b Addressed>, Vec<Piece>)> {
+        let node_size = u64::from(self.superblock().node_size);
+        let mut pieces = Vec::with_capacity(2 * blocks.len());
+        for (block, (logical, _)) in blocks.iter().enumerate() {
+            for (member, physical, part) in self.write_places(*logical, node_size)? {
                 let [from, to] =
                     [part.start, part.end].map(|at| usize::try_from(at).expect("in a block"));
-                writes.push((member, physical.0, &bytes[from..to]));
+                pieces.push(Piece { member, physical: physical.0, block, part: from..to });
             }
         }
-        writes.sort_unstable_by_key(|&(member, physical, _)| (member, physical));
-        let mut rest = &writes[..];
-        while let Some(&(member, start, _)) = rest.first() {
-            let mut end = start;
-            let count = rest
-                .iter()
-                .take_while(|&&(m, physical, bytes)| {
-                    let joins = m == member && physical == end;
-                    end += bytes.len() as u64;
-                    joins
-                })
-                .count();
-            let bufs: Vec<_> = rest[..count].iter().map(|w| IoSlice::new(w.2)).collect();
-            self.write_member(member, start, &bufs)?;
-            rest = &rest[count..];
+        pieces.sort_unstable_by_key(|piece| (piece.member, piece.physical));
+        let (mut order, mut ranks) = (Vec::with_capacity(blocks.len()), vec![None; blocks.len()]);
+        for piece in &mut pieces {
+            let block = piece.block;
+            piece.block = *ranks[block].get_or_insert_with(|| {
+                order.push(&blocks[block]);
+                order.len() - 1
+            });
+        }
+        Ok((order, pieces))
+    }
+
+    /// Writes pieces, those side by side in one request of at most so many. `seal` gives the next of the blocks, sealed; they stay, because
+    /// another copy of each may come much later. That takes no memory: they are what the transaction has.
+    fn write_pieces(
+        &self,
+        pieces: &[Piece],
+        most: usize,
+        mut seal: impl FnMut() -> Result<Vec<Arc<TreeBlock>>>,
+    ) -> Result<()> {
+        let mut sealed = Vec::new();
+        for request in pieces.chunk_by(Piece::is_next_to).flat_map(|run| run.chunks(most)) {
+            let last = request.iter().map(|piece| piece.block).max().expect("no run is empty");
+            while sealed.len() <= last {
+                sealed.append(&mut seal()?);
+            }
+            let slice = |piece: &Piece| &sealed[piece.block].bytes()[piece.part.clone()];
+            let bufs: Vec<_> = request.iter().map(|piece| IoSlice::new(slice(piece))).collect();
+            self.write_member(request[0].member, request[0].physical, &bufs)?;
         }
         Ok(())
     }
 
     /// Gives blocks their checksums and checks them once more.
-    fn seal(&self, blocks: &[(Logical, Arc<Latch>)]) -> Result<Vec<Arc<TreeBlock>>> {
+    fn seal(&self, blocks: &[&Addressed]) -> Result<Vec<Arc<TreeBlock>>> {
         blocks.iter().map(|(at, latch)| self.seal_one(*at, latch)).collect()
     }
 

@@ -3,9 +3,9 @@
 //! # The way down
 //!
 //! A writer takes the lock of the tree's root, then latches downwards, each block while
-//! it holds the one above (lock coupling). It goes down with shared latches first, and latches
-//! the leaf alone exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down
-//! once more, and latches the block above the leaf exclusively too; and where that is not enough either, all the way. A block that the transaction does not own yet
+//! it holds the one above (lock coupling). What the search found in one block tells where that in the
+//! next begins (`descent`). It goes down with shared latches first, and latches the leaf alone exclusively:
+//! that is enough for nearly every change (`shared`). Otherwise it goes down once more, and latches the block above the leaf exclusively too; and where that is not enough either, all the way. A block that the transaction does not own yet
 //! is copied on that way, which changes its pointer in the block above. Full nodes are split on the way and sparse
 //! ones merged, whatever is going to happen to the leaf. What is above a node is let go when it keeps room for two more
 //! pointers and has some left when one goes, and the way does not lead through its first.
@@ -59,8 +59,8 @@ use super::TreeRoot;
 use crate::block::TreeBlock;
 use crate::delayed::Hold;
 use crate::subvolume::StoredRoot;
-use crate::sync::RwLock;
-use crate::transaction::Handle;
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::transaction::{Counters, Handle};
 use edits::Edits;
 pub(crate) use edits::ItemEdit;
 use merge::Merged;
@@ -74,8 +74,12 @@ pub(crate) struct Tree {
     last_snapshot: AtomicU64,
     /// Whether it is a subvolume that may not be changed.
     is_read_only: AtomicBool,
-    /// Whether it is a subvolume that was deleted.
+    /// Whether it is a subvolume without a name. Who has files of it open can go on with them.
+    is_removed: AtomicBool,
+    /// Whether it is a subvolume that was deleted, and nobody has files of it open.
     is_deleted: AtomicBool,
+    /// How often its files are open. Nothing is locked under it.
+    opens: parking_lot::Mutex<u64>,
     pub(crate) root: RwLock<TreeRoot>,
     /// What its blocks take, in bytes.
     pub(crate) used: AtomicU64,
@@ -90,11 +94,23 @@ impl Tree {
             id: stored.root.id,
             last_snapshot: AtomicU64::new(stored.last_snapshot.0),
             is_read_only: AtomicBool::new(stored.is_read_only),
+            is_removed: AtomicBool::new(false),
             is_deleted: AtomicBool::new(false),
+            opens: parking_lot::Mutex::new(0),
             root: RwLock::new(stored.root),
             used: AtomicU64::new(stored.used_bytes),
             hold: Hold::new(stored.used_bytes),
         }
+    }
+
+    /// Its root, which nobody replaces meanwhile.
+    pub(crate) fn share_root(&self, stats: &Counters) -> RwLockReadGuard<'_, TreeRoot> {
+        stats.lock_shared(self.root.try_read(), || self.root.read())
+    }
+
+    /// Its root, to be replaced.
+    fn take_root(&self, stats: &Counters) -> RwLockWriteGuard<'_, TreeRoot> {
+        stats.lock(self.root.try_write(), || self.root.write())
     }
 
     /// The transaction that took the last snapshot of it.
@@ -112,9 +128,39 @@ impl Tree {
         self.is_read_only.store(is_read_only, Ordering::Release);
     }
 
-    /// It was deleted, by whoever shut the gate: nobody but who drops its blocks looks at it any more.
-    pub(crate) fn set_deleted(&self) {
-        self.is_deleted.store(true, Ordering::Release);
+    /// It has no name any more, by whoever shut the gate.
+    pub(crate) fn set_removed(&self) {
+        self.is_removed.store(true, Ordering::Release);
+    }
+
+    /// Whether it has no name any more.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
+    }
+
+    /// A file of it is opened once more.
+    ///
+    /// # Errors
+    /// `ENOENT` when it was deleted.
+    pub(crate) fn open_file(&self) -> Result<()> {
+        let mut opens = self.opens.lock();
+        self.require_alive()?;
+        *opens += 1;
+        Ok(())
+    }
+
+    /// A file of it is open once less. Whether that was the last of a subvolume without a name, which ends then.
+    pub(crate) fn close_file(&self) -> bool {
+        let mut opens = self.opens.lock();
+        *opens = opens.saturating_sub(1);
+        *opens == 0 && self.is_removed()
+    }
+
+    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate: nobody but who drops its blocks looks at it any more.
+    /// Whether that is so since now.
+    pub(crate) fn end(&self) -> bool {
+        let opens = self.opens.lock();
+        *opens == 0 && self.is_removed() && !self.is_deleted.swap(true, Ordering::AcqRel)
     }
 
     /// Whether it was deleted.
@@ -126,6 +172,14 @@ impl Tree {
     pub(crate) fn require_alive(&self) -> Result<()> {
         if self.is_deleted() {
             return Err(Error::posix(Errno::NOENT, format!("subvolume {}", self.id)));
+        }
+        Ok(())
+    }
+
+    /// `ENOENT` when it has no name any more.
+    pub(crate) fn require_name(&self) -> Result<()> {
+        if self.is_removed() {
+            return Err(Error::posix(Errno::NOENT, format!("the name of subvolume {}", self.id)));
         }
         Ok(())
     }

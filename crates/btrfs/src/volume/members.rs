@@ -79,7 +79,7 @@ impl Member {
     }
 
     /// How many generations it is behind.
-    pub(super) fn missed(&self) -> u64 {
+    pub(crate) fn missed(&self) -> u64 {
         self.missed
     }
 

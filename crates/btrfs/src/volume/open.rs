@@ -139,6 +139,8 @@ const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::NO_HOLES)
     .union(Incompat::METADATA_UUID)
     .union(Incompat::RAID1C34)
+    .union(Incompat::ZONED)
+    .union(Incompat::RAID_STRIPE_TREE)
     .union(Incompat::SIMPLE_QUOTA);
 
 impl Engine {
@@ -167,6 +169,14 @@ impl Engine {
             Err(Error::Posix { .. }) => None,
             Err(e) => return Err(e),
         };
+        if volume.superblock.incompat.has(Incompat::RAID_STRIPE_TREE) {
+            volume.stripe_tree = Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
+                Error::Posix { .. } => {
+                    Error::corrupt("root tree", "the feature RAID_STRIPE_TREE without such a tree")
+                }
+                e => e,
+            })?);
+        }
         Ok(volume)
     }
 
@@ -209,6 +219,7 @@ impl Engine {
             cache: BlockCache::new(options.cache_bytes, superblock.node_size),
             root_tree,
             csum_tree: None,
+            stripe_tree: None,
             subvolume_roots: RootCache::default(),
             inodes: crate::inode::Inodes::new(options.cache_bytes / 2),
             buffers: crate::data::Buffers::default(),

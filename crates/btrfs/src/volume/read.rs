@@ -5,6 +5,7 @@ use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_vfs::{Corrupt, Error, Result};
 
+use super::chunk_map::MappedChunk;
 use super::report::{Report, place};
 use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
 use super::{Engine, parity};
@@ -40,22 +41,49 @@ impl Engine {
     /// # Errors
     /// When no way gives a block that verifies: what was wrong with the first.
     pub(crate) fn read_block(&self, expected: &Expected) -> Result<TreeBlock> {
+        let logical = expected.logical;
+        let verify = |bytes: &[u8]| {
+            check::verify(bytes, &self.geometry, logical)?;
+            check::expect(bytes, expected)
+        };
+        let (block, failures) = self.search_block(logical, verify)?;
+        self.report_failures("tree block", logical, &failures);
+        Ok(block)
+    }
+
+    /// Reads the tree block at `logical` by the first way whose bytes pass `verify`, and reports nothing.
+    ///
+    /// # Errors
+    /// As [`read_block`](Self::read_block).
+    pub(crate) fn find_block(
+        &self,
+        logical: Logical,
+        verify: impl Fn(&[u8]) -> Result<(), Malformed>,
+    ) -> Result<TreeBlock> {
+        Ok(self.search_block(logical, verify)?.0)
+    }
+
+    /// The block that the first way gives that passes `verify`, and what was wrong with those before.
+    fn search_block(
+        &self,
+        logical: Logical,
+        verify: impl Fn(&[u8]) -> Result<(), Malformed>,
+    ) -> Result<(TreeBlock, Vec<Failure>)> {
         let mut bytes = vec![0; self.superblock.node_size as usize].into_boxed_slice();
-        let (logical, len) = (expected.logical, bytes.len() as u64);
+        let len = bytes.len() as u64;
         let mut failures = Vec::new();
         for effort in [Effort::First, Effort::All] {
-            let segments = self.segments("tree block", logical, len, effort)?;
+            let segments = self.chunk_segments("tree block", logical, len, effort)?;
             let attempts = attempts(&segments);
             // What the first effort tried is tried by the second one too, in its order.
             failures.clear();
             for attempt in 0..attempts {
                 let source = self.describe(&segments, attempt);
-                let verified = self.read_segments(&segments, attempt, &mut bytes).and_then(|()| {
-                    self.verify_block(&bytes, expected).map_err(|e| corrupt(e, logical))
-                });
+                let verified = self
+                    .read_segments(&segments, attempt, &mut bytes)
+                    .and_then(|()| verify(&bytes).map_err(|e| corrupt(e, logical)));
                 let Err(error) = verified else {
-                    self.report_failures("tree block", logical, &failures);
-                    return Ok(TreeBlock::verified(bytes));
+                    return Ok((TreeBlock::verified(bytes), failures));
                 };
                 failures.push(Failure { source, error });
             }
@@ -74,11 +102,6 @@ impl Engine {
         Ok(())
     }
 
-    fn verify_block(&self, bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
-        check::verify(bytes, &self.geometry, expected.logical)?;
-        check::expect(bytes, expected)
-    }
-
     /// Fills `buf`, whole sectors, with the data at `logical`. `checksums` are those of
     /// its sectors; without them, what a device returns is taken as it is.
     ///
@@ -93,7 +116,7 @@ impl Engine {
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
         let mut done = 0;
-        for segment in self.segments("data", logical, buf.len() as u64, Effort::First)? {
+        for segment in self.data_segments(logical, buf.len() as u64, Effort::First)? {
             let len = segment_len(&segment);
             let at = Logical(logical.0 + done as u64);
             let sums = checksums.map(|sums| &sums[done / sector * csum_len..]);
@@ -123,7 +146,7 @@ impl Engine {
                 continue;
             }
             if all.is_none() {
-                let mut segments = self.segments("data", logical, len, Effort::All)?;
+                let mut segments = self.data_segments(logical, len, Effort::All)?;
                 for segment in &mut segments {
                     self.leave_out_stale(segment, checksums);
                 }
@@ -153,22 +176,54 @@ impl Engine {
         ways: &[Way],
     ) -> Result<()> {
         let logical = Logical(segment_start.0 + offset as u64);
+        let failures = self.search_sector(logical, offset as u64, buf, checksum, ways)?;
+        self.report_failures("data", logical, &failures);
+        Ok(())
+    }
+
+    /// The same without a report: what was wrong with the ways before.
+    fn search_sector(
+        &self,
+        logical: Logical,
+        offset: u64,
+        buf: &mut [u8],
+        checksum: Option<&[u8]>,
+        ways: &[Way],
+    ) -> Result<Vec<Failure>> {
         let mut failures = Vec::new();
         for way in ways {
-            let source = self.describe_way(way, offset as u64);
+            let source = self.describe_way(way, offset);
             let verified = self
-                .read_way(way, offset as u64, buf)
+                .read_way(way, offset, buf)
                 .and_then(|()| self.verify_sector(buf, checksum).map_err(|e| corrupt(e, logical)));
-            let Err(error) = verified else {
-                self.report_failures("data", logical, &failures);
-                return Ok(());
-            };
+            let Err(error) = verified else { return Ok(failures) };
             failures.push(Failure { source, error });
         }
         Err(self.first_error("data", logical, failures))
     }
 
-    fn verify_sector(&self, sector: &[u8], checksum: Option<&[u8]>) -> Result<(), Malformed> {
+    /// Fills `buf` with the sector of data at `logical` by the first of all ways that verifies, and reports nothing.
+    ///
+    /// # Errors
+    /// As [`read_data`](Self::read_data).
+    pub(crate) fn find_sector(
+        &self,
+        logical: Logical,
+        buf: &mut [u8],
+        checksum: Option<&[u8]>,
+    ) -> Result<()> {
+        for mut segment in self.data_segments(logical, buf.len() as u64, Effort::All)? {
+            self.leave_out_stale(&mut segment, checksum);
+            self.search_sector(logical, 0, buf, checksum, &segment.ways)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn verify_sector(
+        &self,
+        sector: &[u8],
+        checksum: Option<&[u8]>,
+    ) -> Result<(), Malformed> {
         let Some(stored) = checksum else { return Ok(()) };
         let computed = self.superblock.checksum.compute(sector);
         if computed.bytes() == stored {
@@ -178,13 +233,36 @@ impl Engine {
         Err(Malformed::new("data", format!("checksum {stored} expected, {computed} found")))
     }
 
-    /// The segments that `len` bytes from `logical` on consist of.
-    fn segments(
+    /// The segments that `len` bytes from `logical` on consist of, as far as the chunks alone tell.
+    pub(super) fn chunk_segments(
         &self,
         what: &str,
         logical: Logical,
         len: u64,
         effort: Effort,
+    ) -> Result<Vec<Segment>> {
+        self.segments(what, logical, len, |mapped, at, len| {
+            Ok(segment(mapped, &self.members, at, len, effort))
+        })
+    }
+
+    /// The segments that `len` bytes of data from `logical` on consist of.
+    fn data_segments(&self, logical: Logical, len: u64, effort: Effort) -> Result<Vec<Segment>> {
+        self.segments("data", logical, len, |mapped, at, len| match self.stripe_tree {
+            Some(tree) if mapped.chunk.flags.is_in_stripe_tree() => {
+                self.recorded_segment(tree, mapped, at, len)
+            }
+            _ => Ok(segment(mapped, &self.members, at, len, effort)),
+        })
+    }
+
+    /// The segments that `len` bytes from `logical` on consist of, each of which `find` knows by where it begins and how long it may be.
+    fn segments(
+        &self,
+        what: &str,
+        logical: Logical,
+        len: u64,
+        find: impl Fn(&MappedChunk, Logical, u64) -> Result<Segment>,
     ) -> Result<Vec<Segment>> {
         let chunks = self.chunk_map();
         let mut segments = Vec::with_capacity(1);
@@ -194,7 +272,7 @@ impl Engine {
             let mapped = chunks
                 .find(at)
                 .ok_or_else(|| Error::corrupt_at(what, logical.0, "no chunk covers the address"))?;
-            let segment = segment(mapped, &self.members, at, len - done, effort);
+            let segment = find(mapped, at, len - done)?;
             done += segment.len;
             segments.push(segment);
         }
@@ -253,7 +331,7 @@ impl Engine {
         let mut places = Vec::new();
         for (logical, len) in ranges {
             // What is not mapped fails when it is read.
-            let Ok(segments) = self.segments("data", logical, len, Effort::First) else { continue };
+            let Ok(segments) = self.data_segments(logical, len, Effort::First) else { continue };
             for segment in segments {
                 if let Some(Way::Direct(at)) = segment.ways.first() {
                     places.push((at.member, at.physical.0, at.physical.0 + segment.len));

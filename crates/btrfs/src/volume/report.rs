@@ -54,7 +54,7 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
-    /// A file that has no name any more could not be removed. It goes when the volume is opened again and its subvolume is changed.
+    /// A file that has no name any more could not be removed. It goes when the volume is opened again.
     LeftBehind {
         /// The file.
         file: FileId,
@@ -63,6 +63,11 @@ pub enum Report {
     },
     /// What a deleted subvolume holds could not be dropped. It is tried again when the volume is opened again.
     DropFailed {
+        /// What went wrong.
+        problem: String,
+    },
+    /// What a crash left of files without names could not be removed, in one subvolume. It is tried again when that is changed, or when the volume is opened again.
+    SweepFailed {
         /// What went wrong.
         problem: String,
     },
@@ -145,6 +150,9 @@ impl fmt::Display for Report {
             }
             Self::DropFailed { problem } => {
                 write!(f, "dropping what a deleted subvolume holds: {problem}")
+            }
+            Self::SweepFailed { problem } => {
+                write!(f, "removing what a crash left of files without names: {problem}")
             }
             Self::DiscardFailed { problem } => {
                 write!(f, "discarding what was freed, which ends here: {problem}")

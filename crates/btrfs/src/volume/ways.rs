@@ -97,18 +97,62 @@ pub(super) fn segment(
     effort: Effort,
 ) -> Segment {
     let chunk = &mapped.chunk;
-    let (len, mut ways) = match chunk.run(logical, len) {
-        Some(run) => {
-            let place = |&(stripe, physical): &(usize, Physical)| {
-                mapped.members[stripe].map(|member| Way::Direct(Place { member, physical }))
-            };
-            (run.len, run.copies.iter().filter_map(place).collect())
-        }
-        None => parity_ways(mapped, members, logical, len, effort),
+    let has_parity = matches!(chunk.profile, Profile::Raid5 | Profile::Raid6);
+    let (len, mut ways) = if has_parity {
+        parity_ways(mapped, members, logical, len, effort)
+    } else {
+        let (len, copies) = copies(mapped, logical, len);
+        (len, copies.into_iter().flatten().map(Way::Direct).collect())
     };
     ways.sort_by_key(|way| way.is_stale(members));
     let shape = chunk.profile.shape();
     Segment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
+}
+
+/// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on: its length, and where each copy of it is. `None`
+/// for a copy on a member that is missing. With parity there is one copy, the data itself.
+pub(super) fn copies(
+    mapped: &MappedChunk,
+    logical: Logical,
+    len: u64,
+) -> (u64, Vec<Option<Place>>) {
+    let Some(run) = mapped.chunk.run(logical, len) else {
+        let RowPlace { row, target, within } = row_place(mapped, logical);
+        return (len.min(STRIPE_LEN - within), vec![place_in_row(mapped, row, target, within)]);
+    };
+    let place = |&(stripe, physical): &(usize, Physical)| {
+        mapped.members[stripe].map(|member| Place { member, physical })
+    };
+    (run.len, run.copies.iter().map(place).collect())
+}
+
+/// Where in a chunk with parity an address is.
+struct RowPlace {
+    row: u64,
+    /// Its stripe, by the index among the data stripes of the row.
+    target: u64,
+    /// How far it is into its unit, in bytes.
+    within: u64,
+}
+
+fn row_place(mapped: &MappedChunk, logical: Logical) -> RowPlace {
+    let offset = logical.0 - mapped.chunk.start.0;
+    let (unit, data) = (offset / STRIPE_LEN, mapped.chunk.data_stripes());
+    RowPlace { row: unit / data, target: unit % data, within: offset % STRIPE_LEN }
+}
+
+/// Where in a row of a chunk with parity the stripe `index` is: the data stripes come first, then P, then Q.
+pub(super) fn place_in_row(
+    mapped: &MappedChunk,
+    row: u64,
+    index: u64,
+    within: u64,
+) -> Option<Place> {
+    let chunk = &mapped.chunk;
+    let stripe = usize::try_from((index + row) % chunk.stripes.len() as u64)
+        .expect("an index into the stripes");
+    let physical = Physical(chunk.stripes[stripe].physical.0 + row * STRIPE_LEN + within);
+    mapped.members[stripe].map(|member| Place { member, physical })
 }
 
 /// The ways to read from a chunk with parity.
@@ -119,22 +163,15 @@ fn parity_ways(
     len: u64,
     effort: Effort,
 ) -> (u64, Vec<Way>) {
-    let chunk = &mapped.chunk;
-    let offset = logical.0 - chunk.start.0;
-    let (unit, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
-    let (stripes, data) = (chunk.stripes.len() as u64, chunk.data_stripes());
-    let (row, target) = (unit / data, unit % data);
-    let place = |index: u64| {
-        let stripe = usize::try_from((index + row) % stripes).expect("an index into the stripes");
-        let physical = chunk.stripes[stripe].physical.0 + row * STRIPE_LEN + within;
-        mapped.members[stripe].map(|member| Place { member, physical: Physical(physical) })
-    };
+    let RowPlace { row, target, within } = row_place(mapped, logical);
+    let data = mapped.chunk.data_stripes();
+    let place = |index: u64| place_in_row(mapped, row, index, within);
     let len = len.min(STRIPE_LEN - within);
     let direct = place(target).map(Way::Direct);
     if effort == Effort::First && direct.as_ref().is_some_and(|way| !way.is_stale(members)) {
         return (len, direct.into_iter().collect());
     }
-    let q = (chunk.profile == Profile::Raid6).then(|| place(data + 1)).flatten();
+    let q = (mapped.chunk.profile == Profile::Raid6).then(|| place(data + 1)).flatten();
     let row_places: Vec<_> = (0..data).map(place).collect();
     let target = usize::try_from(target).expect("an index into the stripes");
     (len, row_ways(&row_places, place(data), q, target))

@@ -2,7 +2,8 @@
 
 use std::panic::AssertUnwindSafe;
 
-use offshoot_device::{Fault, FaultDevice, MemoryDevice};
+use offshoot_device::{Fault, FaultDevice};
+use offshoot_testkit::checked::CheckedDevice;
 
 use super::bounds::fall_asleep;
 use super::*;
@@ -10,7 +11,7 @@ use crate::Report;
 use crate::transaction::Live;
 
 /// A volume with this many files in its root, on the devices, and its device.
-fn with_files(files: u64) -> Arc<MemoryDevice> {
+fn with_files(files: u64) -> Arc<CheckedDevice> {
     let device = in_memory(4096);
     let fs = open(device.clone(), &quiet());
     for number in 0..files {
@@ -21,7 +22,7 @@ fn with_files(files: u64) -> Arc<MemoryDevice> {
 }
 
 /// What is on the devices is what was committed: nothing of what came later, and it can be changed.
-fn assert_holds(device: Arc<MemoryDevice>, files: u64) {
+fn assert_holds(device: Arc<CheckedDevice>, files: u64) {
     let fs = open(device, &quiet());
     let mut there: Vec<u64> =
         names(&fs, fs.root()).iter().map(|name| name.parse().expect("a number")).collect();

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
     Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
@@ -21,7 +22,7 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, 
 const NODE_SIZE: u32 = 16384;
 
 /// Opens the volume to be written without a thread of its own.
-fn open(device: &Arc<MemoryDevice>, dirty_bytes: u64) -> (Arc<Volume>, Filesystem) {
+fn open(device: &Arc<CheckedDevice>, dirty_bytes: u64) -> (Arc<Volume>, Filesystem) {
     let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
@@ -71,6 +72,7 @@ fn inline_data_of_a_nodatacow_file_is_replaced() {
 #[test]
 fn a_file_with_inline_data_beyond_a_sector_is_refused_alone() {
     let device = in_memory(NODE_SIZE);
+    device.leave_unchecked("an extent is made by hand, and its size in no inode");
     let (volume, fs) = open(&device, 64 << 20);
     let file = create(&fs, "one");
     fs.write(file, 0, &[7; 101], AT).expect("there is room");
@@ -180,6 +182,7 @@ fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     let slot = block.len() / 2;
     let (at, leaf) = (block.key(slot).offset, block.pointers()[slot].logical());
     for (_, physical, _) in volume.write_places(leaf, u64::from(NODE_SIZE)).expect("places") {
+        device.leave_unchecked("a leaf is damaged");
         device.write_at(physical.0, &[0xaa; 16384]).expect("it is written");
     }
     drop((fs, volume));
@@ -267,11 +270,11 @@ fn small_writes_one_after_the_other_are_promised_what_a_large_one_is() {
 /// Writes a file that is compressed, with a fault at the write of data with this number, and stores it. Gives how that ended, how many writes of data there were,
 /// and what the file has when the volume is opened again: how long it is, and what is allocated for it.
 fn store_compressed(
-    base: &Arc<MemoryDevice>,
+    base: &Arc<CheckedDevice>,
     data: &[u8],
     fault: Option<u64>,
 ) -> (Result<()>, u64, (u64, u64)) {
-    let memory = Arc::new(MemoryDevice::over(base.clone()));
+    let memory = Arc::new(CheckedDevice::over(base.clone()));
     let device = Arc::new(FaultDevice::new(memory.clone()));
     let compress = Some(Compress { method: "zstd:1".parse().expect("a method"), forced: true });
     let options = OpenOptions { commit_interval: None, compress, ..OpenOptions::default() };

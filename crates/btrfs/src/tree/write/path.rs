@@ -9,6 +9,7 @@ use crate::block::TreeBlock;
 use crate::sync::RwLockWriteGuard;
 use crate::transaction::{ReadLatch, WriteLatch};
 use crate::tree::TreeRoot;
+use crate::tree::descent::Descent;
 use crate::volume::Unlock;
 
 /// A block on the way that something below may still change.
@@ -79,7 +80,7 @@ pub(super) struct Found<'t> {
 impl<'a> TreeWriter<'a> {
     /// Takes the root lock and the root block, which the transaction owns afterwards.
     pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
-        let mut top = self.tree.root.write();
+        let mut top = self.tree.take_root(self.handle.stats());
         if self.handle.owns(self.id(), top.generation, top.logical) {
             let block = self.handle.latch(self.id(), top.logical)?;
             return Ok((top, block));
@@ -105,17 +106,21 @@ impl<'a> TreeWriter<'a> {
         let capacity = node_capacity(self.node_size());
         let (top, mut block) = self.lock_root()?;
         let mut path = Path { top: Some(top), ..Path::default() };
+        let mut descent = Descent::to(key);
         while !block.is_leaf() {
             if path.above.is_empty() && block.len() == 1 {
                 block = self.replace_root(&mut path, block)?;
                 continue;
             }
+            // The block may begin with another key afterwards.
             if block.len() < capacity / 4 {
                 block = self.merge_node(&mut path, block)?;
+                descent = Descent::to(key);
             } else if block.len() + 2 > capacity {
                 block = self.split_node(&mut path, block, key)?;
+                descent = Descent::to(key);
             }
-            let slot = block.floor(key).unwrap_or(0);
+            let slot = descent.floor(&block).unwrap_or(0);
             // Below, one pointer may come. Or two children become one and the way leads through the left one;
             // then one pointer may go. After that there are pointers left and the first is the same.
             if slot >= 2 && block.len() >= 4 {

@@ -4,17 +4,20 @@
 //! that they meet in the same leaves. Commits run meanwhile. In the end, and after the volume was
 //! opened again, the tree holds what the maps hold, and every block of it verifies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_btrfs_format::edit::{items_bytes, leaf_capacity, node_capacity};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::Result;
 
-use crate::test_volumes::in_memory;
-use crate::tree::{Cursor, TreeWriter};
-use crate::{OpenOptions, Volume};
+use crate::block::TreeBlock;
+use crate::test_volumes::bare;
+use crate::tree::{Cursor, TreeRoot, TreeWriter};
+use crate::{OpenOptions, Stats, Volume};
 
 /// The inode number that the items pretend to be about: no file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
@@ -154,7 +157,7 @@ fn run(node_size: u32, steps: usize, most: u64) {
     let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("OFFSHOOT_SEED={seed}");
-    let device: Arc<dyn BlockDevice> = in_memory(node_size);
+    let device: Arc<dyn BlockDevice> = bare(node_size);
     let volume = open(&device);
     let mut models: Vec<Model> = vec![Model::new(); usize::try_from(THREADS).expect("few")];
     for round in 0..3u64 {
@@ -215,4 +218,175 @@ fn items_as_large_as_they_can_be() {
 #[test]
 fn small_items_in_the_largest_nodes() {
     run(65536, 800, 200);
+}
+
+/// A new volume that nobody commits but the test.
+fn quiet(node_size: u32) -> Arc<Volume> {
+    let options =
+        OpenOptions { commit_interval: None, dirty_bytes: u64::MAX, ..OpenOptions::default() };
+    Volume::open_writable(vec![bare(node_size)], &options).expect("it opens")
+}
+
+/// Inserts items one by one, of 20 to 100 bytes.
+fn insert(volume: &Volume, numbers: impl Iterator<Item = u64>) {
+    let data = [7; 100];
+    for number in numbers {
+        let handle = volume.join().expect("it is writable");
+        let len = 20 + usize::try_from(number * 7 % 81).expect("small");
+        let insert = handle.change(TreeId::FS, |tree| tree.insert(key(number), &data[..len]));
+        insert.expect("the change goes through");
+    }
+}
+
+/// Calls with every block of a tree, parents first and then in the order of their keys.
+fn visit(volume: &Volume, root: TreeRoot, mut call: impl FnMut(&TreeBlock)) {
+    let mut left = vec![volume.block(&root.expected()).expect("it verifies")];
+    while let Some(block) = left.pop() {
+        call(&block);
+        let slots = if block.is_leaf() { 0 } else { block.len() };
+        let child = |slot| volume.child(&block, slot, root.id).expect("it verifies");
+        left.extend((0..slots).rev().map(child));
+    }
+}
+
+/// The addresses of all tree blocks of a volume, and the generation of its newest tree.
+fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
+    let root = volume.tree(TreeId::ROOT).expect("the tree");
+    let mut trees = vec![root, volume.tree(TreeId::CHUNK).expect("the tree")];
+    let mut cursor = Cursor::seek(volume, root, Key::MIN).expect("a search");
+    while let Some((key, _)) = cursor.item() {
+        if key.item_type == ItemType::ROOT_ITEM {
+            trees.push(volume.tree(TreeId(key.objectid)).expect("the tree"));
+        }
+        cursor.advance().expect("the next item");
+    }
+    let mut all = BTreeSet::new();
+    for tree in &trees {
+        visit(volume, *tree, |block| all.extend([block.header().bytenr.get()]));
+    }
+    (all, trees.iter().map(|tree| tree.generation.0).max().expect("there are some"))
+}
+
+/// A committed block goes only by being copied, so as many go as are copied, when none is copied twice. The commit with its extents, free space and roots is
+/// counted too.
+#[test]
+fn a_block_is_copied_once_in_a_transaction() {
+    let seed = seed_of_run();
+    let volume = quiet(4096);
+    let mut models: Vec<Model> = vec![Model::new(); usize::try_from(THREADS).expect("few")];
+    let mut copies = Vec::new();
+    for round in 0..4u64 {
+        let (before, last) = all_blocks(&volume);
+        let counted = volume.stats();
+        std::thread::scope(|scope| {
+            for (thread, model) in (0..).zip(&mut models) {
+                let volume = &volume;
+                let mut random = Random::new(seed.wrapping_add(round * THREADS + thread));
+                scope.spawn(move || {
+                    for _ in 0..400 {
+                        step(volume, &mut random, thread, model, 200);
+                    }
+                });
+            }
+        });
+        volume.commit().expect("a commit");
+        let (after, newest) = all_blocks(&volume);
+        assert_eq!(newest, last + 1, "one transaction");
+        copies.push(volume.stats().copies - counted.copies);
+        let gone = before.difference(&after).count() as u64;
+        assert_eq!(copies.last(), Some(&gone), "round {round}, of {} blocks", before.len());
+    }
+    assert!(copies[1..].iter().all(|&copies| copies > 100), "{copies:?}");
+}
+
+/// What is appended item by item leaves full blocks behind, and splits no more than there are blocks.
+#[test]
+fn ascending_insertions_leave_full_blocks() {
+    for (node_size, items) in [(16384, 20_000), (4096, 40_000)] {
+        let volume = quiet(node_size);
+        insert(&volume, 0..items);
+        let (mut leaves, mut nodes) = (Vec::new(), Vec::new());
+        visit(&volume, volume.tree(TreeId::FS).expect("the tree"), |block| {
+            if block.is_leaf() {
+                let used = items_bytes(block.bytes(), 0, block.len());
+                leaves.push(100 * used / leaf_capacity(node_size));
+            } else {
+                nodes.push(100 * block.len() / node_capacity(node_size));
+            }
+        });
+        let Stats { splits, pushes, .. } = volume.stats();
+        eprintln!("{node_size}: {splits} splits, {} leaves, {} nodes", leaves.len(), nodes.len());
+        assert!(leaves.len() > 70, "{leaves:?}");
+        // The last leaf is being filled, and so are the nodes above it.
+        leaves.pop();
+        assert!(leaves.iter().all(|&percent| percent >= 95), "{leaves:?}");
+        let full = nodes.iter().filter(|&&percent| percent >= 95).count();
+        let levels = usize::from(volume.tree(TreeId::FS).expect("the tree").level);
+        assert!(full + levels >= nodes.len(), "{nodes:?}");
+        assert!(splits <= (leaves.len() + nodes.len()) as u64, "{splits} splits");
+        assert_eq!(pushes, 0);
+    }
+}
+
+/// Has another thread do what waits for what is held, and lets that go when a wait is counted.
+fn require_wait<G>(
+    volume: &Volume,
+    held: G,
+    count: impl Fn(&Stats) -> u64,
+    work: impl FnOnce() + Send,
+) {
+    let before = count(&volume.stats());
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        let end = Instant::now() + Duration::from_secs(60);
+        while count(&volume.stats()) == before && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(held);
+    });
+    assert_eq!(count(&volume.stats()), before + 1);
+}
+
+#[test]
+fn locks_are_counted_on_all_levels() {
+    let volume = quiet(4096);
+    insert(&volume, 0..20_000);
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    assert_eq!(root.level, 2);
+    let handle = volume.join().expect("it is writable");
+    let makes_room = handle.change(TreeId::FS, |tree| tree.remove(key(10_002)));
+    assert!(makes_room.expect("the change goes through"));
+    drop(handle);
+    let rewrite = || {
+        let handle = volume.join().expect("it is writable");
+        let same = |data: Option<&[u8]>| Ok(data.expect("it is there").to_vec());
+        let change = handle.change(TreeId::FS, |tree| tree.modify(key(10_001), 0, same));
+        change.expect("the change goes through");
+    };
+    let seek = || drop(Cursor::seek(&volume, root, key(10_001)).expect("a search"));
+    let all = |stats: &Stats| {
+        let Stats { locks_taken, lock_waits, shared_locks_taken, shared_lock_waits, .. } = *stats;
+        [locks_taken, lock_waits, shared_locks_taken, shared_lock_waits]
+    };
+    let counted = |work: &dyn Fn()| {
+        let before = all(&volume.stats());
+        work();
+        let after = all(&volume.stats());
+        [0, 1, 2, 3].map(|at: usize| after[at] - before[at])
+    };
+    // The lock of the root, and one for each level.
+    assert_eq!(counted(&rewrite), [1, 0, 3, 0]);
+    assert_eq!(counted(&seek), [0, 0, 4, 0]);
+    let live = volume.live().expect("it is writable");
+    let latch = live.recent_block(root.generation, root.logical).expect("it was just made");
+    let shared = |stats: &Stats| stats.shared_lock_waits;
+    require_wait(&volume, latch.write(), shared, rewrite);
+    require_wait(&volume, latch.write(), shared, seek);
+    let tree = live.tree(&volume, TreeId::FS).expect("the tree");
+    require_wait(&volume, tree.root.write(), shared, rewrite);
+    let cursor = Cursor::seek(&volume, root, key(10_001)).expect("a search");
+    let leaf = &cursor.path.last().expect("an item").block;
+    let at = Logical(leaf.header().bytenr.get());
+    let latch = live.recent_block(root.generation, at).expect("it was just made");
+    require_wait(&volume, latch.read(), |stats| stats.lock_waits, rewrite);
 }

@@ -10,7 +10,7 @@ use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::{Applied, ItemEdit};
 use crate::block::TreeBlock;
-use crate::test_volumes::in_memory;
+use crate::test_volumes::bare;
 use crate::{OpenOptions, Volume};
 
 const NODE_SIZE: u32 = 16384;
@@ -31,7 +31,7 @@ struct Tree {
 
 impl Tree {
     fn new() -> Self {
-        let device: Arc<dyn BlockDevice> = in_memory(NODE_SIZE);
+        let device: Arc<dyn BlockDevice> = bare(NODE_SIZE);
         let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
         let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
         Self { device, volume }

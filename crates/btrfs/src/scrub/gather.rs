@@ -1,0 +1,268 @@
+//! What there is to look at: the extents of a range of the logical space as the last commit has them, and their checksums.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::check;
+use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
+use offshoot_btrfs_format::extent::{EXTENT_FLAG_TREE_BLOCK, Extent, InlineRef};
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeId, block};
+use offshoot_vfs::{Error, Result};
+
+use crate::data::committed_sums;
+use crate::log::committed_root;
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::tree::{Cursor, TreeRoot};
+use crate::volume::Engine;
+
+/// How much of a chunk is looked at in one go, about, in bytes of the logical space.
+const WINDOW_BYTES: u64 = 8 << 20;
+
+/// The longest extent that anybody makes is a quarter of this, in bytes. One that claims more would keep a scrub busy for what is not there.
+const MOST_EXTENT_BYTES: u64 = 1 << 30;
+
+/// The trees as the last commit has them. As long as this is there nothing that they refer to is freed, or written again.
+pub(super) struct Committed<'v> {
+    pub(super) volume: &'v Engine,
+    pub(super) extents: TreeRoot,
+    sums: Option<TreeRoot>,
+    /// What is freed while it is held is free when a commit is done that waits for it.
+    _handle: Option<Handle<'v>>,
+}
+
+/// A tree block, as its extent item says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) level: u8,
+    generation: Generation,
+    /// The tree that refers to it, if one is named.
+    pub(super) owner: Option<TreeId>,
+}
+
+/// What a piece of an extent holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A whole tree block.
+    Block(Block),
+    /// Data with these checksums, one behind the other.
+    Summed(Vec<u8>),
+    /// Data without checksums.
+    Plain,
+}
+
+/// A piece of an extent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) range: Range<u64>,
+    /// Where the extent begins.
+    pub(super) extent: u64,
+    pub(super) content: Content,
+}
+
+/// The extents of a part of a chunk.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) range: Range<u64>,
+    /// They ascend and do not overlap.
+    pub(super) pieces: Vec<Piece>,
+}
+
+impl Block {
+    /// Whether `bytes`, read from `logical`, are this block.
+    pub(super) fn verify(
+        &self,
+        volume: &Engine,
+        logical: Logical,
+        bytes: &[u8],
+    ) -> Result<(), Malformed> {
+        check::verify(bytes, volume.geometry(), logical)?;
+        let owner = self.owner.unwrap_or(block::Header::view(bytes)?.owner());
+        let Self { level, generation, .. } = *self;
+        check::expect(
+            bytes,
+            &check::Expected { logical, level, generation, owner, first_key: None },
+        )
+    }
+}
+
+impl<'v> Committed<'v> {
+    /// The last commit. Of a volume that is written it is waited for until that is on the devices.
+    ///
+    /// # Errors
+    /// When the trees have no roots that can be read, and `EROFS` when nothing is written any more.
+    pub(super) fn of(volume: &'v Engine) -> Result<Self> {
+        let Some(live) = volume.live_part() else {
+            let extents = volume.tree(TreeId::EXTENT)?;
+            return Ok(Self { volume, extents, sums: volume.csum_tree(), _handle: None });
+        };
+        let handle = volume.enter()?;
+        live.wait_for_commit()?;
+        let none = || Error::corrupt("root tree", "it has no extent tree");
+        let extents = committed_root(live, &handle, TreeId::EXTENT)?.ok_or_else(none)?;
+        let sums = committed_root(live, &handle, TreeId::CSUM)?;
+        Ok(Self { volume, extents, sums, _handle: Some(handle) })
+    }
+
+    /// The first window of `chunk` from `from` on in which there is something; `None` when there is nothing before `end`.
+    ///
+    /// # Errors
+    /// When the trees cannot be read.
+    pub(super) fn next_window(&self, chunk: &Chunk, from: u64, end: u64) -> Result<Option<Window>> {
+        let mut cursor = self.cursor_over(from)?;
+        let Some(first) = self.next_extent(&mut cursor, from, end)? else { return Ok(None) };
+        // Whole rows, so that parity can be looked at with its data.
+        let has_parity = chunk.profile.shape().parity > 0;
+        let row = if has_parity { STRIPE_LEN * chunk.data_stripes() } else { STRIPE_LEN };
+        let begin = first.range.start.max(from);
+        let begin = chunk.start.0 + (begin - chunk.start.0) / row * row;
+        let len = (WINDOW_BYTES / row).max(1) * row;
+        let range = begin.max(from)..begin.saturating_add(len).min(end);
+        self.window(range).map(Some)
+    }
+
+    /// Calls `visit` with every extent that has something between `from` and `end`.
+    ///
+    /// # Errors
+    /// When the extent tree cannot be read.
+    pub(super) fn for_each_extent(
+        &self,
+        from: u64,
+        end: u64,
+        mut visit: impl FnMut(Range<u64>),
+    ) -> Result<()> {
+        let mut cursor = self.cursor_over(from)?;
+        while let Some(extent) = self.next_extent(&mut cursor, from, end)? {
+            visit(extent.range.start.max(from)..extent.range.end.min(end));
+        }
+        Ok(())
+    }
+
+    /// What there is in `range`.
+    ///
+    /// # Errors
+    /// When the trees cannot be read.
+    pub(super) fn window(&self, range: Range<u64>) -> Result<Window> {
+        let mut window = Window { pieces: Vec::new(), range: range.clone() };
+        let mut sums = None;
+        let mut cursor = self.cursor_over(range.start)?;
+        let mut at = range.start;
+        while let Some(extent) = self.next_extent(&mut cursor, at, range.end)? {
+            if at > range.start && extent.range.start < at {
+                let problem = format!("it begins before {at}, where the one before it ends");
+                return Err(Error::corrupt_at("extent item", extent.range.start, problem));
+            }
+            at = extent.range.end;
+            let own = extent.range.start.max(range.start)..extent.range.end.min(range.end);
+            if let Some(block) = extent.block {
+                // A block belongs to the window that it begins in.
+                if own.start == extent.range.start {
+                    let (range, extent) = (extent.range.clone(), extent.range.start);
+                    window.pieces.push(Piece { range, extent, content: Content::Block(block) });
+                }
+                continue;
+            }
+            if sums.is_none() {
+                sums = Some(match self.sums {
+                    Some(root) => committed_sums(self.volume, root, &range)?,
+                    None => Vec::new(),
+                });
+            }
+            let sums = sums.as_deref().unwrap_or_default();
+            self.add_data(&mut window.pieces, own, extent.range.start, sums);
+        }
+        Ok(window)
+    }
+
+    /// Adds data, parted by whether it has checksums.
+    fn add_data(
+        &self,
+        pieces: &mut Vec<Piece>,
+        range: Range<u64>,
+        extent: u64,
+        sums: &[(u64, Vec<u8>)],
+    ) {
+        let superblock = self.volume.superblock();
+        let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+        let bytes = |len: u64| usize::try_from(len / sector).expect("within a window") * sum_len;
+        let covered = |at: u64, sums: &[u8]| at + (sums.len() / sum_len) as u64 * sector;
+        let mut at = range.start;
+        let first = sums.partition_point(|(from, sums)| covered(*from, sums) <= range.start);
+        for (from, sums) in &sums[first..] {
+            let end = covered(*from, sums).min(range.end);
+            if *from >= range.end {
+                break;
+            }
+            let begin = (*from).max(at);
+            if begin >= end {
+                continue;
+            }
+            if begin > at {
+                pieces.push(Piece { range: at..begin, extent, content: Content::Plain });
+            }
+            let sums = sums[bytes(begin - from)..bytes(end - from)].to_vec();
+            pieces.push(Piece { range: begin..end, extent, content: Content::Summed(sums) });
+            at = end;
+        }
+        if at < range.end {
+            pieces.push(Piece { range: at..range.end, extent, content: Content::Plain });
+        }
+    }
+
+    /// Stands before all extents that reach behind `from`.
+    fn cursor_over(&self, from: u64) -> Result<Cursor<'v>> {
+        let last = Key::new(from, ItemType(u8::MAX), u64::MAX);
+        let before = Cursor::seek_committed_floor(self.volume, self.extents, last)?;
+        let start = before.item().map_or(from, |(key, _)| key.objectid.min(from));
+        let first = Key::new(start, ItemType::EXTENT_ITEM, 0);
+        Cursor::seek_committed(self.volume, self.extents, first)
+    }
+
+    /// The next extent that has something between `from` and `end`; the cursor goes on behind it.
+    fn next_extent(&self, cursor: &mut Cursor<'v>, from: u64, end: u64) -> Result<Option<Found>> {
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < end) {
+            let found = match key.item_type {
+                ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => Some(self.found(key, data)?),
+                _ => None,
+            };
+            cursor.advance()?;
+            if let Some(found) = found.filter(|found| found.range.end > from) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn found(&self, key: Key, data: &[u8]) -> Result<Found> {
+        let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
+        let is_block = extent.item.flags.get() & EXTENT_FLAG_TREE_BLOCK != 0;
+        let is_skinny = key.item_type == ItemType::METADATA_ITEM;
+        let node_size = u64::from(self.volume.superblock().node_size);
+        let len = if is_skinny { node_size } else { key.offset };
+        let end = key.objectid.checked_add(len).filter(|_| len <= MOST_EXTENT_BYTES);
+        let end = end.ok_or_else(|| {
+            let problem = format!("{len} bytes, longer than any extent");
+            Error::corrupt_at("extent item", key.objectid, problem)
+        })?;
+        let level = if is_skinny {
+            u8::try_from(key.offset).unwrap_or(u8::MAX)
+        } else {
+            extent.block.map_or(0, |block| block.level)
+        };
+        let mut owner = None;
+        for inline in extent.inline_refs().filter(|_| is_block) {
+            if let InlineRef::TreeBlock(root) = inline.map_err(malformed)? {
+                owner = Some(TreeId(root));
+                break;
+            }
+        }
+        let generation = Generation(extent.item.generation.get());
+        let block = is_block.then_some(Block { level, generation, owner });
+        Ok(Found { range: key.objectid..end, block })
+    }
+}
+
+/// An extent.
+struct Found {
+    range: Range<u64>,
+    block: Option<Block>,
+}

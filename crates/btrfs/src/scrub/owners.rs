@@ -1,0 +1,168 @@
+//! Whose something is that is bad: files by name, trees by number.
+//!
+//! An extent of data knows the files that refer to it, or the leaves that do. A leaf is of the trees that refer to it, or to a block above it.
+
+use std::collections::BTreeSet;
+
+use offshoot_btrfs_format::check;
+use offshoot_btrfs_format::extent::{Extent, ExtentDataRef, InlineRef};
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, FileId, Result};
+use zerocopy::FromBytes;
+
+use super::ScrubOwner;
+use super::gather::{Block, Committed};
+use crate::subvolume::{malformed, path_of};
+use crate::tree::Cursor;
+use crate::volume::Engine;
+
+/// Files that are named of one extent.
+const MOST_FILES: usize = 16;
+
+/// Blocks that are looked at on the way up from shared leaves.
+const MOST_BLOCKS: usize = 64;
+
+/// Whose something is, before names are looked up.
+#[derive(Default)]
+pub(super) struct Owners {
+    files: BTreeSet<FileId>,
+    tree: Option<(Option<TreeId>, u8)>,
+    /// There are more than these.
+    is_cut: bool,
+}
+
+/// Who refers to an extent.
+enum Referrer {
+    File(FileId),
+    /// The leaf, or the node, at this address.
+    Block(Logical),
+    Tree(TreeId),
+}
+
+impl Owners {
+    /// Whose the tree block is.
+    pub(super) fn of_block(block: &Block) -> Self {
+        Self { tree: Some((block.owner, block.level)), ..Self::default() }
+    }
+
+    /// Whose the data is in the extent at `extent`.
+    ///
+    /// # Errors
+    /// When the extent tree cannot be read. Who cannot be found for another reason is left out.
+    pub(super) fn of_data(committed: &Committed<'_>, extent: u64) -> Result<Self> {
+        let mut owners = Self::default();
+        for referrer in referrers(committed, extent)? {
+            if owners.files.len() >= MOST_FILES {
+                owners.is_cut = true;
+                break;
+            }
+            match referrer {
+                Referrer::File(file) => drop(owners.files.insert(file)),
+                Referrer::Block(leaf) => owners.add_leaf(committed, leaf, extent),
+                Referrer::Tree(_) => {}
+            }
+        }
+        Ok(owners)
+    }
+
+    /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself, so nothing is said of it here.
+    fn add_leaf(&mut self, committed: &Committed<'_>, leaf: Logical, extent: u64) {
+        let volume = committed.volume;
+        let verify = |bytes: &[u8]| check::verify(bytes, volume.geometry(), leaf);
+        let Ok(block) = volume.find_block(leaf, verify) else { return };
+        if !block.is_leaf() {
+            return;
+        }
+        let is_it = |slot: &usize| {
+            block.key(*slot).item_type == ItemType::EXTENT_DATA
+                && FileExtent::parse(block.data(*slot)).is_ok_and(|item| {
+                    matches!(item.body, FileExtentBody::Extent { disk_bytenr, .. } if disk_bytenr.0 == extent)
+                })
+        };
+        let inodes: BTreeSet<_> =
+            (0..block.len()).filter(is_it).map(|slot| block.key(slot).objectid).collect();
+        let trees = trees_of(committed, leaf);
+        for (tree, ino) in trees.iter().flat_map(|tree| inodes.iter().map(move |ino| (tree, *ino)))
+        {
+            if self.files.len() >= MOST_FILES {
+                self.is_cut = true;
+                return;
+            }
+            self.files.insert(FileId { dev: tree.0, ino });
+        }
+    }
+
+    /// The same by name, as they are called now.
+    pub(super) fn named(self, volume: &Engine) -> Vec<ScrubOwner> {
+        let tree = self.tree.map(|(tree, level)| ScrubOwner::Tree { tree, level });
+        let files = self.files.into_iter().map(|file| {
+            let path = match path_of(volume, file) {
+                Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(None),
+                other => other.map(Some),
+            };
+            // Where the way up is damaged too, that is found by itself.
+            ScrubOwner::File { file, path: path.unwrap_or(None) }
+        });
+        let cut = self.is_cut.then_some(ScrubOwner::Others);
+        tree.into_iter().chain(files).chain(cut).collect()
+    }
+}
+
+/// Who refers to the extent at `extent`, and more of them than are named.
+fn referrers(committed: &Committed<'_>, extent: u64) -> Result<Vec<Referrer>> {
+    let mut found = Vec::new();
+    let file = |one: &ExtentDataRef| {
+        Referrer::File(FileId { dev: one.root.get(), ino: one.objectid.get() })
+    };
+    let first = Key::new(extent, ItemType::EXTENT_ITEM, 0);
+    let mut cursor = Cursor::seek_committed(committed.volume, committed.extents, first)?;
+    while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid == extent) {
+        match key.item_type {
+            ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => {
+                let item = Extent::parse(key.item_type, data).map_err(malformed)?;
+                for inline in item.inline_refs() {
+                    found.extend(match inline.map_err(malformed)? {
+                        InlineRef::ExtentData(one) => Some(file(one)),
+                        InlineRef::SharedData { parent, .. } | InlineRef::SharedBlock(parent) => {
+                            Some(Referrer::Block(Logical(parent)))
+                        }
+                        InlineRef::TreeBlock(tree) => Some(Referrer::Tree(TreeId(tree))),
+                        InlineRef::Owner(_) => None,
+                    });
+                }
+            }
+            ItemType::EXTENT_DATA_REF => {
+                found.extend(ExtentDataRef::ref_from_bytes(data).ok().map(file));
+            }
+            ItemType::SHARED_DATA_REF | ItemType::SHARED_BLOCK_REF => {
+                found.push(Referrer::Block(Logical(key.offset)));
+            }
+            ItemType::TREE_BLOCK_REF => found.push(Referrer::Tree(TreeId(key.offset))),
+            _ => {}
+        }
+        if found.len() > MOST_BLOCKS {
+            break;
+        }
+        cursor.advance()?;
+    }
+    Ok(found)
+}
+
+/// The trees that a block is of.
+fn trees_of(committed: &Committed<'_>, block: Logical) -> BTreeSet<TreeId> {
+    let (mut trees, mut seen) = (BTreeSet::new(), BTreeSet::from([block]));
+    let mut next = vec![block];
+    while let Some(block) = next.pop() {
+        for referrer in referrers(committed, block.0).unwrap_or_default() {
+            match referrer {
+                Referrer::Tree(tree) => drop(trees.insert(tree)),
+                Referrer::Block(above) if seen.len() < MOST_BLOCKS && seen.insert(above) => {
+                    next.push(above);
+                }
+                Referrer::Block(_) | Referrer::File(_) => {}
+            }
+        }
+    }
+    trees
+}

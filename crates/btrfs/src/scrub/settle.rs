@@ -1,0 +1,292 @@
+//! The second look: what is still wrong when nobody can free it, and getting it right.
+//!
+//! It holds the last commit ([`Committed`]), so what that refers to is neither freed nor used for something else, and of what has checksums nothing is
+//! written in place. So what is bad now is bad, and what is written over it is what belongs there.
+
+use std::io::IoSlice;
+
+use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
+use offshoot_btrfs_format::{Logical, Physical};
+use offshoot_vfs::Result;
+
+use super::gather::{Block, Committed, Content, Piece};
+use super::look::Pages;
+use super::owners::Owners;
+use super::{Run, ScrubFinding, ScrubOutcome};
+use crate::volume::CopyPart;
+
+/// What is wrong with a sector, or with a whole block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    /// It cannot be read.
+    Read(String),
+    /// The checksum of data differs.
+    Sum,
+    /// A tree block is not what it must be.
+    Block(String),
+}
+
+impl Fault {
+    fn problem(&self) -> String {
+        match self {
+            Self::Read(problem) | Self::Block(problem) => problem.clone(),
+            Self::Sum => "the checksum differs".to_owned(),
+        }
+    }
+}
+
+/// A bad place, to be told of when the commit is not held any more.
+struct Bad {
+    part: CopyPart,
+    structure: &'static str,
+    fault: Fault,
+    outcome: ScrubOutcome,
+    owners: Owners,
+}
+
+/// A second look at one copy.
+struct Settling<'r, 'v> {
+    run: &'r Run<'v>,
+    committed: &'r Committed<'v>,
+    may_repair: bool,
+    bad: Vec<Bad>,
+}
+
+/// Looks once more at copy `copy` of the unit `unit` of `chunk`, counts what is wrong, and repairs it.
+///
+/// # Errors
+/// When the trees cannot be read, and `EROFS` when nothing is written any more.
+pub(super) fn settle(
+    run: &Run<'_>,
+    chunk: &Chunk,
+    unit: u64,
+    copy: usize,
+    pages: &mut Pages,
+) -> Result<()> {
+    let start = chunk.start.0 + unit * STRIPE_LEN;
+    let range = start..(start + STRIPE_LEN).min(chunk.end().0);
+    let bad = {
+        let committed = Committed::of(run.volume)?;
+        let has_parity = matches!(chunk.profile, Profile::Raid5 | Profile::Raid6);
+        let may_repair = !run.options.read_only && !has_parity;
+        let mut settling = Settling { run, committed: &committed, may_repair, bad: Vec::new() };
+        for piece in &committed.window(range.clone())?.pieces {
+            let parts = run.volume.copies_of(&piece.range)?;
+            let own: Vec<_> = parts.into_iter().filter(|part| part.copy == copy).collect();
+            match &piece.content {
+                // One that began before is looked at where it begins.
+                Content::Block(_) if piece.range.start < range.start => {}
+                Content::Block(block) => settling.block(piece, *block, &own, pages),
+                Content::Summed(_) | Content::Plain => {
+                    own.iter().try_for_each(|part| settling.data(piece, part, pages))?;
+                }
+            }
+        }
+        settling.bad
+    };
+    for Bad { part, structure, fault, outcome, owners } in bad {
+        run.found(&ScrubFinding {
+            structure,
+            logical: Some(Logical(part.range.start)),
+            len_bytes: part.range.end - part.range.start,
+            device: run.volume.members()[part.member].name(),
+            physical: part.physical,
+            problem: fault.problem(),
+            outcome,
+            owners: owners.named(run.volume),
+        });
+    }
+    Ok(())
+}
+
+impl Settling<'_, '_> {
+    /// Looks at a copy of a block, in as many parts as it is on stripes.
+    fn block(&mut self, piece: &Piece, block: Block, parts: &[CopyPart], pages: &mut Pages) {
+        let volume = self.run.volume;
+        let (logical, sector) = (Logical(piece.range.start), self.sector());
+        let mut bytes = Vec::with_capacity(volume.superblock().node_size as usize);
+        let (mut unreadable, mut fault) = (0, None);
+        for part in parts {
+            let buf = pages.of(len_of(part));
+            if let Err(error) = volume.read_medium(part.member, part.physical, buf) {
+                let of_sector = |at: usize| Physical(part.physical.0 + at as u64);
+                let sectors = (0..len_of(part)).step_by(sector).map(of_sector);
+                let fails = |at: &Physical| {
+                    volume.read_medium(part.member, *at, &mut pages.of(sector)[..]).is_err()
+                };
+                unreadable += sectors.filter(fails).count() as u64;
+                fault = Some(Fault::Read(error.to_string()));
+            } else {
+                bytes.extend_from_slice(buf);
+            }
+        }
+        let is_whole = parts.iter().map(len_of).sum::<usize>() == piece_len(piece);
+        if !is_whole {
+            // A part of it is on a member that is missing.
+            return;
+        }
+        let sectors = piece_len(piece).div_ceil(sector) as u64;
+        let fault = match fault {
+            Some(fault) => {
+                // What failed once and can be read now is not believed.
+                unreadable = unreadable.max(1);
+                self.run.counts.lock().read_errors += unreadable;
+                fault
+            }
+            None => match block.verify(volume, logical, &bytes) {
+                Ok(()) => return,
+                Err(malformed) => {
+                    unreadable = sectors;
+                    self.run.counts.lock().verify_errors += sectors;
+                    Fault::Block(malformed.problem.into_owned())
+                }
+            },
+        };
+        let found = volume.find_block(logical, |bytes| block.verify(volume, logical, bytes));
+        let outcome = match found {
+            Err(_) => ScrubOutcome::Uncorrectable,
+            Ok(_) if !self.may_write(parts) => ScrubOutcome::NotWritten,
+            Ok(good) => {
+                let part_of = |part: &CopyPart| {
+                    let from = usize::try_from(part.range.start - logical.0).expect("in a block");
+                    &good.bytes()[from..from + len_of(part)]
+                };
+                let mut written = parts.iter().map(|part| (part, part_of(part)));
+                after(written.all(|(part, good)| self.write(part, good, pages)))
+            }
+        };
+        self.run.count_outcome(outcome, unreadable);
+        let is_told = outcome != ScrubOutcome::Corrected;
+        let owners = if is_told { Owners::of_block(&block) } else { Owners::default() };
+        let part = CopyPart { range: piece.range.clone(), ..parts[0].clone() };
+        self.bad.push(Bad { part, structure: "tree block", fault, outcome, owners });
+    }
+
+    /// Looks at a part of a copy of data.
+    fn data(&mut self, piece: &Piece, part: &CopyPart, pages: &mut Pages) -> Result<()> {
+        let (volume, sector) = (self.run.volume, self.sector());
+        let mut bytes = vec![0; len_of(part)];
+        let buf = pages.of(bytes.len());
+        let read = volume.read_medium(part.member, part.physical, buf);
+        bytes.copy_from_slice(buf);
+        let first_new = self.bad.len();
+        for (number, bytes) in bytes.chunks_mut(sector).enumerate() {
+            let into = (number * sector) as u64;
+            let at = part.range.start + into;
+            let own = CopyPart {
+                physical: Physical(part.physical.0 + into),
+                range: at..at + bytes.len() as u64,
+                ..part.clone()
+            };
+            let again = if read.is_err() {
+                let buf = pages.of(bytes.len());
+                let read = volume.read_medium(part.member, own.physical, buf);
+                bytes.copy_from_slice(buf);
+                read
+            } else {
+                Ok(())
+            };
+            let sum = piece.sum_of(volume, at);
+            let fault = match again {
+                Err(error) => Fault::Read(error.to_string()),
+                Ok(()) if volume.verify_sector(bytes, sum).is_err() => Fault::Sum,
+                Ok(()) => continue,
+            };
+            {
+                let mut counts = self.run.counts.lock();
+                match fault {
+                    Fault::Sum => counts.csum_errors += 1,
+                    _ => counts.read_errors += 1,
+                }
+            }
+            let outcome = self.mend(&own, sum, bytes, pages);
+            self.run.count_outcome(outcome, 1);
+            self.tell(first_new, piece, own, fault, outcome)?;
+        }
+        Ok(())
+    }
+
+    /// Gets a bad sector of data right, if that is possible. `bytes` is memory for it.
+    fn mend(
+        &self,
+        part: &CopyPart,
+        sum: Option<&[u8]>,
+        bytes: &mut [u8],
+        pages: &mut Pages,
+    ) -> ScrubOutcome {
+        let volume = self.run.volume;
+        if volume.find_sector(Logical(part.range.start), bytes, sum).is_err() {
+            return ScrubOutcome::Uncorrectable;
+        }
+        // What has no checksum somebody may write where it is, right now.
+        let is_still = sum.is_some() || volume.live_part().is_none();
+        if !is_still || !self.may_write(std::slice::from_ref(part)) {
+            return ScrubOutcome::NotWritten;
+        }
+        after(self.write(part, bytes, pages))
+    }
+
+    /// Notes a bad sector of data, with those before it that are as bad.
+    fn tell(
+        &mut self,
+        first_new: usize,
+        piece: &Piece,
+        part: CopyPart,
+        fault: Fault,
+        outcome: ScrubOutcome,
+    ) -> Result<()> {
+        if let Some(last) = self.bad[first_new..].last_mut()
+            && last.part.range.end == part.range.start
+            && last.outcome == outcome
+            && std::mem::discriminant(&last.fault) == std::mem::discriminant(&fault)
+        {
+            last.part.range.end = part.range.end;
+            return Ok(());
+        }
+        let is_told = outcome != ScrubOutcome::Corrected;
+        let owners = if is_told {
+            Owners::of_data(self.committed, piece.extent)?
+        } else {
+            Owners::default()
+        };
+        self.bad.push(Bad { part, structure: "data", fault, outcome, owners });
+        Ok(())
+    }
+
+    /// Whether what is bad there may be written over. A member that missed commits is left as it is: with newer tree blocks on it, it would be taken for
+    /// one that is complete, and believed in data that nothing proves. One of a volume that is open for writing has caught up.
+    fn may_write(&self, parts: &[CopyPart]) -> bool {
+        let volume = self.run.volume;
+        let is_complete = |part: &CopyPart| {
+            let member = &volume.members()[part.member];
+            !member.is_seed && (volume.live_part().is_some() || !member.is_stale())
+        };
+        self.may_repair && parts.iter().all(is_complete)
+    }
+
+    /// Writes what belongs there; whether it is there then.
+    fn write(&self, part: &CopyPart, good: &[u8], pages: &mut Pages) -> bool {
+        let volume = self.run.volume;
+        let written = volume.write_member(part.member, part.physical.0, &[IoSlice::new(good)]);
+        let buf = pages.of(good.len());
+        let is_there = |()| volume.read_medium(part.member, part.physical, buf);
+        written.and_then(is_there).is_ok() && *buf == *good
+    }
+
+    fn sector(&self) -> usize {
+        self.run.volume.superblock().sector_size as usize
+    }
+}
+
+/// What became of a place that was written.
+fn after(is_there: bool) -> ScrubOutcome {
+    if is_there { ScrubOutcome::Corrected } else { ScrubOutcome::Uncorrectable }
+}
+
+fn len_of(part: &CopyPart) -> usize {
+    usize::try_from(part.range.end - part.range.start).expect("no more than a unit")
+}
+
+fn piece_len(piece: &Piece) -> usize {
+    usize::try_from(piece.range.end - piece.range.start).expect("no more than a unit")
+}

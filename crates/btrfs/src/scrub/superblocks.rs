@@ -1,0 +1,115 @@
+//! Superblocks: the primary one and the copies of each member.
+//!
+//! All of a member are of the last commit, or, as long as nothing was written since a cut between those of two members, of the one before. They are looked at without a lock first; what is wrong then is looked at once more while nobody writes
+//! any, and gets what another one of the same member says.
+
+use std::io::IoSlice;
+
+use offshoot_btrfs_format::encode::sealed_superblock;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use offshoot_btrfs_format::{Generation, Physical};
+use offshoot_vfs::{Error, Result};
+use uuid::Uuid;
+
+use super::look::Pages;
+use super::{Run, ScrubFinding, ScrubOutcome};
+
+/// A superblock at its place, or what is wrong with it.
+type Found = (u64, Result<Superblock, String>);
+
+/// Looks at the superblocks of all members.
+///
+/// # Errors
+/// `EROFS` when nothing is written any more; what a device fails with when it is flushed.
+pub(super) fn scrub(run: &Run<'_>) -> Result<()> {
+    let mut pages = Pages::default();
+    for (index, member) in run.volume.members().iter().enumerate() {
+        if member.device.is_none() || member.is_seed || run.is_over() {
+            continue;
+        }
+        if superblocks(run, index, &mut pages).iter().all(|(_, found)| found.is_ok()) {
+            continue;
+        }
+        let again = || Ok(mend(run, index, &mut pages));
+        for finding in run.volume.with_superblocks_at_rest(again)? {
+            run.found(&finding);
+        }
+    }
+    Ok(())
+}
+
+/// All superblocks of a member.
+fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
+    let member = &run.volume.members()[index];
+    let newest = match run.volume.live_part() {
+        Some(live) => Generation(live.last_superblock().generation.get()),
+        None => run.volume.superblock().generation,
+    };
+    // A member that was behind when the volume was opened catches up with what is written first.
+    let oldest = Generation(newest.0 - member.missed().min(newest.0));
+    let is_there = |offset: &u64| offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes;
+    let mut read = |offset: u64| -> Result<Superblock, String> {
+        let buf = pages.of(SUPERBLOCK_SIZE);
+        let read = run.volume.read_medium(index, Physical(offset), buf);
+        read.map_err(|error| error.to_string())?;
+        let found =
+            Superblock::parse(buf, offset).map_err(|malformed| malformed.problem.into_owned())?;
+        if Uuid::from_bytes(found.item.dev_item.uuid) != member.uuid {
+            return Err("it is of another device".to_owned());
+        }
+        Ok(found)
+    };
+    let offsets = SUPERBLOCK_OFFSETS.into_iter().filter(is_there);
+    let mut all: Vec<Found> = offsets.map(|offset| (offset, read(offset))).collect();
+    let generations = all.iter().filter_map(|(_, found)| Some(found.as_ref().ok()?.generation));
+    let current = generations.filter(|generation| (oldest..=newest).contains(generation));
+    let expected = current.max().unwrap_or(newest);
+    for (_, found) in &mut all {
+        if let Ok(Superblock { generation, .. }) = found
+            && *generation != expected
+        {
+            *found = Err(format!("generation {expected} expected, {generation} found"));
+        }
+    }
+    all
+}
+
+/// Looks at them while nobody writes any, and gets right what is wrong.
+fn mend(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding> {
+    let (volume, member) = (run.volume, &run.volume.members()[index]);
+    let all = superblocks(run, index, pages);
+    let good = all.iter().find_map(|(_, found)| found.as_ref().ok());
+    let mut findings = Vec::new();
+    for (offset, found) in &all {
+        let Err(problem) = found else { continue };
+        let outcome = match good {
+            None => ScrubOutcome::Uncorrectable,
+            Some(_) if run.options.read_only => ScrubOutcome::NotWritten,
+            Some(good) => {
+                let checksum = volume.superblock().checksum;
+                let bytes = sealed_superblock(&good.item, Physical(*offset), checksum);
+                let written = volume.write_member(index, *offset, &[IoSlice::new(&bytes[..])]);
+                let buf = pages.of(SUPERBLOCK_SIZE);
+                let is_there =
+                    |()| -> Result<(), Error> { volume.read_medium(index, Physical(*offset), buf) };
+                if written.and_then(is_there).is_ok() && buf[..] == bytes[..] {
+                    ScrubOutcome::Corrected
+                } else {
+                    ScrubOutcome::Uncorrectable
+                }
+            }
+        };
+        run.count_superblock(outcome);
+        findings.push(ScrubFinding {
+            structure: "superblock",
+            logical: None,
+            len_bytes: SUPERBLOCK_SIZE as u64,
+            device: member.name(),
+            physical: Physical(*offset),
+            problem: problem.clone(),
+            outcome,
+            owners: Vec::new(),
+        });
+    }
+    findings
+}

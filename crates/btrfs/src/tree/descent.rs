@@ -1,0 +1,109 @@
+//! The search for one key, block by block down a tree.
+//!
+//! A pointer has the first key of the block that it leads to. So how the key stands to that of the pointer is how it stands to
+//! the first key of the next block, which need not be compared again:
+//!
+//! | the key is | in the next block |
+//! |---|---|
+//! | above that of the pointer | it is not at slot 0, and the search begins at slot 1 |
+//! | that of the pointer | it is at slot 0 without a search, and so it is all the way down |
+//! | below all keys | slot 0 is the nearest without a search, and so it is all the way down |
+
+use std::cmp::Ordering;
+
+use offshoot_btrfs_format::Key;
+
+use crate::block::TreeBlock;
+
+/// A way down that has come to some block.
+pub(crate) struct Descent {
+    key: Key,
+    /// How the key stands to the first one of the block that comes next; `None` for a root, of which nothing says it.
+    to_first: Option<Ordering>,
+}
+
+impl Descent {
+    /// The way to `key`, before the first block of it.
+    pub(crate) fn to(key: Key) -> Self {
+        Self { key, to_first: None }
+    }
+
+    /// The last slot of `block`, the next one on the way, whose key is not greater than the one that is looked for; `None` when
+    /// all are. The way goes on through that slot, or the first one.
+    pub(crate) fn floor(&mut self, block: &TreeBlock) -> Option<usize> {
+        if block.is_empty() {
+            return None;
+        }
+        let compared = || self.key.cmp(&block.key(0));
+        let to_first = self.to_first.unwrap_or_else(compared);
+        debug_assert_eq!(to_first, compared(), "a pointer has the first key of its block");
+        let slot = match to_first {
+            Ordering::Less => None,
+            Ordering::Equal => Some(0),
+            Ordering::Greater => Some(block.floor_behind_first(self.key)),
+        };
+        self.to_first = Some(slot.map_or(to_first, |slot| self.key.cmp(&block.key(slot))));
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs_format::{ItemType, TreeId};
+
+    use super::*;
+    use crate::test_volumes::bare;
+    use crate::{OpenOptions, Volume};
+
+    const OBJECT: u64 = 1 << 20;
+    const ITEMS: u64 = 500;
+
+    fn key(number: u64) -> Key {
+        Key::new(OBJECT, ItemType::STRING_ITEM, number)
+    }
+
+    /// Keys with room for others between them, three to a leaf, in three levels.
+    fn volume() -> std::sync::Arc<Volume> {
+        let volume = Volume::open_writable(vec![bare(4096)], &OpenOptions::default());
+        let volume = volume.expect("it opens");
+        let handle = volume.join().expect("it is writable");
+        let insert =
+            |number| handle.change(TreeId::FS, |tree| tree.insert(key(number), &[7; 1300]));
+        (1..=ITEMS).try_for_each(|number| insert(number * 3)).expect("the change goes through");
+        drop(handle);
+        volume
+    }
+
+    /// What the search finds is what looking at every slot of every block finds, and it knows as much of the next block as comparing with
+    /// its first key would tell. Then no exact match and no key below all others is searched for further down.
+    #[test]
+    fn a_descent_finds_what_looking_at_every_slot_finds() {
+        let volume = volume();
+        let root = volume.tree(TreeId::FS).expect("the tree");
+        assert_eq!(root.level, 2);
+        let (mut exact_above, mut below_all) = (0, 0);
+        let below = Key::new(0, ItemType::STRING_ITEM, 0);
+        for key in (0..=ITEMS * 3 + 2).map(key).chain([below]) {
+            let mut descent = Descent::to(key);
+            let mut block = volume.block(&root.expected()).expect("it verifies");
+            loop {
+                let known = descent.to_first;
+                let expected = (0..block.len()).rev().find(|&slot| block.key(slot) <= key);
+                let found = descent.floor(&block);
+                assert_eq!(found, expected, "{key} on level {}", block.header().level);
+                let slot = found.unwrap_or(0);
+                assert_eq!(descent.to_first, Some(key.cmp(&block.key(slot))));
+                assert_eq!(known.is_none(), block.header().level == root.level);
+                exact_above += u64::from(known == Some(Ordering::Equal));
+                below_all += u64::from(known == Some(Ordering::Less));
+                if block.is_leaf() {
+                    break;
+                }
+                block = volume.child(&block, slot, TreeId::FS).expect("it verifies");
+            }
+        }
+        // One key of each leaf and one of each node but the first is in a pointer above it.
+        assert!(exact_above > ITEMS / 3, "{exact_above}");
+        assert_eq!(below_all, 2, "both levels below the root");
+    }
+}

@@ -1,0 +1,130 @@
+//! Where the copies of a range are, one by one: what a scrub reads and repairs.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
+use offshoot_btrfs_format::{Logical, Physical};
+use offshoot_vfs::{Error, Result};
+
+use super::ways::{Effort, Place, Segment, copies, place_in_row};
+use super::{Engine, parity};
+
+/// A part of one copy of a range that is contiguous on a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CopyPart {
+    /// Which copy, from 0 on.
+    pub(crate) copy: usize,
+    /// The index of the member, which is present.
+    pub(crate) member: usize,
+    /// Where it is there.
+    pub(crate) physical: Physical,
+    /// Which addresses it holds.
+    pub(crate) range: Range<u64>,
+}
+
+/// A row of a chunk with parity: 64 KiB on each of its stripes.
+pub(crate) struct Row {
+    data: Vec<Place>,
+    p: Place,
+    q: Option<Place>,
+}
+
+/// A stripe of parity that was computed, and where it belongs.
+pub(crate) struct Parity {
+    /// The index of the member.
+    pub(crate) member: usize,
+    /// Where it is there.
+    pub(crate) physical: Physical,
+    /// What it must be.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Engine {
+    /// Where all copies of `range` are that are on members which are present. With parity that is the data itself.
+    ///
+    /// # Errors
+    /// When no chunk covers some of it.
+    pub(crate) fn copies_of(&self, range: &Range<u64>) -> Result<Vec<CopyPart>> {
+        let chunks = self.chunk_map();
+        let mut parts = Vec::with_capacity(2);
+        let mut at = range.start;
+        while at < range.end {
+            let mapped = chunks.find(Logical(at)).ok_or_else(|| {
+                Error::corrupt_at("extent", at, "no chunk covers an address that is allocated")
+            })?;
+            let (len, places) = copies(mapped, Logical(at), range.end - at);
+            let part = |(copy, place): (usize, Option<Place>)| {
+                let Place { member, physical } = place?;
+                Some(CopyPart { copy, member, physical, range: at..at + len })
+            };
+            parts.extend(places.into_iter().enumerate().filter_map(part));
+            at += len;
+        }
+        Ok(parts)
+    }
+
+    /// How much of `range` can be read in no way, because too many members are missing, in bytes.
+    pub(crate) fn lost_bytes(&self, range: &Range<u64>) -> Result<u64> {
+        if self.members.all().iter().all(|member| member.device.is_some()) {
+            return Ok(0);
+        }
+        let len = range.end - range.start;
+        let segments = self.chunk_segments("extent", Logical(range.start), len, Effort::All)?;
+        let is_lost = |segment: &&Segment| segment.ways.is_empty();
+        Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
+    }
+
+    /// How much of the logical space of `chunk` lies on some member, in bytes from its start: the rest is past the ends of all that are present.
+    pub(crate) fn reachable_bytes(&self, chunk: &Chunk) -> u64 {
+        let own = chunk.stripes.iter().filter_map(|stripe| {
+            let member = self.members.get(self.members.find_present(stripe.device_uuid)?);
+            let device = member.device.as_ref()?;
+            Some(device.size_bytes().saturating_sub(stripe.physical.0))
+        });
+        let longest = own.max().unwrap_or(0).min(chunk.stripe_bytes());
+        longest.next_multiple_of(STRIPE_LEN).saturating_mul(chunk.data_stripes()).min(chunk.length)
+    }
+
+    /// The row `row` of a chunk with parity; `None` when a member is missing that it is on.
+    pub(crate) fn row(&self, chunk: &Chunk, row: u64) -> Option<Row> {
+        let chunks = self.chunk_map();
+        let mapped = chunks.find(chunk.start)?;
+        let width = chunk.data_stripes();
+        let place = |index| place_in_row(mapped, row, index, 0);
+        let q = if chunk.profile == Profile::Raid6 { Some(place(width + 1)?) } else { None };
+        Some(Row { data: (0..width).map(place).collect::<Option<_>>()?, p: place(width)?, q })
+    }
+
+    /// What the parity of `row` must be, from its data.
+    ///
+    /// # Errors
+    /// When some of the data cannot be read.
+    pub(crate) fn parity_of(&self, row: &Row) -> Result<Vec<Parity>> {
+        let unit = usize::try_from(STRIPE_LEN).expect("64 KiB");
+        let (mut stripe, mut p) = (vec![0; unit], vec![0; unit]);
+        let mut q = row.q.map(|_| vec![0; unit]);
+        for (index, place) in row.data.iter().enumerate() {
+            self.read_medium(place.member, place.physical, &mut stripe)?;
+            parity::add(&mut p, &stripe);
+            if let Some(q) = &mut q {
+                parity::add_to_q(q, &stripe, index);
+            }
+        }
+        let of =
+            |place: Place, bytes| Parity { member: place.member, physical: place.physical, bytes };
+        let q = row.q.zip(q).map(|(place, bytes)| of(place, bytes));
+        Ok([of(row.p, p)].into_iter().chain(q).collect())
+    }
+
+    /// Reads from a member what is on its medium, as far as the host tells that.
+    ///
+    /// # Errors
+    /// What the device fails with.
+    pub(crate) fn read_medium(&self, member: usize, at: Physical, buf: &mut [u8]) -> Result<()> {
+        let member = self.members.get(member);
+        let device = member.device.as_ref().expect("a part of a copy is on a member that is there");
+        device.read_medium_at(at.0, buf).map_err(|e| {
+            Error::io(format!("{}: reading {} bytes at {at}", device.name(), buf.len()), e)
+        })
+    }
+}

@@ -1,0 +1,283 @@
+//! Every reason not to write: it is named, nothing is written, and the volume is read as the kernel shows it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::encode::seal_block;
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::damage::{Features, edit_superblocks, set_features};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::fill;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::*;
+use crate::test_volumes::{edit_root, in_memory, xattr};
+
+/// The least that a comparison must have seen.
+const AT_LEAST: u64 = 40;
+
+/// A volume that is not to be written.
+struct Refused {
+    disks: Disks,
+    /// Which of its members are given.
+    present: Vec<usize>,
+    options: OpenOptions,
+    /// What the kernel is shown, with which of the members and mount options: the volume itself, or when it mounts no such volume what it was made from.
+    shown: Option<Disks>,
+    mounted: Vec<usize>,
+    mount: &'static str,
+}
+
+impl Refused {
+    /// A volume with all its members, which the kernel mounts.
+    fn whole(disks: Disks) -> Self {
+        let present: Vec<_> = (0..disks.images().len()).collect();
+        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        Self { mounted: present.clone(), disks, present, options, shown: None, mount: "" }
+    }
+
+    /// One that `change` makes of a volume that the kernel filled.
+    fn changed(judges: &Judges, change: impl FnOnce(&Disks)) -> Self {
+        let disks = Recipe::new().fill(little).make(judges);
+        change(&disks);
+        Self::whole(disks)
+    }
+
+    fn devices(&self, open: fn(&Path) -> std::io::Result<FileDevice>) -> Vec<Arc<dyn BlockDevice>> {
+        let images = self.present.iter().map(|&member| &self.disks.images()[member]);
+        images.map(|image| Arc::new(open(image).expect("nobody else has it")) as Arc<_>).collect()
+    }
+
+    /// The volume is refused for writing by `name`, and read.
+    #[track_caller]
+    fn judge(&self, judges: &Judges, name: &str) {
+        let before = self.disks.copy(judges);
+        let devices = self.devices(FileDevice::open_writable);
+        let refused = crate::Volume::open_writable(devices, &self.options).err();
+        let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+        println!("{said}");
+        assert!(matches!(refused, Some(Error::Unsupported(_))), "{name}: {refused:?}");
+        assert!(said.contains(name), "{said} does not name {name}");
+        for (image, copy) in self.disks.images().iter().zip(before.images()) {
+            run("cmp", &[image, copy]);
+        }
+        let shown = self.shown.as_ref().unwrap_or(&self.disks);
+        let mount = shown.mount_some(&self.mounted, &format!("ro,noatime,{}", self.mount));
+        let devices = self.devices(FileDevice::open);
+        let volume = crate::Volume::open(devices, &self.options).expect("it is read");
+        let fs = volume.filesystem(volume.default_subvolume().expect("it has one"));
+        compare(&fs.expect("it opens"), mount.path()).assert_same(AT_LEAST);
+    }
+}
+
+fn little(root: &Path) {
+    fill::names::fill(&fill::directory(root, "names"));
+    fill::data::plain_files(&fill::directory(root, "data"));
+    fill::sync(root);
+}
+
+/// A volume as `mkfs.btrfs` makes it with these options, filled by the kernel.
+fn made(judges: &Judges, devices: usize, mkfs: &'static str) -> Refused {
+    Refused::whole(Recipe::new().devices(devices).mkfs(mkfs).fill(little).make(judges))
+}
+
+/// Puts an item into a tree, with a commit.
+fn insert(disks: &Disks, tree: TreeId, key: Key, data: &[u8]) {
+    let volume = crate::test_volumes::open(disks);
+    volume.join().unwrap().change(tree, |tree| tree.insert(key, data)).unwrap();
+    volume.commit().unwrap();
+}
+
+/// Sets a 64-bit field of all superblocks, by what it was.
+fn set_field(disks: &Disks, at: usize, change: impl Fn(u64) -> u64) {
+    for image in disks.images() {
+        edit_superblocks(image, |block| {
+            let field = &mut block[at..at + 8];
+            let old = u64::from_le_bytes(field.try_into().expect("eight bytes"));
+            field.copy_from_slice(&change(old).to_le_bytes());
+        });
+    }
+}
+
+/// Where a superblock has its `compat_ro_flags`.
+const COMPAT_RO_AT: usize = 0xb4;
+
+macro_rules! refused {
+    ($($(#[$doc:meta])* $test:ident, $name:literal: $make:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[test]
+            fn $test() {
+                let Some(judges) = judges::require() else { return };
+                let make: fn(&Judges) -> Refused = $make;
+                make(&judges).judge(&judges, $name);
+            }
+        )*
+    };
+}
+
+refused! {
+    quotas, "a volume with quotas": |judges| made(judges, 1, "-O quota");
+    /// They were called quotas.
+    simple_quotas, "simple quotas": |judges| made(judges, 1, "-O squota");
+    data_in_raid5, "RAID5": |judges| made(judges, 3, "-d raid5 -m raid1c3");
+    metadata_in_raid5, "RAID5": |judges| made(judges, 3, "-d raid1 -m raid5");
+    data_in_raid6, "RAID6": |judges| made(judges, 4, "-d raid6 -m raid1c4");
+    metadata_in_raid6, "RAID6": |judges| made(judges, 4, "-d single -m raid6");
+    zoned, "a zoned volume": |judges| {
+        // Zones of a device that has none are 256 MiB.
+        Refused::whole(Recipe::new().mib(4096).mkfs("-O zoned").fill(little).make(judges))
+    };
+    seed, "a seed": |judges| {
+        Refused::whole(Recipe::new().fill(little).tune("-f -S 1").make(judges))
+    };
+    sprout, "belongs to a seed": |judges| {
+        let mut disks = Recipe::new().fill(little).tune("-f -S 1").make(judges);
+        disks.add(512);
+        let mut mount = disks.mount_some(&[0], "ro,noatime");
+        mount.add_device(&disks.images()[1]);
+        mount.remount("rw,noatime");
+        fill::write(&mount.path().join("over the seed"), b"new");
+        drop(mount);
+        // The kernel finds the seed when it is given the sprout first.
+        Refused { mounted: vec![1, 0], ..Refused::whole(disks) }
+    };
+    metadata_only, "holds metadata only": |judges| {
+        let names = |root: &Path| {
+            fill::names::hard_links(&fill::directory(root, "links"));
+            fill::xattrs::fill(&fill::directory(root, "xattrs"));
+            // The targets of symbolic links are zeros there, like all that is inline: the kernel shows nothing, ours says so.
+            for link in ["links/symlink", "links/other/symlink", "xattrs/symlink"] {
+                std::fs::remove_file(root.join(link)).expect("it is there");
+            }
+        };
+        let source = Recipe::new().fill(names).make(judges);
+        let disks = Disks::create(judges, 1, 512);
+        let dump = disks.images()[0].with_extension("dump");
+        run("btrfs-image", &[source.images()[0].as_os_str(), dump.as_os_str()]);
+        run("btrfs-image", &["-r".as_ref(), dump.as_os_str(), disks.images()[0].as_os_str()]);
+        Refused::whole(disks)
+    };
+    free_space_tree_that_is_not_valid, "free-space tree is not valid": |judges| {
+        Refused::changed(judges, |disks| {
+            set_field(disks, COMPAT_RO_AT, |flags| flags & !CompatRo::FREE_SPACE_TREE_VALID.0);
+        })
+    };
+    unknown_feature, "the feature bit 40": |judges| {
+        Refused::changed(judges, |disks| {
+            set_features(&disks.images()[0], Features::ReadOnlyCompatible, 1 << 40);
+        })
+    };
+    verity, "the feature VERITY": |judges| {
+        Refused::changed(judges, |disks| {
+            set_features(&disks.images()[0], Features::ReadOnlyCompatible, CompatRo::VERITY.0);
+        })
+    };
+    unfinished_balance, "unfinished balance": |judges| {
+        let balance = Key::new(objectid::BALANCE, ItemType::TEMPORARY_ITEM, 0);
+        let refused =
+            Refused::changed(judges, |disks| insert(disks, TreeId::ROOT, balance, &[0; 448]));
+        Refused { mount: "skip_balance", ..refused }
+    };
+    unfinished_relocation, "unfinished relocation": |judges| {
+        Refused::changed(judges, |disks| {
+            // The relocation of the top level stands where that does.
+            let volume = crate::test_volumes::open(disks);
+            let root = volume.tree(TreeId::FS).unwrap();
+            drop(volume);
+            let mut item = RootItem::new_zeroed();
+            (item.bytenr, item.level) = (root.logical.0.into(), root.level);
+            item.generation = root.generation.0.into();
+            item.generation_v2 = item.generation;
+            item.refs = 1.into();
+            let key = Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, TreeId::FS.0);
+            insert(disks, TreeId::ROOT, key, item.as_bytes());
+        })
+    };
+    device_that_is_being_replaced, "a device is being replaced": |judges| replacing(judges, 1);
+    suspended_replacement, "a device is being replaced": |judges| replacing(judges, 4);
+    missing_member, "is missing": |judges| {
+        let refused = made(judges, 2, "-d raid1 -m raid1");
+        let options = OpenOptions { degraded: true, ..refused.options.clone() };
+        Refused { present: vec![1], mounted: vec![1], mount: "degraded", options, ..refused }
+    };
+    stale_member, "missed commits": |judges| {
+        let disks = Recipe::new().devices(2).mkfs("-d raid1 -m raid1").fill(little).make(judges);
+        let mount = disks.mount_some(&[0], "rw,noatime,degraded");
+        for number in 0..3 {
+            fill::write(&mount.path().join(format!("later-{number}")), &[1; 10_000]);
+            mount.sync();
+        }
+        drop(mount);
+        // The kernel is shown the current one alone.
+        Refused { mounted: vec![0], mount: "degraded", ..Refused::whole(disks) }
+    };
+}
+
+/// A replacement in this state. The kernel mounts it with the device that takes the other one's place alone, so it is shown what was there before.
+fn replacing(judges: &Judges, state: u64) -> Refused {
+    let disks = Recipe::new().fill(little).make(judges);
+    let before = disks.copy(judges);
+    let mut item = DevReplaceItem::new_zeroed();
+    (item.src_devid, item.replace_state) = (1.into(), state.into());
+    insert(&disks, TreeId::DEV, Key::new(0, ItemType::DEV_REPLACE, 0), item.as_bytes());
+    Refused { shown: Some(before), ..Refused::whole(disks) }
+}
+
+/// What a replacement that was done, or never begun, left keeps nobody from writing.
+#[test]
+fn a_replacement_that_is_over_is_written_on() {
+    let Some(judges) = judges::require() else { return };
+    for state in [0, 2, 3] {
+        let disks = replacing(&judges, state).disks;
+        let (key, data) = xattr(b"user.written", b"on");
+        insert(&disks, TreeId::FS, key, &data);
+    }
+}
+
+/// A tree log that is left alone, so that the last commit is read, would be lost with the next one.
+#[test]
+fn a_log_that_is_ignored() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(little).make(&judges);
+    let mount = disks.mount("rw,noatime,commit=300");
+    let file = std::fs::File::create(mount.path().join("fsynced")).expect("a file");
+    file.sync_all().expect("into the log");
+    let cut = disks.copy(&judges);
+    drop((file, mount));
+    let before = cut.copy(&judges);
+    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+    let refused = crate::Volume::open_writable(cut.writable_devices(), &options).err();
+    let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(matches!(refused, Some(Error::Posix { errno: Errno::INVAL, .. })), "{refused:?}");
+    assert!(said.contains("pending tree log is ignored"), "{said}");
+    run("cmp", &[&cut.images()[0], &before.images()[0]]);
+}
+
+/// It opened, and its first commit failed with `ENOENT` and ended all writing.
+#[test]
+fn a_volume_without_a_checksum_tree_is_not_written() {
+    let device = in_memory(16384);
+    let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = crate::Volume::open(devices(), &options).unwrap();
+    let key = [&TreeId::CSUM.0.to_le_bytes()[..], &[ItemType::ROOT_ITEM.0]].concat();
+    let forget = |bytes: &mut [u8]| {
+        let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+        // A type that nobody knows, which keeps the order of the keys.
+        bytes[at + 8] = 250;
+        seal_block(bytes, volume.superblock().checksum);
+    };
+    edit_root(&device, &volume, volume.root_tree(), forget);
+    drop(volume);
+    crate::Volume::open(devices(), &options).expect("it can be read");
+    let refused = crate::Volume::open_writable(devices(), &options).err();
+    let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+    assert!(said.contains("without a checksum tree"), "{said}");
+}
