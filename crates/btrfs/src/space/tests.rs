@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error, Result};
 
@@ -110,7 +110,7 @@ fn fill_and_empty(count: usize, mib: u64, mkfs: &[&str], len: usize) {
 
 /// The kernel fills a file, and removes what it wrote in the round before.
 fn kernel_writes(disks: &Disks, round: u8) {
-    let kernel = disks.mount("rw,noatime");
+    let kernel = disks.mount_watched("rw,noatime", &[UUID_TREE, OLD_CACHE]);
     for file in 0..20u8 {
         let bytes = vec![round; 100_000];
         std::fs::write(kernel.path().join(format!("file-{round}-{file}")), bytes).unwrap();
@@ -230,21 +230,28 @@ fn threads_run_out(mib: u64, mkfs: &[&str], threads: u32, len: usize, together: 
     let disks = Disks::create(&judges, 1, mib);
     disks.mkfs(mkfs);
     let volume = open(&disks);
-    let full = std::sync::Barrier::new(if together { threads as usize } else { 1 });
+    let numbers = |thread: u32| (thread..).step_by(threads as usize);
+    let fill = |thread| {
+        let refused = |number: &u32| {
+            let inserted = insert(&volume, *number, len);
+            inserted.inspect_err(|e| assert!(is_full(e), "{e}")).is_err()
+        };
+        (thread, numbers(thread).find(refused))
+    };
+    let empty = |(thread, refused)| {
+        for number in numbers(thread).take_while(|&number| Some(number) != refused) {
+            remove(&volume, number);
+        }
+    };
     std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (volume, full) = (&volume, &full);
-            scope.spawn(move || {
-                let numbers = || (thread..).step_by(threads as usize);
-                let refused = numbers().find(|&number| {
-                    let inserted = insert(volume, number, len);
-                    inserted.inspect_err(|e| assert!(is_full(e), "{e}")).is_err()
-                });
-                full.wait();
-                for number in numbers().take_while(|&number| Some(number) != refused) {
-                    remove(volume, number);
-                }
-            });
+        if together {
+            let fillers: Vec<_> =
+                (0..threads).map(|thread| scope.spawn(move || fill(thread))).collect();
+            let filled: Vec<_> =
+                fillers.into_iter().map(|one| one.join().expect("it fills")).collect();
+            filled.into_iter().for_each(|one| drop(scope.spawn(move || empty(one))));
+        } else {
+            (0..threads).for_each(|thread| drop(scope.spawn(move || empty(fill(thread)))));
         }
     });
     let stats = volume.space_stats();
@@ -255,7 +262,7 @@ fn threads_run_out(mib: u64, mkfs: &[&str], threads: u32, len: usize, together: 
     volume.commit().unwrap();
     drop(volume);
     check(&disks);
-    drop(disks.mount("rw,noatime"));
+    drop(disks.mount_watched("rw,noatime", &[UUID_TREE]));
     check(&disks);
 }
 

@@ -14,14 +14,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use offshoot_btrfs_format::edit::node_capacity;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use crate::block::TreeBlock;
-use crate::test_volumes::in_memory;
+use crate::test_volumes::bare;
 use crate::tree::Cursor;
 use crate::{Latching, OpenOptions, Stats, Volume};
 
@@ -57,7 +58,7 @@ impl Start {
     /// A tree of this many levels with `count` items, of which those from `keep` on that are not the first of
     /// eight leaves were removed again.
     fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
-        let device = in_memory(NODE_SIZE);
+        let device = bare(NODE_SIZE);
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
         let inside = device.clone();
         once(move || {
@@ -341,6 +342,67 @@ fn a_full_root() {
 #[test]
 fn nodes_about_to_be_merged() {
     explore(Start::new(3, 500, 258, 357), How::Plain);
+}
+
+/// The pointers of each node under the root of a tree of three levels, and the keys of a leaf from which items can go without a change further up.
+fn nodes(volume: &Volume) -> Vec<(usize, Vec<Key>)> {
+    let root = volume.tree(TreeId::FS).expect("the tree");
+    let top = volume.block(&root.expected()).expect("it verifies");
+    let node = |slot| {
+        let node = volume.child(&top, slot, TreeId::FS).expect("it verifies");
+        let leaf = volume.child(&node, node.len() / 2, TreeId::FS).expect("it verifies");
+        (node.len(), (0..leaf.len()).map(|slot| leaf.key(slot)).collect())
+    };
+    (0..top.len()).map(node).collect()
+}
+
+fn remove(volume: &Volume, key: Key) {
+    let handle = volume.join().expect("it is writable");
+    let removed = handle.change(TreeId::FS, |tree| tree.remove(key));
+    assert!(removed.expect("the change goes through"), "{key}");
+}
+
+/// Removes items below a node until it has so many pointers.
+fn shrink(volume: &Volume, node: usize, pointers: usize) {
+    while nodes(volume)[node].0 > pointers {
+        remove(volume, nodes(volume)[node].1[0]);
+    }
+}
+
+/// Two nodes are sparse, and small enough to be one. Each of two threads had one of them and wanted to see how large the other is.
+#[test]
+fn sparse_siblings() {
+    let device = bare(NODE_SIZE);
+    let sparse = node_capacity(NODE_SIZE) / 4;
+    let inside = device.clone();
+    once(move || {
+        let volume = open(inside.clone(), false);
+        let handle = volume.join().expect("it is writable");
+        let insert =
+            |number| handle.change(TreeId::FS, |tree| tree.insert(key(number), &[7; THIRD]));
+        (0..600).try_for_each(insert).expect("the change goes through");
+        drop(handle);
+        assert_eq!(nodes(&volume).len(), 2);
+        (0..2).for_each(|node| shrink(&volume, node, sparse));
+        volume.commit().expect("a commit");
+    });
+    let seed = seed_of_run();
+    Runner::new(RandomScheduler::new_from_seed(seed, 100), config()).run(move || {
+        let volume = open(Arc::new(device.snapshot()), false);
+        // A node that becomes sparse is merged when somebody comes there the next time.
+        (0..2).for_each(|node| shrink(&volume, node, sparse - 1));
+        let before = nodes(&volume);
+        assert_eq!(before.iter().map(|node| node.0).collect::<Vec<_>>(), [sparse - 1; 2]);
+        let writer = |(_, keys): (usize, Vec<Key>)| {
+            let volume = volume.clone();
+            thread::spawn(move || remove(&volume, keys[0]))
+        };
+        let threads: Vec<_> = before.into_iter().map(writer).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("a writer"));
+        let root = volume.tree(TreeId::FS).expect("the tree");
+        let top = volume.block(&root.expected()).expect("it verifies");
+        assert!(root.level == 1 || top.len() == 1, "they are one now");
+    });
 }
 
 #[test]

@@ -21,6 +21,7 @@ use super::TreeWriter;
 use super::path::{Path, merged_capacity};
 use crate::block::TreeBlock;
 use crate::transaction::{ReadLatch, WriteLatch};
+use crate::tree::descent::Descent;
 
 /// The end of a way down with shared latches.
 struct Above {
@@ -35,7 +36,8 @@ impl<'a> TreeWriter<'a> {
     /// Latches the leaf where `key` is or belongs; `None` when something on the way is not the
     /// transaction's yet.
     pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
-        let Some(Above { node, slot, upper }) = self.go_down_shared(key, 0)? else {
+        let Some(Above { node, slot, upper }) = self.go_down_shared(&mut Descent::to(key), 0)?
+        else {
             return Ok(None);
         };
         let leaf = self.handle.latch(self.id(), node.pointers()[slot].logical())?;
@@ -48,27 +50,34 @@ impl<'a> TreeWriter<'a> {
         if self.handle.latching().exclusive {
             return Ok(None);
         }
-        if self.handle.latching().exclusive {
-            return Ok(None);
-        }
+        let capacity = node_capacity(self.node_size());
+        let mut descent = Descent::to(key);
         let (parent, upper) = {
-            let top = self.tree.root.read();
+            let top = self.tree.share_root(self.handle.stats());
             if top.level == 1 && self.owns(top.generation, top.logical) {
                 (self.handle.latch(self.id(), top.logical)?, None)
             } else {
                 drop(top);
-                let Some(above) = self.go_down_shared(key, 1)? else { return Ok(None) };
-                let pointer = above.node.pointers()[above.slot];
-                let parent = self.handle.latch(self.id(), pointer.logical())?;
-                if self.is_to_be_merged(&above, parent.len())? {
+                let Some(above) = self.go_down_shared(&mut descent, 1)? else {
                     return Ok(None);
+                };
+                let pointer = above.node.pointers()[above.slot];
+                let mut parent = self.handle.latch(self.id(), pointer.logical())?;
+                if parent.len() < capacity / 4 {
+                    // Another thread may have a sibling, and look at this one.
+                    let len = parent.len();
+                    drop(parent);
+                    if self.fits_a_sibling(&above, len)? {
+                        return Ok(None);
+                    }
+                    parent = self.handle.latch(self.id(), pointer.logical())?;
                 }
                 (parent, above.upper)
             }
         };
         // What the exclusive way would let go of what is above for, and room as it would make.
-        let has_room = parent.len() >= 4 && parent.len() + 2 <= node_capacity(self.node_size());
-        let Some(slot) = parent.floor(key).filter(|&slot| slot >= 2 && has_room) else {
+        let has_room = parent.len() >= 4 && parent.len() + 2 <= capacity;
+        let Some(slot) = descent.floor(&parent).filter(|&slot| slot >= 2 && has_room) else {
             return Ok(None);
         };
         let mut path = Path { upper, ..Path::default() };
@@ -76,10 +85,10 @@ impl<'a> TreeWriter<'a> {
         Ok(Some((path, leaf)))
     }
 
-    /// Goes down with shared latches to above the block of this level on the way to `key`, and holds only the last; `None` when that block
+    /// Goes down with shared latches to above the block of this level on the way, and holds only the last; `None` when that block
     /// or one above it is not the transaction's yet, or the tree is not so high.
-    fn go_down_shared(&self, key: Key, level: u8) -> Result<Option<Above>> {
-        let top = self.tree.root.read();
+    fn go_down_shared(&self, descent: &mut Descent, level: u8) -> Result<Option<Above>> {
+        let top = self.tree.share_root(self.handle.stats());
         let is_own = self.owns(top.generation, top.logical);
         if self.handle.latching().exclusive || !is_own || top.level <= level {
             return Ok(None);
@@ -88,7 +97,7 @@ impl<'a> TreeWriter<'a> {
         drop(top);
         let mut upper = None;
         loop {
-            let Some(slot) = node.floor(key) else { return Ok(None) };
+            let Some(slot) = descent.floor(&node) else { return Ok(None) };
             if slot + 1 < node.len() {
                 upper = Some(node.key(slot + 1));
             }
@@ -108,15 +117,12 @@ impl<'a> TreeWriter<'a> {
         self.handle.owns(self.id(), generation, logical)
     }
 
-    /// Whether the exclusive way would merge a node with so many pointers, to which the way `above` leads, and a sibling. While what is above is latched,
-    /// nobody has a sibling and waits for the node.
-    fn is_to_be_merged(&self, above: &Above, len: usize) -> Result<bool> {
-        let capacity = node_capacity(self.node_size());
-        if len >= capacity / 4 {
-            return Ok(false);
-        }
+    /// Whether the exclusive way would merge the sparse node with so many pointers to which the way `above` leads, and a sibling. Neither may be latched by
+    /// the thread; they may change until they are.
+    fn fits_a_sibling(&self, above: &Above, len: usize) -> Result<bool> {
         let Above { node, slot, .. } = above;
-        let fits = |other: &TreeBlock| len + other.len() <= merged_capacity(capacity);
+        let most = merged_capacity(node_capacity(self.node_size()));
+        let fits = |other: &TreeBlock| len + other.len() <= most;
         Ok(slot + 1 < node.len() && self.peek(node, slot + 1, fits)?
             || *slot > 0 && self.peek(node, slot - 1, fits)?)
     }
