@@ -1,25 +1,52 @@
 //! More than fits into a test run: `cargo xtask campaign crash`.
 //!
 //! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`, `subvolumes`, the number of a
-//! sample of those of two operations, or the name of one workload that a failure has told. What
-//! a campaign does not find in one hour the next seed may find in a minute.
+//! sample of those of two operations, or the name of one workload that a failure has told. `OFFSHOOT_JUDGED_EVERY` says of how many states
+//! one is judged from outside. What a campaign does not find in one hour the next seed may find in a minute.
 
 use offshoot_device::CrashPlan;
-use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, seed};
 
-use crate::engine::{EAGER, ONE, OURS, SETS, SMALL_NODES, TINY, volume};
-use crate::{brink_plan, explore, some_twos, subvolumes};
+use crate::engine::{
+    DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
+    WITHOUT_LOGS,
+};
+use crate::{brink_plan, explore, inflict, some_twos, subvolumes};
 
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
 
-/// Of so many workloads one is explored on each other shape as well.
+/// Of so many workloads one is explored elsewhere as well.
 const ELSEWHERE: usize = 20;
 
-/// So many states go by before one is judged from outside.
+/// So many states go by before one is judged from outside, where nothing else is said.
 const JUDGED: usize = 3000;
+
+/// Where all workloads are explored.
+const EVERYWHERE: [(&Ours, Shape); 2] = [(&OURS, ONE), (&EAGER, ONE)];
+
+/// Where some of them are.
+const ALSO: [(&Ours, Shape); 10] = [
+    (&WITHOUT_LOGS, ONE),
+    (&PACKING, ONE),
+    (&DISCARDING, SMALL),
+    (&DISCARDING, SETS[1]),
+    (&OURS, SMALL),
+    (&OURS, SMALL_NODES),
+    (&OURS, SETS[0]),
+    (&OURS, SETS[1]),
+    (&OURS, SETS[2]),
+    (&OURS, SETS[3]),
+];
+
+/// Of how many states one is judged from outside.
+fn judged_every() -> usize {
+    let every = std::env::var("OFFSHOOT_JUDGED_EVERY")
+        .map_or(JUDGED, |every| every.parse().expect("OFFSHOOT_JUDGED_EVERY is a number"));
+    assert!(every > 0, "of no states none can be judged");
+    every
+}
 
 #[test]
 #[ignore = "takes as long as one likes; cargo xtask campaign crash runs it"]
@@ -32,16 +59,19 @@ fn campaign() {
     match &what[..] {
         "one" => in_batches(plan, ones()),
         "two" => in_batches(plan, (0..generator.twos()).map(|number| generator.two(number))),
-        "faults" => faults(seed, ones()),
-        "subvolumes" => subvolumes::campaign(plan, JUDGED),
+        "faults" => inflict(seed, || ones().collect()),
+        "subvolumes" => subvolumes::campaign(plan, judged_every()),
         "long" => {
             // Their states are large, and many without a sample.
             let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan };
             let longer = [long::rounds(40), long::tides(6, 7 << 20)];
             everywhere(plan, &longer, &longer);
-            let full = || std::iter::once(long::brink(40, 256 << 10));
-            explore(&OURS, TINY, brink_plan(seed), JUDGED, full());
-            explore(&EAGER, TINY, brink_plan(seed), JUDGED, full());
+            let full =
+                [(&OURS, TINY, 256 << 10), (&EAGER, TINY, 256 << 10), (&OURS, SMALL, 512 << 10)];
+            for (engine, shape, large) in full {
+                let brink = std::iter::once(long::brink(40, large));
+                explore(engine, shape, brink_plan(seed), judged_every(), brink);
+            }
         }
         _ => match (what.parse(), generator.by_name(&what)) {
             (Ok(count), _) => in_batches(plan, some_twos(&generator, count, seed)),
@@ -49,7 +79,7 @@ fn campaign() {
                 println!("{workload}");
                 let one = std::slice::from_ref(&workload);
                 everywhere(plan, one, one);
-                faults(seed, std::iter::once(workload));
+                inflict(seed, || one.to_vec());
             }
             _ => panic!("OFFSHOOT_WORKLOADS={what} is no workload"),
         },
@@ -66,21 +96,12 @@ fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
     }
 }
 
-/// Explores `all` on one member, also with the eager engine, and `some` on every other shape.
+/// Explores `all` by [`EVERYWHERE`], and `some` by [`ALSO`].
 fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
-    explore(&OURS, ONE, plan, JUDGED, all.iter().cloned());
-    explore(&EAGER, ONE, plan, JUDGED, all.iter().cloned());
-    for shape in [SMALL_NODES].into_iter().chain(SETS) {
-        explore(&OURS, shape, plan, JUDGED, some.iter().cloned());
+    let all = EVERYWHERE.into_iter().map(|place| (place, all));
+    for ((engine, shape), workloads) in all.chain(ALSO.map(|place| (place, some))) {
+        // A small member has no copy of its superblock, which must not be torn there.
+        let plan = CrashPlan { torn: plan.torn && shape.has_copies_of_superblock(), ..plan };
+        explore(engine, shape, plan, judged_every(), workloads.iter().cloned());
     }
-}
-
-fn faults(seed: u64, workloads: impl Iterator<Item = Workload>) {
-    let image = volume(seed, ONE);
-    let inflicter = Inflicter { engine: &OURS, image, has_copies: false };
-    let mut all = Inflicted::default();
-    for workload in workloads {
-        all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
-    }
-    println!("{all}");
 }

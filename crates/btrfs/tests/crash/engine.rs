@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Compress, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
+use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::crash::{Devices, Engine, Opened};
 use offshoot_vfs::{Result, Timestamp};
@@ -121,6 +122,13 @@ pub(crate) const SETS: [Shape; 4] = [
     shape(4, [Profile::Raid10, Profile::Raid10]),
     shape(3, [Profile::Raid1c3, Profile::Single]),
 ];
+
+impl Shape {
+    /// Whether a superblock can be torn: a member that is too small for a copy of it has nothing left then.
+    pub(crate) fn has_copies_of_superblock(self) -> bool {
+        self.bytes > SUPERBLOCK_OFFSETS[1]
+    }
+}
 
 const fn shape(members: usize, profiles: [Profile; 2]) -> Shape {
     Shape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, mixed: false }

@@ -4,15 +4,24 @@ use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offshoot_btrfs::{Report, Reporter, Volume};
+use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, Report, Reporter, SubvolumeId, Volume};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::crash::Engine;
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::crash::{Devices, Engine};
 use offshoot_testkit::disks::{Attached, Disks, Mount};
 use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::kernel_log::KernelLog;
 use offshoot_testkit::run::try_run;
-use offshoot_vfs::{SetAttr, Timestamp};
+use offshoot_vfs::{FileSystem, SetAttr, Timestamp};
 
 use crate::engine::OURS;
+
+/// What the kernel makes, and writes there.
+const KERNELS: &str = "of-the-kernel";
+const KERNELS_DATA: [u8; 9000] = [1; 9000];
 
 /// The outside judges, where there are any.
 pub(crate) struct Outside {
@@ -26,26 +35,165 @@ impl Outside {
         Some(Self { judges: judges::require()?, turn: Mutex::default() })
     }
 
-    /// `btrfs check` finds nothing; the kernel mounts the state, changes it, and leaves it in order.
+    /// The state is in order, shows the kernel what it shows us, and can be changed by the kernel:
+    ///
+    /// 1. `btrfs check` finds nothing.
+    /// 2. The kernel mounts it, and shows path by path what we do; a pending log replayed in memory and on the devices.
+    /// 3. The kernel makes a file there, and `btrfs check` finds nothing behind that.
+    /// 4. We open what the kernel left, and show path by path what it does.
+    ///
+    /// The kernel says nothing of any of this in its log.
     pub(crate) fn judge(&self, devices: &[Arc<MemoryDevice>]) -> Result<(), String> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = with_superblocks(devices)?;
         let disks = Disks::create(&self.judges, devices.len(), devices[0].size_bytes() >> 20);
-        let devices: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
-        disks.fill(&devices).map_err(|e| format!("a copy of the state: {e}"))?;
+        let contents: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
+        disks.fill(&contents).map_err(|e| format!("a copy of the state: {e}"))?;
         check(&disks)?;
-        // Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice.
-        let mount = || Mount::try_new(disks.images(), "rw,noatime");
-        let mount = mount().or_else(|_| mount())?;
-        match std::fs::write(mount.path().join("of-the-kernel"), [1; 9000]) {
-            Err(e) if e.kind() != ErrorKind::StorageFull => {
-                return Err(format!("a file of the kernel: {e}"));
-            }
-            _ => {}
+        let has_log = has_log(&devices)?;
+        let mut log = KernelLog::start();
+        let (is_changed, mut complaints) = show_and_change(&disks, &devices, has_log, &mut log)?;
+        check(&disks).map_err(|e| format!("behind the kernel: {e}"))?;
+        complaints.extend(show_changed(&disks, is_changed, &mut log)?);
+        complaints.extend(log.complaints(&[]));
+        // A replay is a commit more than the tree of UUIDs was current at, so the kernel looks through that. What it removes because it has no name is one now
+        // and then, when its threads commit while it mounts.
+        let is_look = |line: &String| line.contains("checking UUID tree");
+        if complaints.iter().any(is_look) && (has_log || has_orphans(&devices)?) {
+            complaints.retain(|line| !is_look(line));
         }
-        mount.sync();
-        drop(mount);
-        check(&disks)
+        if complaints.is_empty() {
+            return Ok(());
+        }
+        Err(format!("the kernel complains:\n{}", complaints.join("\n")))
+    }
+}
+
+fn shared(devices: &[Arc<MemoryDevice>]) -> Devices {
+    devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
+}
+
+/// Whether a log is pending.
+fn has_log(devices: &[Arc<MemoryDevice>]) -> Result<bool, String> {
+    let volume = Volume::open(shared(devices), &at_commit()).map_err(failed("the last commit"))?;
+    Ok(volume.superblock().log_is_pending())
+}
+
+/// Whether files, or subvolumes, are left without a name.
+fn has_orphans(devices: &[Arc<MemoryDevice>]) -> Result<bool, String> {
+    let volume = Volume::open(shared(devices), &at_commit()).map_err(failed("the last commit"))?;
+    let subvolumes = volume.subvolumes().map(|info| info.map(|info| info.id));
+    for tree in subvolumes.chain([Ok(TreeId::ROOT)]) {
+        let root = tree.and_then(|tree| volume.tree(tree)).map_err(failed("a tree"))?;
+        let first = Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, 0);
+        let cursor = Cursor::seek(&volume, root, first).map_err(failed("a tree"))?;
+        if cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn at_commit() -> OpenOptions {
+    OpenOptions { ignore_log: true, ..OpenOptions::default() }
+}
+
+/// Whether the primary superblocks of all members name the same log.
+fn all_name_one_log(devices: &[Arc<MemoryDevice>]) -> bool {
+    let log_of = |device: &Arc<MemoryDevice>| {
+        let mut bytes = vec![0; SUPERBLOCK_SIZE];
+        device.read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("memory");
+        let found = Superblock::parse(&bytes, SUPERBLOCK_OFFSETS[0]);
+        found.ok().map(|superblock| superblock.item.log_root.get())
+    };
+    devices.windows(2).all(|pair| log_of(&pair[0]) == log_of(&pair[1]))
+}
+
+/// Has the kernel show the state, and change it. Gives whether there was room for that, and what the kernel complained of.
+fn show_and_change(
+    disks: &Disks,
+    devices: &[Arc<MemoryDevice>],
+    has_log: bool,
+    log: &mut KernelLog,
+) -> Result<(bool, Vec<String>), String> {
+    let mut ours = vec![("in memory", top(shared(devices))?)];
+    let mut compare = Compare::default();
+    if has_log {
+        // What lost a name in a replay has the time of that.
+        compare = compare.without(Aspect::TimesOfNames);
+        let replayed: Vec<_> = devices.iter().map(|device| Arc::new(device.snapshot())).collect();
+        drop(OURS.open_writable(shared(&replayed)).map_err(failed("replaying its log"))?);
+        ours.push(("replayed", top(shared(&replayed))?));
+    }
+    let mount = mount(disks, "rw,noatime,subvolid=5", log)?;
+    // When it was cut between the superblocks of two members, the kernel may take the one that does not name the log.
+    let without_log = has_log
+        && !all_name_one_log(devices)
+        && require_same(&compare, &shown_with(shared(devices), &at_commit())?, &mount).is_ok();
+    for (which, ours) in ours.iter().filter(|_| !without_log) {
+        require_same(&compare, ours, &mount).map_err(|e| format!("{which}: {e}"))?;
+    }
+    let is_changed = match std::fs::write(mount.path().join(KERNELS), KERNELS_DATA) {
+        Err(e) if e.kind() == ErrorKind::StorageFull => false,
+        done => done.map(|()| true).map_err(|e| format!("a file of the kernel: {e}"))?,
+    };
+    mount.sync();
+    // As long as they are mounted, no other volume is on these devices.
+    Ok((is_changed, log.complaints(&mount.devices())))
+}
+
+/// Opens what the kernel left, and has it show that again. Gives what it complained of.
+fn show_changed(
+    disks: &Disks,
+    is_changed: bool,
+    log: &mut KernelLog,
+) -> Result<Vec<String>, String> {
+    OURS.check(disks.devices()).map_err(failed("what the kernel left"))?;
+    let ours = top(disks.devices())?;
+    let mount = mount(disks, "ro,noatime,subvolid=5", log)?;
+    require_same(&Compare::default(), &ours, &mount)
+        .map_err(|e| format!("what the kernel left: {e}"))?;
+    if is_changed {
+        let mut found = vec![0; KERNELS_DATA.len() + 1];
+        let file = ours.lookup(ours.root(), KERNELS.as_bytes());
+        let len = file.and_then(|file| ours.read(file, 0, &mut found));
+        let len = len.map_err(failed("the file of the kernel"))?;
+        if found[..len] != KERNELS_DATA {
+            return Err("the file of the kernel holds something else".to_owned());
+        }
+    }
+    Ok(log.complaints(&mount.devices()))
+}
+
+fn failed(what: &'static str) -> impl Fn(offshoot_vfs::Error) -> String {
+    move |error| format!("{what}: {error}")
+}
+
+/// The first subvolume, as we show it.
+fn top(devices: Devices) -> Result<Filesystem, String> {
+    shown_with(devices, &OpenOptions::default())
+}
+
+fn shown_with(devices: Devices, options: &OpenOptions) -> Result<Filesystem, String> {
+    let volume = Volume::open(devices, options);
+    volume.and_then(|volume| volume.filesystem(SubvolumeId::FS)).map_err(failed("opening it"))
+}
+
+/// Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice. What is said of the first does not count.
+fn mount(disks: &Disks, options: &str, log: &mut KernelLog) -> Result<Mount, String> {
+    let mount = || Mount::try_new(disks.images(), options);
+    mount().or_else(|_| {
+        drop(log.complaints(&[]));
+        mount()
+    })
+}
+
+fn require_same(compare: &Compare, ours: &Filesystem, mount: &Mount) -> Result<(), String> {
+    let outcome = compare.run(ours, mount.path());
+    if outcome.differences.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("the kernel shows: {outcome}"))
     }
 }
 
@@ -60,7 +208,7 @@ fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevic
             seen.store(true, Ordering::Relaxed);
         }
     });
-    let options = offshoot_btrfs::OpenOptions { reporter: Some(reporter), ..Default::default() };
+    let options = OpenOptions { reporter: Some(reporter), ..Default::default() };
     Volume::open(shared(), &options).map_err(|e| format!("opening it for a judge: {e}"))?;
     if is_torn.load(Ordering::Relaxed) {
         let fs = OURS.open_writable(shared()).map_err(|e| format!("mending it: {e}"))?;

@@ -12,10 +12,11 @@
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `brink`, `brink_of_mixed_groups` | a volume that is full, with what is done to make room |
-//! | `subvolumes` | pairs of operations on subvolumes, with drops of deleted ones |
-//! | `faults` | an error, a short write, silent corruption at every request |
+//! | `subvolumes` | pairs of operations on subvolumes, with drops of deleted ones; a drop, cut between its steps |
+//! | `faults` | an error, a short write, silent corruption at every request of some of these |
 //! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
 //! | `superblocks`, `truncation`, `sharing` | what the explorer found there |
+//! | `synchronous` | every call on synchronous files and directories, without a sync |
 //! | `sabotage` | that the explorer finds what is broken |
 
 mod accounts;
@@ -28,6 +29,7 @@ mod sharing;
 mod subvolume_calls;
 mod subvolumes;
 mod superblocks;
+mod synchronous;
 mod truncation;
 
 use std::sync::Arc;
@@ -38,7 +40,7 @@ use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::workload::Runner;
-use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, seed};
+use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, report, seed};
 use offshoot_testkit::random::Random;
 
 use engine::{
@@ -50,13 +52,26 @@ use judge::Outside;
 /// Workloads of two operations that a test run explores.
 const TWOS: usize = 250;
 
+/// Of so many workloads of one operation one is done with faults in a test run.
+const FAULTY: usize = 50;
+
 /// How many more of each of [`KINDS`].
-const OF_A_KIND: usize = 12;
+const OF_A_KIND: usize = 8;
 
 /// Workloads with operations of which chance alone might leave one out.
-const KINDS: [fn(&Workload) -> bool; 8] = [
+const KINDS: [fn(&Workload) -> bool; 18] = [
     |workload| does(workload, |op| matches!(op, Op::Fallocate { .. })),
     |workload| does(workload, |op| matches!(op, Op::Copy(..))),
+    |workload| does(workload, |op| matches!(op, Op::Clone(_))),
+    |workload| does(workload, |op| matches!(op, Op::Dedupe(_))),
+    |workload| does(workload, |op| matches!(op, Op::WriteDirect { .. })),
+    |workload| workload.writes_in_place(),
+    |workload| does(workload, |op| matches!(op, Op::SetFlags(..))),
+    |workload| does(workload, |op| matches!(op, Op::SetAcl { .. })),
+    |workload| does(workload, |op| matches!(op, Op::SetCompression(..))),
+    |workload| does(workload, |op| matches!(op, Op::RenameNoReplace(..))),
+    |workload| does(workload, |op| matches!(op, Op::Fifo(_) | Op::Device(_))),
+    |workload| does(workload, |op| matches!(op, Op::SetReadOnly(..) | Op::SetDefault(_))),
     |workload| does(workload, |op| matches!(op, Op::Subvolume(_))),
     |workload| does(workload, |op| matches!(op, Op::Snapshot { .. })),
     |workload| does(workload, |op| matches!(op, Op::DeleteSubvolume(_))),
@@ -77,7 +92,7 @@ fn plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
 }
 
-/// Explores on a volume of this shape, has one of so many states judged from outside, and prints the tally.
+/// Explores on a volume of this shape, has one of so many states judged from outside, and tells how many they were.
 fn explore(
     engine: &Ours,
     shape: Shape,
@@ -94,7 +109,9 @@ fn explore(
     let judge = outside.is_some().then_some((&judge as &Judge<'_>, judged_every));
     let explorer = Explorer { engine, image: volume(plan.seed, shape), plan, judge };
     let tally = explorer.explore_all(workloads);
-    println!("{shape}: {tally}, in {} ms", started.elapsed().as_millis());
+    report(format_args!("{shape}: {tally}, in {} ms", started.elapsed().as_millis()));
+    assert!(tally.states > 0, "nothing was explored");
+    assert!(judge.is_none() || tally.judged > 0, "nothing was judged from outside");
 }
 
 /// Workloads of two operations that the seed chooses.
@@ -273,32 +290,43 @@ fn assert_makes_room(workload: &Workload, devices: &Devices) {
     let mut run = |steps: &[Step]| runner.run_steps(steps).expect("nothing else goes wrong");
     let refused = run(&[&setup[..], &workload.steps[..]].concat());
     let space = volume.space_stats();
-    println!(
+    report(format_args!(
         "{refused} steps were refused, {} commits: {:?}",
         volume.stats().commits,
         space.flushes
-    );
+    ));
     assert!(refused > 0, "it is not full: {space:#?}");
     assert!(space.flushes.iter().all(|flush| flush.entered > 0), "{space:#?}");
     assert!(volume.stats().commits_for_space > 0, "{space:#?}");
 }
 
+/// Who has to bear faults, on what, and whether there are several copies of data.
+const BEARERS: [(&Ours, Shape, bool); 5] = [
+    (&OURS, ONE, false),
+    (&OURS, ALL_TWICE, true),
+    (&OURS, SETS[0], true),
+    (&PACKING, ONE, false),
+    (&PACKING, ALL_TWICE, true),
+];
+
+/// Inflicts every fault while these workloads are done by each of [`BEARERS`].
+fn inflict(seed: u64, workloads: impl Fn() -> Vec<Workload>) {
+    for (engine, shape, has_copies) in BEARERS {
+        let inflicter = Inflicter { engine, image: volume(seed, shape), has_copies };
+        let mut all = Inflicted::default();
+        for workload in workloads() {
+            all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
+        }
+        report(format_args!("{shape}: {all}"));
+        assert!(all.faults > 0, "there were no requests");
+    }
+}
+
 #[test]
 fn faults() {
     let (seed, generator) = (seed(), Generator::default());
-    for (engine, shape, has_copies) in [
-        (&OURS, ONE, false),
-        (&OURS, ALL_TWICE, true),
-        (&OURS, SETS[0], true),
-        (&PACKING, ONE, false),
-        (&PACKING, ALL_TWICE, true),
-    ] {
-        let inflicter = Inflicter { engine, image: volume(seed, shape), has_copies };
-        let ones = (0..generator.ones()).step_by(30).map(|number| generator.one(number));
-        let mut all = Inflicted::default();
-        for workload in ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]) {
-            all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
-        }
-        println!("{shape}: {all}");
-    }
+    inflict(seed, || {
+        let ones = (0..generator.ones()).step_by(FAULTY).map(|number| generator.one(number));
+        ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]).collect()
+    });
 }

@@ -11,8 +11,8 @@ use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Devices, Engine, Op, Opened, Step, Workload};
 use offshoot_vfs::{
-    Attr, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node, Parent,
-    Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
+    Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
 
 use crate::engine::{ONE, OURS, volume};
@@ -175,7 +175,7 @@ impl FileSystemMut for WithoutFsync {
             at: Timestamp
         ) -> Result<()>;
         fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
-        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<bool>;
+        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<Dedupe>;
         fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
         fn set_xattr(
             file: FileId,
@@ -241,12 +241,13 @@ fn an_fsync_that_does_nothing_is_found() {
     let generator = Generator::default();
     let (mut all, mut missed) = (0, Vec::new());
     let ones = (0..generator.ones()).step_by(7).map(|number| generator.one(number));
-    // Of what changes times alone fdatasync says nothing.
+    // What shares space holds what it did, and what is synchronous needs no fsync.
     let is_promised = |workload: &Workload| {
-        let writes = |step: &Step| matches!(step, Step::Do(Op::Write { .. }));
-        let is_some =
-            workload.steps.last().is_some_and(is_fsync) || workload.steps.iter().any(writes);
-        is_some && !moves_nothing(workload)
+        !workload.has(|op| match op {
+            Op::Dedupe(_) => true,
+            Op::SetFlags(_, flags) => flags.intersects(FileFlags::SYNC | FileFlags::DIRSYNC),
+            _ => false,
+        })
     };
     for workload in ones.filter(Workload::ends_with_fsync).filter(is_promised) {
         all += 1;
@@ -254,23 +255,4 @@ fn an_fsync_that_does_nothing_is_found() {
     }
     println!("{} of {all} were missed", missed.len());
     assert!(missed.is_empty(), "{}", missed.join("\n"));
-}
-
-/// Whether a range of a file is to move that ends before the range does: that is left out.
-fn moves_nothing(workload: &Workload) -> bool {
-    let ends_within = |path: &str, end: u64| {
-        workload.steps.iter().all(|step| match step {
-            Step::Do(Op::Write { path: written, offset, len }) if written == path => {
-                offset + *len as u64 <= end
-            }
-            _ => true,
-        })
-    };
-    workload.steps.iter().any(|step| match step {
-        Step::Do(Op::Fallocate { path, what, offset, len }) => {
-            matches!(what, Fallocate::Collapse | Fallocate::Insert)
-                && ends_within(path, offset + len)
-        }
-        _ => false,
-    })
 }

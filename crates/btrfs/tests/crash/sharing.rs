@@ -1,9 +1,8 @@
 //! Files that are written in place, and gave up what they shared.
 
-use offshoot_device::CrashPlan;
 use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::{Op, Step, Workload};
-use offshoot_vfs::Fallocate;
+use offshoot_vfs::{Fallocate, FileFlags};
 
 use crate::engine::{ONE, OURS, volume};
 use crate::plan;
@@ -23,7 +22,9 @@ fn what_a_crash_may_bring_back_is_not_written_over() {
     };
     let gives_up = [Op::Unlink(one.clone()), Op::Truncate(one.clone(), 0), punch, write(&one)];
     for (number, gives_up) in (1..).zip(gives_up) {
-        let make = |path: &String| [Op::Create(path.clone()), Op::NoCow(path.clone())];
+        let make = |path: &String| {
+            [Op::Create(path.clone()), Op::SetFlags(path.clone(), FileFlags::NODATACOW)]
+        };
         let share = [write(&one), Op::Copy(one.clone(), other.clone())];
         let setup = [make(&one), make(&other), share].concat();
         // What the first file gives up is written back before the second is written.
@@ -35,9 +36,7 @@ fn what_a_crash_may_bring_back_is_not_written_over() {
         let steps = vec![Step::Do(gives_up), Step::Do(write(&other)), then, Step::Sync];
         let workload = Workload { name: format!("sharing {number}"), setup, steps };
         let image = volume(number, ONE);
-        // What is written in place may be torn.
-        let plan = CrashPlan { torn: false, ..plan(number) };
-        let explorer = Explorer { engine: &OURS, image, plan, judge: None };
+        let explorer = Explorer { engine: &OURS, image, plan: plan(number), judge: None };
         explorer.explore(&workload).unwrap_or_else(|problem| panic!("{workload}: {problem}"));
     }
 }

@@ -4,14 +4,17 @@
 //! behind some operation, no earlier than the last sync and no later than the last that had begun. What a deleted subvolume holds is dropped in every state,
 //! and the accounts are right before and after that.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hasher};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
-use offshoot_testkit::crash::{Devices, seed};
+use offshoot_testkit::crash::{Devices, report, seed};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
     self as vfs, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
@@ -114,7 +117,7 @@ impl Op {
             Exchange(one, other) => {
                 fs.rename_with(split(one)?, split(other)?, vfs::Rename::Exchange, AT)
             }
-            SetReadOnly(path) => fs.volume().set_read_only(id(path)?, true),
+            SetReadOnly(path) => fs.volume().set_read_only(id(path)?, true, AT),
             SetDefault(path) => fs.volume().set_default_subvolume(id(path)?),
             SetLabel(label) => fs.volume().set_label(label.as_bytes()),
             File(path) => fs.create(split(path)?, &NEW).map(drop),
@@ -189,6 +192,20 @@ fn accounts(devices: Devices) -> Result<()> {
     accounts::check(&Volume::open(devices, &OpenOptions::default())?)
 }
 
+/// Up to where deleted subvolumes are dropped of which something is left.
+fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
+    let volume = Volume::open(devices, &OpenOptions::default())?;
+    let mut found = Vec::new();
+    volume.for_each_item(volume.root_tree(), Key::MIN, |key, data| {
+        if key.item_type == ItemType::ROOT_ITEM {
+            let item = RootItem::parse(data).expect("the item was verified");
+            found.extend(Some(item.drop_progress.get()).filter(|at| at.objectid != 0));
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(found)
+}
+
 /// What is explored with: how much may be changed before the engine commits by itself, the volume behind the set-up, and who judges.
 struct Explorer<'a> {
     dirty_bytes: u64,
@@ -197,9 +214,22 @@ struct Explorer<'a> {
     outside: Option<&'a Outside>,
     judged_every: usize,
     states: usize,
+    /// How far subvolumes were dropped that were dropped in part.
+    half_dropped: BTreeSet<Key>,
 }
 
-impl Explorer<'_> {
+impl<'a> Explorer<'a> {
+    fn new(
+        dirty_bytes: u64,
+        base: &'a Devices,
+        plan: CrashPlan,
+        outside: Option<&'a Outside>,
+        judged_every: usize,
+    ) -> Self {
+        let (states, half_dropped) = (0, BTreeSet::new());
+        Self { dirty_bytes, base, plan, outside, judged_every, states, half_dropped }
+    }
+
     fn explore(&mut self, ops: &[Op]) -> std::result::Result<(), String> {
         let copy = Arc::new(MemoryDevice::over(self.base[0].clone()));
         let device = Arc::new(CrashDevice::new(copy));
@@ -250,6 +280,7 @@ impl Explorer<'_> {
         self.states += 1;
         judge.map_or(Ok(()), |judge| judge.judge(devices))?;
         accounts(shared()).map_err(failed("the accounts"))?;
+        self.half_dropped.extend(half_dropped(shared()).map_err(failed("the root items"))?);
         let fs = open(shared(), self.dirty_bytes).map_err(failed("opening"))?;
         let found = picture(&fs).map_err(failed("reading"))?;
         fs.volume().drop_deleted().map_err(failed("dropping"))?;
@@ -262,19 +293,24 @@ impl Explorer<'_> {
     }
 }
 
+/// A volume on which this was done.
+fn base(seed: u64, shape: Shape, set_up: fn(&Filesystem) -> Result<()>) -> Devices {
+    let base = volume(seed, shape);
+    set_up(&open(base.clone(), 64 << 20).expect("it opens")).expect("there is room");
+    base
+}
+
 /// Explores pairs of operations with a sync behind them.
 fn explore(shape: Shape, dirty_bytes: u64, plan: CrashPlan, pairs: &[(Op, Op)], every: usize) {
-    let base = volume(plan.seed ^ dirty_bytes, shape);
-    set_up(&open(base.clone(), 64 << 20).expect("it opens")).expect("there is room");
+    let base = base(plan.seed ^ dirty_bytes, shape, set_up);
     let outside = Outside::new();
-    let (outside, base) = (outside.as_ref(), &base);
-    let mut explorer =
-        Explorer { dirty_bytes, base, plan, outside, judged_every: every, states: 0 };
+    let mut explorer = Explorer::new(dirty_bytes, &base, plan, outside.as_ref(), every);
     for &(first, second) in pairs {
         let ops = [first, second, Sync];
         explorer.explore(&ops).unwrap_or_else(|problem| panic!("{ops:?}: {problem}"));
     }
-    println!("{shape}: {} pairs, {} states", pairs.len(), explorer.states);
+    report(format_args!("{shape}: {} pairs, {} states", pairs.len(), explorer.states));
+    assert!(explorer.states > 0, "nothing was explored");
 }
 
 fn all_pairs() -> Vec<(Op, Op)> {
@@ -289,9 +325,51 @@ fn subvolumes() {
         let mut number = || usize::try_from(random.below(all.len() as u64)).expect("an index");
         (0..count).map(|_| all[number()]).collect()
     };
-    explore(ONE, OURS.dirty_bytes, plan(seed), &some(6), 200);
-    explore(SMALL_NODES, OURS.dirty_bytes, plan(seed), &some(6), 200);
-    explore(SMALL_NODES, EAGER.dirty_bytes, plan(seed), &some(3), 300);
+    explore(ONE, OURS.dirty_bytes, plan(seed), &some(12), 200);
+    explore(SMALL_NODES, OURS.dirty_bytes, plan(seed), &some(12), 200);
+    explore(SMALL_NODES, EAGER.dirty_bytes, plan(seed), &some(6), 300);
+}
+
+/// A subvolume that is dropped in several steps. Of its blocks some are its own, some are those of a snapshot too, and some of these were
+/// counted for it as the one that wrote them.
+fn set_up_large(fs: &Filesystem) -> Result<()> {
+    let fill = |path: &str, numbers: Range<u32>| -> Result<()> {
+        let dir = at(fs, path)?;
+        for number in numbers {
+            let name = format!("{number:05}").into_bytes();
+            let file = fs.create(Place { dir, name: &name }, &NEW)?;
+            if number.is_multiple_of(9) {
+                fs.write(file, 0, &[7; 5000], AT)?;
+            }
+        }
+        Ok(())
+    };
+    Create("a").run(fs)?;
+    fill("a", 0..150)?;
+    fs.sync()?;
+    Snapshot("a", "b", false).run(fs)?;
+    // What is written behind the snapshot is its own, and is shared with the next one as its own.
+    fill("b", 150..300)?;
+    fs.sync()?;
+    Snapshot("b", "c", false).run(fs)?;
+    fill("b", 300..450)?;
+    fs.sync()
+}
+
+/// The power is cut between the steps in which a large subvolume is dropped, and in them. Who goes on drops the rest.
+#[test]
+fn a_drop_that_is_cut_between_its_steps() {
+    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed()) };
+    let base = base(plan.seed, SMALL_NODES, set_up_large);
+    let outside = Outside::new();
+    // A step changes one tree block, which is too much already.
+    let dirty_bytes = u64::from(SMALL_NODES.node_size) / 2;
+    let mut explorer = Explorer::new(dirty_bytes, &base, plan, outside.as_ref(), 40);
+    let ops = [Delete("b"), Drop, Sync];
+    explorer.explore(&ops).unwrap_or_else(|problem| panic!("{ops:?}: {problem}"));
+    let (states, places) = (explorer.states, explorer.half_dropped.len());
+    report(format_args!("{states} states, dropped up to {places} places"));
+    assert!(places > 2, "it is dropped in one step: {places} places");
 }
 
 /// All pairs, on all shapes.

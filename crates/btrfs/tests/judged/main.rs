@@ -6,12 +6,14 @@
 //! | `members` | missing, stale, foreign and seed devices |
 //! | `subvolumes` | lists, default, selection |
 //! | `states` | pending logs, unknown features, what a crash leaves |
+//! | `backups` | the roots of earlier commits that our superblocks remember |
 //! | `damage` | bad copies are survived and reported; bad only copies are errors |
 //! | `threads` | many threads on one volume |
 //!
 //! One program, so that the tests of all modules share the machine's loop devices and
 //! cores in one queue.
 
+mod backups;
 mod common;
 mod damage;
 mod matrix;

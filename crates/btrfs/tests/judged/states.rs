@@ -3,10 +3,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_testkit::compare::{Aspect, Compare, compare};
-use offshoot_testkit::damage::{Features, set_features};
+use offshoot_testkit::damage::{Features, edit_superblocks, set_features};
 use offshoot_testkit::disks::{Disks, scratch_dir};
 use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
@@ -96,8 +97,7 @@ fn a_subvolume_that_is_half_gone() {
 fn unknown_features_are_refused_by_name() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().mib(128).fill(|_| {}).make(&judges);
-    for (bit, name) in [(12, "zoned"), (13, "extent-tree-v2"), (14, "raid-stripe-tree"), (40, "40")]
-    {
+    for (bit, name) in [(13, "extent-tree-v2"), (40, "40")] {
         let copy = disks.copy(&judges);
         set_features(&copy.images()[0], Features::Incompatible, 1 << bit);
         let error = open(copy.devices()).err().expect("an unknown feature");
@@ -105,6 +105,41 @@ fn unknown_features_are_refused_by_name() {
         let text = error.to_string().to_lowercase().replace('_', "-");
         assert!(text.contains(name), "bit {bit} is not called {name}: {text}");
     }
+}
+
+/// Where something is under way that only the program can finish which began it, not even a reader knows what holds.
+#[test]
+fn conversions_under_way_are_refused_by_name() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().mib(128).fill(|_| {}).make(&judges);
+    for (bit, name) in [
+        (35, "fsid is being changed"),
+        (36, "fsid is being changed"),
+        (38, "converted to a block group tree"),
+        (39, "data checksums are being converted"),
+        (40, "metadata checksums are being converted"),
+    ] {
+        let copy = disks.copy(&judges);
+        edit_superblocks(&copy.images()[0], |block| block[56 + bit / 8] |= 1 << (bit % 8));
+        let error = open(copy.devices()).err().expect("nobody knows what it holds");
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+        assert!(error.to_string().contains(name), "bit {bit} is not called `{name}`: {error}");
+    }
+}
+
+/// A volume for devices with zones, on one that has none: its superblocks are where they always are.
+#[test]
+fn a_zoned_volume() {
+    let Some(judges) = judges::require() else { return };
+    let fill = |root: &Path| {
+        fill::names::fill(&fill::directory(root, "names"));
+        fill::names::hard_links(&fill::directory(root, "links"));
+        fill::data::plain_files(&fill::directory(root, "data"));
+        fill::xattrs::fill(&fill::directory(root, "xattrs"));
+        fill::bulk(root, 192);
+    };
+    let recipe = Recipe::new().mib(4096).mkfs("-O zoned").mount("compress=zstd");
+    judge(&recipe.fill(fill).make(&judges), 200);
 }
 
 /// What forbids only to write does not keep a reader out.

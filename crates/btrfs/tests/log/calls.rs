@@ -2,13 +2,20 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, PermissionsExt, fchown, lchown, symlink};
+use std::os::unix::fs::{
+    FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink,
+};
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::crash::workload::{PERMISSIONS, bytes, target};
+use offshoot_testkit::crash::workload::{
+    COMPRESSION, DEVICE_MAJOR, PERMISSIONS, Share, acl, acl_name, bytes, target,
+};
 use offshoot_testkit::crash::{Op, Step};
+use offshoot_testkit::sharing;
 use offshoot_vfs::Fallocate;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags,
+};
 use rustix::io::Errno;
 
 /// Does operations below a directory.
@@ -75,9 +82,23 @@ impl Calls {
                 rustix::fs::linkat(CWD, proc, CWD, at(path), AtFlags::SYMLINK_FOLLOW)
                     .map_err(Into::into)
             }
-            Op::NoCow(path) => {
-                rustix::fs::ioctl_setflags(writable(&at(path)), IFlags::NOCOW).map_err(Into::into)
+            Op::RenameNoReplace(from, to) => {
+                let noreplace = RenameFlags::NOREPLACE;
+                rustix::fs::renameat_with(CWD, at(from), CWD, at(to), noreplace).map_err(Into::into)
             }
+            Op::Fifo(path) => {
+                special(&at(path), FileType::Fifo, 0).and_then(|()| own(&at(path), number))
+            }
+            Op::Device(path) => {
+                let device = rustix::fs::makedev(DEVICE_MAJOR, number);
+                special(&at(path), FileType::CharacterDevice, device)
+                    .and_then(|()| own(&at(path), number))
+            }
+            // What is immutable cannot be opened to be written.
+            Op::SetFlags(path, flags) => File::open(at(path)).and_then(|file| {
+                let flags = IFlags::from_bits_retain(flags.bits());
+                Ok(rustix::fs::ioctl_setflags(file, flags)?)
+            }),
             Op::Open(path) => {
                 self.open.push(writable(&at(path)));
                 Ok(())
@@ -85,13 +106,28 @@ impl Calls {
             Op::Write { path, offset, len } => {
                 writable(&at(path)).write_all_at(&bytes(number, *offset, *len), *offset)
             }
+            Op::WriteDirect { path, offset, len } => {
+                write_direct(&at(path), &bytes(number, *offset, *len), *offset)
+            }
+            Op::WriteSame(from, to) => {
+                std::fs::read(at(from)).and_then(|data| writable(&at(to)).write_all_at(&data, 0))
+            }
             Op::Truncate(path, size) => writable(&at(path)).set_len(*size),
             Op::Fallocate { path, what, offset, len } => fallocate(&at(path), *what, *offset, *len),
             Op::Copy(from, to) => copy(&at(from), &at(to)),
+            Op::Clone(share) => clone(&root, share),
+            Op::Dedupe(share) => {
+                dedupe(&root, share);
+                Ok(())
+            }
             Op::SetXattr(path, name, len) => {
-                let value = bytes(number, 0, *len);
-                rustix::fs::setxattr(at(path), name.as_str(), &value, XattrFlags::empty())
-                    .map_err(Into::into)
+                set_xattr(&at(path), name.as_bytes(), &bytes(number, 0, *len))
+            }
+            Op::SetAcl { path, is_default, permissions } => {
+                set_xattr(&at(path), acl_name(*is_default), &acl(number, *permissions))
+            }
+            Op::SetCompression(path, how) => {
+                set_xattr(&at(path), COMPRESSION.as_bytes(), how.as_bytes())
             }
             Op::RemoveXattr(path, name) => {
                 rustix::fs::removexattr(at(path), name.as_str()).map_err(Into::into)
@@ -99,12 +135,58 @@ impl Calls {
             Op::Chmod(path, mode) => {
                 std::fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))
             }
-            Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_) | Op::DropDeleted => {
-                Err(std::io::ErrorKind::Unsupported.into())
-            }
+            Op::Subvolume(_)
+            | Op::Snapshot { .. }
+            | Op::DeleteSubvolume(_)
+            | Op::DropDeleted
+            | Op::SetReadOnly(..)
+            | Op::SetDefault(_) => Err(std::io::ErrorKind::Unsupported.into()),
         };
         done.unwrap_or_else(|error| panic!("{op}: {error}"));
     }
+}
+
+/// The files of a range, how long they are, and whether they are one.
+fn ends(root: &Path, share: &Share) -> ([PathBuf; 2], [u64; 2], bool) {
+    let paths = [&share.from, &share.to].map(|path| root.join(path));
+    let [from, to] = [0, 1].map(|at: usize| paths[at].metadata().expect("a file"));
+    (paths, [from.len(), to.len()], from.ino() == to.ino())
+}
+
+fn clone(root: &Path, share: &Share) -> std::io::Result<()> {
+    let ([from, to], sizes, are_one) = ends(root, share);
+    if !share.can_be_cloned(sizes, are_one) {
+        return Ok(());
+    }
+    sharing::clone_range((&from, share.offset), (&to, share.to_offset), share.len)
+        .map_err(std::io::Error::from_raw_os_error)
+}
+
+fn dedupe(root: &Path, share: &Share) {
+    let ([from, to], sizes, are_one) = ends(root, share);
+    if share.can_be_deduped(sizes, are_one) {
+        // What is not the same is left alone.
+        let _ = sharing::dedupe_range((&from, share.offset), (&to, share.to_offset), share.len);
+    }
+}
+
+fn special(path: &Path, file_type: FileType, device: u64) -> std::io::Result<()> {
+    Ok(rustix::fs::mknodat(CWD, path, file_type, Mode::from(PERMISSIONS), device)?)
+}
+
+fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> std::io::Result<()> {
+    Ok(rustix::fs::setxattr(path, name, value, XattrFlags::empty())?)
+}
+
+/// Writes past the page cache, from memory that begins with a page.
+fn write_direct(path: &Path, data: &[u8], offset: u64) -> std::io::Result<()> {
+    const PAGE: usize = 4096;
+    let mut buffer = vec![0; data.len() + PAGE];
+    let start = buffer.as_ptr().align_offset(PAGE);
+    buffer[start..][..data.len()].copy_from_slice(data);
+    let flags = i32::try_from(OFlags::DIRECT.bits()).expect("a flag");
+    let file = File::options().write(true).custom_flags(flags).open(path)?;
+    file.write_all_at(&buffer[start..][..data.len()], offset)
 }
 
 /// Gives what was made the owner by which it is known again.

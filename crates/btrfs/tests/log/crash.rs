@@ -1,4 +1,4 @@
-//! Power cuts while we replay: the log is still pending, or all of it is done.
+//! Power cuts while we replay: the log is still pending, or all of it is done. When it is replayed once more `btrfs check` finds nothing.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -8,6 +8,7 @@ use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::compare::Compare;
 use offshoot_testkit::crash::seed;
+use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 
 use crate::cut::{SHAPES, cut, read_only, replay, shell};
@@ -60,6 +61,10 @@ fn a_replay_that_is_cut() {
             replay(shared());
             let shown = compare.run_filesystems(&read_only(shared()), &expected);
             assert!(shown.differences.is_empty(), "{what}, replayed: {shown}");
+            let disks = Disks::create(&judges, members.len(), members[0].size_bytes() >> 20);
+            let devices: Vec<_> = members.iter().map(|one| &**one as &dyn BlockDevice).collect();
+            disks.fill(&devices).expect("a copy of the state");
+            disks.assert_checks();
         }
         println!("{shape:?}: {pending} states with the log, {done} without");
         assert!(pending > 0 && done > 0, "{pending} with the log, {done} without");

@@ -71,6 +71,18 @@ pub(crate) fn cut(
     disks.copy(judges)
 }
 
+/// The same, with one log. Where much is changed the kernel sometimes commits before the fsync, and leaves none: then once more.
+#[track_caller]
+pub(crate) fn cut_with_log(
+    judges: &Judges,
+    shape: Shape,
+    before: impl Fn(&Path),
+    after: impl Fn(&Path),
+) -> Disks {
+    let mut tries = (0..5).map(|_| cut(judges, shape, &before, &after));
+    tries.find(|cut| logs(cut) == 1).expect("the kernel logs it in one of five tries")
+}
+
 /// The volume at its last commit.
 pub(crate) fn at_commit(devices: Vec<Arc<dyn BlockDevice>>) -> Arc<Volume> {
     let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
@@ -119,11 +131,21 @@ fn assert_sums_apart(volume: &Volume, what: &str) {
     }
 }
 
-/// The verdict on a cut volume. Nothing may differ but times of files that lost a name, and of directories in which one was lost: the kernel gives
+/// Nothing may differ but times of files that lost a name, and of directories in which one was lost: the kernel gives
 /// them that of its replay.
+pub(crate) fn compare() -> Compare {
+    Compare::default().without(Aspect::TimesOfNames)
+}
+
+/// The verdict on a cut volume.
 #[track_caller]
 pub(crate) fn judge(judges: &Judges, cut: &Disks, what: &str, at_least: u64) {
-    let compare = Compare::default().without(Aspect::TimesOfNames);
+    judge_by(judges, cut, &compare(), what, at_least);
+}
+
+/// The same, where it is said what is compared.
+#[track_caller]
+pub(crate) fn judge_by(judges: &Judges, cut: &Disks, compare: &Compare, what: &str, at_least: u64) {
     let [theirs, ours] = [(); 2].map(|()| cut.copy(judges));
     let pending = logs(cut);
     assert_sums_apart(&at_commit(cut.devices()), what);

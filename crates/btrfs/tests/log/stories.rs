@@ -249,7 +249,7 @@ const STORIES: &[Story] = &[
     ("reflink-and-delete", "create x; write x 0+262144; create y", "copy x y; unlink x; fsync /y"),
     (
         "nocow",
-        "create x; nocow x; write x 0+65536",
+        "create x; flags x C; write x 0+65536",
         "write x 12288+9000; write x 65536+90000; fsync /x",
     ),
     (
@@ -262,12 +262,12 @@ const STORIES: &[Story] = &[
     ("data-of-a-new-file", "", "create x; write x 0+50; fdatasync /x; truncate x 20; fdatasync /x"),
     (
         "data-in-place",
-        "create x; nocow x; write x 0+65536",
+        "create x; flags x C; write x 0+65536",
         "write x 0+4096; fdatasync /x; write x 8192+9000; fdatasync /x; write x 60000+9000; fdatasync /x",
     ),
     (
         "data-in-place-logged",
-        "create x; nocow x; write x 0+65536",
+        "create x; flags x C; write x 0+65536",
         "chmod x 600; fsync /x; write x 4096+100; fdatasync /x; link x y; write x 5000+100; fdatasync /x",
     ),
     ("data-and-mode", "create x; write x 0+5000", "chmod x 600; fdatasync /x"),

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Op, Promised, Step, Workload, seed};
 use offshoot_testkit::disks::{Disks, Mount};
@@ -19,7 +20,7 @@ use offshoot_testkit::random::Random;
 use offshoot_vfs::{Fallocate, FileSystem};
 
 use crate::calls::Calls;
-use crate::cut::{SHAPES, Shape, at_commit, judge, logs, make, mount_options, top};
+use crate::cut::{SHAPES, Shape, at_commit, compare, judge_by, logs, make, mount_options, top};
 use crate::subvolume_calls::Ours;
 
 /// Workloads in one volume.
@@ -102,12 +103,14 @@ pub(crate) fn judge_cuts(
     tasks: &[Task<'_>],
     tally: &mut Tally,
 ) {
+    let shares = tasks.iter().any(|task| shares_preallocated(task.workload));
+    let compare = if shares { compare().without(Aspect::Holes) } else { compare() };
     for (cut, done) in cuts {
         let tasks = &tasks[done.clone()];
         tally.judged += 1;
         tally.logs += logs(cut);
         let names: Vec<_> = tasks.iter().map(|task| format!("\n  {}", task.workload)).collect();
-        judge(judges, cut, &format!("{shape:?} {}", names.concat()), 1);
+        judge_by(judges, cut, &compare, &format!("{shape:?} {}", names.concat()), 1);
         for task in tasks {
             let problems = broken_promises(cut, task);
             if !problems.is_empty() {
@@ -173,7 +176,8 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
     assert!(!is_sample || tally.logs * 4 > tally.workloads, "{tally:?}: too few logs");
 }
 
-/// Whether a step syncs a file under one name of which another was taken over by a rename: the kernel logs of it what it knows, and that may be both names.
+/// Whether a step syncs a file under one name of which another was taken over by a rename: the kernel logs of it what it knows. That may be both names, or that
+/// the name is gone, which then leads nowhere.
 fn syncs_what_was_replaced(workload: &Workload) -> bool {
     let steps = workload.steps.iter().filter_map(|step| match step {
         Step::Do(op) => Some(op),
@@ -207,8 +211,23 @@ fn can_be_logged(workload: &Workload) -> bool {
     };
     workload.ends_with_fsync()
         && !workload.has_subvolumes()
+        && !inherits_list(workload)
         && !workload.steps.iter().any(moves)
         && !syncs_what_was_replaced(workload)
+}
+
+/// Whether preallocated space may be shared: where a file has no hole beside it, the kernel takes that for data when it
+/// is asked for the next hole.
+fn shares_preallocated(workload: &Workload) -> bool {
+    let is_share = |op: &Op| matches!(op, Op::Clone(_) | Op::Copy(..) | Op::Dedupe(_));
+    workload.has(|op| matches!(op, Op::Fallocate { .. })) && workload.has(is_share)
+}
+
+/// Whether something is made in a directory with a list for new files, which the kernel heeds and operations of workloads do not.
+fn inherits_list(workload: &Workload) -> bool {
+    let is_default = |op: &Op| matches!(op, Op::SetAcl { is_default: true, .. });
+    let changes = workload.steps.iter().filter(|step| matches!(step, Step::Do(_)));
+    workload.has(is_default) && changes.count() > 1
 }
 
 fn ones() -> Vec<Workload> {
@@ -221,7 +240,8 @@ fn every_workload_of_one_operation() {
     run(&ones(), &SHAPES);
 }
 
-/// Workloads of two operations: those that the variable `OFFSHOOT_WORKLOADS` names, as a failure told them, or as many as `OFFSHOOT_SWEEP` says.
+/// Workloads of two operations: those that the variable `OFFSHOOT_WORKLOADS` names, as a failure told them, or as many as
+/// `OFFSHOOT_SWEEP` says. Those that may share preallocated space are together, for holes are not compared beside them.
 pub(crate) fn twos() -> Vec<Workload> {
     let generator = Generator::default();
     if let Ok(names) = std::env::var("OFFSHOOT_WORKLOADS") {
@@ -232,7 +252,10 @@ pub(crate) fn twos() -> Vec<Workload> {
     let count = std::env::var("OFFSHOOT_SWEEP").map_or(144, |n| n.parse().expect("a number"));
     let all = generator.twos() as u64;
     let numbers: BTreeSet<_> = (0..count).map(|_| random.below(all)).collect();
-    numbers.into_iter().map(|n| generator.two(usize::try_from(n).expect("small"))).collect()
+    let two = |number| generator.two(usize::try_from(number).expect("small"));
+    let mut twos: Vec<_> = numbers.into_iter().map(two).collect();
+    twos.sort_by_key(shares_preallocated);
+    twos
 }
 
 #[test]
@@ -245,15 +268,14 @@ fn some_workloads_of_two_operations() {
 #[test]
 fn an_fsync_that_was_left_out_is_found() {
     let Some(judges) = judges::require() else { return };
-    // Of what changes times alone fdatasync promises nothing; nor does fsync of blocks behind the end, or of names in other directories.
+    // Of names in other directories nothing is promised, and what shares space holds what it did.
     let is_promised = |workload: &Workload| {
-        let writes = |step: &Step| matches!(step, Step::Do(Op::Write { .. }));
-        let Some(Step::Fsync(synced)) = workload.steps.last() else {
-            return workload.steps.iter().any(writes);
+        let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = workload.steps.last() else {
+            return false;
         };
         let is_elsewhere = |step: &Step| match step {
-            Step::Do(Op::Fallocate { what: Fallocate::Allocate { keep_size }, .. }) => *keep_size,
-            Step::Do(Op::Rename(from, to)) => {
+            Step::Do(Op::Dedupe(_)) => true,
+            Step::Do(Op::Rename(from, to) | Op::RenameNoReplace(from, to)) => {
                 ![from, to].iter().any(|path| path.starts_with(synced))
             }
             _ => false,

@@ -9,6 +9,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
+use offshoot_testkit::sharing;
 use offshoot_vfs::{Errno, Fallocate, FileId, FileSystem, FileSystemMut, SetAttr, XattrMode};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
@@ -27,16 +28,17 @@ enum Op {
 }
 
 impl Op {
-    /// Mostly on the boundaries of sectors, and small, so that ranges meet.
-    fn random(random: &mut Random) -> Self {
+    /// Mostly on the boundaries of sectors, or only there, and small, so that ranges meet.
+    fn random(random: &mut Random, is_whole: bool) -> Self {
         let mut place = |sectors: u64| match random.below(3) {
-            0 => random.below(sectors * 4096),
+            0 if !is_whole => random.below(sectors * 4096),
             _ => random.below(sectors) * 4096,
         };
         let (offset, len) = (place(12), place(10) + 1);
         let len = if len % 4096 == 1 { len + 4095 } else { len };
+        let written = if is_whole { len } else { len / 3 + 1 };
         match random.below(9) {
-            0..2 => Self::Write { offset, len: usize::try_from(len / 3 + 1).expect("small") },
+            0..2 => Self::Write { offset, len: usize::try_from(written).expect("small") },
             2 => Self::Truncate(offset),
             3 => Self::Fallocate(Fallocate::Allocate { keep_size: false }, offset, len),
             4..6 => Self::Fallocate(Fallocate::Allocate { keep_size: true }, offset, len),
@@ -102,14 +104,26 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         disks.mkfs(mkfs);
         disks
     });
-    let ops: Vec<Vec<Op>> =
-        (0..FILES).map(|_| (0..STEPS).map(|_| Op::random(&mut random)).collect()).collect();
-    let name = |number: usize| format!("file{number}");
+    let are_whole = |number: u64| number.is_multiple_of(3);
+    let ops: Vec<Vec<Op>> = (0..FILES)
+        .map(|number| (0..STEPS).map(|_| Op::random(&mut random, are_whole(number))).collect())
+        .collect();
+    let name = |number: usize| {
+        let dir = if are_whole(number as u64) { "whole/" } else { "" };
+        format!("{dir}file{number}")
+    };
     let mount = theirs.mount("rw,noatime");
     let fs = open_top(&ours);
+    std::fs::create_dir(mount.path().join("whole")).expect("a directory");
+    let whole = fs.mkdir(place(fs.root(), "whole"), &NEW).expect("a directory");
     for number in 0..ops.len() {
-        File::create(mount.path().join(name(number))).expect("a file");
-        fs.create(place(fs.root(), &name(number)), &NEW).expect("a file");
+        let path = name(number);
+        File::create(mount.path().join(&path)).expect("a file");
+        let made = match path.strip_prefix("whole/") {
+            Some(name) => fs.create(place(whole, name), &NEW),
+            None => fs.create(place(fs.root(), &path), &NEW),
+        };
+        made.expect("a file");
     }
     let mut cut = vec![BTreeSet::new(); ops.len()];
     for step in 0..STEPS {
@@ -133,7 +147,11 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
     let expected: Vec<_> = (0..ops.len()).map(read).collect();
     drop((mount, fs));
     judge(&ours, FILES);
+    let their_mount = theirs.mount("ro,noatime");
     let mount = ours.mount("rw,noatime");
+    let [our_whole, their_whole] = [&mount, &their_mount].map(|mount| mount.path().join("whole"));
+    sharing::assert_alike(&our_whole, &their_whole, 0);
+    drop(their_mount);
     let [their_fs, our_fs] = [&theirs, &ours].map(open_read_only);
     for name in (0..ops.len()).step_by(10).map(name) {
         let file = File::open(mount.path().join(&name)).expect("a file");
@@ -416,4 +434,44 @@ fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     assert_eq!(allocated(), (EXTENTS - 1) * 4096 + BEHIND + 4096);
     drop(fs);
     judge(&disks, 2);
+}
+
+/// Pieces that are written next to each other, each by itself and in any order, are one item in the end, as they are for the kernel.
+#[test]
+fn written_pieces_of_allocated_space_become_one() {
+    const PIECE: u64 = 3 * 4096;
+    // Behind another one, before it, alone, and between two.
+    const ORDER: [u64; 9] = [4, 5, 3, 0, 1, 8, 7, 6, 2];
+    let Some(judges) = judges::require() else { return };
+    let [theirs, ours] = [(); 2].map(|()| {
+        let disks = Disks::create(&judges, 1, 256);
+        disks.mkfs(&[]);
+        disks
+    });
+    let len = PIECE * ORDER.len() as u64;
+    let mount = theirs.mount("rw,noatime");
+    let kernel = File::create_new(mount.path().join("file")).expect("a file");
+    rustix::fs::fallocate(&kernel, FallocateFlags::empty(), 0, len).expect("room");
+    let fs = open_top(&ours);
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+    fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, len, AT).expect("room");
+    let bytes = vec![7; usize::try_from(PIECE).expect("small")];
+    for piece in ORDER {
+        kernel.write_all_at(&bytes, piece * PIECE).expect("it writes");
+        kernel.sync_all().expect("it is stored");
+        fs.write(file, piece * PIECE, &bytes, AT).expect("the space is there");
+        fs.sync().expect("a commit");
+    }
+    drop((kernel, mount, fs));
+    for disks in [&ours, &theirs] {
+        let fs = open_read_only(disks);
+        let mut items = Vec::new();
+        for_each_extent(&fs, at(&fs, "file"), |start, extent| {
+            if let FileExtentBody::Extent { num_bytes, preallocated, .. } = extent.body {
+                items.push((start, num_bytes, preallocated));
+            }
+        });
+        assert_eq!(items, [(0, len, false)]);
+    }
+    judge(&ours, 1);
 }

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Volume, mkfs};
+use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_vfs::{FileSystem, FileSystemMut};
-use uuid::Uuid;
 
-use crate::common::{AT, NEW, place};
+use crate::common::{AT, NEW, in_memory, place};
 
-fn volume(options: &OpenOptions) -> (Arc<MemoryDevice>, Filesystem) {
-    let device = Arc::new(MemoryDevice::sparse(512 << 20));
-    mkfs(&[device.clone() as Arc<dyn BlockDevice>], &MkfsOptions::new(Uuid::from_u128(1), AT))
-        .expect("a volume");
+fn volume(options: &OpenOptions) -> (Arc<CheckedDevice>, Filesystem) {
+    let device = in_memory(16384, 512);
     let volume = Volume::open_writable(vec![device.clone()], options).expect("it opens");
     (device, volume.filesystem(TreeId::FS).expect("the top level"))
 }

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::Disks;
+use offshoot_testkit::model::Model;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+use uuid::Uuid;
 
 /// The moment of all changes that need none of their own.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
@@ -31,6 +34,19 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
         })
         .collect();
     Volume::open_writable(devices, options).expect("the volume opens")
+}
+
+/// A new volume of so many MiB in memory, and its device. It is checked when the device is dropped.
+pub(crate) fn in_memory(node_size: u32, mib: u64) -> Arc<CheckedDevice> {
+    let device = Arc::new(CheckedDevice::sparse(mib << 20, |device| {
+        let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
+        let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
+        Model::copy(&fs).expect("everything reads");
+    }));
+    let mut options = MkfsOptions::new(Uuid::from_u128(1), AT);
+    options.node_size = Some(node_size);
+    mkfs(&[device.clone() as Arc<dyn BlockDevice>], &options).expect("a volume");
+    device
 }
 
 /// Opens the top level for writing.

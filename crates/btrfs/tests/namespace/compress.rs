@@ -293,6 +293,7 @@ fn random_operations_on_compressed_files() {
         disks.mkfs(mkfs);
         let fs = open(&disks, &options(method, true));
         let model = Model::new(&fs.attr(fs.root()).expect("attributes"));
+        model.compress_with(method.split(':').next().expect("a name"));
         std::thread::scope(|scope| {
             for number in 0..2 {
                 let (fs, model) = (&fs, &model);

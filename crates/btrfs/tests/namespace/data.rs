@@ -3,18 +3,16 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{MkfsOptions, OpenOptions, Volume, mkfs};
+use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::BlockDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
 
-use uuid::Uuid;
-
-use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
+use crate::common::{AT, NEW, at, check, in_memory, judge, open_read_only, open_top, place};
 use crate::layout::sectors;
 
 /// Where an extent item leads.
@@ -115,10 +113,8 @@ fn small_files_are_inline_where_the_kernel_has_them_inline() {
 /// A read that began behind the end of a file, in a sector that is buffered, ended before it began.
 #[test]
 fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(160 << 20));
-    let options = MkfsOptions::new(Uuid::from_u128(63), AT);
-    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
-    let volume = Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens");
+    let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
+    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
     fs.write(file, 0, &[1; 63], AT).expect("there is room");
@@ -138,10 +134,8 @@ fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
 /// What was written directly is in the tree before anybody syncs, and what was written before it in the same file too.
 #[test]
 fn direct_writes_leave_nothing_in_memory() {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(160 << 20));
-    let options = MkfsOptions::new(Uuid::from_u128(64), AT);
-    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
-    let volume = Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens");
+    let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
+    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
     let stored = || sectors(&fs, file).into_keys().collect::<Vec<_>>();
@@ -292,10 +286,8 @@ fn what_was_accepted_is_there_on_a_full_volume() {
 fn readers_find_the_latest_while_extents_come_and_go() {
     const SECTOR: usize = 4096;
     const SECTORS: usize = 64;
-    let device = Arc::new(MemoryDevice::sparse(256 << 20));
-    mkfs(&[device.clone() as Arc<dyn BlockDevice>], &MkfsOptions::new(Uuid::from_u128(1), AT))
-        .expect("a volume");
-    let volume = Volume::open_writable(vec![device], &OpenOptions::default()).expect("it opens");
+    let devices = vec![in_memory(16384, 256) as Arc<dyn BlockDevice>];
+    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let files = ["one", "two"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
     let written = [const { std::sync::atomic::AtomicU32::new(0) }; 2];

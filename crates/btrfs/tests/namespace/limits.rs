@@ -2,14 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 
+use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
+use offshoot_testkit::random::Random;
 use offshoot_testkit::{judges, names};
-use offshoot_vfs::{Errno, FileSystem, FileSystemMut, Node, XattrMode};
+use offshoot_vfs::{Errno, FileSystem, FileSystemMut, Node, SetAttr, XattrMode};
 use rustix::fs::{XattrFlags, setxattr};
 
-use crate::common::{AT, NEW, check, judge, open_top, place};
+use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
 
 const REGULAR: Node = Node { file_type: offshoot_vfs::FileType::Regular, rdev: (0, 0) };
 
@@ -185,4 +189,52 @@ fn the_longest_attribute_and_target() {
         drop(mount);
         check(&disks);
     }
+}
+
+/// A file that is as large as one can be, with data up to the last byte.
+#[test]
+fn the_largest_file_has_data_at_its_end() {
+    const LARGEST: u64 = i64::MAX.cast_unsigned();
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let data = Random::new(4).bytes(9000);
+    let begin = LARGEST - data.len() as u64;
+    let fs = open_top(&disks);
+    let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
+    fs.write(file, begin, &data, AT).expect("there is room");
+    let refused = fs.write(file, LARGEST, b"x", AT).expect_err("no file is larger");
+    assert_eq!(refused.errno(), Errno::FBIG);
+    fs.sync().expect("a commit");
+    fs.write(file, begin + 5000, &data[..1000], AT).expect("there is room");
+    fs.sync().expect("a commit");
+    drop(fs);
+    let expected = [&data[..5000], &data[..1000], &data[6000..]].concat();
+    check(&disks);
+    let mount = disks.mount("ro,noatime");
+    // Of the hole behind the last byte the kernel says that it begins one further.
+    let compare = Compare::default().without(Aspect::Holes);
+    compare.run(&open_read_only(&disks), mount.path()).assert_same(1);
+    drop(mount);
+    let mount = disks.mount("rw,noatime");
+    let open = || File::options().read(true).write(true).open(mount.path().join("file"));
+    let file = open().expect("it opens");
+    assert_eq!(file.metadata().expect("it is there").len(), LARGEST);
+    let mut found = vec![0; data.len()];
+    file.read_exact_at(&mut found, begin).expect("it reads");
+    assert!(found == expected, "the kernel reads other bytes");
+    // It goes on there, and we after it.
+    file.write_all_at(&data[..100], LARGEST - 100).expect("it writes");
+    drop((file, mount));
+    check(&disks);
+    let fs = open_top(&disks);
+    let file = at(&fs, "file");
+    let mut last = [0; 100];
+    assert_eq!(fs.read(file, LARGEST - 100, &mut last).expect("it reads"), 100);
+    assert_eq!(last, data[..100]);
+    let set = SetAttr { size: Some(begin + 1), ..SetAttr::default() };
+    fs.set_attr(file, &set, AT).expect("it is cut");
+    fs.sync().expect("a commit");
+    drop(fs);
+    judge(&disks, 1);
 }

@@ -5,6 +5,7 @@
 //! | `model` | random operations on many threads against the model, the check and the kernel |
 //! | `allocate` | space that is preallocated, punched, zeroed and moved, as the kernel does it |
 //! | `compress` | data that is compressed |
+//! | `compress_alike` | the kernel compresses the same beside us |
 //! | `data` | where data goes, and that what was accepted is there |
 //! | `readers` | reads beside writes, cuts and commits: nothing but what was written is read |
 //! | `background` | what a volume does by itself, and what it has in memory |
@@ -21,6 +22,7 @@ mod allocate;
 mod background;
 mod common;
 mod compress;
+mod compress_alike;
 mod data;
 mod full;
 mod layout;

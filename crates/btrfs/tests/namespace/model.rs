@@ -8,7 +8,7 @@ use std::path::Path;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::disks::{Disks, OLD_CACHE};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
@@ -33,7 +33,7 @@ pub(crate) fn compare(one: &dyn FileSystem, other: &dyn FileSystem) {
 }
 
 fn compare_with_kernel(disks: &Disks, model: &Model) {
-    let mount = disks.mount("rw,noatime");
+    let mount = disks.mount_watched("rw,noatime", &[OLD_CACHE]);
     let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
     compare(model, &host);
 }
@@ -79,7 +79,7 @@ fn rounds(mkfs: &[&str], options: &OpenOptions) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = Disks::create(&judges, 1, 512);
-    disks.mkfs(mkfs);
+    disks.mkfs_and_settle(mkfs);
     let open = || open_with(&disks, options).filesystem(SubvolumeId::FS).expect("it is there");
     let fs = open();
     let model = Model::new(&fs.attr(fs.root()).expect("the root has attributes"));
@@ -104,7 +104,7 @@ fn rounds(mkfs: &[&str], options: &OpenOptions) {
             compare_with_kernel(&disks, &model);
         }
         judge(&disks, 20);
-        kernel_makes(disks.mount("rw,noatime").path());
+        kernel_makes(disks.mount_watched("rw,noatime", &[OLD_CACHE]).path());
         judge(&disks, 200);
     }
 }

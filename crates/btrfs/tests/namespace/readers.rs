@@ -8,17 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Volume, mkfs};
+use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::BlockDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr};
-use uuid::Uuid;
 
-use crate::common::{AT, NEW, at, check, place};
+use crate::common::{AT, NEW, at, check, in_memory, place};
 
 const FILES: u8 = 4;
 
@@ -27,11 +26,7 @@ const MOST_BYTES: u64 = 300_000;
 
 #[test]
 fn readers_beside_cuts() {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(300 << 20));
-    let mut options = MkfsOptions::new(Uuid::from_u128(7), AT);
-    options.node_size = Some(4096);
-    mkfs(std::slice::from_ref(&device), &options).expect("a volume");
-    let fs = open(vec![device]);
+    let fs = open(vec![in_memory(4096, 300)]);
     write_and_read(&fs, fs.root());
 }
 

@@ -10,7 +10,7 @@ use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Position};
+use offshoot_vfs::{Dedupe, Errno, FileId, FileSystem, FileSystemMut, Position, SetAttr};
 use rustix::fs::{FallocateFlags, IFlags};
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
@@ -106,6 +106,13 @@ fn random_clone(random: &mut Random, sizes: &[u64]) -> Clone {
         1 => below(60) * 4096,
         _ => below(20) * 4096,
     };
+    // Ends in a sector, which are the end of the target or refused.
+    let (offset, to_offset, len) = match below(12) {
+        0 => (offset + below(4096), to_offset, len),
+        1 => (offset, to_offset + below(4096), len),
+        2 => (offset, to_offset, len + below(4096)),
+        _ => (offset, to_offset, len),
+    };
     Clone { from, offset, to, to_offset, len }
 }
 
@@ -180,14 +187,17 @@ fn the_same_bytes_are_shared_and_others_are_not() {
     let whole = data.len() as u64;
     let before = [one, same, other, small].map(|file| fs.attr(file).expect("attributes"));
     let dedupe = |from, to, len| fs.dedupe_range(from, to, len);
-    assert!(dedupe(place(one, 0), place(same, 0), whole).expect("they are compared"));
-    assert!(!dedupe(place(one, 0), place(other, 0), whole).expect("they are compared"));
-    assert!(dedupe(place(one, 0), place(other, 0), 65_536).expect("they are compared"));
-    assert!(dedupe(place(one, 0), place(small, 0), 0).expect("nothing is the same as nothing"));
-    for (len, why) in [(100, "a part of a sector"), (4096, "more than there is")] {
-        let refused = dedupe(place(one, 0), place(small, 0), len).expect_err(why);
-        assert_eq!(refused.errno(), Errno::INVAL, "{why}");
+    for (file, len, found) in [
+        (same, whole, Dedupe::Same { len: whole }),
+        (other, whole, Dedupe::Differs),
+        (other, 65_537, Dedupe::Same { len: 65_536 }),
+        (small, 100, Dedupe::Same { len: 0 }),
+    ] {
+        let compared = dedupe(place(one, 0), place(file, 0), len).expect("they are compared");
+        assert_eq!(compared, found, "{len} bytes");
     }
+    let refused = dedupe(place(one, 0), place(small, 0), 4096).expect_err("more than there is");
+    assert_eq!(refused.errno(), Errno::INVAL, "{refused}");
     let after = [one, same, other, small].map(|file| fs.attr(file).expect("attributes"));
     assert_eq!(
         before.map(|a| (a.size, a.mtime, a.ctime)),
@@ -213,4 +223,45 @@ fn the_same_bytes_are_shared_and_others_are_not() {
         disks.mount("ro").path().join("same").metadata().expect("it is there").blocks(),
         592
     );
+}
+
+/// Holes that nobody could read in a lifetime are compared, and what is behind them.
+#[test]
+fn holes_in_both_files_are_not_read() {
+    const FAR: u64 = 1 << 60;
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let fs = open_top(&disks);
+    let data = Random::new(3).bytes(100_000);
+    let make = |name: &str, last: u8| {
+        let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        fs.write(file, FAR, &data, AT).expect("there is room");
+        fs.write(file, 2 * FAR, &[last; 9000], AT).expect("there is room");
+        let set = SetAttr { size: Some(4 * FAR), ..SetAttr::default() };
+        fs.set_attr(file, &set, AT).expect("a hole");
+        file
+    };
+    let [one, same, other] = [("one", 1), ("same", 1), ("other", 2)].map(|(n, last)| make(n, last));
+    let dedupe = |to, len| {
+        let begin = |file| Position { file, offset: 0 };
+        fs.dedupe_range(begin(one), begin(to), len).expect("they are compared")
+    };
+    assert_eq!(dedupe(same, 4 * FAR), Dedupe::Same { len: 4 * FAR });
+    assert_eq!(dedupe(other, 4 * FAR), Dedupe::Differs);
+    assert_eq!(dedupe(other, 2 * FAR), Dedupe::Same { len: 2 * FAR });
+    fs.sync().expect("a commit");
+    drop(fs);
+    check(&disks);
+    let fs = open_read_only(&disks);
+    let first = |name: &str| {
+        let mut found = None;
+        for_each_extent(&fs, at(&fs, name), |start, extent| {
+            if let FileExtentBody::Extent { disk_bytenr, .. } = extent.body {
+                found.get_or_insert((start, disk_bytenr));
+            }
+        });
+        found.expect("an extent")
+    };
+    assert_eq!([first("same"), first("other")], [first("one"); 2]);
 }

@@ -1,11 +1,12 @@
 //! The kernel does the same on a volume of its own, and both show the same.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_btrfs::Filesystem;
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
@@ -16,12 +17,12 @@ use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
-    Position, Rename, SetAttr, SetTime, XattrMode,
+    Dedupe, Errno, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile,
+    Node, Position, Rename, SetAttr, SetTime, XattrMode,
 };
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, RenameFlags};
 
-use crate::common::{AT, NEW, at, check, open_read_only, open_top, place};
+use crate::common::{AT, NEW, at, check, open_read_only, open_with, place};
 
 /// The kernel runs this in the root of its volume, and `ours` does the same to ours.
 fn twins(theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
@@ -30,36 +31,50 @@ fn twins(theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
 
 /// As [`twins`], and so many files or more share space with others then, the same on both volumes.
 fn twins_that_share(shared: usize, theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
-    let Some(judges) = judges::require() else { return };
-    let [kernel, disks] = [(); 2].map(|()| Disks::create(&judges, 1, 256));
+    let compare = Compare::default().without(Aspect::Ids).without(Aspect::StoredTimes);
+    twins_with(&OpenOptions::default(), "rw,noatime", &compare, shared, theirs, ours);
+}
+
+/// As [`twins_that_share`], where ours is opened and the kernel's mounted with these options; both volumes, ours first.
+pub(crate) fn twins_with(
+    options: &OpenOptions,
+    mount: &str,
+    compare: &Compare,
+    shared: usize,
+    theirs: impl FnOnce(&Path),
+    ours: impl FnOnce(&Filesystem),
+) -> Option<[Disks; 2]> {
+    let judges = judges::require()?;
+    let [disks, kernel] = [(); 2].map(|()| Disks::create(&judges, 1, 256));
     kernel.mkfs(&[]);
     disks.mkfs(&[]);
-    let kernel = kernel.mount("rw,noatime");
-    theirs(kernel.path());
-    let fs = open_top(&disks);
+    let kernel_mount = kernel.mount(mount);
+    theirs(kernel_mount.path());
+    let fs = open_with(&disks, options).filesystem(SubvolumeId::FS).expect("every volume has one");
     ours(&fs);
     fs.sync().expect("a commit");
     drop(fs);
     check(&disks);
-    let compare = Compare::default().without(Aspect::Ids).without(Aspect::StoredTimes);
-    let judge = HostFilesystem::new(kernel.path()).expect("the mounted directory opens");
+    let judge = HostFilesystem::new(kernel_mount.path()).expect("the mounted directory opens");
     compare.clone().run_filesystems(&open_read_only(&disks), &judge).assert_same(3);
     // The kernel reads from ours what we read.
     let mount = disks.mount("ro,noatime");
     let of_ours = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
-    compare.run_filesystems(&of_ours, &judge).assert_same(3);
-    sharing::assert_alike(mount.path(), kernel.path(), shared);
+    compare.clone().run_filesystems(&of_ours, &judge).assert_same(3);
+    sharing::assert_alike(mount.path(), kernel_mount.path(), shared);
+    drop((judge, of_ours, mount, kernel_mount));
+    Some([disks, kernel])
 }
 
-fn shell(path: &Path, script: &str) {
+pub(crate) fn shell(path: &Path, script: &str) {
     let script = format!("set -e; cd '{}'; {script}", path.display());
     run("sh", &["-c", &script]);
 }
 
 /// Makes all times those of [`AT`].
-const TOUCH: &str = "find . -exec touch -h -d '2020-09-13 12:26:40.123456789 UTC' {} +";
+pub(crate) const TOUCH: &str = "find . -exec touch -h -d '2020-09-13 12:26:40.123456789 UTC' {} +";
 
-fn mkdir(fs: &Filesystem, dir: FileId, name: &str, new: &NewFile) -> FileId {
+pub(crate) fn mkdir(fs: &Filesystem, dir: FileId, name: &str, new: &NewFile) -> FileId {
     let made = fs.mkdir(place(dir, name), new).expect("a directory");
     let parent = SetAttr { mtime: Some(SetTime::To(AT)), ..SetAttr::default() };
     fs.set_attr(dir, &parent, AT).expect("a directory has times");
@@ -232,6 +247,65 @@ fn flags() {
     });
 }
 
+/// Every way from some flags of compression and of writing in place to others, of directories, empty files and files with data: what is
+/// refused, and what is left in the end.
+#[test]
+fn flags_that_contradict_each_other() {
+    let sets = ["", "c", "m", "C", "mC", "cC", "cm"];
+    let steps: Vec<_> = ["dir", "empty", "full"]
+        .into_iter()
+        .flat_map(|kind| sets.map(|old| sets.map(|new| (kind, old, new))))
+        .flatten()
+        .collect();
+    let name = |number: usize| format!("file{number}");
+    let expected = RefCell::new(Vec::new());
+    let theirs = |path: &Path| {
+        for (number, (kind, old, new)) in steps.iter().enumerate() {
+            let path = path.join(name(number));
+            if *kind == "dir" {
+                std::fs::create_dir(&path).expect("a directory");
+            } else {
+                File::create(&path).expect("a file");
+            }
+            let set = |letters: &str| {
+                let flags: FileFlags = letters.chars().filter_map(FileFlags::of_letter).collect();
+                let file = File::open(&path).expect("it opens");
+                rustix::fs::ioctl_setflags(file, IFlags::from_bits_retain(flags.bits())).err()
+            };
+            let first = set(old);
+            if *kind == "full" {
+                std::fs::write(&path, [1; 5000]).expect("there is room");
+                File::open(&path).and_then(|file| file.sync_all()).expect("it is stored");
+            }
+            expected.borrow_mut().push((first, set(new)));
+        }
+        shell(path, &format!("chmod -R u=rwX,g=rX,o=rX .; {TOUCH}"));
+    };
+    twins(theirs, |fs| {
+        let dir = NewFile { permissions: 0o755, ..NEW };
+        let mut found = Vec::new();
+        for (number, (kind, old, new)) in steps.iter().enumerate() {
+            let file = match *kind {
+                "dir" => mkdir(fs, fs.root(), &name(number), &dir),
+                _ => fs.create(place(fs.root(), &name(number)), &NEW).expect("a file"),
+            };
+            let set = |letters: &str| {
+                let flags = letters.chars().filter_map(FileFlags::of_letter).collect();
+                fs.set_flags(file, flags, AT).err().map(|error| error.errno())
+            };
+            let first = set(old);
+            if *kind == "full" {
+                fs.write(file, 0, &[1; 5000], AT).expect("there is room");
+                fs.fsync(file).expect("it is stored");
+            }
+            found.push((first, set(new)));
+        }
+        for ((step, found), expected) in steps.iter().zip(found).zip(expected.take()) {
+            assert_eq!(found, expected, "{step:?}");
+        }
+    });
+}
+
 #[test]
 fn exchanges() {
     let theirs = |path: &Path| {
@@ -364,7 +438,7 @@ fn bytes_of(name: &str) -> Vec<u8> {
     }
 }
 
-/// What is done to files of both volumes: two names, and offsets and a length in sectors.
+/// What is done to files of both volumes: two names, and offsets and a length in sectors, of a copy in bytes.
 #[derive(Clone, Copy, Debug)]
 enum Share {
     Clone(&'static str, u64, &'static str, u64, u64),
@@ -376,7 +450,7 @@ enum Share {
     Snapshot(&'static str, bool),
 }
 
-use Share::{Clone as Cloned, Copy as Copied, Cut, Dedupe, Punch, Snapshot, Write};
+use Share::{Clone as Cloned, Copy as Copied, Cut, Dedupe as Deduped, Punch, Snapshot, Write};
 
 /// Lengths of 0 go up to the end.
 const SHARES: &[Share] = &[
@@ -388,11 +462,19 @@ const SHARES: &[Share] = &[
     Cloned("live/room", 0, "parts", 120, 20),
     Cloned("small", 0, "whole-small", 0, 0),
     Cloned("nocow", 2, "nocow-clone", 5, 30),
-    Copied("live/data", 8, "copied", 0, 16),
-    Copied("text", 0, "copied", 32, 32),
-    Dedupe("live/data", 0, "live/same", 0, 16),
-    Dedupe("live/data", 30, "live/same", 30, 20),
-    Dedupe("text", 0, "same-text", 0, 0),
+    Copied("live/data", 8 * SECTOR, "copied", 0, 16 * SECTOR),
+    Copied("text", 0, "copied", 32 * SECTOR, 32 * SECTOR),
+    // The whole sectors are shared, and where it begins in one, nothing is. (Where both begin at the same place in a sector we share what is
+    // behind it, and the kernel does not.)
+    Copied("live/data", 3 * SECTOR, "copied-parts", 0, 100_001),
+    Copied("text", 2 * SECTOR, "copied-parts", 40 * SECTOR, 5 * SECTOR + 1),
+    Copied("live/data", 10, "copied-parts", 50 * SECTOR, 9 * SECTOR),
+    Copied("live/data", SECTOR, "copied-parts", 60 * SECTOR + 10, 70_000),
+    Copied("live/data", 70 * SECTOR, "copied-end", 0, 300_001 - 70 * SECTOR),
+    Copied("small", 0, "copied-end", 5 * SECTOR, 1000),
+    Deduped("live/data", 0, "live/same", 0, 16),
+    Deduped("live/data", 30, "live/same", 30, 20),
+    Deduped("text", 0, "same-text", 0, 0),
     Snapshot("snapshot", false),
     Snapshot("kept", true),
     Write("live/data", 20, 3),
@@ -420,26 +502,21 @@ fn share_by_kernel(mount: &Path, share: Share) {
             sharing::clone_range((&from, at * SECTOR), (&to, to_at * SECTOR), len * SECTOR)
                 .unwrap_or_else(|errno| panic!("{share:?}: error {errno}"));
         }
-        Dedupe(from, at, to, to_at, len) => {
+        Deduped(from, at, to, to_at, len) => {
             let (from, to) = (place(from), place(to));
             let rest = from.metadata().expect("it is there").len() - at * SECTOR;
             let len = if len == 0 { rest } else { len * SECTOR };
-            assert!(
-                sharing::dedupe_range((&from, at * SECTOR), (&to, to_at * SECTOR), len),
-                "{share:?}: the bytes differ"
-            );
+            let same = sharing::dedupe_range((&from, at * SECTOR), (&to, to_at * SECTOR), len);
+            assert_eq!(same, Ok(true), "{share:?}");
         }
         Copied(from, at, to, to_at, len) => {
-            let (mut at, mut to_at) = (at * SECTOR, to_at * SECTOR);
-            let len = usize::try_from(len * SECTOR).expect("small");
-            let done = rustix::fs::copy_file_range(
-                open(from),
-                Some(&mut at),
-                open(to),
-                Some(&mut to_at),
-                len,
-            );
-            assert_eq!(done, Ok(len), "{share:?}");
+            let (mut at, mut to_at, mut left) = (at, to_at, usize::try_from(len).expect("small"));
+            while left > 0 {
+                // What it can share it shares first, and leaves the rest to the next call.
+                let (source, target) = (Some(&mut at), Some(&mut to_at));
+                let done = rustix::fs::copy_file_range(open(from), source, open(to), target, left);
+                left -= done.ok().filter(|&done| done > 0).unwrap_or_else(|| panic!("{share:?}"));
+            }
         }
         Write(name, at, len) => {
             let bytes = vec![1; usize::try_from(len * SECTOR).expect("small")];
@@ -466,14 +543,14 @@ fn share_by_ours(fs: &Filesystem, share: Share) {
         Cloned(from, at, to, to_at, len) => {
             fs.clone_range(position(from, at), position(to, to_at), len * SECTOR, AT)
         }
-        Dedupe(from, at, to, to_at, len) => {
+        Deduped(from, at, to, to_at, len) => {
             let len = if len == 0 { size(from) - at * SECTOR } else { len * SECTOR };
-            let same = fs.dedupe_range(position(from, at), position(to, to_at), len);
-            same.map(|same| assert!(same, "{share:?}: the bytes differ"))
+            let found = fs.dedupe_range(position(from, at), position(to, to_at), len);
+            found.map(|found| assert_eq!(found, Dedupe::Same { len }, "{share:?}"))
         }
-        Copied(from, at, to, to_at, len) => {
-            let len = len * SECTOR;
-            let done = fs.copy_range(position(from, at), position(to, to_at), len, AT);
+        Copied(from, offset, to, to_at, len) => {
+            let position = |name: &str, offset| Position { file: at(fs, name), offset };
+            let done = fs.copy_range(position(from, offset), position(to, to_at), len, AT);
             done.map(|done| assert_eq!(done, len, "{share:?}"))
         }
         Write(name, sector, len) => {
@@ -496,7 +573,16 @@ fn share_by_ours(fs: &Filesystem, share: Share) {
 }
 
 const SOURCES: [&str; 6] = ["live/data", "live/same", "text", "same-text", "small", "nocow"];
-const TARGETS: [&str; 6] = ["whole", "parts", "whole-text", "whole-small", "nocow-clone", "copied"];
+const TARGETS: [&str; 8] = [
+    "whole",
+    "parts",
+    "whole-text",
+    "whole-small",
+    "nocow-clone",
+    "copied",
+    "copied-parts",
+    "copied-end",
+];
 
 /// Clones, dedupes, copies and snapshots, and what is written, punched and cut after them: the kernel tells of both volumes that the same
 /// ranges of the same files are shared.
@@ -555,6 +641,210 @@ fn shared_space() {
         for &share in SHARES {
             fs.sync().expect("a commit");
             share_by_ours(fs, share);
+        }
+    });
+}
+
+/// Another file of [`dedupes`].
+#[derive(Clone, Copy, Debug)]
+enum Other {
+    /// A file of the same name for both.
+    Named(&'static str),
+    /// A file of its own, with the first bytes of what "base" holds.
+    First(usize),
+    /// With all of it and so many bytes behind that.
+    Longer(usize),
+    /// With all of it, of which this byte is another.
+    Changed(usize),
+    /// As `First` and `Changed`, of what "large" holds.
+    FirstOfLarge(usize),
+    ChangedOfLarge(usize),
+    /// So many bytes that are zeros.
+    Zeros(usize),
+}
+
+use Other::{Changed, ChangedOfLarge, First, FirstOfLarge, Longer, Named, Zeros};
+
+/// What comes of comparing: that the bytes are the same, and how many of them are shared, or an error.
+type Found = Result<Dedupe, Errno>;
+
+const fn same(len: u64) -> Dedupe {
+    Dedupe::Same { len }
+}
+
+const DIFFERS: Found = Ok(Dedupe::Differs);
+const INVALID: Found = Err(Errno::INVAL);
+const BASE: usize = 300_001;
+const LARGE: usize = 20 << 20;
+
+/// From which file and offset, with which other one and at which offset of it, how many bytes; and what comes of it.
+const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
+    // Ends in a sector.
+    ("base", 0, First(BASE), 0, 300_001, Ok(same(300_001))),
+    ("base", 0, Longer(4), 0, 300_001, Ok(same(299_008))),
+    ("base", 0, First(200_001), 0, 200_001, Ok(same(196_608))),
+    ("base", 0, First(BASE), 0, 100_001, Ok(same(98_304))),
+    ("base", 0, First(BASE), 0, 100, Ok(same(0))),
+    ("base", 0, Changed(8195), 0, 8200, Ok(same(8192))),
+    ("base", 0, Changed(300_000), 0, 300_001, DIFFERS),
+    ("base", 0, Changed(300_000), 0, 300_000, Ok(same(299_008))),
+    ("base", 0, Changed(150_000), 0, 300_001, DIFFERS),
+    ("base", 8192, First(BASE), 8192, 40_000, Ok(same(36_864))),
+    ("base", 8192, First(BASE), 4096, 4096, DIFFERS),
+    // Behind the end, or not where sectors begin.
+    ("base", 0, Longer(10_000), 0, 300_002, INVALID),
+    ("base", 0, First(4096), 0, 8192, INVALID),
+    ("base", 303_104, Longer(10_000), 303_104, 4096, INVALID),
+    ("base", 5, First(BASE), 0, 4096, INVALID),
+    ("base", 0, First(BASE), 5, 4096, INVALID),
+    ("base", 5, First(BASE), 5, 100, INVALID),
+    ("base", 0, First(BASE), 0, 0, Ok(same(0))),
+    ("base", 5, First(BASE), 7, 0, Ok(same(0))),
+    ("base", 0, First(BASE), 1 << 31, 0, Ok(same(0))),
+    ("base", 4096, First(BASE), 0, i64::MAX.cast_unsigned(), INVALID),
+    ("base", 0, First(BASE), 0, u64::MAX, INVALID),
+    // One file.
+    ("zeros1", 0, Named("zeros1"), 40_960, 40_960, Ok(same(40_960))),
+    ("zeros2", 0, Named("zeros2"), 36_864, 40_960, INVALID),
+    ("zeros3", 0, Named("zeros3"), 36_864, 36_869, Ok(same(36_864))),
+    ("zeros4", 0, Named("zeros4"), 0, 8192, INVALID),
+    ("zeros4", 0, Named("zeros4"), 0, 100, Ok(same(0))),
+    ("zeros5", 0, Named("zeros5"), 0, 163_940, INVALID),
+    ("zeros5", 0, Named("zeros5"), 159_744, 4196, Ok(same(4096))),
+    // More than the kernel shares in one piece.
+    ("large", 0, FirstOfLarge(LARGE), 0, 20 << 20, Ok(same(20 << 20))),
+    ("large", 0, FirstOfLarge(LARGE), 0, (20 << 20) - 1, Ok(same((20 << 20) - 4096))),
+    ("large", 0, ChangedOfLarge(18 << 20), 0, 20 << 20, DIFFERS),
+    ("large", 0, ChangedOfLarge(18 << 20), 0, (16 << 20) + 4096, Ok(same((16 << 20) + 4096))),
+    // What may not be changed, and what is no file.
+    ("base", 0, Named("fixed"), 0, 4096, Err(Errno::PERM)),
+    ("base", 0, Named("log"), 0, 8192, Ok(same(8192))),
+    ("base", 0, Named("kept/base"), 0, 4096, Ok(same(4096))),
+    ("base", 1, Named("kept/base"), 0, 4096, INVALID),
+    ("kept/base", 4096, First(BASE), 4096, 8192, Ok(same(8192))),
+    ("base", 0, Named("dir"), 0, 4096, Err(Errno::ISDIR)),
+    ("base", 0, Named("dir"), 0, 0, Err(Errno::ISDIR)),
+    ("nocow", 0, First(BASE), 0, 4096, INVALID),
+    ("base", 0, Named("nocow"), 0, 4096, INVALID),
+    // In the extent item; holes.
+    ("small", 0, First(100), 0, 100, Ok(same(100))),
+    ("small", 0, First(BASE), 0, 100, Ok(same(0))),
+    ("base", 0, First(100), 0, 100, Ok(same(0))),
+    ("hole", 0, Zeros(1 << 20), 0, 1 << 20, Ok(same(1 << 20))),
+    ("hole", 0, Named("other-hole"), 0, 1 << 20, Ok(same(1 << 20))),
+    ("zeros4", 0, Named("last-hole"), 0, 81_920, Ok(same(81_920))),
+];
+
+/// The files of these names, and what they hold; holes are as long.
+fn named_files() -> Vec<(&'static str, Vec<u8>)> {
+    let (base, large) = (Random::new(8).bytes(BASE), Random::new(9).bytes(LARGE));
+    let zeros = |name| (name, vec![0; 40 * 4096]);
+    let mut files = vec![("large", large)];
+    files.extend(["base", "live/base", "fixed", "log", "nocow"].map(|name| (name, base.clone())));
+    files.push(("small", base[..100].to_vec()));
+    files.extend(["zeros1", "zeros2", "zeros3", "zeros4"].map(zeros));
+    files.push(("zeros5", vec![0; 40 * 4096 + 100]));
+    files
+}
+
+const HOLES: [(&str, u64); 3] = [("hole", 1 << 20), ("other-hole", 1 << 20), ("last-hole", 81_920)];
+
+/// What the other files of [`DEDUPES`] hold, by their names.
+fn other_files() -> Vec<(String, Vec<u8>)> {
+    let (base, large) = (Random::new(8).bytes(BASE), Random::new(9).bytes(LARGE));
+    let changed = |bytes: &[u8], at: usize| {
+        let mut bytes = bytes.to_vec();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let held = |other| match other {
+        Named(_) => None,
+        First(len) => Some(base[..len].to_vec()),
+        Longer(len) => Some([&base[..], &vec![1; len]].concat()),
+        Changed(at) => Some(changed(&base, at)),
+        FirstOfLarge(len) => Some(large[..len].to_vec()),
+        ChangedOfLarge(at) => Some(changed(&large, at)),
+        Zeros(len) => Some(vec![0; len]),
+    };
+    let all = DEDUPES.iter().enumerate();
+    all.filter_map(|(number, one)| Some((other_name(number, one.2), held(one.2)?))).collect()
+}
+
+fn other_name(number: usize, other: Other) -> String {
+    if let Named(name) = other { name.to_owned() } else { format!("other{number}") }
+}
+
+/// Ranges that are compared and shared: the same are, and the others for the same reason not.
+#[test]
+fn dedupes() {
+    let theirs = |path: &Path| {
+        shell(
+            path,
+            "umask 022; btrfs -q subvolume create live; chmod 755 live; mkdir dir; : > nocow; chattr +C nocow",
+        );
+        let write = |name: &str, bytes: &[u8]| {
+            std::fs::write(path.join(name), bytes).expect("there is room");
+        };
+        for (name, bytes) in &named_files() {
+            write(name, bytes);
+        }
+        for (name, bytes) in &other_files() {
+            write(name, bytes);
+        }
+        for (name, len) in HOLES {
+            File::create(path.join(name)).and_then(|file| file.set_len(len)).expect("a hole");
+        }
+        shell(
+            path,
+            &format!(
+                "{TOUCH}; btrfs -q subvolume snapshot -r live kept; touch -d '2020-09-13 12:26:40.123456789 UTC' .; \
+                sync -f .; chattr +i fixed; chattr +a log"
+            ),
+        );
+        for (number, dedupe) in DEDUPES.iter().enumerate() {
+            let &(from, at, other, other_at, len, found) = dedupe;
+            let (from, other) = (path.join(from), path.join(other_name(number, other)));
+            let kernel = sharing::dedupe_range((&from, at), (&other, other_at), len);
+            let expected = found.map(|found| found != Dedupe::Differs);
+            assert_eq!(kernel, expected.map_err(Errno::raw_os_error), "{dedupe:?}");
+        }
+    };
+    twins_that_share(18, theirs, |fs| {
+        let new = NewFile { permissions: 0o755, ..NEW };
+        fs.create_subvolume(place(fs.root(), "live"), &new).expect("a subvolume");
+        mkdir(fs, fs.root(), "dir", &new);
+        let nocow = fs.create(place(fs.root(), "nocow"), &NEW).expect("a file");
+        fs.set_flags(nocow, FileFlags::NODATACOW, AT).expect("it is empty");
+        let create = |name: &str| match name.strip_prefix("live/") {
+            Some(below) => fs.create(place(at(fs, "live"), below), &NEW).expect("a file"),
+            None => fs.create(place(fs.root(), name), &NEW).expect("a file"),
+        };
+        let write = |name: &str, bytes: &[u8]| {
+            let file = if name == "nocow" { nocow } else { create(name) };
+            fs.write(file, 0, bytes, AT).expect("there is room");
+        };
+        for (name, bytes) in &named_files() {
+            write(name, bytes);
+        }
+        for (name, bytes) in &other_files() {
+            write(name, bytes);
+        }
+        for (name, len) in HOLES {
+            let set = SetAttr { size: Some(len), ..SetAttr::default() };
+            fs.set_attr(create(name), &set, AT).expect("a hole");
+        }
+        let live = TreeId(at(fs, "live").dev);
+        fs.snapshot(live, place(fs.root(), "kept"), true, AT).expect("a snapshot");
+        fs.sync().expect("a commit");
+        for (name, flag) in [("fixed", FileFlags::IMMUTABLE), ("log", FileFlags::APPEND)] {
+            fs.set_flags(at(fs, name), flag, AT).expect("a flag");
+        }
+        for (number, dedupe) in DEDUPES.iter().enumerate() {
+            let &(from, offset, other, other_at, len, expected) = dedupe;
+            let place = |name: &str, offset| Position { file: at(fs, name), offset };
+            let to = place(&other_name(number, other), other_at);
+            let found = fs.dedupe_range(place(from, offset), to, len);
+            assert_eq!(found.map_err(|error| error.errno()), expected, "{dedupe:?}");
         }
     });
 }

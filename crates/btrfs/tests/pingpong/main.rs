@@ -17,10 +17,12 @@
 //! | `rounds` | the rounds, and what has to hold between them |
 //! | `kernel` | what the kernel does |
 //! | `kept` | chosen files of the kernel, of every kind, changed in part by us and by the kernel in turns |
+//! | `filled` | volumes that `mkfs.btrfs` makes with what a directory holds |
 //!
-//! `OFFSHOOT_SWEEP` is the number of rounds and plays every row with both makers; without it a
-//! sample of the rows is played, for two rounds. `OFFSHOOT_SEED` repeats a run.
+//! A sample of the rows is played in every run, for two rounds; `cargo xtask campaign pingpong` plays every row with both makers.
+//! `OFFSHOOT_SEED` repeats a run.
 
+mod filled;
 mod kept;
 mod kernel;
 mod rounds;

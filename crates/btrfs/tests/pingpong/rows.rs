@@ -1,83 +1,110 @@
-//! The matrix: layouts, and mount options of the kernel for its rounds.
+//! The matrix: layouts of volumes. Some are played in every run, all of them by the campaign.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offshoot_testkit::judges;
 
 use crate::rounds::play;
 use crate::volume::{Layout, Maker};
 
-/// The number of rounds, when all of them are wanted.
-fn sweep() -> Option<u64> {
-    let rounds = std::env::var("OFFSHOOT_SWEEP").ok()?;
-    Some(rounds.parse().expect("OFFSHOOT_SWEEP is a number of rounds"))
+/// A line of the matrix.
+struct Row {
+    name: &'static str,
+    layout: Layout,
 }
 
-/// One test for each line: its name, who makes the volume in the sample (`sweep`: it is not in the
-/// sample, `both`: either), number and MiB of the members, options of mkfs.
+/// All rows, and a test for each line that has makers: its name, who makes the volume in the test (`campaign`: there is none,
+/// `both`: either), number and MiB of the members, options of mkfs.
 macro_rules! rows {
-    ($($name:ident: $sample:tt, $devices:expr, $mib:expr, $options:expr;)*) => {
-        $(
-            #[test]
-            fn $name() {
-                let layout = Layout { devices: $devices, mib: $mib, options: $options };
-                row(&layout, rows!(@makers $sample));
-            }
-        )*
+    ($($name:ident: $makers:tt, $devices:expr, $mib:expr, $options:expr;)*) => {
+        const ROWS: &[Row] = &[
+            $(Row {
+                name: stringify!($name),
+                layout: Layout { devices: $devices, mib: $mib, options: $options },
+            }),*
+        ];
+        $(rows!(@test $name $makers);)*
     };
-    (@makers sweep) => { &[] };
-    (@makers both) => { &[Maker::Ours, Maker::Progs] };
-    (@makers $one:ident) => { &[Maker::$one] };
+    (@test $name:ident campaign) => {};
+    (@test $name:ident both) => { rows!(@test $name [Maker::Ours, Maker::Progs]); };
+    (@test $name:ident $one:ident) => { rows!(@test $name [Maker::$one]); };
+    (@test $name:ident $makers:expr) => {
+        #[test]
+        fn $name() {
+            sample(stringify!($name), &$makers);
+        }
+    };
 }
 
-fn row(layout: &Layout, sample: &[Maker]) {
+/// Two rounds of one row.
+fn sample(name: &str, makers: &[Maker]) {
     let Some(judges) = judges::require() else { return };
-    let (makers, rounds) = match sweep() {
-        Some(rounds) => (&[Maker::Ours, Maker::Progs][..], rounds),
-        None => (sample, 2),
-    };
-    if makers.is_empty() {
-        eprintln!("not in the sample: OFFSHOOT_SWEEP plays it");
-    }
+    let row = ROWS.iter().find(|row| row.name == name).expect("a test is made of a row");
     for &maker in makers {
-        play(&judges, layout, maker, rounds);
+        play(&judges, &row.layout, maker, 2);
     }
+}
+
+/// Every row, made by either side, as many at a time as there are cores.
+#[test]
+#[ignore = "takes some minutes; cargo xtask campaign pingpong runs it"]
+fn campaign() {
+    let rounds = std::env::var("OFFSHOOT_ROUNDS");
+    let rounds = rounds.map_or(4, |text| text.parse().expect("a number of rounds"));
+    let games: Vec<_> =
+        ROWS.iter().flat_map(|row| [Maker::Ours, Maker::Progs].map(|maker| (row, maker))).collect();
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((row, maker)) = games.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let Some(judges) = judges::require() else { return };
+                    println!("{} made by {maker:?}, {rounds} rounds", row.name);
+                    play(&judges, &row.layout, *maker, rounds);
+                }
+            });
+        }
+    });
+    println!("{} volumes, {rounds} rounds each", games.len());
 }
 
 rows! {
     defaults: both, 1, 512, "";
     node_4k: Ours, 1, 512, "-n 4096";
-    node_8k_xxhash: sweep, 1, 512, "-n 8192 --csum xxhash";
+    node_8k_xxhash: campaign, 1, 512, "-n 8192 --csum xxhash";
     node_32k_sha256: Progs, 1, 512, "-n 32768 --csum sha256";
     node_64k_blake2: Ours, 1, 512, "-n 65536 --csum blake2";
-    xxhash_bgt: sweep, 1, 512, "--csum xxhash -O block-group-tree";
-    sha256: sweep, 1, 512, "--csum sha256";
-    blake2: sweep, 1, 512, "--csum blake2";
+    xxhash_bgt: campaign, 1, 512, "--csum xxhash -O block-group-tree";
+    sha256: campaign, 1, 512, "--csum sha256";
+    blake2: campaign, 1, 512, "--csum blake2";
 
-    single: sweep, 1, 512, "-d single -m single";
-    dup: sweep, 1, 512, "-d dup -m dup";
-    single_over_3: sweep, 3, 256, "-d single -m single";
+    single: campaign, 1, 512, "-d single -m single";
+    dup: campaign, 1, 512, "-d dup -m dup";
+    single_over_3: campaign, 3, 256, "-d single -m single";
     raid0_of_3: Progs, 3, 256, "-d raid0 -m raid0";
-    raid1_of_3: sweep, 3, 256, "-d raid1 -m raid1";
+    raid1_of_3: campaign, 3, 256, "-d raid1 -m raid1";
     raid1c3_of_4: Ours, 4, 256, "-d raid1c3 -m raid1c3 --csum xxhash";
-    raid1c4_of_4: sweep, 4, 256, "-d raid1c4 -m raid1c4";
+    raid1c4_of_4: campaign, 4, 256, "-d raid1c4 -m raid1c4";
     raid10_of_4: Progs, 4, 256, "-d raid10 -m raid10 -n 4096";
-    raid10_of_5_node_64k: sweep, 5, 256, "-d raid10 -m raid10 -n 65536";
-    raid0_with_raid1_metadata: sweep, 2, 256, "-d raid0 -m raid1";
+    raid10_of_5_node_64k: campaign, 5, 256, "-d raid10 -m raid10 -n 65536";
+    raid0_with_raid1_metadata: campaign, 2, 256, "-d raid0 -m raid1";
 
     mixed: both, 1, 256, "--mixed -d single -m single -n 4096";
     // `mkfs.btrfs` makes separate groups then, and the kernel mixed ones beside them.
     mixed_beside_others: Progs, 1, 256, "-d single -m single -O mixed-bg -n 4096";
-    mixed_dup: sweep, 1, 256, "--mixed -d dup -m dup -n 4096";
-    mixed_raid1: sweep, 2, 256, "--mixed -d raid1 -m raid1 -n 4096";
-    mixed_old: sweep, 1, 256,
+    mixed_dup: campaign, 1, 256, "--mixed -d dup -m dup -n 4096";
+    mixed_raid1: campaign, 2, 256, "--mixed -d raid1 -m raid1 -n 4096";
+    mixed_old: campaign, 1, 256,
         "-d single -m single -n 4096 -O mixed-bg,^bgt,^free-space-tree,^no-holes,^skinny-metadata,^extref";
 
     block_group_tree: Progs, 1, 512, "-O block-group-tree";
-    no_block_group_tree: sweep, 1, 512, "-O ^block-group-tree";
-    no_free_space_tree: sweep, 1, 512, "-O ^block-group-tree,^free-space-tree";
+    no_block_group_tree: campaign, 1, 512, "-O ^block-group-tree";
+    no_free_space_tree: campaign, 1, 512, "-O ^block-group-tree,^free-space-tree";
     explicit_holes: Ours, 1, 512, "-O ^block-group-tree,^no-holes";
-    explicit_holes_node_4k: sweep, 1, 512, "-n 4096 -O ^block-group-tree,^no-holes";
-    old_references: sweep, 1, 512, "-O ^skinny-metadata";
+    explicit_holes_node_4k: campaign, 1, 512, "-n 4096 -O ^block-group-tree,^no-holes";
+    old_references: campaign, 1, 512, "-O ^skinny-metadata";
     old_everything: Progs, 1, 512, "-O ^bgt,^free-space-tree,^no-holes,^skinny-metadata,^extref";
-    old_everything_node_4k_raid1: sweep, 2, 256,
+    old_everything_node_4k_raid1: campaign, 2, 256,
         "-n 4096 -d raid1 -m raid1 -O ^bgt,^free-space-tree,^no-holes,^skinny-metadata,^extref";
 }

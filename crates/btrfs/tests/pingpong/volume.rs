@@ -1,12 +1,18 @@
 //! Volumes from one description, made by either side.
 
-use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use std::collections::HashSet;
+
+use offshoot_btrfs::{
+    Compress, Cursor, Engine, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs,
+};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
-use offshoot_testkit::disks::Disks;
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::random::Random;
-use offshoot_vfs::Timestamp;
+use offshoot_vfs::{FileId, Timestamp};
 use uuid::Uuid;
 
 /// Who makes a volume.
@@ -35,6 +41,12 @@ impl Layout {
             }
         }
         disks
+    }
+
+    /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree whole, and both keep it.
+    pub(crate) fn expected(&self, is_first_mount: bool) -> Vec<&'static str> {
+        let old_cache = self.options.contains("^free-space-tree").then_some(OLD_CACHE);
+        old_cache.into_iter().chain(is_first_mount.then_some(UUID_TREE)).collect()
     }
 }
 
@@ -104,4 +116,24 @@ pub(crate) fn open(disks: &Disks, method: Option<&str>) -> Filesystem {
 pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+/// The files that were committed without checksums of their data. What the kernel shows of a file does not tell it.
+pub(crate) fn without_checksums(volume: &Engine) -> HashSet<FileId> {
+    let mut found = HashSet::new();
+    let subvolumes = volume.subvolumes().map(|info| info.expect("a subvolume").id);
+    for id in subvolumes.collect::<Vec<_>>() {
+        let root = volume.tree(id).expect("it has a root");
+        let mut cursor = Cursor::seek(volume, root, Key::MIN).expect("it reads");
+        while let Some((key, data)) = cursor.item() {
+            if key.item_type == ItemType::INODE_ITEM {
+                let item = InodeItem::view(data).expect("an inode item");
+                if item.flags.get() & inode_flags::NODATASUM != 0 {
+                    found.insert(FileId { dev: id.0, ino: key.objectid });
+                }
+            }
+            cursor.advance().expect("it reads");
+        }
+    }
+    found
 }

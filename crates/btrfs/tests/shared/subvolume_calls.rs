@@ -2,7 +2,7 @@
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::{Settings, Subvolumes};
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Result, Timestamp};
 
 pub(crate) struct Ours(pub(crate) Filesystem);
@@ -31,7 +31,25 @@ impl Subvolumes for Ours {
     }
 
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
-        self.0.volume().set_read_only(subvolume_of(root), is_read_only)
+        // The moment is kept of one that was received, and none was.
+        self.0.volume().set_read_only(subvolume_of(root), is_read_only, Timestamp::default())
+    }
+
+    fn set_default(&self, root: FileId) -> Result<()> {
+        self.0.volume().set_default_subvolume(subvolume_of(root))
+    }
+
+    fn settings(&self, file: FileId) -> Result<Option<Settings>> {
+        if file.dev == self.0.root().dev || file != root_of(subvolume_of(file)) {
+            return Ok(None);
+        }
+        let subvolume = self.0.volume().subvolume(subvolume_of(file))?;
+        let is_default = self.0.volume().default_subvolume()? == subvolume.id;
+        Ok(Some(Settings { is_read_only: subvolume.read_only, is_default }))
+    }
+
+    fn default(&self) -> Result<FileId> {
+        self.0.volume().default_subvolume().map(root_of)
     }
 
     fn made(&self, file: FileId) -> Result<Timestamp> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
-use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Rename, Result};
+use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Position, Rename, Result};
 
 use crate::common::{AT, NEW, at, fresh, judge, open, place, top};
 
@@ -64,8 +64,55 @@ fn a_source_is_deleted_while_a_snapshot_is_taken() {
     }
     fs.sync().expect("a commit");
     println!("{taken} of 60 snapshots were taken");
+    assert!(taken > 0, "every snapshot was too late");
     drop((fs, volume));
     judge(&disks, 60);
+}
+
+/// A file is cloned, step by step, while its subvolume is deleted and dropped: what is cloned of it is whole, and nothing refers to what is gone.
+#[test]
+fn a_source_is_deleted_while_it_is_cloned() {
+    const ROUNDS: u32 = 30;
+    const EXTENTS: u64 = 2000;
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 1024);
+    disks.mkfs(&["-n", "4k"]);
+    let volume = open(&disks);
+    let fs = top(&volume);
+    let mut done = 0;
+    for round in 0..ROUNDS {
+        let id = fs.create_subvolume(place(fs.root(), "source"), &NEW).expect("a subvolume");
+        let from = fs.create(place(root_of(id), "file"), &NEW).expect("a file");
+        for extent in 0..EXTENTS {
+            fs.write(from, extent * 8192, &[1; 4096], AT).expect("there is room");
+        }
+        fs.sync().expect("a commit");
+        let to = fs.create(place(fs.root(), &format!("clone-{round}")), &NEW).expect("a file");
+        let begin = |file| Position { file, offset: 0 };
+        std::thread::scope(|scope| {
+            let clone = scope.spawn(|| fs.clone_range(begin(from), begin(to), 0, AT));
+            // It has begun, or is over already.
+            while fs.attr(to).expect("it stays").size == 0 && !clone.is_finished() {
+                std::hint::spin_loop();
+            }
+            fs.delete_subvolume(place(fs.root(), "source"), AT).expect("it is there");
+            volume.drop_deleted().expect("everything reads");
+            done += u32::from(done_or_gone(clone.join().expect("no panic")));
+        });
+        let size = fs.attr(to).expect("it stays").size;
+        let mut bytes = vec![9; usize::try_from(size).expect("small")];
+        fs.read(to, 0, &mut bytes).expect("it reads");
+        let expected = |at: usize| u8::from((at / 4096).is_multiple_of(2));
+        let differs = (0..bytes.len()).find(|&at| bytes[at] != expected(at));
+        assert_eq!(differs, None, "first byte of {size} that differs in round {round}");
+        fs.unlink(place(fs.root(), &format!("clone-{round}")), AT).expect("it is there");
+    }
+    println!("{done} of {ROUNDS} clones came to their end");
+    assert!(done < ROUNDS, "no subvolume was deleted in time");
+    fs.create(place(fs.root(), "after"), &NEW).expect("writing goes on");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    judge(&disks, 1);
 }
 
 /// Removing what an earlier crash left of unlinked files took a subvolume that was deleted meanwhile for one whose inodes are missing.

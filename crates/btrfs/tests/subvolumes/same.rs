@@ -148,7 +148,9 @@ fn by_ours(fs: &Filesystem, step: Step) {
             fs.delete_subvolume(place(dir, name), AT)
         }
         SetDefault(at) => volume.set_default_subvolume(subvolume_at(fs, at)),
-        SetReadOnly(at, is_read_only) => volume.set_read_only(subvolume_at(fs, at), is_read_only),
+        SetReadOnly(at, is_read_only) => {
+            volume.set_read_only(subvolume_at(fs, at), is_read_only, AT)
+        }
         Mkdir(at) => {
             let (dir, name) = split(fs, at);
             fs.mkdir(place(dir, name), &NEW).map(drop)

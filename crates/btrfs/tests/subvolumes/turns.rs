@@ -124,7 +124,7 @@ fn play(mkfs: &[&str], rounds: u64) {
     let Some(judges) = judges::require() else { return };
     let mut random = Random::new(seed_of_run());
     let disks = Disks::create(&judges, 1, 1024);
-    disks.mkfs(mkfs);
+    disks.mkfs_and_settle(mkfs);
     let mut all = Subvolumes::new();
     for round in 0..rounds {
         let volume = open(&disks);
@@ -136,7 +136,7 @@ fn play(mkfs: &[&str], rounds: u64) {
         fs.sync().expect("a commit");
         drop((fs, volume));
         judge(&disks, 1);
-        let mount = disks.mount("rw,noatime");
+        let mount = disks.mount_watched("rw,noatime", &[]);
         turn(&Kernel(mount.path()), &mut all, &mut random, 2 * round + 1);
         mount.sync();
         drop(mount);

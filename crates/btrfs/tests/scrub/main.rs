@@ -1,0 +1,69 @@
+//! Scrubbing: what is bad is found, all of it and nothing else, and what can be repaired is.
+//!
+//! | module | what | judge |
+//! |---|---|---|
+//! | `same` | damaged volumes of the kernel, of every profile | the kernel's own scrub of a copy: the same counters; `btrfs check`, and the kernel's scrub of what was repaired |
+//! | `left` | what cannot be repaired, or is not to be | the names of files, and the bytes of the images |
+//! | `live` | volumes that are changed meanwhile | no error but the ones that were made; the bytes of files, `btrfs check` |
+
+mod left;
+mod live;
+mod same;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use offshoot_btrfs::{OpenOptions, ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, Volume};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::run::command;
+use offshoot_vfs::Result;
+
+/// Opens a volume as it is stored.
+fn stored(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Arc<Volume> {
+    let options = OpenOptions { ignore_log: true, degraded, ..OpenOptions::default() };
+    Volume::open(devices, &options).expect("it opens")
+}
+
+/// What a scrub counts, and what it finds.
+fn scrub(volume: &Volume, read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFinding>)> {
+    let found = Mutex::new(Vec::new());
+    let watch = |event: &ScrubEvent<'_>| {
+        match event {
+            ScrubEvent::Found(finding) => found.lock().expect("no panic").push((*finding).clone()),
+            ScrubEvent::Skipped(chunk, error) => println!("the chunk at {chunk}: {error}"),
+            ScrubEvent::Progress(_) => {}
+        }
+        ControlFlow::Continue(())
+    };
+    let counts = volume.scrub(&ScrubOptions { read_only }, &watch)?;
+    Ok((counts, found.into_inner().expect("no panic")))
+}
+
+/// The same, and nothing is wrong.
+#[track_caller]
+fn scrubs_clean(disks: &Disks) -> ScrubCounts {
+    let (counts, found) = scrub(&stored(disks.devices(), false), true).expect("it is scrubbed");
+    assert_eq!((counts.found_errors(), &found[..]), (0, &[][..]), "{counts:?}");
+    counts
+}
+
+/// The counters of the kernel's scrub of what is mounted there, which changes nothing.
+fn kernel_scrub(mount: &Path) -> BTreeMap<String, u64> {
+    let output = command("btrfs")
+        .args(["scrub", "start", "-BrR"])
+        .arg(mount)
+        .output()
+        .expect("btrfs scrub runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let counters = text.lines().filter_map(|line| {
+        let (name, number) = line.trim().split_once(": ")?;
+        Some((name.to_owned(), number.trim().parse().ok()?))
+    });
+    let counters: BTreeMap<_, _> = counters.collect();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(counters.contains_key("tree_extents_scrubbed"), "{text}{said}");
+    counters
+}
