@@ -13,19 +13,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
-use offshoot_btrfs::Compress;
+use offshoot_btrfs::{Compress, NewFiles};
 
 use bench::BENCH_HELP;
 pub(crate) use bench::{
     BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments,
 };
 pub(crate) use edit::{
-    Attribute, ChattrArguments, CpArguments, FallocateArguments, FlagChange, GetfattrArguments,
-    LnArguments, MkdirArguments, MvArguments, Reflink, RmArguments, SetfattrArguments,
+    Attribute, ChattrArguments, CpArguments, DedupeArguments, FallocateArguments, FlagChange,
+    GetfattrArguments, Length, LnArguments, MkdirArguments, MvArguments, Reflink, RmArguments,
+    SetfattrArguments, TruncateArguments,
 };
 use edit::{
-    CHATTR_HELP, CP_HELP, FALLOCATE_HELP, GETFATTR_HELP, LN_HELP, MKDIR_HELP, MV_HELP, RM_HELP,
-    SETFATTR_HELP,
+    CHATTR_HELP, CP_HELP, DEDUPE_HELP, FALLOCATE_HELP, GETFATTR_HELP, LN_HELP, MKDIR_HELP, MV_HELP,
+    RM_HELP, SETFATTR_HELP, TRUNCATE_HELP,
 };
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
@@ -36,8 +37,8 @@ pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
 pub(crate) use subvolume::{
-    EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumeArguments, SubvolumeVerb,
-    SubvolumesArguments,
+    EditSubvolumeArguments, ListArguments, SetArguments, SnapshotArguments, SubvolumeArguments,
+    SubvolumeVerb, SubvolumesArguments,
 };
 
 use crate::live::Live;
@@ -49,7 +50,7 @@ A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an imag
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
 While a volume is mounted with `offshoot mount`, a path of a directory in it is a place too, for \
-stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it.
+scrub, stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it.
 
 Examples:
   offshoot info disk.img
@@ -120,6 +121,20 @@ Examples:
   offshoot trim disk.img
   offshoot trim /dev/sdb --device /dev/sdc --json";
 
+const SCRUB_HELP: &str = "\
+Every copy of everything that is allocated is read and compared with its checksum, and a bad one is written over with what a good one, \
+or the rest of its row, gives; superblocks too. What was corrected is a warning. What was not is an error, with the names of the files \
+that have it, and the exit code is 3 then. Volumes with RAID5 or RAID6 are only read.
+
+Of a volume that is not mounted nothing else is changed: a log that is pending stays, and is not looked at. What another program writes \
+meanwhile, as the kernel does where it has the volume mounted, may look bad with -r.
+
+Examples:
+  offshoot scrub disk.img
+  offshoot scrub -r /dev/sdb --device /dev/sdc
+  offshoot scrub /mnt
+  offshoot scrub --json disk.img | tail -n 1";
+
 const DUMP_HELP: &str = "\
 Examples:
   offshoot dump super disk.img
@@ -180,6 +195,12 @@ pub(crate) enum Verb {
     /// Allocate, free, zero or move a range of a file
     #[command(after_help = FALLOCATE_HELP)]
     Fallocate(FallocateArguments),
+    /// Make files longer or shorter
+    #[command(after_help = TRUNCATE_HELP)]
+    Truncate(TruncateArguments),
+    /// Let files share the space of what is the same in them
+    #[command(after_help = DEDUPE_HELP)]
+    Dedupe(DedupeArguments),
     /// Set or remove an extended attribute
     #[command(after_help = SETFATTR_HELP)]
     Setfattr(SetfattrArguments),
@@ -207,6 +228,9 @@ pub(crate) enum Verb {
     /// Tell the devices of a volume which ranges of them hold nothing
     #[command(after_help = TRIM_HELP)]
     Trim(InfoArguments),
+    /// Read and verify every copy of everything, and repair what is bad
+    #[command(after_help = SCRUB_HELP)]
+    Scrub(ScrubArguments),
     /// Work with subvolumes
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Subvolume(SubvolumeVerb),
@@ -260,14 +284,61 @@ pub(crate) struct EditArguments {
     /// At the end, show on standard error what the engine did to each volume that was changed
     #[arg(long)]
     pub(crate) stats: bool,
-    /// Compress what is written: zlib, lzo or zstd, with a level as in zstd:3
-    #[arg(long, value_name = "METHOD", value_parser = parse_compression)]
-    pub(crate) compress: Option<Compress>,
+    #[command(flatten)]
+    pub(crate) storing: StoringArguments,
 }
 
-/// How files are compressed that are worth it.
+/// How data is stored that a verb writes, as the mount options of these names have it. Each rules out the others: what is compressed has checksums.
+#[derive(Args)]
+#[group(multiple = false)]
+pub(crate) struct StoringArguments {
+    /// Compress what is written: zlib, lzo or zstd, with a level as in zstd:3
+    #[arg(long, value_name = "METHOD", value_parser = parse_compression)]
+    compress: Option<Compress>,
+    /// The same also for files that do not look as if it were worth it
+    #[arg(long, value_name = "METHOD", value_parser = parse_forced_compression)]
+    compress_force: Option<Compress>,
+    /// Store new files without checksums, and not compressed
+    #[arg(long)]
+    nodatasum: bool,
+    /// Store new files so that they are overwritten in place, without checksums, and not compressed
+    #[arg(long)]
+    nodatacow: bool,
+}
+
+impl StoringArguments {
+    /// How data is compressed.
+    pub(crate) fn compress(&self) -> Option<Compress> {
+        self.compress.or(self.compress_force)
+    }
+
+    /// How the data of new files is stored.
+    pub(crate) fn new_files(&self) -> NewFiles {
+        match self {
+            Self { nodatacow: true, .. } => NewFiles::InPlace,
+            Self { nodatasum: true, .. } => NewFiles::WithoutChecksums,
+            _ => NewFiles::Copied,
+        }
+    }
+
+    /// The option that is given, if one is.
+    fn given(&self) -> Option<&'static str> {
+        match self {
+            Self { compress: Some(_), .. } => Some("--compress"),
+            Self { compress_force: Some(_), .. } => Some("--compress-force"),
+            Self { nodatasum: true, .. } => Some("--nodatasum"),
+            Self { nodatacow: true, .. } => Some("--nodatacow"),
+            _ => None,
+        }
+    }
+}
+
 fn parse_compression(text: &str) -> Result<Compress, String> {
     Ok(Compress { method: text.parse()?, forced: false })
+}
+
+fn parse_forced_compression(text: &str) -> Result<Compress, String> {
+    Ok(Compress { method: text.parse()?, forced: true })
 }
 
 /// Where in a volume, and how it is opened.
@@ -305,6 +376,18 @@ pub(crate) struct InfoArguments {
     #[command(flatten)]
     pub(crate) volume: VolumeArguments,
     /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ScrubArguments {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArguments,
+    /// Write nothing: only say what is bad
+    #[arg(short = 'r', long)]
+    pub(crate) read_only: bool,
+    /// Write JSON: one object for each thing that is bad, and the counters at the end
     #[arg(long)]
     pub(crate) json: bool,
 }

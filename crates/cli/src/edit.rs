@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Timestamp};
+use offshoot_vfs::{
+    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Timestamp,
+};
 use rustix::fs::Mode;
 use rustix::process;
 
@@ -19,8 +21,8 @@ use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
 use crate::places::Failures;
-use crate::resolve::{End, LastLink, resolve_end};
-use crate::session::{Access, open_tree};
+use crate::resolve::{End, LastLink, at_path, resolve_end};
+use crate::session::{Access, Opening, open_tree};
 
 /// Now, or the time that the environment asks for, as <https://reproducible-builds.org/specs/source-date-epoch/>
 /// has it. One run of the program has one such moment.
@@ -81,6 +83,24 @@ pub(crate) fn new_file(
     Ok(NewFile { permissions, uid, gid, umask: Some(caller.umask), at: caller.at })
 }
 
+/// The file at `path`, which is made when nothing is there.
+pub(crate) fn file_or_new(
+    fs: &dyn FileSystemMut,
+    path: &[u8],
+    caller: &Caller,
+) -> Result<FileId, Error> {
+    let end = resolve_end(fs, path, LastLink::Follow)?;
+    match (end.file, end.place) {
+        (Some(file), _) => Ok(file),
+        (None, Some((dir, name))) if !end.must_be_directory => {
+            let new = new_file(fs, dir, 0o666, caller)?;
+            let place = vfs::Place { dir, name: &name };
+            fs.create(place, &new).map_err(|error| at_path(error, path))
+        }
+        _ => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),
+    }
+}
+
 /// Which file of the host: device and inode, or the device that a special file stands for.
 pub(crate) type HostId = (u64, u64);
 
@@ -134,8 +154,10 @@ impl<'a> Volumes<'a> {
         if let Some(opened) = known.filter(|opened| opened.access >= access) {
             return Ok(opened.fs.clone());
         }
-        let compress = self.arguments.compress;
-        let fs = open_tree(volume, &self.arguments.tree, access, compress, self.console)?;
+        let EditArguments { tree, storing, .. } = self.arguments;
+        let (compress, new_files) = (storing.compress(), storing.new_files());
+        let opening = Opening { compress, new_files, ..Opening::to(access) };
+        let fs = open_tree(volume, tree, opening, self.console)?;
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
         Ok(fs)
     }

@@ -3,10 +3,11 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_fuse::KernelCaches;
-use offshoot_vfs::{Error, Place};
+use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut, Place};
 
 use crate::args::OpenArguments;
 use crate::edit::Caller;
@@ -22,6 +23,8 @@ pub(crate) struct Live {
     pub(crate) caches: KernelCaches,
     /// Who asks.
     pub(crate) caller: Caller,
+    /// Whether he still waits for it.
+    pub(crate) is_wanted: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl OpenArguments {
@@ -32,6 +35,29 @@ impl OpenArguments {
                 NamedPlace { volume: live.volume.clone(), path: text.as_bytes().to_vec() }
             }
             None => NamedPlace::parse(text),
+        }
+    }
+
+    /// The subvolume at `place` is about to be deleted: programs that use it can go on. Its root, if they could and it is not damaged.
+    pub(crate) fn deleting(&self, place: Place<'_>) -> Result<Option<FileId>, Error> {
+        let Some(live) = &self.live else { return Ok(None) };
+        let Ok(root) = live.fs.lookup(place.dir, place.name) else { return Ok(None) };
+        // What cannot be opened nobody uses. The kernel may forget it at any moment, so it is open before that is asked.
+        if live.fs.open(root).is_err() {
+            return Ok(None);
+        }
+        if !live.caches.hold(root) {
+            live.fs.release(root)?;
+        }
+        Ok(Some(root))
+    }
+
+    /// Waits a moment for the kernel to let go of the subvolume with this root, which was deleted. When programs use it, it goes with the last of them.
+    pub(crate) fn deleted(&self, root: Option<FileId>) {
+        /// The kernel says so as soon as it was told that the name is gone.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if let (Some(live), Some(root)) = (&self.live, root) {
+            let _is_in_use = !live.caches.wait_until_forgotten(root, PATIENCE);
         }
     }
 

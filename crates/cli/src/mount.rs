@@ -1,7 +1,7 @@
 //! `offshoot mount`: a volume as a part of the file system of the host.
 //!
 //! ```text
-//! offshoot mount ── starts ──> the same program, in a session of its own
+//! offshoot mount ── starts ──> the same program, in a process group of its own
 //!      │                        opens the volume, mounts it, serves it
 //!      │ <─── one byte ──────── when it does
 //!      ends with 0              goes on until it is unmounted, or SIGTERM
@@ -20,6 +20,7 @@
 //! | [`helper`] | the run that mounts and unmounts for it |
 //! | [`sandbox`] | what the one that serves is kept from |
 //! | [`log`] | where messages go meanwhile |
+//! | [`memory`] | how much of the memory it takes |
 //! | [`control`] | verbs on a volume while it is mounted |
 //! | [`table`] | what is mounted where, by the table of the kernel |
 //! | [`unmount`] | the other end |
@@ -28,6 +29,7 @@ mod background;
 mod control;
 mod helper;
 mod log;
+mod memory;
 mod options;
 mod sandbox;
 mod serve;

@@ -15,7 +15,7 @@ use crate::args::{PlacesArguments, TreeArguments};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place;
-use crate::session::{Access, PlaceSession, open_tree};
+use crate::session::{Access, Opening, PlaceSession, open_tree};
 
 /// The places of a verb that takes several. Each volume is opened once.
 pub(crate) struct Places<'a> {
@@ -48,7 +48,7 @@ impl<'a> Places<'a> {
         if let Some((_, fs)) = self.opened.iter().find(|(opened, _)| *opened == volume) {
             return Ok(PlaceSession { volume, fs: fs.clone(), path });
         }
-        let fs = open_tree(&volume, self.tree, Access::Read, None, self.console)?;
+        let fs = open_tree(&volume, self.tree, Opening::to(Access::Read), self.console)?;
         self.opened.push((volume.clone(), fs.clone()));
         Ok(PlaceSession { volume, fs, path })
     }

@@ -46,6 +46,8 @@ pub(crate) struct Opening {
     pub(crate) max_inline: Option<u64>,
     /// How often it commits by itself; `None` for the usual time.
     pub(crate) commit: Option<Duration>,
+    /// What may be changed and not on the devices yet, in bytes; `None` for the usual amount.
+    pub(crate) dirty_bytes: Option<u64>,
     /// Whether fsync writes the tree log instead of committing.
     pub(crate) tree_log: bool,
     /// Whether the devices are told what commits free.
@@ -67,6 +69,7 @@ impl Opening {
             new_files: NewFiles::default(),
             max_inline: None,
             commit: None,
+            dirty_bytes: None,
             tree_log: true,
             discard: false,
             flush_on_commit: false,
@@ -129,6 +132,19 @@ impl Session {
         Self::open_with(device, &arguments.open, opening, console)
     }
 
+    /// Opens it to be scrubbed, which is about what is stored and changes nothing as a whole, unless it is open already.
+    pub(crate) fn open_to_scrub(
+        access: Access,
+        arguments: &VolumeArguments,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        match access {
+            _ if arguments.open.live.is_some() => Self::open_to(access, arguments, console),
+            Access::Read => Self::open_stored(arguments, console),
+            Access::Write => Self::open_to_rescue(arguments, console),
+        }
+    }
+
     /// Opens the volume that begins with `device`.
     fn open_with(
         device: FileDevice,
@@ -167,6 +183,9 @@ impl Session {
         };
         if let Some(bytes) = opening.max_inline {
             options.max_inline = bytes;
+        }
+        if let Some(bytes) = opening.dirty_bytes {
+            options.dirty_bytes = bytes;
         }
         if opening.commit.is_some() {
             options.commit_interval = opening.commit;
@@ -225,20 +244,8 @@ fn open_named(path: &Path, access: Access, may_have_path: bool) -> Result<FileDe
     })
 }
 
-/// Opens a volume, and in it the tree of files that `arguments` name. A volume that is
-/// written compresses data as `compress` says.
+/// Opens a volume, and in it the tree of files that `arguments` name.
 pub(crate) fn open_tree(
-    volume: &Path,
-    arguments: &TreeArguments,
-    access: Access,
-    compress: Option<Compress>,
-    console: &Arc<Console>,
-) -> Result<Filesystem> {
-    open_tree_with(volume, arguments, Opening { compress, ..Opening::to(access) }, console)
-}
-
-/// The same in a way of its own.
-pub(crate) fn open_tree_with(
     volume: &Path,
     arguments: &TreeArguments,
     opening: Opening,
@@ -255,7 +262,7 @@ impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
         let Place { volume, path } = arguments.tree.open.place(&arguments.place);
-        let fs = open_tree(&volume, &arguments.tree, Access::Read, None, console)?;
+        let fs = open_tree(&volume, &arguments.tree, Opening::to(Access::Read), console)?;
         Ok(Self { volume, fs, path })
     }
 

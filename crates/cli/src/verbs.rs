@@ -4,6 +4,7 @@ mod bench;
 mod cat;
 mod chattr;
 mod cp;
+mod dedupe;
 mod dump;
 mod extract;
 mod fallocate;
@@ -17,12 +18,13 @@ mod mv;
 mod property;
 mod rescue;
 mod rm;
+mod scrub;
 mod stat;
 mod stats;
 mod subvolume;
-
 mod sync;
 mod trim;
+mod truncate;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -55,6 +57,8 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Ln(arguments) => ln::run(arguments, console),
         Verb::Chattr(arguments) => chattr::run(arguments, console),
         Verb::Fallocate(arguments) => fallocate::run(arguments, console),
+        Verb::Truncate(arguments) => truncate::run(arguments, console),
+        Verb::Dedupe(arguments) => dedupe::run(arguments, out, console),
         Verb::Setfattr(arguments) => fattr::set(arguments, console),
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
         Verb::Property(verb) => property::run(verb, out, console),
@@ -64,6 +68,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Sync(arguments) => sync::run(arguments),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
+        Verb::Scrub(arguments) => scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Rescue(verb) => rescue::run(verb, out, console),

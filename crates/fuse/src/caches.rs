@@ -10,13 +10,15 @@
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use offshoot_vfs::{Error, FileId, Result};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::mappable::Mappable;
-use crate::nodes::node;
+use crate::nodes::{Nodes, node};
 use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 
 /// What the kernel keeps of what is mounted.
@@ -24,12 +26,39 @@ use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 pub struct KernelCaches {
     device: Arc<OwnedFd>,
     root: FileId,
+    nodes: Arc<Nodes>,
     mappable: Arc<Mappable>,
 }
 
 impl KernelCaches {
-    pub(crate) fn new(device: Arc<OwnedFd>, root: FileId, mappable: Arc<Mappable>) -> Self {
-        Self { device, root, mappable }
+    pub(crate) fn new(
+        device: Arc<OwnedFd>,
+        root: FileId,
+        nodes: Arc<Nodes>,
+        mappable: Arc<Mappable>,
+    ) -> Self {
+        Self { device, root, nodes, mappable }
+    }
+
+    /// Leaves to the mount the opening that the caller has of `file`, which is about to lose its name: it ends when the kernel, which uses the file
+    /// for programs, forgets it. `false` when the kernel does not know the file, or one is left to the mount already: then it stays the caller's.
+    #[must_use]
+    pub fn hold(&self, file: FileId) -> bool {
+        self.nodes.hold(file)
+    }
+
+    /// Waits until the kernel has forgotten `file`, but no longer than `patience`: programs may be using it. Whether it has.
+    #[must_use]
+    pub fn wait_until_forgotten(&self, file: FileId, patience: Duration) -> bool {
+        const PAUSE: Duration = Duration::from_millis(2);
+        let since = Instant::now();
+        while self.nodes.knows(file) {
+            if since.elapsed() >= patience {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+        true
     }
 
     /// Has the kernel look up anew what `name` in `dir` leads to, list the directory anew, and ask for its attributes.
@@ -58,6 +87,15 @@ impl KernelCaches {
     fn forget_contents(&self, ino: u64) -> Result<()> {
         let whole = InvalInodeOut { ino, off: 0, len: 0 };
         self.tell(notice::INVAL_INODE, &[whole.as_bytes()])
+    }
+
+    /// Has the kernel ask for the attributes of `file` before it uses them again. This waits for nobody, so threads that give answers may send it.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub(crate) fn forget_attributes(&self, file: FileId) -> Result<()> {
+        let none = InvalInodeOut { ino: node(self.root, file), off: -1, len: 0 };
+        self.tell(notice::INVAL_INODE, &[none.as_bytes()])
     }
 
     fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<()> {

@@ -67,7 +67,8 @@ impl DeviceChannel {
                     self.len = len;
                     return Ok(true);
                 }
-                Err(Errno::NODEV) => return Ok(false),
+                // The second one where it went while a request was taken.
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(false),
                 // Whoever asked has given up meanwhile, or a signal came.
                 Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),

@@ -12,7 +12,7 @@
 //! | `data` | open files and what is in them |
 //! | `directory` | the entries of directories |
 //!
-//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of the owner (with writes the kernel sends the new mode itself); a directory with the set-group-id bit gives its group to what is made in it.
+//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of the owner, and with changes of the data by who may not keep them; a directory with the set-group-id bit gives its group to what is made in it.
 //!
 //! INTERRUPT is not followed: no call of the filesystem can be given up half done, so a request that is interrupted ends as if it were not.
 
@@ -26,11 +26,14 @@ mod tests;
 
 pub(crate) use session::MAX_BYTES;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
+use parking_lot::{Mutex, MutexGuard};
 
+use crate::caches::KernelCaches;
 use crate::listings::Listings;
 use crate::mappable::Mappable;
 use crate::nodes::Nodes;
@@ -56,11 +59,24 @@ pub(crate) enum Answer {
     Silence,
 }
 
+/// Locks under which permissions are looked at and set again, each for the nodes of a remainder: of two direct writes at a time, and of changes
+/// between them, the kernel does not keep one from the other.
+#[derive(Default)]
+struct Modes([Mutex<()>; 32]);
+
+impl Modes {
+    fn lock(&self, node: u64) -> MutexGuard<'_, ()> {
+        self.0[usize::try_from(node % 32).expect("a lock")].lock()
+    }
+}
+
 /// A filesystem that is mounted, without its mount.
 pub(crate) struct Dispatcher {
     fs: Box<dyn FileSystemMut>,
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
     mappable: Arc<Mappable>,
+    caches: KernelCaches,
+    modes: Modes,
     listings: Listings,
     options: ServeOptions,
     /// SETXATTR has the long form.
@@ -70,12 +86,20 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(fs: Box<dyn FileSystemMut>, options: ServeOptions) -> Self {
-        let nodes = Nodes::new(fs.root());
+    /// That of the mount of `device`.
+    pub(crate) fn new(
+        fs: Box<dyn FileSystemMut>,
+        options: ServeOptions,
+        device: Arc<OwnedFd>,
+    ) -> Self {
+        let root = fs.root();
+        let (nodes, mappable) = (Arc::new(Nodes::new(root)), Arc::<Mappable>::default());
         Self {
             fs,
-            nodes,
-            mappable: Arc::default(),
+            nodes: nodes.clone(),
+            mappable: mappable.clone(),
+            caches: KernelCaches::new(device, root, nodes, mappable),
+            modes: Modes::default(),
             listings: Listings::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
@@ -83,14 +107,9 @@ impl Dispatcher {
         }
     }
 
-    /// The directory that is mounted.
-    pub(crate) fn root(&self) -> FileId {
-        self.fs.root()
-    }
-
-    /// Which files may be written to through a mapping.
-    pub(crate) fn mappable(&self) -> Arc<Mappable> {
-        self.mappable.clone()
+    /// What the kernel keeps of it.
+    pub(crate) fn caches(&self) -> KernelCaches {
+        self.caches.clone()
     }
 
     /// Lets the kernel send its requests over io_uring, if it can.

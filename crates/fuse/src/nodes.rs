@@ -143,6 +143,11 @@ impl Nodes {
         self.with(file, |node| node.is_held = false);
     }
 
+    /// Whether the kernel knows `file`, which is not the root.
+    pub(crate) fn knows(&self, file: FileId) -> bool {
+        self.with(file, |_| ()).is_some()
+    }
+
     /// Looks at the node of `file`, if the kernel knows it.
     fn with<T>(&self, file: FileId, look: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let number = number(file);

@@ -117,8 +117,8 @@ impl Server {
         let pool = Arc::new(Pool {
             ways: (0..waiting_threads()).map(|_| device::join(&device)).collect(),
             next_way: AtomicUsize::new(0),
+            dispatcher: Dispatcher::new(fs, options, device.clone()),
             device,
-            dispatcher: Dispatcher::new(fs, options),
             mounter,
             threads: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -162,8 +162,7 @@ impl Server {
     /// What the kernel keeps of it, for who changes the filesystem beside it.
     #[must_use]
     pub fn caches(&self) -> KernelCaches {
-        let dispatcher = &self.pool.dispatcher;
-        KernelCaches::new(self.pool.device.clone(), dispatcher.root(), dispatcher.mappable())
+        self.pool.dispatcher.caches()
     }
 
     /// What other threads have of it while it serves.

@@ -88,6 +88,7 @@ bitflags::bitflags! {
         const POSIX_ACL = 1 << 20;
         const MAX_PAGES = 1 << 22;
         const CACHE_SYMLINKS = 1 << 23;
+        const HANDLE_KILLPRIV_V2 = 1 << 28;
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
         const OVER_IO_URING = 1 << 41;
@@ -105,11 +106,16 @@ bitflags::bitflags! {
         const ATIME_NOW = 1 << 7;
         const MTIME_NOW = 1 << 8;
         const CTIME = 1 << 10;
+        /// Who asks may not keep the set-id bits.
+        const KILL_SUIDGID = 1 << 11;
     }
 }
 
 /// SETXATTR of an access control list: the set-group-id bit goes.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
+
+/// WRITE by who may not keep the set-id bits.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// FSYNC of the data alone.
 pub(crate) const FSYNC_FDATASYNC: u32 = 1;

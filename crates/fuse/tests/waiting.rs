@@ -14,8 +14,8 @@ use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_vfs::{
-    Attr, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node, Parent,
-    Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
+    Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -101,7 +101,7 @@ impl FileSystemMut for Held {
         fn write_direct(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
         fn fallocate(file: FileId, what: Fallocate, offset: u64, len: u64, at: Timestamp) -> Result<()>;
         fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
-        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<bool>;
+        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<Dedupe>;
         fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
         fn set_xattr(file: FileId, name: &[u8], value: &[u8], mode: XattrMode, at: Timestamp) -> Result<()>;
         fn remove_xattr(file: FileId, name: &[u8], at: Timestamp) -> Result<()>;

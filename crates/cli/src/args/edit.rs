@@ -71,6 +71,24 @@ Examples:
   offshoot fallocate -l 10G disk.img:/vm.raw
   offshoot fallocate -p -o 1M -l 512K disk.img:/vm.raw";
 
+pub(crate) const TRUNCATE_HELP: &str = "\
+SIZE is the new length, in bytes, or with K, M, G. With + or - before it files grow or shrink by it, with < or > they become no longer or no \
+shorter than it, with / or % a multiple of it, the next one below or above. What is new reads as zeros and takes no space. A file that is not there is made.
+
+Examples:
+  offshoot truncate -s 10G disk.img:/vm.raw
+  offshoot truncate -s -1M disk.img:/log
+  offshoot truncate -s %4K disk.img:/blob";
+
+pub(crate) const DEDUPE_HELP: &str = "\
+All are in one volume. What is the same in the original and in a file is stored once then, as after a copy with --reflink; nothing that they show \
+changes. Offsets and the length are whole sectors, but that both ranges may end with their files. Without a length, ranges end where the \
+shorter file does. Sizes are in bytes, or with K, M, G.
+
+Examples:
+  offshoot dedupe disk.img:/vm.raw disk.img:/vm-2.raw disk.img:/vm-3.raw
+  offshoot dedupe -o 1M --to-offset 64M -l 16M disk.img:/a disk.img:/b";
+
 pub(crate) const SETFATTR_HELP: &str = "\
 A value is text, or bytes as 0x and digits. A name begins with user., trusted., security. or system. The default access control \
 list of a directory is system.posix_acl_default.
@@ -285,6 +303,94 @@ pub(crate) struct FallocateArguments {
 }
 
 #[derive(Args)]
+pub(crate) struct TruncateArguments {
+    /// The places, each VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
+    /// How long they are to be
+    #[arg(short = 's', long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(value_parser = parse_length)]
+    pub(crate) size: Length,
+    /// Make no files, and say nothing of what is not there
+    #[arg(short = 'c', long)]
+    pub(crate) no_create: bool,
+    #[command(flatten)]
+    pub(crate) edit: EditArguments,
+}
+
+/// How long a file is to be, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Exactly(u64),
+    Longer(u64),
+    Shorter(u64),
+    AtMost(u64),
+    AtLeast(u64),
+    /// The next multiple below; it is not of 0.
+    RoundedDown(u64),
+    /// The next multiple above; it is not of 0.
+    RoundedUp(u64),
+}
+
+impl Length {
+    /// How long a file becomes that has this size; `None` when that is no number.
+    pub(crate) fn of(self, size: u64) -> Option<u64> {
+        match self {
+            Self::Exactly(bytes) => Some(bytes),
+            Self::Longer(bytes) => size.checked_add(bytes),
+            Self::Shorter(bytes) => Some(size.saturating_sub(bytes)),
+            Self::AtMost(bytes) => Some(size.min(bytes)),
+            Self::AtLeast(bytes) => Some(size.max(bytes)),
+            Self::RoundedDown(bytes) => Some(size / bytes * bytes),
+            Self::RoundedUp(bytes) => size.checked_next_multiple_of(bytes),
+        }
+    }
+}
+
+fn parse_length(text: &str) -> Result<Length, String> {
+    let mut rest = text.chars();
+    let kind = match rest.next() {
+        Some('+') => Length::Longer,
+        Some('-') => Length::Shorter,
+        Some('<') => Length::AtMost,
+        Some('>') => Length::AtLeast,
+        Some('/') => Length::RoundedDown,
+        Some('%') => Length::RoundedUp,
+        _ => return parse_size(text).map(Length::Exactly),
+    };
+    match kind(parse_size(rest.as_str())?) {
+        Length::RoundedDown(0) | Length::RoundedUp(0) => {
+            Err("no multiple of 0 is meant".to_owned())
+        }
+        length => Ok(length),
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct DedupeArguments {
+    /// The file that the others are compared with, VOLUME:/PATH
+    #[arg(value_name = "ORIGINAL")]
+    pub(crate) original: OsString,
+    /// The files that share with it what is the same, each VOLUME:/PATH
+    #[arg(value_name = "PLACE", required = true)]
+    pub(crate) places: Vec<OsString>,
+    /// Where the range begins
+    #[arg(short = 'o', long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    pub(crate) offset: u64,
+    /// Where it begins in the others; in the same place otherwise
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) to_offset: Option<u64>,
+    /// How long it is
+    #[arg(short = 'l', long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) edit: EditArguments,
+    /// Write what was done as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
 #[command(group = clap::ArgGroup::new("change").required(true))]
 pub(crate) struct SetfattrArguments {
     /// The places, each VOLUME or VOLUME:/PATH
@@ -351,7 +457,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 mod tests {
     use offshoot_vfs::FileFlags;
 
-    use super::{FlagChange, parse_flags, parse_mode, parse_value};
+    use super::{FlagChange, Length, parse_flags, parse_length, parse_mode, parse_value};
 
     #[test]
     fn values() {
@@ -373,6 +479,27 @@ mod tests {
         for text in ["", "i", "+x", "+i d"] {
             parse_flags(text).expect_err(text);
         }
+    }
+
+    #[test]
+    fn lengths() {
+        for (text, of_10k, of_1) in [
+            ("3K", Some(3072), Some(3072)),
+            ("+5", Some(10_245), Some(6)),
+            ("-5", Some(10_235), Some(0)),
+            ("<4K", Some(4096), Some(1)),
+            (">4K", Some(10_240), Some(4096)),
+            ("/4K", Some(8192), Some(0)),
+            ("%4K", Some(12_288), Some(4096)),
+            ("+18446744073709551615", None, None),
+        ] {
+            let length = parse_length(text).expect(text);
+            assert_eq!((length.of(10_240), length.of(1)), (of_10k, of_1), "{text}");
+        }
+        for text in ["", "+", "--5", "+-5", "/0", "%0", "~5", "5X"] {
+            parse_length(text).expect_err(text);
+        }
+        assert_eq!(parse_length("0"), Ok(Length::Exactly(0)));
     }
 
     #[test]

@@ -31,6 +31,9 @@ impl Verb {
         Some(match self {
             Self::Stats(arguments) => of_volume(&mut arguments.volume),
             Self::Trim(arguments) => OnMount { changes: true, ..of_volume(&mut arguments.volume) },
+            Self::Scrub(arguments) => {
+                OnMount { changes: !arguments.read_only, ..of_volume(&mut arguments.volume) }
+            }
             Self::Sync(SyncArguments { directory, live }) => OnMount {
                 places: vec![directory.as_mut_os_string()],
                 live,
@@ -47,9 +50,8 @@ impl Verb {
 
 fn of_subvolume(verb: &mut SubvolumeVerb) -> OnMount<'_> {
     match verb {
-        SubvolumeVerb::List(arguments) | SubvolumeVerb::GetDefault(arguments) => {
-            of_volume(&mut arguments.volume)
-        }
+        SubvolumeVerb::List(arguments) => of_volume(&mut arguments.info.volume),
+        SubvolumeVerb::GetDefault(arguments) => of_volume(&mut arguments.volume),
         SubvolumeVerb::Show(arguments) | SubvolumeVerb::Get(arguments) => {
             of_tree(vec![&mut arguments.place.place], &mut arguments.place.tree)
         }
@@ -81,9 +83,9 @@ fn of_tree<'a>(places: Vec<&'a mut OsString>, arguments: &'a mut TreeArguments) 
 }
 
 fn of_edit<'a>(places: Vec<&'a mut OsString>, arguments: &'a mut EditArguments) -> OnMount<'a> {
-    let compress = arguments.compress.is_some().then_some("--compress");
+    let storing = arguments.storing.given();
     let mut of_tree = of_tree(places, &mut arguments.tree);
-    of_tree.opening = of_tree.opening.or(compress);
+    of_tree.opening = of_tree.opening.or(storing);
     OnMount { changes: true, needs_mappings: true, ..of_tree }
 }
 

@@ -7,10 +7,12 @@ use clap::{ArgAction, Args, Subcommand};
 use super::{EditArguments, InfoArguments, PlaceArguments};
 
 const LIST_HELP: &str = "\
-Flags: ro is read-only, snap is a snapshot of another subvolume, default is what a mount shows.
+Flags: ro is read-only, snap is a snapshot of another subvolume, default is what a mount shows. -u, -q and -R are those of `btrfs subvolume list`; with --json \
+everything is there.
 
 Examples:
   offshoot subvolume list disk.img
+  offshoot subvolume list -uqR disk.img
   offshoot subvolume list --json disk.img | jq -r '.[].path'";
 
 const SHOW_HELP: &str = "\
@@ -34,7 +36,8 @@ Examples:
 
 const DELETE_HELP: &str = "\
 What is in it goes as well, but not what other subvolumes share with it. One that holds subvolumes is not deleted, nor the default one. \
-The command ends when the space is free.
+The command ends when the space is free. On a mount, programs that have files of it open can go on with them; what is in it is dropped when the last one is closed, and \
+the command does not wait for that.
 
 Examples:
   offshoot subvolume delete disk.img:/snapshots/monday disk.img:/snapshots/tuesday";
@@ -56,6 +59,8 @@ Examples:
   offshoot subvolume get disk.img:/snapshots/monday";
 
 const SET_HELP: &str = "\
+One that was received and may be changed does not count as received any more: nothing can be received on top of it.
+
 Examples:
   offshoot subvolume set disk.img:/snapshots/monday ro=true";
 
@@ -63,7 +68,7 @@ Examples:
 pub(crate) enum SubvolumeVerb {
     /// List all subvolumes with their path from the top level
     #[command(after_help = LIST_HELP)]
-    List(InfoArguments),
+    List(ListArguments),
     /// Show everything that is known of a subvolume
     #[command(after_help = SHOW_HELP)]
     Show(SubvolumeArguments),
@@ -88,6 +93,26 @@ pub(crate) enum SubvolumeVerb {
     /// Make a subvolume read-only, or let it be changed again
     #[command(after_help = SET_HELP)]
     Set(SetArguments),
+}
+
+/// What is shown of all subvolumes.
+#[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "they are the options of btrfs")]
+pub(crate) struct ListArguments {
+    #[command(flatten)]
+    pub(crate) info: InfoArguments,
+    /// Show their UUIDs
+    #[arg(short = 'u', long)]
+    pub(crate) uuid: bool,
+    /// Show the UUID of what each is a snapshot of
+    #[arg(short = 'q', long)]
+    pub(crate) parent_uuid: bool,
+    /// Show the UUID of what each was received from
+    #[arg(short = 'R', long)]
+    pub(crate) received_uuid: bool,
+    /// As btrfs calls it: show the id of the subvolume that each is in, which is always shown
+    #[arg(short = 'p', hide = true)]
+    _parent: bool,
 }
 
 /// A subvolume that is looked at.

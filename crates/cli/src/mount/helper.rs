@@ -29,8 +29,8 @@ pub(super) fn help(arguments: &MountArguments, wanted: &Wanted) -> exit::Result 
     let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| failed("blocking signals", errno.into()))?;
-    // What is typed on the terminal is not for it either. It fails for who is in a session of its own already.
-    let _ = rustix::process::setsid();
+    // What is typed on the terminal is not for it either. It fails for who leads a session, which this never is.
+    let _ = rustix::process::setpgid(None, None);
     let dir = arguments.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&arguments.directory.display().to_string(), error))?;
     let options = MountOptions {

@@ -18,19 +18,21 @@ use offshoot_btrfs::Report;
 use offshoot_fuse::{Control, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
 use offshoot_vfs::{Error, OsReason};
 use rustix::io::Errno;
+use rustix::process::setpgid;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
 
 use super::control::Jobs;
 use super::helper;
 use super::log::Log;
+use super::memory::dirty_bytes;
 use super::options::Wanted;
 use super::sandbox::Sandbox;
 use super::table::source_name;
 use crate::args::{MountArguments, OpenArguments, TreeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::Console;
-use crate::session::{Access, Opening, open_tree_with};
+use crate::session::{Access, Opening, open_tree};
 
 /// Mounts what `arguments` say, and serves it until it is unmounted.
 pub(super) fn serve(
@@ -114,6 +116,7 @@ fn start(
         new_files: wanted.new_files,
         max_inline: wanted.max_inline,
         commit: wanted.commit,
+        dirty_bytes: Some(dirty_bytes()),
         tree_log: wanted.tree_log,
         discard: wanted.discard,
         flush_on_commit: wanted.flush_on_commit,
@@ -121,7 +124,7 @@ fn start(
         when_devices_are_open: Some(Box::new(enter)),
         ..Opening::to(access)
     };
-    let fs = open_tree_with(&arguments.volume.volume, &tree, opening, console)?;
+    let fs = open_tree(&arguments.volume.volume, &tree, opening, console)?;
     let jobs = Arc::new(Jobs::new(
         fs.clone(),
         PathBuf::from(source_name(&arguments.volume.volume)),
@@ -166,8 +169,9 @@ impl Streams {
 
     /// Leaves the terminal and the directory that it was started from. From now on what it says is in the log.
     fn detach(&self, log: &Log) -> Result {
-        // It fails for the leader of a group alone, which is in a session of its own already or has no terminal to leave.
-        let _ = rustix::process::setsid();
+        // What is typed there is not for it any more. It fails for who leads a session, which is in a group of its own already. It stays in the
+        // session: where the kernel shares the CPUs out by session, answers to programs of another one take twice as long.
+        let _ = setpgid(None, None);
         std::env::set_current_dir("/").map_err(|error| Failure::Host("/".to_owned(), error))?;
         dup2_stderr(self.errors.as_fd()).map_err(not_pointed)?;
         if self.is_system {

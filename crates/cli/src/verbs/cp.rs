@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         devices: &devices,
         reflink: match arguments.reflink {
             // What is to be compressed is written anew.
-            Reflink::Auto if arguments.edit.compress.is_some() => Reflink::Never,
+            Reflink::Auto if arguments.edit.storing.compress().is_some() => Reflink::Never,
             reflink => reflink,
         },
     };

@@ -97,7 +97,7 @@ impl<'a> Object<'a> {
             Property::Ro => {
                 let text = std::str::from_utf8(value).ok();
                 let is_read_only = text.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
-                set_read_only(self.fs, self.path, is_read_only, force)
+                set_read_only(self.fs, self.path, is_read_only, force, at)
             }
             Property::Label => self.fs.volume().set_label(value).map_err(|error| match error {
                 Error::Posix { errno: Errno::INVAL, .. } => wrong(),

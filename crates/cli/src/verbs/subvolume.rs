@@ -14,7 +14,7 @@ use serde::Serialize;
 
 pub(super) use edit::set_read_only;
 
-use crate::args::{InfoArguments, SubvolumeVerb};
+use crate::args::{ListArguments, SubvolumeVerb};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name, json_time};
 use crate::resolve::{LastLink, resolve};
@@ -80,8 +80,8 @@ pub(super) fn subvolume_at(fs: &Filesystem, path: &[u8]) -> Result<SubvolumeId, 
     Ok(id)
 }
 
-fn list(arguments: &InfoArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    let session = Session::open(&arguments.volume, console)?;
+fn list(arguments: &ListArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let session = Session::open(&arguments.info.volume, console)?;
     let mut errors = Errors { console, status: None };
     let default = errors.note(session.volume.default_subvolume());
     let mut subvolumes = session.volume.subvolumes();
@@ -97,20 +97,23 @@ fn list(arguments: &InfoArguments, out: &mut dyn Write, console: &Arc<Console>) 
             Err(error) => errors.report(&error, &error),
         }
     };
-    if arguments.json {
+    if arguments.info.json {
         let mut array = JsonArray::new(out)?;
         while let Some(info) = next() {
             array.push(&Json::new(&info, Some(info.id) == default))?;
         }
         array.finish()?;
     } else {
-        writeln!(
+        let columns = UuidColumns::of(arguments);
+        write!(
             out,
-            "{:>6} {:>6} {:>10}  {:16}  {:9}  PATH",
+            "{:>6} {:>6} {:>10}  {:16}  {:9}  ",
             "ID", "PARENT", "GENERATION", "CREATED", "FLAGS"
         )?;
+        columns.write(out, ["UUID", "PARENT UUID", "RECEIVED UUID"])?;
+        writeln!(out, "PATH")?;
         while let Some(info) = next() {
-            write_line(out, &info, Some(info.id) == default)?;
+            write_line(out, &info, Some(info.id) == default, columns)?;
         }
     }
     errors.result()
@@ -124,7 +127,31 @@ fn flags(info: &SubvolumeInfo, is_default: bool) -> String {
     if flags.is_empty() { "-".to_owned() } else { flags.join(",") }
 }
 
-fn write_line(out: &mut dyn Write, info: &SubvolumeInfo, is_default: bool) -> Result {
+/// Which UUIDs are shown: its own, that of what it is a snapshot of, that of what it was received from.
+#[derive(Clone, Copy)]
+struct UuidColumns([bool; 3]);
+
+impl UuidColumns {
+    fn of(arguments: &ListArguments) -> Self {
+        Self([arguments.uuid, arguments.parent_uuid, arguments.received_uuid])
+    }
+
+    fn write(self, out: &mut dyn Write, texts: [&str; 3]) -> Result {
+        for (is_shown, text) in self.0.into_iter().zip(texts) {
+            if is_shown {
+                write!(out, "{text:36}  ")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_line(
+    out: &mut dyn Write,
+    info: &SubvolumeInfo,
+    is_default: bool,
+    columns: UuidColumns,
+) -> Result {
     let parent = info.parent.map_or("-".to_owned(), |parent| parent.to_string());
     let flags = flags(info, is_default);
     write!(
@@ -134,6 +161,9 @@ fn write_line(out: &mut dyn Write, info: &SubvolumeInfo, is_default: bool) -> Re
         info.generation.0,
         CivilTime(info.created)
     )?;
+    let text = |uuid: Option<uuid::Uuid>| uuid.map_or("-".to_owned(), |uuid| uuid.to_string());
+    let uuids = [info.uuid, info.parent_uuid, info.received_uuid].map(text);
+    columns.write(out, uuids.each_ref().map(String::as_str))?;
     match &info.path {
         Ok(path) => writeln!(out, "/{}", Escaped(path))?,
         Err(_) => writeln!(out, "?")?,

@@ -317,6 +317,29 @@ fn cp() {
     ]);
 }
 
+#[test]
+fn truncate() {
+    scripts(&[&[
+        "truncate -s5 a",
+        "truncate -s+3 a new",
+        "truncate -s-100 b",
+        "truncate --size=<6 a big",
+        "truncate --size=>20 a b2 other",
+        "truncate -s/8 a",
+        "truncate -s%16 a b big new",
+        "truncate -s1K to-a new",
+        "truncate -c -s5 nothing d/none/x nowhere",
+        "truncate -s5 d e/x",
+        "truncate -s5 loop",
+        "truncate -s5 d/none/x",
+        "truncate -s5 nowhere",
+        "truncate -s5 slash/",
+        "truncate -s5 fifo",
+        "truncate -s+9223372036854775807 a",
+        "truncate -s0 a b d/a",
+    ]]);
+}
+
 /// Names of every byte but those that no name has.
 #[test]
 fn names_are_bytes() {

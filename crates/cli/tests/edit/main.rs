@@ -7,12 +7,14 @@
 //! | `refused` | what must not be done: volumes in use, no space, no rights |
 //! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
 //! | `subvolume` | `btrfs check`, and the list of the kernel |
+//! | `scrub` | known damage, `btrfs check` |
 //! | `trim` | the blocks that an image has, `btrfs check` |
 
 mod coreutils;
 mod judged;
 mod properties;
 mod refused;
+mod scrub;
 mod subvolume;
 mod trim;
 

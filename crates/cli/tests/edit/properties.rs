@@ -5,10 +5,11 @@ use std::path::Path;
 
 use offshoot_testkit::disks::{Mount, scratch_dir};
 use offshoot_testkit::judges;
+use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;
 
-use super::{check, does, fails, volume};
+use super::{check, does, fails, offshoot, volume, words};
 
 /// Mounts the volume, lets a shell work in it, and gives what that wrote.
 #[track_caller]
@@ -228,5 +229,140 @@ fn copies_inside_a_volume_share_their_data() {
         assert_eq!(exclusive("./src/large"), (whole, 0));
         assert_eq!(exclusive("./always"), (whole, 0));
         assert_eq!(exclusive("./never"), (whole, whole));
+    }
+}
+
+/// What `dump-tree` says of the first file of a volume: its flags, and how its extents are compressed.
+fn stored(image: &Path) -> (String, Vec<String>) {
+    let dump =
+        run("btrfs", &["inspect-internal", "dump-tree", "-t", "5", &image.display().to_string()]);
+    let (_, inode) = dump.split_once("key (257 INODE_ITEM 0)").expect("a file");
+    let behind = |text: &str, word: &str| {
+        text.split_once(word).map(|(_, rest)| rest.lines().next().unwrap_or_default().to_owned())
+    };
+    let mut compressed: Vec<_> =
+        inode.lines().filter_map(|line| behind(line, "extent compression ")).collect();
+    compressed.sort();
+    compressed.dedup();
+    (behind(inode, " flags ").expect("an inode has flags"), compressed)
+}
+
+/// What is written is stored as the options say, as it is on the kernel's mount with those of these names.
+#[test]
+fn files_are_stored_as_the_options_say() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = scratch_dir();
+    let dir = dir.path();
+    // Its beginning does not become smaller.
+    let data = [Random::new(5).bytes(1 << 20), vec![7; 1 << 20]].concat();
+    std::fs::write(dir.join("file"), data).expect("a file");
+    for (option, flags) in [
+        ("compress=zstd:1", None),
+        ("compress-force=zstd:1", Some("0x0(none)")),
+        ("nodatasum", Some("0x1(NODATASUM)")),
+        ("nodatacow", Some("0x3(NODATASUM|NODATACOW)")),
+    ] {
+        for image in ["ours.img", "theirs.img"] {
+            does(dir, &format!("mkfs --force --size 256M {image}"));
+        }
+        does(dir, &format!("cp --{option} file ours.img:/file"));
+        let mount = Mount::try_new(&[dir.join("theirs.img")], option).expect("it mounts");
+        std::fs::copy(dir.join("file"), mount.path().join("file")).expect("it is copied");
+        drop(mount);
+        let [ours, theirs] = ["ours.img", "theirs.img"].map(|image| stored(&dir.join(image)));
+        assert_eq!(ours.1, theirs.1, "{option}");
+        assert_eq!(ours.1.len() > 1, option.starts_with("compress-force"), "{option}: {ours:?}");
+        // What is not worth it the kernel does not always mark.
+        for found in flags.iter().flat_map(|_| [&ours, &theirs]) {
+            assert_eq!(Some(found.0.as_str()), flags, "{option}");
+        }
+        check(&dir.join("ours.img"));
+    }
+    for options in [
+        "--compress lzo --compress-force lzo",
+        "--nodatacow --compress lzo",
+        "--nodatasum --nodatacow",
+    ] {
+        fails(dir, &format!("cp {options} file ours.img:/other"), 2);
+    }
+}
+
+#[test]
+fn files_that_are_the_same_share_their_space() {
+    let dir = scratch_dir();
+    let (dir, image) = (dir.path(), dir.path().join("v.img"));
+    for name in ["v.img", "w.img"] {
+        volume(dir, name, 256);
+    }
+    let len = (3 << 20) + 77;
+    let data = Random::new(6).bytes(len);
+    let mut other = data.clone();
+    other[(1 << 20) + 5] ^= 1;
+    for (name, data) in [
+        ("a", &data[..]),
+        ("other", &other),
+        ("short", &data[..500_000]),
+        ("late", &data[1 << 20..]),
+    ] {
+        std::fs::write(dir.join(name), data).expect("a file");
+    }
+    does(dir, "cp a other short late v.img:/");
+    does(dir, "cp a v.img:/b");
+    does(dir, "cp a w.img:/");
+    let said = does(dir, "dedupe --json v.img:/a v.img:/b v.img:/other v.img:/short");
+    let outcomes: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let outcome = |path: &str, compared: usize, same: usize| serde_json::json!({ "path": path, "compared": compared, "same": same });
+    let expected = [
+        outcome("/b", len, len),
+        outcome("/other", len, len - (128 << 10)),
+        // Whole sectors of it, because the other file goes on behind its end.
+        outcome("/short", 500_000, 500_000 / 4096 * 4096),
+    ];
+    assert_eq!(outcomes.as_array().expect("an array")[..], expected);
+    let said = does(dir, "dedupe -o 1M --to-offset 0 v.img:/a v.img:/late");
+    assert_eq!(said, "/late: 2.00 MiB of 2.00 MiB are the same\n");
+    check(&image);
+
+    does(dir, "mkdir v.img:/plain");
+    does(dir, "chattr +C v.img:/plain");
+    does(dir, "cp a v.img:/plain/a");
+    let said = fails(dir, "dedupe v.img:/a v.img:/plain/a", 1);
+    assert!(said.contains("/plain/a") && said.contains("checksums"), "{said}");
+    for wrong in [
+        "v.img:/a v.img:/plain",
+        "v.img:/a v.img:/none",
+        "-o 100 v.img:/a v.img:/b",
+        "-o 4M v.img:/a v.img:/b",
+        "-o 4M -l 4K v.img:/a v.img:/b",
+    ] {
+        fails(dir, &format!("dedupe {wrong}"), 1);
+    }
+    fails(dir, "dedupe v.img:/a w.img:/a", 2);
+    fails(dir, "dedupe v.img:/a", 2);
+    // One that fails does not keep the others back.
+    let output = offshoot(dir, &words("dedupe v.img:/a v.img:/none v.img:/b"));
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "/b: 3.00 MiB of 3.00 MiB are the same\n");
+
+    does(dir, "extract v.img out");
+    for (name, expected) in [
+        ("a", &data[..]),
+        ("b", &data),
+        ("other", &other),
+        ("short", &data[..500_000]),
+        ("late", &data[1 << 20..]),
+    ] {
+        assert!(
+            std::fs::read(dir.join("out").join(name)).expect("it came back") == expected,
+            "{name}"
+        );
+    }
+    if judges::require().is_some() {
+        let mount = Mount::try_new(&[image], "ro").expect("it mounts");
+        let spaces = sharing::spaces(mount.path());
+        let exclusive = |path: &str| spaces[path].usage.1;
+        assert_eq!(["./a", "./b", "./late"].map(exclusive), [0; 3]);
+        assert_eq!(exclusive("./other"), 128 << 10);
+        assert_eq!(exclusive("./short"), 4096);
     }
 }

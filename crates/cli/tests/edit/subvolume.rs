@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use offshoot_testkit::disks::{Mount, scratch_dir};
+use offshoot_testkit::run::run;
 use offshoot_testkit::{judges, progs};
 
 use super::{check, does, fails, volume};
@@ -75,4 +76,77 @@ fn subvolumes_come_and_go() {
     does(dir, "subvolume delete v.img:/snapshots/all");
     assert_eq!(does(dir, "subvolume list --json v.img").matches("\"id\"").count(), 1);
     check(&image);
+}
+
+/// The columns of the list that are asked for are those of `btrfs subvolume list -puqR`.
+#[test]
+fn lists_have_the_columns_of_btrfs() {
+    let dir = scratch_dir();
+    let (dir, image) = (dir.path(), dir.path().join("v.img"));
+    volume(dir, "v.img", 256);
+    does(dir, "subvolume create v.img:/home v.img:/home/alice");
+    does(dir, "subvolume snapshot -r v.img:/home/alice v.img:/sent");
+    does(dir, "mkdir v.img:/in");
+    let header = |line: &str| does(dir, line).lines().next().expect("a header").to_owned();
+    assert!(!header("subvolume list v.img").contains("UUID"));
+    let words: Vec<_> = ["-p", "-u", "-q", "-R", "-quR"]
+        .map(|options| header(&format!("subvolume list {options} v.img")))
+        .iter()
+        .map(|header| {
+            header
+                .split("FLAGS")
+                .nth(1)
+                .expect("flags")
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .collect();
+    assert_eq!(
+        words,
+        [
+            "PATH",
+            "UUID PATH",
+            "PARENT UUID PATH",
+            "RECEIVED UUID PATH",
+            "UUID PARENT UUID RECEIVED UUID PATH"
+        ]
+    );
+    let Some(_judges) = judges::require() else { return };
+    let theirs = {
+        let mount = Mount::try_new(&[image], "rw,noatime").expect("it mounts");
+        let script = "btrfs send -q -f stream sent; btrfs receive -q -f stream in";
+        run("sh", &["-c", &format!("set -e; cd '{}'; {script}", mount.path().display())]);
+        run("sync", &["-f".as_ref(), mount.path().as_os_str()]);
+        progs::subvolumes(mount.path())
+    };
+    assert!(theirs.iter().any(|one| one.received_uuid != "-"));
+    let list = does(dir, "subvolume list -puqR v.img");
+    let ours: Vec<String> = list
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("5 "))
+        .skip(1)
+        .map(|line| {
+            // What is between is when it was made, and its flags.
+            let words: Vec<_> = line.split_whitespace().collect();
+            [&words[..3], &words[6..]].concat().join(" ")
+        })
+        .collect();
+    let theirs: Vec<String> = theirs
+        .iter()
+        .map(|one| {
+            let progs::Subvolume {
+                id,
+                parent,
+                generation,
+                uuid,
+                parent_uuid,
+                received_uuid,
+                path,
+                ..
+            } = one;
+            format!("{id} {parent} {generation} {uuid} {parent_uuid} {received_uuid} /{path}")
+        })
+        .collect();
+    assert_eq!(ours, theirs, "{list}");
 }

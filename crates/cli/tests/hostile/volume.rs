@@ -150,6 +150,8 @@ impl Volume {
         let start = format!("{image}:{}", self.start);
         let host = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
         let verbs = [
+            format!("scrub -r --json {image}"),
+            format!("scrub {image}"),
             format!("mkdir -p {start}/new/deep"),
             format!("cp -r --json {host} {start}/host"),
             format!("ln {image}:{file} {start}/hard"),
@@ -159,6 +161,7 @@ impl Volume {
             format!("cp -rT --json {start} {image}:/copy"),
             format!("rm {start}/hard {image}:{file}"),
             format!("rm -r {start} {image}:/copy"),
+            format!("scrub {image}"),
         ];
         verbs.map(|verb| self.with_devices(verb.split(' ').map(str::to_owned).collect())).into()
     }

@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, Timespec,
@@ -25,6 +26,7 @@ pub(super) fn make(root: &Path) -> Vec<String> {
     calls.links();
     calls.attributes();
     calls.set_id();
+    calls.capabilities();
     calls.xattrs();
     calls.access_lists();
     calls.data();
@@ -264,6 +266,21 @@ impl Calls<'_> {
         }
     }
 
+    /// Capabilities go with whatever changes the data, whether the kernel has just looked for them or not.
+    fn capabilities(&mut self) {
+        self.mkdir("capabilities", 0o755);
+        self.write("capabilities/file", b"data");
+        // Version 2, CAP_NET_RAW, effective.
+        let value = [[1, 0, 0, 2], [0, 0x20, 0, 0], [0; 4], [0; 4], [0; 4]].concat();
+        let name = "security.capability";
+        for what in ["write", "write", "truncate", "open", "allocate", "copy"] {
+            self.setxattr("capabilities/file", name, &value, XattrFlags::empty());
+            self.getxattr("capabilities/file", name, 100);
+            self.as_user(0, "capabilities/file", what);
+            self.getxattr("capabilities/file", name, 100);
+        }
+    }
+
     /// Has a shell change a file as this user.
     fn as_user(&mut self, who: u32, name: &str, what: &str) {
         use std::os::unix::process::CommandExt;
@@ -416,6 +433,13 @@ impl Calls<'_> {
         // While it may be mapped for writing, all of it is data on our side.
         drop(file);
         let file = File::open(self.path("data/file")).expect("it is there");
+        // That it is closed may come a moment later than what is asked next.
+        for _ in 0..500 {
+            match rustix::fs::seek(&file, SeekFrom::Hole(0)) {
+                Ok(hole) if hole > 1 << 32 => std::thread::sleep(Duration::from_millis(10)),
+                _ => break,
+            }
+        }
         for at in [0, 8192, 100_001, 1 << 32, (1 << 32) + 70_000, 1 << 50] {
             let data = rustix::fs::seek(&file, SeekFrom::Data(at));
             self.note(&format!("data after {at}"), data);

@@ -4,15 +4,16 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{OpenOptions, Report, Reporter, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, FileDevice};
 use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Unmount, unmount};
-use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::disks::{Disks, scratch_dir};
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{FileSystem, FileType, Result};
+use offshoot_vfs::{FileSystem, FileSystemMut, FileType, Result, SetAttr, Timestamp};
 
 use super::work::Database;
 use super::{require, volume};
@@ -20,11 +21,14 @@ use super::{require, volume};
 /// States in whose place one is looked at.
 const ONE_OF: u64 = 20;
 
-/// A database commits so many transactions; whatever a power cut leaves has those that were told, and is whole.
+/// The size of the volume.
+const VOLUME_MIB: u64 = 256;
+
+/// A database commits so many transactions; whatever a power cut leaves has those that were told, and is whole, and `btrfs check` finds nothing in the volume.
 pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
     let seed = seed_of_run();
     for journal in ["delete", "wal"] {
-        let disks = volume(judges, 256);
+        let disks = volume(judges, VOLUME_MIB);
         let base = FileDevice::open(&disks.images()[0]).expect("an image");
         let device = Arc::new(CrashDevice::new(Arc::new(base)));
         serve_a_database(&device, journal, transactions);
@@ -39,10 +43,13 @@ pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
             let promised = state.marks().last().expect("one").parse().expect("a number");
             let dir = scratch_dir();
             let name = format!("{journal}.db");
-            let devices =
-                state.devices.into_iter().map(|one| Arc::new(one) as Arc<dyn BlockDevice>);
-            copy_out(devices.collect(), dir.path())
+            let devices: Vec<_> = state.devices.into_iter().map(Arc::new).collect();
+            let shared = devices.iter().map(|one| one.clone() as Arc<dyn BlockDevice>);
+            copy_out(shared.collect(), dir.path())
                 .unwrap_or_else(|error| panic!("{} (seed {seed}): {error}", state.description));
+            let left = Disks::create(judges, 1, VOLUME_MIB);
+            left.fill(&[&*devices[0] as &dyn BlockDevice]).expect("a copy of the state");
+            left.assert_checks();
             Database { file: dir.path().join(name), promised }.assert_whole(seed);
             looked_at += 1;
         }
@@ -73,9 +80,22 @@ fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64)
 
 /// Takes the files of the volume out that a power cut left.
 fn copy_out(devices: Vec<Arc<dyn BlockDevice>>, dir: &Path) -> Result<()> {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let is_torn = Arc::new(AtomicBool::new(false));
+    let seen = is_torn.clone();
+    let reporter: Reporter = Arc::new(move |report| {
+        if matches!(report, Report::SuperblockCopy { .. }) {
+            seen.store(true, Ordering::Relaxed);
+        }
+    });
+    let reporter = Some(reporter);
+    let options = OpenOptions { commit_interval: None, reporter, ..OpenOptions::default() };
     let volume = Volume::open_writable(devices, &options)?;
     let fs = volume.filesystem(TreeId::FS)?;
+    if is_torn.load(Ordering::Relaxed) {
+        // `btrfs check` looks for no copy of a torn superblock: our next commit writes it anew.
+        fs.set_attr(fs.root(), &SetAttr::default(), Timestamp::default())?;
+        fs.sync()?;
+    }
     let mut files = Vec::new();
     fs.read_dir(fs.root(), 0, &mut |entry| {
         if entry.file_type == FileType::Regular {

@@ -10,6 +10,7 @@ use rustix::fs::XattrFlags;
 use super::Context;
 use crate::attributes::{attr_out, attributes, statx_out};
 use crate::ioctls::Ioctl;
+use crate::nodes::number;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{
@@ -26,8 +27,8 @@ const SETFLAGS: u32 = 0x4008_6602;
 /// The flags in another form, in which the kernel asks for them before it has them set.
 const FSGETXATTR: u32 = 0x801c_581f;
 
-/// The permissions without the set-id bits that go when the owner of the file changes: the set-group-id
-/// bit only where the group may execute it.
+/// The permissions without the set-id bits that go when the file changes: the set-group-id bit only where
+/// the group may execute it.
 fn without_set_id(attr: &Attr) -> u32 {
     const SUID: u32 = 0o4000;
     const SGID: u32 = 0o2000;
@@ -68,7 +69,10 @@ impl Context<'_> {
             atime: time_of(SetattrValid::ATIME_NOW, SetattrValid::ATIME, atime),
             mtime: time_of(SetattrValid::MTIME_NOW, SetattrValid::MTIME, mtime),
         };
-        self.apply_rules(file, &mut set)?;
+        let of_mode =
+            SetattrValid::MODE | SetattrValid::UID | SetattrValid::GID | SetattrValid::KILL_SUIDGID;
+        let _mode = valid.intersects(of_mode).then(|| self.to.modes.lock(number(file)));
+        self.apply_rules(file, &mut set, has(SetattrValid::KILL_SUIDGID))?;
         let is_dated = has(SetattrValid::CTIME);
         let at = if is_dated { time(wanted.ctime, wanted.ctimensec) } else { now };
         if set != SetAttr::default() || is_dated {
@@ -78,9 +82,10 @@ impl Context<'_> {
     }
 
     /// What else changes, and what may not.
-    fn apply_rules(&self, file: FileId, set: &mut SetAttr) -> Result<()> {
+    fn apply_rules(&self, file: FileId, set: &mut SetAttr, kills_set_id: bool) -> Result<()> {
         let owner = self.to.options.owner;
-        if set.uid.is_none() && set.gid.is_none() {
+        let has_owner = set.uid.is_some() || set.gid.is_some();
+        if !has_owner && !kills_set_id {
             return Ok(());
         }
         let attr = self.fs().attr(file)?;
@@ -99,6 +104,26 @@ impl Context<'_> {
             set.permissions = set.permissions.or(Some(rest));
         }
         Ok(())
+    }
+
+    /// Takes the set-id bits of a file that is about to be changed by somebody who may not keep them. The kernel, which has the mode in its
+    /// caches, does not run it with them any more.
+    pub(super) fn drop_set_id(&self, file: FileId) -> Result<()> {
+        let rest =
+            |attr: &Attr| Some(without_set_id(attr)).filter(|rest| *rest != attr.permissions);
+        if rest(&self.fs().attr(file)?).is_none() {
+            return Ok(());
+        }
+        let _mode = self.to.modes.lock(number(file));
+        let Some(rest) = rest(&self.fs().attr(file)?) else { return Ok(()) };
+        let set = SetAttr { permissions: Some(rest), ..SetAttr::default() };
+        self.fs().set_attr(file, &set, Timestamp::now())?;
+        self.to.caches.forget_attributes(file)
+    }
+
+    /// The same where the request does not say who may keep them, which is root as a rule.
+    pub(super) fn drop_set_id_unless_root(&self, file: FileId) -> Result<()> {
+        if self.uid == 0 { Ok(()) } else { self.drop_set_id(file) }
     }
 
     pub(super) fn setxattr(&self, mut arguments: Arguments<'_>) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{
     CopyFileRangeIn, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PARALLEL_DIRECT_WRITES, FallocateIn,
-    LseekIn, LseekOut, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn, WriteOut,
+    LseekIn, LseekOut, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 
 /// Where LSEEK looks for data.
@@ -75,6 +75,9 @@ impl Context<'_> {
         let data = arguments.data(write.size)?;
         let file = self.file()?;
         let now = Timestamp::now();
+        if write.write_flags & WRITE_KILL_SUIDGID != 0 {
+            self.drop_set_id(file)?;
+        }
         if OFlags::from_bits_retain(write.flags).contains(OFlags::DIRECT) {
             self.fs().write_direct(file, write.offset, data, now)?;
         } else {
@@ -109,6 +112,7 @@ impl Context<'_> {
             Error::posix(Errno::OPNOTSUPP, format!("fallocate with {:#x}", wanted.mode))
         })?;
         let file = self.file()?;
+        self.drop_set_id_unless_root(file)?;
         self.fs().fallocate(file, what, wanted.offset, wanted.length, Timestamp::now())
     }
 
@@ -122,6 +126,7 @@ impl Context<'_> {
         let copy: CopyFileRangeIn = arguments.take()?;
         let from = Position { file: self.file()?, offset: copy.off_in };
         let to = Position { file: self.to.nodes.file(copy.nodeid_out)?, offset: copy.off_out };
+        self.drop_set_id_unless_root(to.file)?;
         let copied = self.fs().copy_range(from, to, copy.len.min(MOST), Timestamp::now())?;
         let size = u32::try_from(copied).expect("no more than was asked for");
         out.put(&WriteOut { size, padding: 0 })

@@ -27,9 +27,7 @@ const MAX_BACKGROUND: u16 = 64;
 
 /// What is asked of the kernel, where it offers it.
 ///
-/// Not HANDLE_KILLPRIV_V2: with it set-id bits would have to be taken here, with writes, `fallocate` and copies alike, and the kernel went on with
-/// the mode that it has cached. Without it the kernel sends the new mode before it changes the file, but for ATOMIC_O_TRUNC. What it costs is that the kernel asks for
-/// `security.capability` before each write.
+/// Without HANDLE_KILLPRIV_V2 the kernel would take the set-id bits itself, and ask for `security.capability` before each write.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::BIG_WRITES)
     // The filesystem knows whether the umask counts, or the default list of the directory.
@@ -42,6 +40,7 @@ const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::POSIX_ACL)
     .union(InitFlags::MAX_PAGES)
     .union(InitFlags::CACHE_SYMLINKS)
+    .union(InitFlags::HANDLE_KILLPRIV_V2)
     .union(InitFlags::SETXATTR_EXT)
     .union(InitFlags::INIT_EXT);
 

@@ -1,5 +1,8 @@
 //! Requests, answered by the model, without a kernel.
 
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use offshoot_testkit::model::Model;
@@ -9,11 +12,22 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::ioctls::{Ioctl, Ioctls};
+use crate::wire::{SetattrValid, WRITE_KILL_SUIDGID, notice};
 
 const NOW: Timestamp = Timestamp { secs: 1_000_000_000, nanos: 5 };
 
 fn dispatcher() -> Dispatcher {
-    Dispatcher::new(Box::new(Model::made_at(NOW)), ServeOptions::default())
+    with_options(ServeOptions::default())
+}
+
+/// One whose kernel takes whatever it is told.
+fn with_options(options: ServeOptions) -> Dispatcher {
+    let device = File::options().write(true).open("/dev/null").expect("every host has it");
+    on_device(device.into(), options)
+}
+
+fn on_device(device: OwnedFd, options: ServeOptions) -> Dispatcher {
+    Dispatcher::new(Box::new(Model::made_at(NOW)), options, Arc::new(device))
 }
 
 /// The bytes of a request.
@@ -147,6 +161,30 @@ fn listings_come_in_pieces() {
     }
 }
 
+/// Who may not keep the set-id bits takes them with a write, and the kernel is told before the write is answered.
+#[test]
+fn set_id_bits_go_with_a_write() {
+    let (mut told, device) = std::io::pipe().expect("a pipe");
+    let dispatcher = on_device(device.into(), ServeOptions::default());
+    let node = create(&dispatcher, b"program");
+    let valid = [SetattrValid::MODE.bits(), 0];
+    let set = [valid.as_bytes(), &[0; 60], 0o6755_u32.as_bytes(), &[0; 16]];
+    sent(&dispatcher, opcode::SETATTR, node, &set.concat());
+    let permissions = || {
+        let shown = sent(&dispatcher, opcode::GETATTR, node, &[0; 16]);
+        u32::from_ne_bytes(*shown[16 + 60..].first_chunk().expect("attributes")) & 0o7777
+    };
+    for (flags, expected) in [(0, 0o6755), (WRITE_KILL_SUIDGID, 0o755)] {
+        let body = [[0, 0, 0, 0, 1, flags].as_bytes(), &[0; 16], b"x"].concat();
+        sent(&dispatcher, opcode::WRITE, node, &body);
+        assert_eq!(permissions(), expected, "after a write with the flags {flags}");
+    }
+    let mut said = [0; 100];
+    let len = told.read(&mut said).expect("something was told");
+    assert_eq!((len, said[4..8].as_bytes()), (40, notice::INVAL_INODE.as_bytes()));
+    assert_eq!(said[16..24], node.to_ne_bytes());
+}
+
 /// Answers ioctl 1 with what it came with, twice, and keeps which directories were closed.
 #[derive(Default)]
 struct Twice {
@@ -173,7 +211,7 @@ fn ioctls_are_passed_on() {
     const DIRECTORY: u32 = 1 << 4;
     let others = Arc::new(Twice::default());
     let options = ServeOptions { ioctls: Some(others.clone()), ..ServeOptions::default() };
-    let passing = Dispatcher::new(Box::new(Model::made_at(NOW)), options);
+    let passing = with_options(options);
     let ask = |dispatcher: &Dispatcher, flags: u32, command: u32, sizes: [u32; 2], data: &[u8]| {
         let numbers = [flags, command, 0, 0, sizes[0], sizes[1]];
         let head = [77_u64.as_bytes(), numbers.as_bytes()].concat();

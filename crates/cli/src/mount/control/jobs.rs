@@ -111,12 +111,7 @@ impl Jobs {
             umask,
             at,
         };
-        let live = Live {
-            fs: self.fs.clone(),
-            volume: self.volume.clone(),
-            caches: self.caches.get().ok_or_else(busy)?.clone(),
-            caller,
-        };
+        let caches = self.caches.get().ok_or_else(busy)?.clone();
         let job = {
             let mut table = lock(&self.table);
             if table.get(&ioctl.directory).is_some_and(|job| lock(&job.state).ended.is_none()) {
@@ -132,6 +127,14 @@ impl Jobs {
             });
             table.insert(ioctl.directory, job.clone());
             job
+        };
+        let wanted = job.clone();
+        let live = Live {
+            fs: self.fs.clone(),
+            volume: self.volume.clone(),
+            caches,
+            caller,
+            is_wanted: Box::new(move || !lock(&wanted.state).is_dropped),
         };
         let cpus = self.cpus;
         let run = move || {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem};
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem, RaidStride};
 use offshoot_btrfs_format::dir::{dir_entries, file_type};
 use offshoot_btrfs_format::extent::{
     EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
@@ -75,6 +75,11 @@ pub(super) fn decode(source: Source, key: Key, data: &[u8]) -> Result<Fields, Ma
         ItemType::DEV_EXTENT => dev_extent(view(data)?),
         ItemType::DEV_ITEM => superblock::device(DevItem::view(data)?),
         ItemType::CHUNK_ITEM => chunk(key, data, source.sector_size)?,
+        ItemType::RAID_STRIPE => {
+            let copies = RaidStride::view_all(data)?;
+            let copies = copies.iter().map(|copy| format!("{}:{}", copy.devid, copy.physical));
+            Fields::default().with("copies", copies.collect::<Vec<_>>())
+        }
         ItemType::EXTENT_CSUM => Fields::default().with("csums", hex(data)),
         ItemType::QGROUP_STATUS | ItemType::QGROUP_INFO | ItemType::QGROUP_LIMIT => {
             quota(key.item_type, data)?

@@ -75,8 +75,10 @@ pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Co
     at_every_place(parsed(arguments), &arguments.edit, console, |fs, path, _| {
         let (dir, name) = named_place(fs, path)?;
         let place = Place { dir, name };
+        let root = open.deleting(place)?;
         fs.delete_subvolume(place, at).map_err(|error| explained(error, path))?;
         open.changed(place)?;
+        open.deleted(root);
         fs.volume().drop_deleted()
     })
 }
@@ -102,17 +104,19 @@ pub(in crate::verbs) fn set_default(
 }
 
 pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) -> Result {
+    let at = Caller::of(&arguments.subvolume.edit.tree.open)?.at;
     change(&arguments.subvolume, console, |fs, path| {
-        set_read_only(fs, path, arguments.read_only, arguments.force)
+        set_read_only(fs, path, arguments.read_only, arguments.force, at)
     })
 }
 
-/// Makes the subvolume at `path` read-only, or not any more: one that was received only with `force`.
+/// Makes the subvolume at `path` read-only, or not any more: one that was received only with `force`, and it does not count as that then.
 pub(in crate::verbs) fn set_read_only(
     fs: &Filesystem,
     path: &[u8],
     is_read_only: bool,
     force: bool,
+    at: Timestamp,
 ) -> Result<(), Error> {
     let (id, volume) = (subvolume_at(fs, path)?, fs.volume());
     let is_received = volume.subvolume(id)?.received_uuid.is_some();
@@ -121,7 +125,7 @@ pub(in crate::verbs) fn set_read_only(
         let what = format!("{} {why}: --force", Escaped(path));
         return Err(Error::posix(Errno::PERM, what));
     }
-    volume.set_read_only(id, is_read_only).map_err(|error| at_path(error, path))
+    volume.set_read_only(id, is_read_only, at).map_err(|error| at_path(error, path))
 }
 
 /// Does something to the subvolume at a place.

@@ -1,0 +1,145 @@
+//! `offshoot dedupe`: files share the space of what is the same in them.
+//!
+//! Ranges of [`MOST_COMPARED`] are compared. One that is not the same is cut in two halves, and these are compared, down to [`LEAST_COMPARED`]: so files that
+//! are the same share large ranges, and those that differ share all but what is around the differences.
+
+use std::io::Write;
+use std::ops::Range;
+use std::sync::Arc;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_vfs::{Dedupe, Errno, Error, FileId, FileSystem, FileSystemMut, Position};
+use serde::Serialize;
+
+use crate::args::DedupeArguments;
+use crate::edit::{at_every_place, require_one_volume};
+use crate::exit::Result;
+use crate::output::{Console, Escaped, JsonArray, human_size, json_name};
+use crate::place::Place;
+use crate::resolve::{LastLink, at_path, resolve};
+
+/// The most that the filesystem compares in one call, in bytes.
+const MOST_COMPARED: u64 = 16 << 20;
+
+/// What is compared in one piece and not cut any more, in bytes. Each piece becomes an extent item.
+const LEAST_COMPARED: u64 = 128 << 10;
+
+/// What came of one file.
+#[derive(Serialize)]
+struct Outcome {
+    path: String,
+    /// How many bytes were compared.
+    compared: u64,
+    /// How many of them are the same, and share their space.
+    same: u64,
+}
+
+pub(super) fn run(
+    arguments: &DedupeArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let original = Place::parse(&arguments.original);
+    let places: Vec<_> = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    require_one_volume("dedupe", &[std::slice::from_ref(&original), &places].concat())?;
+    let mut outcomes = Vec::new();
+    let result = at_every_place(places, &arguments.edit, console, |fs, path, _| {
+        let from = resolve(fs, &original.path, LastLink::Follow)?;
+        let to = resolve(fs, path, LastLink::Follow)?;
+        let pair = Pair::new(fs, from, to, arguments);
+        let (compared, same) = pair
+            .and_then(|pair| Ok((pair.len, pair.dedupe()?)))
+            .map_err(|error| explained(error, path))?;
+        outcomes.push((path.to_vec(), compared, same));
+        Ok(())
+    });
+    // What is told is durable.
+    if arguments.json {
+        let mut array = JsonArray::new(out)?;
+        for (path, compared, same) in outcomes {
+            array.push(&Outcome { path: json_name(&path), compared, same })?;
+        }
+        array.finish()?;
+    } else {
+        for (path, compared, same) in outcomes {
+            let (same, compared) = (human_size(same), human_size(compared));
+            writeln!(out, "{}: {same} of {compared} are the same", Escaped(&path))?;
+        }
+    }
+    result
+}
+
+/// Ranges of two files.
+struct Pair<'a> {
+    fs: &'a Filesystem,
+    from: Position,
+    to: Position,
+    len: u64,
+}
+
+impl<'a> Pair<'a> {
+    /// The ranges that `arguments` name. When they name no length, it is that of the shorter rest.
+    fn new(
+        fs: &'a Filesystem,
+        from: FileId,
+        to: FileId,
+        arguments: &DedupeArguments,
+    ) -> Result<Self, Error> {
+        let from = Position { file: from, offset: arguments.offset };
+        let to = Position { file: to, offset: arguments.to_offset.unwrap_or(arguments.offset) };
+        let rest = |at: Position| {
+            let rest = fs.attr(at.file)?.size.checked_sub(at.offset);
+            rest.ok_or_else(|| Error::posix(Errno::INVAL, "a range behind the end"))
+        };
+        let len = match arguments.length {
+            Some(len) => len,
+            None => rest(from)?.min(rest(to)?),
+        };
+        Ok(Self { fs, from, to, len })
+    }
+
+    /// Lets them share what is the same, and says how many bytes that is.
+    fn dedupe(&self) -> Result<u64, Error> {
+        let (mut same, mut start) = (0, 0_u64);
+        loop {
+            // Also of nothing it is asked whether it could be shared.
+            let end = self.len.min(start.saturating_add(MOST_COMPARED));
+            same += self.share(start..end)?;
+            if end == self.len {
+                return Ok(same);
+            }
+            start = end;
+        }
+    }
+
+    /// The same of a range, which is counted from where both begin, or of its halves.
+    fn share(&self, range: Range<u64>) -> Result<u64, Error> {
+        let at = |begin: Position| {
+            let offset = begin.offset.checked_add(range.start);
+            let offset = offset.ok_or_else(|| Error::posix(Errno::INVAL, "beyond any file"))?;
+            Ok::<_, Error>(Position { offset, ..begin })
+        };
+        let len = range.end - range.start;
+        if let Dedupe::Same { len } = self.fs.dedupe_range(at(self.from)?, at(self.to)?, len)? {
+            return Ok(len);
+        }
+        let half = (len / 2).next_multiple_of(LEAST_COMPARED);
+        if half >= len {
+            return Ok(0);
+        }
+        let middle = range.start + half;
+        Ok(self.share(range.start..middle)? + self.share(middle..range.end)?)
+    }
+}
+
+/// Says what keeps two files from sharing.
+fn explained(error: Error, path: &[u8]) -> Error {
+    match error.errno() {
+        Errno::INVAL => {
+            let why = "cannot share this range: that takes whole sectors, or the ends of both, of regular files which have them, do not overlap, \
+                and both have checksums or none";
+            Error::posix(Errno::INVAL, format!("{} {why}", Escaped(path)))
+        }
+        _ => at_path(error, path),
+    }
+}

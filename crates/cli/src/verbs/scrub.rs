@@ -1,0 +1,225 @@
+//! `offshoot scrub`: reads and verifies every copy of everything, and repairs what is bad.
+//!
+//! The engine scrubs with threads of its own; what they find is printed by this one. It also looks whether anybody still waits for it, which for a job of
+//! a mount may have ended long before.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use offshoot_btrfs::{
+    ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner,
+};
+use serde::{Serialize, Serializer};
+use serde_json::json;
+
+use crate::args::ScrubArguments;
+use crate::exit::{ExitStatus, Failure, Result};
+use crate::output::{Console, Escaped, human_size, json_name, write_line};
+use crate::session::{Access, Session};
+
+/// What is found and not printed yet.
+const MOST_TOLD: usize = 64;
+
+/// How often it is looked whether anybody waits.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What is printed while it runs.
+enum Told {
+    Found(Box<ScrubFinding>),
+    /// What could not be looked at, and why.
+    Skipped(String),
+}
+
+/// The counters, under their names.
+struct Counters<'c>(&'c ScrubCounts);
+
+impl Serialize for Counters<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.named())
+    }
+}
+
+pub(super) fn run(
+    arguments: &ScrubArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let access = if arguments.read_only { Access::Read } else { Access::Write };
+    let session = Session::open_to_scrub(access, &arguments.volume, console)?;
+    let options = ScrubOptions { read_only: arguments.read_only };
+    let progress = console.start_progress("scrubbed");
+    let is_over = AtomicBool::new(false);
+    let (sender, told) = sync_channel(MOST_TOLD);
+    let (scrubbed, printed) = thread::scope(|scope| {
+        let (session, progress, is_over) = (&session, &progress, &is_over);
+        let scrub = move || {
+            let watch = |event: &ScrubEvent<'_>| {
+                // When nobody takes it any more, this ends soon.
+                let _ = match event {
+                    ScrubEvent::Progress(counts) => {
+                        let bytes = counts.data_bytes_scrubbed + counts.tree_bytes_scrubbed;
+                        progress.set_position(bytes);
+                        Ok(())
+                    }
+                    ScrubEvent::Found(finding) => {
+                        sender.send(Told::Found(Box::new((*finding).clone())))
+                    }
+                    ScrubEvent::Skipped(chunk, error) => {
+                        sender.send(Told::Skipped(format!("the chunk at {chunk}: {error}")))
+                    }
+                };
+                if is_over.load(Ordering::Relaxed) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
+            session.volume.scrub(&options, &watch)
+        };
+        let scrub = scope.spawn(scrub);
+        let printed = print_all(&told, arguments, is_over, out, console);
+        (scrub.join().unwrap_or_else(|panic| resume_unwind(panic)), printed)
+    });
+    console.stop_progress();
+    printed?;
+    let counts = scrubbed?;
+    if arguments.json {
+        write_line(out, &Counters(&counts))?;
+    } else {
+        summary(&counts, out)?;
+    }
+    if counts.left_errors > 0 {
+        return Err(Failure::Reported(ExitStatus::Corrupt));
+    }
+    Ok(())
+}
+
+/// Prints what is found until there is no more.
+fn print_all(
+    told: &Receiver<Told>,
+    arguments: &ScrubArguments,
+    is_over: &AtomicBool,
+    out: &mut dyn Write,
+    console: &Console,
+) -> Result {
+    let mut printed = Ok(());
+    loop {
+        let next = told.recv_timeout(PATIENCE);
+        let live = arguments.volume.open.live.as_ref();
+        if live.is_some_and(|live| !(live.is_wanted)()) {
+            is_over.store(true, Ordering::Relaxed);
+        }
+        match next {
+            Ok(one) if printed.is_ok() => {
+                printed = print(&one, arguments.json, out, console);
+                is_over.fetch_or(printed.is_err(), Ordering::Relaxed);
+            }
+            Err(RecvTimeoutError::Disconnected) => return printed,
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+fn print(told: &Told, is_json: bool, out: &mut dyn Write, console: &Console) -> Result {
+    match told {
+        Told::Skipped(problem) => {
+            console.error(&format_args!("extents that were not looked at: {problem}"));
+            if is_json {
+                write_line(out, &json!({ "skipped": problem }))?;
+            }
+        }
+        Told::Found(finding) => {
+            let text = in_words(finding);
+            match finding.outcome {
+                ScrubOutcome::Corrected => console.warning(&text),
+                ScrubOutcome::NotWritten | ScrubOutcome::Uncorrectable => {
+                    console.error(&text);
+                    finding.owners.iter().for_each(|owner| console.detail(&of_owner(owner)));
+                }
+            }
+            if is_json {
+                write_line(out, &as_json(finding))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn in_words(finding: &ScrubFinding) -> String {
+    let ScrubFinding { structure, len_bytes, device, physical, problem, .. } = finding;
+    let logical = finding.logical.map(|at| format!(" at logical address {at}"));
+    let outcome = match finding.outcome {
+        ScrubOutcome::Corrected => "corrected",
+        ScrubOutcome::NotWritten => "not corrected",
+        ScrubOutcome::Uncorrectable => "it cannot be corrected",
+    };
+    let logical = logical.unwrap_or_default();
+    format!(
+        "bad {structure}{logical}, {len_bytes} bytes ({device}, byte {physical}): {problem}: {outcome}"
+    )
+}
+
+fn of_owner(owner: &ScrubOwner) -> String {
+    match owner {
+        ScrubOwner::File { path: Some(path), .. } => format!("file /{}", Escaped(path)),
+        ScrubOwner::File { file, path: None } => {
+            format!("inode {} of tree {}", file.ino, file.dev)
+        }
+        ScrubOwner::Tree { tree: Some(tree), level } => format!("tree {tree}, level {level}"),
+        ScrubOwner::Tree { tree: None, level } => format!("a tree, level {level}"),
+        ScrubOwner::Others => "and others".to_owned(),
+    }
+}
+
+fn as_json(finding: &ScrubFinding) -> serde_json::Value {
+    let owners: Vec<_> = finding
+        .owners
+        .iter()
+        .map(|owner| match owner {
+            ScrubOwner::File { file, path } => json!({
+                "subvolume": file.dev,
+                "inode": file.ino,
+                "path": path.as_ref().map(|path| format!("/{}", json_name(path))),
+            }),
+            ScrubOwner::Tree { tree, level } => {
+                json!({ "tree": tree.map(|tree| tree.0), "level": level })
+            }
+            ScrubOwner::Others => json!({ "others": true }),
+        })
+        .collect();
+    json!({
+        "structure": finding.structure,
+        "logical": finding.logical.map(|at| at.0),
+        "bytes": finding.len_bytes,
+        "device": json_name(finding.device.as_bytes()),
+        "physical": finding.physical.0,
+        "problem": finding.problem,
+        "outcome": match finding.outcome {
+            ScrubOutcome::Corrected => "corrected",
+            ScrubOutcome::NotWritten => "not corrected",
+            ScrubOutcome::Uncorrectable => "uncorrectable",
+        },
+        "owners": owners,
+    })
+}
+
+fn summary(counts: &ScrubCounts, out: &mut dyn Write) -> Result {
+    let bytes = counts.data_bytes_scrubbed + counts.tree_bytes_scrubbed;
+    let (all, left) = (counts.found_errors(), counts.left_errors);
+    let errors = match (all, left) {
+        (0, _) => "no errors".to_owned(),
+        (_, 0) => format!("all {all} errors corrected"),
+        _ => format!("{left} of {all} errors left"),
+    };
+    writeln!(out, "{} scrubbed, {errors}", human_size(bytes))?;
+    for (name, value) in counts.named() {
+        writeln!(out, "  {name}: {value}")?;
+    }
+    Ok(())
+}
