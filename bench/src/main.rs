@@ -17,6 +17,7 @@
 //! | `mount` | ours, the kernel's btrfs and XFS and a null filesystem, through the system calls of programs |
 //! | `workload` | what the seed workloads do; the program has it too |
 //! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
+//! | `supervise` | what is undone when a benchmark is interrupted |
 //! | `sides`, `content` | the library and the kernel for `data` and `fsync`, and what files hold |
 
 mod content;
@@ -32,6 +33,7 @@ mod mount;
 mod ours;
 mod proof;
 mod sides;
+mod supervise;
 mod table;
 mod tree;
 mod volumes;
@@ -97,6 +99,18 @@ Options:
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    run(&args).unwrap_or_else(|reason| {
+        eprintln!("offshoot-bench: {reason}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Does what `args` say, in another process where that may leave something behind.
+fn run(args: &[String]) -> Result<ExitCode> {
+    let (args, is_supervised) = supervise::supervised(args)?;
+    if let Some(dir) = supervise::dir_of(args).filter(|_| !is_supervised) {
+        return supervise::supervise(args, dir);
+    }
     let done = args.split_first().and_then(|(what, args)| match what.as_str() {
         "extract" => extract::benchmark(args),
         "tree" => tree::benchmark(args),
@@ -111,15 +125,9 @@ fn main() -> ExitCode {
     });
     let Some(done) = done else {
         eprint!("{HELP}");
-        return ExitCode::from(2);
+        return Ok(ExitCode::from(2));
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => {
-            eprintln!("offshoot-bench: {reason}");
-            ExitCode::FAILURE
-        }
-    }
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// The options of a benchmark, each given once at most.

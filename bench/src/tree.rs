@@ -70,13 +70,16 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
 /// All sides in turns, as a table and, in `dir`, as JSON.
 fn all(rounds: usize, items: u64, dir: Option<&Path>) -> Result {
     println!(
-        "{:<8} {:>7} {:<24} {:>11} {:>15} {:>6} {:>9} {:>9} {:>8} {:>8} {:>9}",
+        "{:<8} {:>7} {:<24} {:>11} {:>15} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9}",
         "order",
         "threads",
         "latches above, let go",
         "inserts/s",
         "min..max /1000",
         "x",
+        "locks",
+        "waits",
+        "shared",
         "waits",
         "early",
         "splits",
@@ -108,11 +111,14 @@ fn print_row(order: &str, threads: u64, name: &str, runs: &[Value], ours: f64) {
     let (min, max) = (speeds().fold(f64::MAX, f64::min), speeds().fold(0.0, f64::max));
     let m = |what| median(runs, what);
     println!(
-        "{order:<8} {threads:>7} {name:<24} {:>11.0} {:>15} {:>6.2} {:>9.0} {:>9.0} {:>8.0} {:>8.0} {:>9.1}",
+        "{order:<8} {threads:>7} {name:<24} {:>11.0} {:>15} {:>6.2} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>8.0} {:>8.0} {:>9.1}",
         m("inserts_per_s"),
         format!("{:.0}..{:.0}", min / 1000.0, max / 1000.0),
         m("inserts_per_s") / ours,
+        m("locks_taken"),
         m("lock_waits"),
+        m("shared_locks_taken"),
+        m("shared_lock_waits"),
         m("early_unlocks"),
         m("splits"),
         m("pushes"),
@@ -173,6 +179,8 @@ fn one(order: &str, threads: u64, latching: Latching, items: u64) -> Result {
         "inserts_per_s": speed,
         "locks_taken": stats.locks_taken,
         "lock_waits": stats.lock_waits,
+        "shared_locks_taken": stats.shared_locks_taken,
+        "shared_lock_waits": stats.shared_lock_waits,
         "early_unlocks": stats.early_unlocks,
         "splits": stats.splits,
         "pushes": stats.pushes,

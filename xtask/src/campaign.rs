@@ -4,12 +4,16 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 5] = [
+const CAMPAIGNS: [Campaign; 6] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
         test: ["crash", "campaign::campaign"],
-        options: &[("--workloads", "OFFSHOOT_WORKLOADS"), ("--seed", "OFFSHOOT_SEED")],
+        options: &[
+            ("--workloads", "OFFSHOOT_WORKLOADS"),
+            ("--judged-every", "OFFSHOOT_JUDGED_EVERY"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
     },
     Campaign {
         what: "enospc",
@@ -32,6 +36,12 @@ const CAMPAIGNS: [Campaign; 5] = [
         package: "offshoot",
         test: ["mount", "campaign::campaign"],
         options: &[("--seconds", "OFFSHOOT_SECONDS"), ("--seed", "OFFSHOOT_SEED")],
+    },
+    Campaign {
+        what: "pingpong",
+        package: "offshoot-btrfs",
+        test: ["pingpong", "rows::campaign"],
+        options: &[("--rounds", "OFFSHOOT_ROUNDS"), ("--seed", "OFFSHOOT_SEED")],
     },
     Campaign {
         what: "snapshots",

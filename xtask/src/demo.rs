@@ -1,27 +1,46 @@
 //! `cargo xtask demo`: a volume made of a directory of the repository, and what is in it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use offshoot_testkit::fixture;
 
 use crate::shell::{Result, cargo, run, target_dir};
 
-/// The image that the demonstration leaves behind, below the directory of build results.
-const IMAGE: &str = "demo/disk.img";
+/// What is used when nothing else is said.
+const USAGE: &str = "demo [--program FILE] [--dir DIRECTORY]";
 
-/// Builds the program, makes a volume, fills it and shows what is in it.
-pub(crate) fn demo() -> Result {
-    cargo(&["build", "--quiet", "--release", "--package", "offshoot"])?;
-    let target = target_dir();
-    let image = target.join(IMAGE);
-    let dir = target.join("demo");
+/// Makes a volume, fills it and shows what is in it: in a directory, and by a program that is built already, where the options say so.
+pub(crate) fn demo(options: &[&str]) -> Result {
+    let (mut program, mut dir) = (None, None);
+    for pair in options.chunks(2) {
+        match *pair {
+            ["--program", file] => program = Some(PathBuf::from(file)),
+            ["--dir", path] => dir = Some(PathBuf::from(path)),
+            _ => return Err(format!("the options are: {USAGE}")),
+        }
+    }
+    let program = program.map_or_else(built, Ok)?;
+    // What the commands are given is seen from the root of the repository.
+    let absolute = |path: PathBuf| {
+        std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let program = absolute(program)?;
+    let dir = dir.map_or_else(|| Ok(target_dir().join("demo")), absolute)?;
     std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    show(&program, &dir.join("disk.img"))
+}
 
-    let program = target.join("release/offshoot");
-    let volume = shorter(&image);
+/// Builds the program.
+fn built() -> Result<PathBuf> {
+    cargo(&["build", "--quiet", "--release", "--package", "offshoot"])?;
+    Ok(target_dir().join("release/offshoot"))
+}
+
+fn show(program: &Path, image: &Path) -> Result {
+    let (program, volume) = (shorter(program), shorter(image));
     let place = |path: &str| format!("{volume}:{path}");
     let offshoot = |args: &[&str]| -> Result {
-        run(&shorter(&program), args)?;
+        run(&program, args)?;
         println!();
         Ok(())
     };

@@ -21,7 +21,8 @@ const HELP: &str = "\
 Usage: cargo xtask TASK
 
 Tasks:
-  demo     Make a volume from a directory of the repository, and show what is in it
+  demo [--program FILE] [--dir DIRECTORY]
+           Make a volume from a directory of the repository, and show what is in it
   test     Run everything that has to pass: format, lints, tests, licences
   setup    Install the judges that the tests need (as root), or say how to
   licences Check that everything that is linked is under a permissive licence
@@ -44,14 +45,18 @@ Tasks:
   bench mount [--sides SIDE,SIDE...] [--loads LOAD,LOAD...] [--files N] [--rounds N] [--mib N]
            [--random-mib N] [--source PATH] [--turns N]
            What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem (as root)
-  campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--seed N]
-           Cut the power, or let requests fail, at every point of many workloads
+  campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--judged-every N]
+           [--seed N]
+           Cut the power, or let requests fail, at every point of many workloads; the kernel judges one
+           of 3,000 states, or of N
   campaign enospc [--seconds N] [--threads N] [--seed N]
            Let 64 threads work on full volumes of several kinds, for a minute on each
   campaign files [--files N] [--seed N]
            Make a million files with 1, 2 and 12 threads, and remove half of them
   campaign mount [--seconds N] [--seed N]
            Run fsx for five minutes, pjdfstest and real programs on mounts, with each compression and nodatacow
+  campaign pingpong [--rounds N] [--seed N]
+           Change volumes of every layout in turns with the kernel, each for four rounds
   campaign snapshots [--snapshots N] [--files N] [--seed N]
            Take ten thousand snapshots of as many files that change, and delete them
 ";
@@ -60,7 +65,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match args[..] {
-        ["demo"] => demo::demo(),
+        ["demo", ref options @ ..] => demo::demo(options),
         ["test"] => test::test(),
         ["setup"] => setup::setup(),
         ["licences"] => licences::check(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offshoot_vfs::{
-    Attr, DirEntry, Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut,
+    Attr, Dedupe, DirEntry, Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut,
     FileType, NewFile, Node, Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp,
     XattrMode,
 };
@@ -283,7 +283,7 @@ impl FileSystemMut for Null {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn dedupe_range(&self, _: Position, _: Position, _: u64) -> Result<bool> {
+    fn dedupe_range(&self, _: Position, _: Position, _: u64) -> Result<Dedupe> {
         Err(error(Errno::OPNOTSUPP))
     }
 
