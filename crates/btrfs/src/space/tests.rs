@@ -249,9 +249,13 @@ fn threads_run_out(mib: u64, mkfs: &[&str], threads: u32, len: usize, together: 
                 (0..threads).map(|thread| scope.spawn(move || fill(thread))).collect();
             let filled: Vec<_> =
                 fillers.into_iter().map(|one| one.join().expect("it fills")).collect();
-            filled.into_iter().for_each(|one| drop(scope.spawn(move || empty(one))));
+            for one in filled {
+                scope.spawn(move || empty(one));
+            }
         } else {
-            (0..threads).for_each(|thread| drop(scope.spawn(move || empty(fill(thread)))));
+            for thread in 0..threads {
+                scope.spawn(move || empty(fill(thread)));
+            }
         }
     });
     let stats = volume.space_stats();

@@ -398,7 +398,9 @@ fn sparse_siblings() {
             thread::spawn(move || remove(&volume, keys[0]))
         };
         let threads: Vec<_> = before.into_iter().map(writer).collect();
-        threads.into_iter().for_each(|thread| thread.join().expect("a writer"));
+        for thread in threads {
+            thread.join().expect("a writer");
+        }
         let root = volume.tree(TreeId::FS).expect("the tree");
         let top = volume.block(&root.expected()).expect("it verifies");
         assert!(root.level == 1 || top.len() == 1, "they are one now");
