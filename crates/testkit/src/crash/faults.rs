@@ -6,7 +6,7 @@
 //! |---|---|
 //! | a write or flush that fails, or writes its beginning only | the step reports it; after a failed `fsync` or `sync` everything is refused with `EROFS` |
 //! | a read that fails | another copy does, or the step reports it |
-//! | a read or a write of which every byte is inverted | found by checksums: another copy does, or it is reported; what is read is never wrong |
+//! | a read or a write of which every byte is inverted | found by checksums: another copy does, or it is reported, of one file or of those that share the data; what is read is never wrong |
 //! | any of these but an error, in a workload that writes data in place | not inflicted: such data has no checksums |
 //! | any | the volume holds what was promised, is in order, and can be changed when it is opened again |
 
@@ -102,7 +102,8 @@ impl Inflicter<'_> {
                 for number in 0..sound.devices[member].count(requests) {
                     let strike = (member, requests, number, fault);
                     let attempt = self.attempt(&ready, workload, Some(strike));
-                    let one = attempt.and_then(|attempt| self.judge(attempt, &history, strike));
+                    let shares = workload.shares_data();
+                    let one = attempt.and_then(|one| self.judge(one, &history, strike, shares));
                     inflicted += one.map_err(|e| {
                         format!(
                             "{fault:?} at number {number} of {requests:?} to member {member}: {e}"
@@ -154,6 +155,7 @@ impl Inflicter<'_> {
         attempt: Attempt,
         history: &History,
         (member, requests, number, fault): (usize, Requests, u64, Fault),
+        shares_data: bool,
     ) -> Result<Inflicted, String> {
         let struck = attempt.devices[member].count(requests) > number;
         let must_be_told = requests != Requests::Reads && fault != Fault::Garbage;
@@ -165,8 +167,10 @@ impl Inflicter<'_> {
         }
         let found = enter(self.engine, &attempt.memory)?;
         let corrupt = found.corrupt();
-        let may_be_corrupt = requests == Requests::Writes && fault == Fault::Garbage;
-        if corrupt > usize::from(may_be_corrupt && !self.has_copies) {
+        let may_be_corrupt =
+            requests == Requests::Writes && fault == Fault::Garbage && !self.has_copies;
+        let may_be_many = may_be_corrupt && shares_data;
+        if corrupt > usize::from(may_be_corrupt) && !may_be_many {
             return Err(format!("{corrupt} files are corrupt"));
         }
         let problems = history.judge(&found, &attempt.kept, attempt.begun);

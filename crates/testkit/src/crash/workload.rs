@@ -277,6 +277,15 @@ impl Workload {
         self.ops().any(is_flag)
     }
 
+    /// Whether files may come to share data.
+    #[must_use]
+    pub fn shares_data(&self) -> bool {
+        let is_share = |op: &Op| {
+            matches!(op, Op::Copy(..) | Op::Clone(_) | Op::Dedupe(_) | Op::Snapshot { .. })
+        };
+        self.ops().any(is_share)
+    }
+
     /// Whether an operation is of this kind, in the set-up or later.
     #[must_use]
     pub fn has(&self, is_of_kind: impl Fn(&Op) -> bool) -> bool {
