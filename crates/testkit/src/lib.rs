@@ -12,6 +12,7 @@
 //! | [`fill`] | what the kernel writes into a volume before we read it |
 //! | [`host`] | a mounted directory as a [`offshoot_vfs::FileSystem`] |
 //! | [`compare`] | two filesystems, path by path |
+//! | [`outside`] | the kernel's turn on a volume that we wrote |
 //! | [`kernel_log`] | what the kernel said of chosen devices |
 //! | [`manifest`] | what a filesystem shows, as text |
 //! | [`model`] | a filesystem in memory, and random operations on it and on another one |
@@ -47,6 +48,7 @@ pub mod kernel_log;
 pub mod manifest;
 pub mod model;
 pub mod names;
+pub mod outside;
 pub mod progs;
 pub mod random;
 pub mod recipe;

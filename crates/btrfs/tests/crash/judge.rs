@@ -1,6 +1,5 @@
 //! States judged from outside: `btrfs check`, and the kernel, which mounts them and changes them.
 
-use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,14 +13,11 @@ use offshoot_testkit::crash::{Devices, Engine};
 use offshoot_testkit::disks::{Attached, Disks, Mount};
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::kernel_log::KernelLog;
+use offshoot_testkit::outside::{change, mount, require_change, require_same};
 use offshoot_testkit::run::try_run;
-use offshoot_vfs::{FileSystem, SetAttr, Timestamp};
+use offshoot_vfs::{SetAttr, Timestamp};
 
 use crate::engine::OURS;
-
-/// What the kernel makes, and writes there.
-const KERNELS: &str = "of-the-kernel";
-const KERNELS_DATA: [u8; 9000] = [1; 9000];
 
 /// The outside judges, where there are any.
 pub(crate) struct Outside {
@@ -109,6 +105,23 @@ fn all_name_one_log(devices: &[Arc<MemoryDevice>]) -> bool {
     devices.windows(2).all(|pair| log_of(&pair[0]) == log_of(&pair[1]))
 }
 
+/// Whether the kernel shows what it may when the state was cut between the superblocks of two members: it may take the one that does not name the
+/// log, or names the one before.
+fn shows_other(
+    compare: &Compare,
+    devices: &[Arc<MemoryDevice>],
+    mount: &Mount,
+) -> Result<bool, String> {
+    let mut rotated = shared(devices);
+    let mut views = vec![shown_with(rotated.clone(), &at_commit())?];
+    for _ in devices {
+        // Of several that are as new we take the last.
+        rotated.rotate_left(1);
+        views.push(top(rotated.clone())?);
+    }
+    Ok(views.iter().any(|view| require_same(compare, view, mount).is_ok()))
+}
+
 /// Has the kernel show the state, and change it. Gives whether there was room for that, and what the kernel complained of.
 fn show_and_change(
     disks: &Disks,
@@ -126,18 +139,12 @@ fn show_and_change(
         ours.push(("replayed", top(shared(&replayed))?));
     }
     let mount = mount(disks, "rw,noatime,subvolid=5", log)?;
-    // When it was cut between the superblocks of two members, the kernel may take the one that does not name the log.
-    let without_log = has_log
-        && !all_name_one_log(devices)
-        && require_same(&compare, &shown_with(shared(devices), &at_commit())?, &mount).is_ok();
-    for (which, ours) in ours.iter().filter(|_| !without_log) {
+    let shows_other =
+        has_log && !all_name_one_log(devices) && shows_other(&compare, devices, &mount)?;
+    for (which, ours) in ours.iter().filter(|_| !shows_other) {
         require_same(&compare, ours, &mount).map_err(|e| format!("{which}: {e}"))?;
     }
-    let is_changed = match std::fs::write(mount.path().join(KERNELS), KERNELS_DATA) {
-        Err(e) if e.kind() == ErrorKind::StorageFull => false,
-        done => done.map(|()| true).map_err(|e| format!("a file of the kernel: {e}"))?,
-    };
-    mount.sync();
+    let is_changed = change(&mount)?;
     // As long as they are mounted, no other volume is on these devices.
     Ok((is_changed, log.complaints(&mount.devices())))
 }
@@ -154,13 +161,7 @@ fn show_changed(
     require_same(&Compare::default(), &ours, &mount)
         .map_err(|e| format!("what the kernel left: {e}"))?;
     if is_changed {
-        let mut found = vec![0; KERNELS_DATA.len() + 1];
-        let file = ours.lookup(ours.root(), KERNELS.as_bytes());
-        let len = file.and_then(|file| ours.read(file, 0, &mut found));
-        let len = len.map_err(failed("the file of the kernel"))?;
-        if found[..len] != KERNELS_DATA {
-            return Err("the file of the kernel holds something else".to_owned());
-        }
+        require_change(&ours)?;
     }
     Ok(log.complaints(&mount.devices()))
 }
@@ -177,24 +178,6 @@ fn top(devices: Devices) -> Result<Filesystem, String> {
 fn shown_with(devices: Devices, options: &OpenOptions) -> Result<Filesystem, String> {
     let volume = Volume::open(devices, options);
     volume.and_then(|volume| volume.filesystem(SubvolumeId::FS)).map_err(failed("opening it"))
-}
-
-/// Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice. What is said of the first does not count.
-fn mount(disks: &Disks, options: &str, log: &mut KernelLog) -> Result<Mount, String> {
-    let mount = || Mount::try_new(disks.images(), options);
-    mount().or_else(|_| {
-        drop(log.complaints(&[]));
-        mount()
-    })
-}
-
-fn require_same(compare: &Compare, ours: &Filesystem, mount: &Mount) -> Result<(), String> {
-    let outcome = compare.run(ours, mount.path());
-    if outcome.differences.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("the kernel shows: {outcome}"))
-    }
 }
 
 /// Neither of them looks for a copy of a torn superblock: our next commit writes it anew.
