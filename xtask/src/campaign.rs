@@ -4,63 +4,87 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 6] = [
+const CAMPAIGNS: [Campaign; 7] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
-        test: ["crash", "campaign::campaign"],
+        targets: &["--test", "crash"],
+        test: Some("campaign::campaign"),
         options: &[
             ("--workloads", "OFFSHOOT_WORKLOADS"),
             ("--judged-every", "OFFSHOOT_JUDGED_EVERY"),
             ("--seed", "OFFSHOOT_SEED"),
         ],
+        always: &[],
     },
     Campaign {
         what: "enospc",
         package: "offshoot-btrfs",
-        test: ["enospc", "campaign"],
+        targets: &["--test", "enospc"],
+        test: Some("campaign"),
         options: &[
             ("--seconds", "OFFSHOOT_SECONDS"),
             ("--threads", "OFFSHOOT_THREADS"),
             ("--seed", "OFFSHOOT_SEED"),
         ],
+        always: &[],
     },
     Campaign {
         what: "files",
         package: "offshoot-btrfs",
-        test: ["files", "campaign"],
+        targets: &["--test", "files"],
+        test: Some("campaign"),
         options: &[("--files", "OFFSHOOT_FILES"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
     },
     Campaign {
         what: "mount",
         package: "offshoot",
-        test: ["mount", "campaign::campaign"],
+        targets: &["--test", "mount"],
+        test: Some("campaign::campaign"),
         options: &[("--seconds", "OFFSHOOT_SECONDS"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
     },
     Campaign {
         what: "pingpong",
         package: "offshoot-btrfs",
-        test: ["pingpong", "rows::campaign"],
+        targets: &["--test", "pingpong"],
+        test: Some("rows::campaign"),
         options: &[("--rounds", "OFFSHOOT_ROUNDS"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
     },
     Campaign {
         what: "snapshots",
         package: "offshoot-btrfs",
-        test: ["subvolumes", "many::campaign"],
+        targets: &["--test", "subvolumes"],
+        test: Some("many::campaign"),
         options: &[
             ("--snapshots", "OFFSHOOT_SNAPSHOTS"),
             ("--files", "OFFSHOOT_FILES"),
             ("--seed", "OFFSHOOT_SEED"),
         ],
+        always: &[],
+    },
+    Campaign {
+        what: "volumes",
+        package: "offshoot-btrfs",
+        targets: &["--lib", "--test", "namespace"],
+        test: None,
+        options: &[],
+        always: &[("OFFSHOOT_JUDGED_EVERY", "1")],
     },
 ];
 
 struct Campaign {
     what: &'static str,
     package: &'static str,
-    /// The target with the tests, and the test.
-    test: [&'static str; 2],
+    /// The targets with the tests.
+    targets: &'static [&'static str],
+    /// The test that runs for this alone; `None` for all that run otherwise too.
+    test: Option<&'static str>,
     options: &'static [(&'static str, &'static str)],
+    /// Variables that are set without an option.
+    always: &'static [(&'static str, &'static str)],
 }
 
 /// Runs the campaign `what`.
@@ -69,7 +93,7 @@ pub(crate) fn campaign(what: &str, options: &[&str]) -> Result {
         let all = CAMPAIGNS.map(|campaign| campaign.what).join(", ");
         return Err(format!("there is no campaign {what}; there are: {all}"));
     };
-    let mut variables = Vec::new();
+    let mut variables = campaign.always.to_vec();
     for option in options.chunks(2) {
         let known = campaign.options.iter().find(|(name, _)| *name == option[0]);
         match (known, option) {
@@ -78,8 +102,8 @@ pub(crate) fn campaign(what: &str, options: &[&str]) -> Result {
         }
     }
     setup::ready()?;
-    let [target, test] = campaign.test;
-    let build = ["test", "--release", "--package", campaign.package, "--test", target];
-    let only = ["--", "--ignored", "--nocapture", "--exact", test];
-    cargo_with(&variables, &[&build[..], &only].concat())
+    let tests = ["test", "--release", "--package", campaign.package];
+    let only = campaign.test.map(|test| ["--", "--ignored", "--nocapture", "--exact", test]);
+    let only = only.as_ref().map_or(&[][..], |only| &only[..]);
+    cargo_with(&variables, &[&tests[..], campaign.targets, only].concat())
 }

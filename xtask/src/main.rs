@@ -59,6 +59,8 @@ Tasks:
            Change volumes of every layout in turns with the kernel, each for four rounds
   campaign snapshots [--snapshots N] [--files N] [--seed N]
            Take ten thousand snapshots of as many files that change, and delete them
+  campaign volumes
+           Have the kernel take its turn on every volume in memory that a test leaves, not on one of 8
 ";
 
 fn main() -> ExitCode {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::checked::{CheckedDevice, Shown};
 use offshoot_testkit::disks::{Attached, Disks};
-use offshoot_testkit::model::Model;
+use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Timestamp;
 use uuid::Uuid;
@@ -32,7 +32,7 @@ pub(crate) fn in_memory(node_size: u32) -> Arc<CheckedDevice> {
 
 /// A new volume in memory of this many bytes, and its device. It is checked when the device is dropped.
 pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<CheckedDevice> {
-    let device = Arc::new(CheckedDevice::sparse(size_bytes, read_all));
+    let device = Arc::new(CheckedDevice::sparse(size_bytes, show));
     make(device.clone(), node_size);
     device
 }
@@ -55,11 +55,15 @@ fn make(device: Arc<dyn BlockDevice>, node_size: u32) {
     mkfs(&[device], &options).expect("a volume");
 }
 
-/// Our reader finds everything that the volume holds.
-fn read_all(device: Arc<dyn BlockDevice>) {
-    let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
-    let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
-    Model::copy(&fs).expect("everything reads");
+/// What our reader shows of the volume.
+fn show(device: &Arc<dyn BlockDevice>) -> Shown {
+    let open = |ignore_log| {
+        let options = OpenOptions { ignore_log, ..OpenOptions::default() };
+        Volume::open(vec![device.clone()], &options).expect("it opens")
+    };
+    let has_log = open(true).superblock().log_is_pending();
+    let fs = open(false).filesystem(TreeId::FS).expect("every volume has one");
+    Shown { files: Box::new(fs), has_log }
 }
 
 /// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits no more, and nobody checks the volume.
@@ -97,4 +101,27 @@ pub(crate) fn xattr(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
     data.extend_from_slice(name);
     data.extend_from_slice(value);
     (key, data)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// A volume, as it is and with one byte of it changed in what a device keeps above another.
+    #[test]
+    fn what_is_written_above_another_device_is_checked() {
+        if !judges::are_present() {
+            return;
+        }
+        let below = in_memory(16384);
+        let above = CheckedDevice::over(below.clone());
+        let mut superblock = vec![0; 4096];
+        below.read_at(65536, &mut superblock).expect("it reads");
+        superblock[100] ^= 1;
+        above.write_at(65536, &superblock).expect("memory is written");
+        let judged = catch_unwind(AssertUnwindSafe(|| drop(above)));
+        assert!(judged.is_err(), "a byte of the superblock is wrong");
+    }
 }

@@ -3,26 +3,45 @@
 //! ```text
 //! CheckedDevice ── MemoryDevice ── the volume, as the engine writes it
 //!      │
-//!    drop ──> an image file ──> btrfs check
+//!    drop ──> an image file ──> btrfs check ──> the kernel, of a sample
 //!        └──> the engine that the test gave, which reads everything
 //! ```
 //!
 //! A test opens its volume on such a device, and need not remember to have it checked. What is judged is what the
 //! devices hold then: the last commit, as if the power were cut. A test that damages its volume, or puts into it what is none of btrfs,
 //! says so with [`CheckedDevice::leave_unchecked`]. A test that panics has its verdict already.
+//!
+//! The kernel takes its turn on one volume of [`JUDGED_EVERY`], or of what the variable `OFFSHOOT_JUDGED_EVERY` says: it mounts the volume for writing,
+//! shows path by path what we show, and changes it. Then `btrfs check` finds nothing, we show what the kernel does, and we find what it changed.
 
 use std::io::{IoSlice, Result};
 use std::ops::Deref;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_vfs::FileSystem;
 
-use crate::disks::{assert_image_checks, scratch_dir};
+use crate::compare::{Aspect, Compare};
+use crate::disks::{Disks, OLD_CACHE, UUID_TREE, assert_image_checks};
 use crate::judges;
+use crate::kernel_log::KernelLog;
+use crate::model::Model;
+use crate::outside::{change, mount, require_change, require_same};
 
-/// Opens the volume on a device and reads all that is in it, and panics where it cannot.
-pub type ReadAll = fn(Arc<dyn BlockDevice>);
+/// The volumes of which the kernel takes its turn on one.
+pub const JUDGED_EVERY: u64 = 8;
+
+/// What a volume shows.
+pub struct Shown {
+    /// Its files.
+    pub files: Box<dyn FileSystem>,
+    /// Whether that is what a pending log makes of it.
+    pub has_log: bool,
+}
+
+/// Opens the volume on a device, and panics where it cannot.
+pub type Show = fn(&Arc<dyn BlockDevice>) -> Shown;
 
 /// A device in memory, on which is a volume that `btrfs check` and the engine find in order when the device is dropped.
 #[derive(Debug)]
@@ -30,24 +49,24 @@ pub struct CheckedDevice {
     memory: MemoryDevice,
     /// What shows where nothing was written.
     below: Option<Arc<CheckedDevice>>,
-    read_all: ReadAll,
+    show: Show,
     is_left_unchecked: AtomicBool,
 }
 
 impl CheckedDevice {
     /// An empty device of `size_bytes`, on which somebody makes a volume.
     #[must_use]
-    pub fn sparse(size_bytes: u64, read_all: ReadAll) -> Self {
+    pub fn sparse(size_bytes: u64, show: Show) -> Self {
         let memory = MemoryDevice::sparse(size_bytes);
-        Self { memory, below: None, read_all, is_left_unchecked: AtomicBool::new(false) }
+        Self { memory, below: None, show, is_left_unchecked: AtomicBool::new(false) }
     }
 
     /// A device that shows `below`, and keeps what is written to it for itself.
     #[must_use]
     pub fn over(below: Arc<Self>) -> Self {
         let memory = MemoryDevice::over(below.clone());
-        let (read_all, is_left_unchecked) = (below.read_all, AtomicBool::new(false));
-        Self { memory, below: Some(below), read_all, is_left_unchecked }
+        let (show, is_left_unchecked) = (below.show, AtomicBool::new(false));
+        Self { memory, below: Some(below), show, is_left_unchecked }
     }
 
     /// Nobody looks at the volume when the device is dropped, for this reason.
@@ -64,19 +83,65 @@ impl CheckedDevice {
     }
 
     fn judge(&self) {
-        (self.read_all)(Arc::new(self.memory.snapshot()));
+        let memory: Arc<dyn BlockDevice> = Arc::new(self.memory.snapshot());
+        let shown = (self.show)(&memory);
+        Model::copy(&*shown.files).expect("everything reads");
         if !judges::are_present() {
             return;
         }
-        let dir = scratch_dir();
-        let image = dir.path().join("volume.img");
-        let file = std::fs::File::create_new(&image).expect("an image file");
-        file.set_len(self.size_bytes()).expect("a sparse image file");
+        let disks = Disks::beside(self.size_bytes());
+        let image = &disks.images()[0];
+        let file = std::fs::File::options().write(true).open(image).expect("an image file");
         let mut write =
             |at, bytes: &[u8]| std::os::unix::fs::FileExt::write_all_at(&file, bytes, at);
         self.visit_contents(&mut write).expect("an image of the volume");
-        assert_image_checks(&image);
+        drop(file);
+        assert_image_checks(image);
+        if is_drawn() {
+            self.judge_by_kernel(&disks, &shown).unwrap_or_else(|reason| panic!("{reason}"));
+        }
     }
+
+    fn judge_by_kernel(&self, disks: &Disks, shown: &Shown) -> std::result::Result<(), String> {
+        /// All volumes of a test have one id, and the kernel mounts only one with it.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = KernelLog::start();
+        let mut compare = Compare::default();
+        if shown.has_log {
+            // What lost a name in a replay has the time of that.
+            compare = compare.without(Aspect::TimesOfNames);
+        }
+        let mounted = mount(disks, "rw,noatime,subvolid=5", &mut log)?;
+        require_same(&compare, &*shown.files, &mounted)?;
+        let is_changed = change(&mounted)?;
+        let mut complaints = log.complaints(&mounted.devices());
+        drop(mounted);
+        assert_image_checks(&disks.images()[0]);
+        let left = (self.show)(&disks.devices()[0]).files;
+        let mounted = mount(disks, "ro,noatime,subvolid=5", &mut log)?;
+        require_same(&Compare::default(), &*left, &mounted)
+            .map_err(|e| format!("what the kernel left: {e}"))?;
+        if is_changed {
+            require_change(&*left)?;
+        }
+        complaints.extend(log.complaints(&mounted.devices()));
+        // It looks through that tree when it has replayed a log, or removed files without names.
+        complaints.retain(|line| ![UUID_TREE, OLD_CACHE].iter().any(|part| line.contains(part)));
+        if complaints.is_empty() {
+            return Ok(());
+        }
+        Err(format!("the kernel complains:\n{}", complaints.join("\n")))
+    }
+}
+
+/// Whether the next volume is one on which the kernel takes its turn.
+fn is_drawn() -> bool {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let every = std::env::var("OFFSHOOT_JUDGED_EVERY").ok();
+    let every = every
+        .map_or(JUDGED_EVERY, |every| every.parse().expect("OFFSHOOT_JUDGED_EVERY is a number"));
+    NEXT.fetch_add(1, Ordering::Relaxed).is_multiple_of(every)
 }
 
 impl Drop for CheckedDevice {

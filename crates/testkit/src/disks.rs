@@ -48,16 +48,16 @@ impl Disks {
     /// `count` empty images of `mib` MiB each, all of them holes.
     #[must_use]
     pub fn create(_judges: &Judges, count: usize, mib: u64) -> Self {
-        let dir = scratch_dir();
-        let images = (0..count)
-            .map(|index| {
-                let path = dir.path().join(format!("member{index}.img"));
-                let file = File::create(&path).expect("an image file");
-                file.set_len(mib << 20).expect("a sparse image file");
-                path
-            })
-            .collect();
-        Self { images, dir }
+        let mut disks = Self { images: Vec::new(), dir: scratch_dir() };
+        (0..count).for_each(|_| disks.add_image(mib << 20));
+        disks
+    }
+
+    /// One empty image of `size_bytes`, for who is judged for a moment and has no place in the line.
+    pub(crate) fn beside(size_bytes: u64) -> Self {
+        let mut disks = Self { images: Vec::new(), dir: scratch_dir() };
+        disks.add_image(size_bytes);
+        disks
     }
 
     /// Copies of these images as they are now, which may be while they are mounted.
@@ -78,9 +78,13 @@ impl Disks {
 
     /// Adds one more image.
     pub fn add(&mut self, mib: u64) {
+        self.add_image(mib << 20);
+    }
+
+    fn add_image(&mut self, size_bytes: u64) {
         let path = self.dir.path().join(format!("member{}.img", self.images.len()));
         let file = File::create(&path).expect("an image file");
-        file.set_len(mib << 20).expect("a sparse image file");
+        file.set_len(size_bytes).expect("a sparse image file");
         self.images.push(path);
     }
 

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::checked::{CheckedDevice, Shown};
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::Disks;
-use offshoot_testkit::model::Model;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 use uuid::Uuid;
@@ -39,9 +38,13 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
 /// A new volume of so many MiB in memory, and its device. It is checked when the device is dropped.
 pub(crate) fn in_memory(node_size: u32, mib: u64) -> Arc<CheckedDevice> {
     let device = Arc::new(CheckedDevice::sparse(mib << 20, |device| {
-        let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
-        let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
-        Model::copy(&fs).expect("everything reads");
+        let open = |ignore_log| {
+            let options = OpenOptions { ignore_log, ..OpenOptions::default() };
+            Volume::open(vec![device.clone()], &options).expect("it opens")
+        };
+        let has_log = open(true).superblock().log_is_pending();
+        let fs = open(false).filesystem(SubvolumeId::FS).expect("every volume has one");
+        Shown { files: Box::new(fs), has_log }
     }));
     let mut options = MkfsOptions::new(Uuid::from_u128(1), AT);
     options.node_size = Some(node_size);
