@@ -76,6 +76,8 @@ struct Node {
     lookups: u64,
     /// It is open in the filesystem, for the kernel.
     is_held: bool,
+    /// It was made since it is known, and nobody gave it capabilities.
+    lacks_capability: bool,
 }
 
 type Shard = HashMap<u64, Node, RandomState>;
@@ -117,12 +119,22 @@ impl Nodes {
     /// # Errors
     /// When another file has the same number, which only a volume comes to that was made for it.
     pub(crate) fn told(&self, file: FileId) -> Result<u64> {
+        self.told_of(file, false)
+    }
+
+    /// The same of a file that was just made.
+    pub(crate) fn told_new(&self, file: FileId) -> Result<u64> {
+        self.told_of(file, true)
+    }
+
+    fn told_of(&self, file: FileId, is_new: bool) -> Result<u64> {
         if file == self.root {
             return Ok(ROOT_NODE);
         }
         let node = number(file);
         let mut shard = self.shard(node).lock();
-        let known = shard.entry(node).or_insert(Node { file, lookups: 0, is_held: false });
+        let new = Node { file, lookups: 0, is_held: false, lacks_capability: is_new };
+        let known = shard.entry(node).or_insert(new);
         if known.file != file {
             let other = known.file;
             let what = format!("{file} beside {other}: both have the number {node} on a mount");
@@ -141,6 +153,16 @@ impl Nodes {
     /// `file` is not open, against what [`Nodes::hold`] took for granted.
     pub(crate) fn not_held(&self, file: FileId) {
         self.with(file, |node| node.is_held = false);
+    }
+
+    /// Whether `file` surely has no extended attribute with capabilities.
+    pub(crate) fn lacks_capability(&self, file: FileId) -> bool {
+        self.with(file, |node| node.lacks_capability).unwrap_or(false)
+    }
+
+    /// `file` is about to get capabilities.
+    pub(crate) fn may_have_capability(&self, file: FileId) {
+        self.with(file, |node| node.lacks_capability = false);
     }
 
     /// Whether the kernel knows `file`, which is not the root.
@@ -221,6 +243,22 @@ mod tests {
         assert!(matches!(nodes.told(one), Err(Error::Unsupported(_))));
         assert!(!nodes.hold(one));
         assert_eq!(nodes.file(node).ok(), Some(other));
+    }
+
+    /// The kernel asks for the capabilities of a file before its first write.
+    #[test]
+    fn new_files_lack_capabilities_until_they_get_some() {
+        let nodes = Nodes::new(ROOT);
+        let (new, old) = (file(5, 300), file(5, 301));
+        nodes.told_new(new).expect("its own number");
+        nodes.told(old).expect("its own number");
+        assert!(nodes.lacks_capability(new) && !nodes.lacks_capability(old));
+        nodes.told(new).expect("its own number");
+        assert!(nodes.lacks_capability(new));
+        nodes.may_have_capability(new);
+        assert!(!nodes.lacks_capability(new));
+        nodes.forget(number(old), 1);
+        assert!(!nodes.lacks_capability(old), "it is not known");
     }
 
     #[test]

@@ -21,6 +21,9 @@ use crate::wire::{
 /// The most that LISTXATTR gives: what the system call takes.
 const LIST_MAX: usize = 65_536;
 
+/// What the kernel asks for before the first write of a file.
+const CAPABILITY: &[u8] = b"security.capability";
+
 /// The requests of `chattr` and `lsattr`.
 const GETFLAGS: u32 = 0x8008_6601;
 const SETFLAGS: u32 = 0x4008_6602;
@@ -148,6 +151,9 @@ impl Context<'_> {
         };
         let file = self.file()?;
         let now = Timestamp::now();
+        if name == CAPABILITY {
+            self.to.nodes.may_have_capability(file);
+        }
         self.fs().set_xattr(file, name, value, mode, now)?;
         if extra & SETXATTR_ACL_KILL_SGID != 0 {
             let permissions = Some(self.fs().attr(file)?.permissions & !0o2000);
@@ -166,7 +172,11 @@ impl Context<'_> {
         out: &mut Output<'_>,
     ) -> Result<()> {
         let get: GetxattrIn = arguments.take()?;
-        let value = self.fs().xattr(self.file()?, arguments.text()?)?;
+        let (file, name) = (self.file()?, arguments.text()?);
+        if name == CAPABILITY && self.to.nodes.lacks_capability(file) {
+            return Err(Error::posix(Errno::NODATA, "the capabilities of a new file"));
+        }
+        let value = self.fs().xattr(file, name)?;
         put_sized(&value, get.size, out)
     }
 

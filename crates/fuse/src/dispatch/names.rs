@@ -1,7 +1,7 @@
 //! Names: looked up, made, moved and removed.
 
 use offshoot_vfs::{
-    Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
 };
 use rustix::fs::{OFlags, RenameFlags};
 
@@ -33,7 +33,7 @@ impl Context<'_> {
         let target = arguments.text()?;
         let place = self.place(name)?;
         let new = self.new_file(place.dir, 0o777, 0, false)?;
-        self.put_entry(self.fs().symlink(place, target, &new)?, out)
+        self.put_new(self.fs().symlink(place, target, &new)?, out)
     }
 
     pub(super) fn mknod(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
@@ -44,14 +44,14 @@ impl Context<'_> {
         let new = self.new_file(place.dir, mknod.mode, mknod.umask, false)?;
         let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
         let rdev = if is_device { device_of(mknod.rdev) } else { (0, 0) };
-        self.put_entry(self.fs().mknod(place, Node { file_type, rdev }, &new)?, out)
+        self.put_new(self.fs().mknod(place, Node { file_type, rdev }, &new)?, out)
     }
 
     pub(super) fn mkdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let mkdir: MkdirIn = arguments.take()?;
         let place = self.place(self.name(&mut arguments)?)?;
         let new = self.new_file(place.dir, mkdir.mode, mkdir.umask, true)?;
-        self.put_entry(self.fs().mkdir(place, &new)?, out)
+        self.put_new(self.fs().mkdir(place, &new)?, out)
     }
 
     pub(super) fn create(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
@@ -59,7 +59,7 @@ impl Context<'_> {
         let place = self.place(self.name(&mut arguments)?)?;
         let new = self.new_file(place.dir, create.mode, create.umask, false)?;
         let file = self.fs().create(place, &new)?;
-        self.put_entry(file, out)?;
+        self.put_new(file, out)?;
         self.to.mappable.opened(file, create.flags);
         out.put(&super::data::open_out())
     }
@@ -71,7 +71,7 @@ impl Context<'_> {
         let new = self.new_file(dir, create.mode, create.umask, false)?;
         let is_linkable = create.flags & OFlags::EXCL.bits() == 0;
         let file = self.fs().create_unnamed(dir, is_linkable, &new)?;
-        let put = self.put_entry(file, out);
+        let put = self.put_new(file, out);
         if put.is_err() || !self.to.nodes.hold(file) {
             self.to.release(file);
         }
@@ -169,7 +169,16 @@ impl Context<'_> {
     /// Tells the kernel what a name leads to.
     fn put_entry(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
-        let node = self.to.nodes.told(file)?;
-        out.put(&entry_out(node, &attr, self.to.options.owner))
+        self.put_node(self.to.nodes.told(file)?, &attr, out)
+    }
+
+    /// The same of a file that was just made. Nobody else knows the name before that is answered.
+    fn put_new(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
+        let attr = self.fs().attr(file)?;
+        self.put_node(self.to.nodes.told_new(file)?, &attr, out)
+    }
+
+    fn put_node(&self, node: u64, attr: &Attr, out: &mut Output<'_>) -> Result<()> {
+        out.put(&entry_out(node, attr, self.to.options.owner))
     }
 }

@@ -85,6 +85,22 @@ fn unlinked_files_stay_until_they_are_forgotten() {
     }
 }
 
+/// Of a new file it is known that it has none, until it has.
+#[test]
+fn capabilities_of_new_files_are_found_when_they_are_set() {
+    let dispatcher = dispatcher();
+    let node = create(&dispatcher, b"file");
+    let name = b"security.capability\0";
+    let get = [[64_u32, 0].as_bytes(), name].concat();
+    let missing = Answer::Failed(Errno::NODATA);
+    assert_eq!(answer(&dispatcher, opcode::GETXATTR, node, &get).0, missing);
+    let set = [[5_u32, 0].as_bytes(), name, b"value"].concat();
+    sent(&dispatcher, opcode::SETXATTR, node, &set);
+    assert_eq!(sent(&dispatcher, opcode::GETXATTR, node, &get), b"value");
+    sent(&dispatcher, opcode::REMOVEXATTR, node, name);
+    assert_eq!(answer(&dispatcher, opcode::GETXATTR, node, &get).0, missing);
+}
+
 /// What a crash of the kernel, or its end, leaves open goes too.
 #[test]
 fn the_end_lets_go_of_everything() {
