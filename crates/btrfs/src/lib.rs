@@ -29,6 +29,10 @@
 //! | `cores` | on which CPUs the threads run that the engine starts |
 //! | `volume` | devices, superblocks, the chunk map, profiles, reading around bad copies |
 
+// What tests of both kinds share calls the crate by its name.
+#[cfg(test)]
+extern crate self as offshoot_btrfs;
+
 #[cfg(feature = "bench")]
 pub mod bench;
 mod block;
@@ -41,6 +45,9 @@ mod inode;
 mod log;
 mod mkfs;
 mod scrub;
+#[cfg(test)]
+#[path = "../tests/shared/shown.rs"]
+mod shown;
 mod space;
 mod subvolume;
 mod sync;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
-use offshoot_testkit::checked::{CheckedDevice, Shown};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_testkit::disks::{Attached, Disks};
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Timestamp;
 use uuid::Uuid;
 
+use crate::shown::show;
 use crate::tree::TreeRoot;
 use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
 
@@ -32,7 +33,9 @@ pub(crate) fn in_memory(node_size: u32) -> Arc<CheckedDevice> {
 
 /// A new volume in memory of this many bytes, and its device. It is checked when the device is dropped.
 pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<CheckedDevice> {
-    let device = Arc::new(CheckedDevice::sparse(size_bytes, show));
+    let device = Arc::new(CheckedDevice::sparse(size_bytes, |device| {
+        show(std::slice::from_ref(device)).expect("it opens")
+    }));
     make(device.clone(), node_size);
     device
 }
@@ -53,17 +56,6 @@ fn make(device: Arc<dyn BlockDevice>, node_size: u32) {
     let mut options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
     options.node_size = Some(node_size);
     mkfs(&[device], &options).expect("a volume");
-}
-
-/// What our reader shows of the volume.
-fn show(device: &Arc<dyn BlockDevice>) -> Shown {
-    let open = |ignore_log| {
-        let options = OpenOptions { ignore_log, ..OpenOptions::default() };
-        Volume::open(vec![device.clone()], &options).expect("it opens")
-    };
-    let has_log = open(true).superblock().log_is_pending();
-    let fs = open(false).filesystem(TreeId::FS).expect("every volume has one");
-    Shown { files: Box::new(fs), has_log }
 }
 
 /// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits no more, and nobody checks the volume.
@@ -107,9 +99,18 @@ pub(crate) fn xattr(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    use offshoot_testkit::checked::Shown;
+    use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place};
+
     use super::*;
 
-    /// A volume, as it is and with one byte of it changed in what a device keeps above another.
+    /// What is said when the device is dropped.
+    fn complaint(device: impl Sized) -> String {
+        let panic = catch_unwind(AssertUnwindSafe(|| drop(device))).expect_err("a complaint");
+        *panic.downcast::<String>().expect("a message")
+    }
+
+    /// A volume, with one byte of it changed in what a device keeps above another.
     #[test]
     fn what_is_written_above_another_device_is_checked() {
         if !judges::are_present() {
@@ -121,7 +122,31 @@ mod tests {
         below.read_at(65536, &mut superblock).expect("it reads");
         superblock[100] ^= 1;
         above.write_at(65536, &superblock).expect("memory is written");
-        let judged = catch_unwind(AssertUnwindSafe(|| drop(above)));
-        assert!(judged.is_err(), "a byte of the superblock is wrong");
+        let said = complaint(above);
+        assert!(said.contains("btrfs check"), "{said}");
+    }
+
+    /// Shows another volume than the one that is on the device: it has a file.
+    fn show_another(_: &Arc<dyn BlockDevice>) -> Shown {
+        let device: Arc<dyn BlockDevice> = bare(16384);
+        let volume = Volume::open_writable(vec![device.clone()], &OpenOptions::default());
+        let fs = volume.expect("it opens").filesystem(TreeId::FS).expect("every volume has one");
+        let at = Timestamp::default();
+        let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };
+        fs.create(Place { dir: fs.root(), name: b"file" }, &new).expect("there is room");
+        fs.sync().expect("a commit");
+        show(&[device]).expect("it opens")
+    }
+
+    #[test]
+    fn what_the_kernel_shows_otherwise_is_told() {
+        if !judges::are_present() {
+            return;
+        }
+        let device = Arc::new(CheckedDevice::sparse(1 << 30, show_another));
+        make(device.clone(), 16384);
+        device.have_kernel_judge();
+        let said = complaint(device);
+        assert!(said.contains("the kernel shows") && said.contains("file"), "{said}");
     }
 }

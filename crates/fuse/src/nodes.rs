@@ -76,7 +76,7 @@ struct Node {
     lookups: u64,
     /// It is open in the filesystem, for the kernel.
     is_held: bool,
-    /// It was made since it is known, and nobody gave it capabilities.
+    /// The kernel has known it since it was made, and nobody gave it capabilities.
     lacks_capability: bool,
 }
 

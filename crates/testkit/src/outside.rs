@@ -7,25 +7,14 @@ use std::io::ErrorKind;
 use offshoot_vfs::FileSystem;
 
 use crate::compare::Compare;
-use crate::disks::{Disks, Mount};
-use crate::kernel_log::KernelLog;
+use crate::disks::Mount;
 
 /// What the kernel makes, and writes there.
 const KERNELS: &str = "of-the-kernel";
 const KERNELS_DATA: [u8; 9000] = [1; 9000];
 
-/// Has the kernel mount a volume. Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice. What is said of the
-/// first does not count.
-///
-/// # Errors
-/// What the kernel said when it refused to mount them.
-pub fn mount(disks: &Disks, options: &str, log: &mut KernelLog) -> Result<Mount, String> {
-    let mount = || Mount::try_new(disks.images(), options);
-    mount().or_else(|_| {
-        drop(log.complaints(&[]));
-        mount()
-    })
-}
+/// With so much free there is room for that, in bytes.
+const ROOM_BYTES: u64 = 64 << 20;
 
 /// The kernel shows what we do.
 ///
@@ -40,13 +29,15 @@ pub fn require_same(compare: &Compare, ours: &dyn FileSystem, mount: &Mount) -> 
     }
 }
 
-/// Has the kernel make a file, and says whether there was room for it.
+/// Has the kernel make a file, and says whether there was room for it, as must be where we show [`ROOM_BYTES`].
 ///
 /// # Errors
 /// Why it could not.
-pub fn change(mount: &Mount) -> Result<bool, String> {
+pub fn change(mount: &Mount, ours: &dyn FileSystem) -> Result<bool, String> {
+    let sizes = ours.statfs().map_err(|error| format!("what is free: {error}"))?;
+    let may_be_full = sizes.available_bytes < ROOM_BYTES;
     let is_changed = match std::fs::write(mount.path().join(KERNELS), KERNELS_DATA) {
-        Err(error) if error.kind() == ErrorKind::StorageFull => false,
+        Err(error) if error.kind() == ErrorKind::StorageFull && may_be_full => false,
         done => done.map(|()| true).map_err(|e| format!("a file of the kernel: {e}"))?,
     };
     mount.sync();

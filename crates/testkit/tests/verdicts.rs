@@ -30,7 +30,7 @@ fn a_mount_that_completes_something_is_told() {
 /// Shows an empty directory, whatever is on the device.
 fn show_nothing(_: &Arc<dyn BlockDevice>) -> Shown {
     let files = HostFilesystem::new(scratch_dir().path()).expect("a directory");
-    Shown { files: Box::new(files), has_log: false }
+    Shown { files: Box::new(files), has_log: false, has_orphans: false }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! be latched, also to look at it for a moment, when every block that the thread has
 //!
 //! 1. belongs to the same tree and is above it, or
-//! 2. is its sibling, and their parent is latched too, or
+//! 2. is its sibling, and their parent is latched for writing too, or
 //! 3. belongs to a tree that comes earlier, or
 //! 4. is of a later transaction: then the block is changed no more, and nobody has it for longer than a moment.
 //!

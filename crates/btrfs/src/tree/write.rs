@@ -30,7 +30,7 @@
 //! # Lock order
 //!
 //! 1. The root lock of a tree, then its blocks from the root to the leaf.
-//! 2. On one level, only under the latch of their parent.
+//! 2. On one level, only under the exclusive latch of their parent. This holds for a look at a sibling too, which takes its latch for a moment.
 //! 3. A thread that holds a leaf and not its parent takes no further latch of the tree, so those
 //!    that wait for it under the parent wait for its work on the leaf alone.
 //! 4. Trees: subvolumes, then the checksum tree, the root tree, the extent tree, the block-group

@@ -25,6 +25,8 @@ mod engine;
 mod judge;
 mod sabotage;
 mod sharing;
+#[path = "../shared/shown.rs"]
+mod shown;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;
 mod subvolumes;

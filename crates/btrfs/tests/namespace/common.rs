@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::checked::{CheckedDevice, Shown};
+use offshoot_testkit::checked::CheckedDevice;
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 use uuid::Uuid;
+
+use crate::shown::show;
 
 /// The moment of all changes that need none of their own.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
@@ -38,13 +40,7 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
 /// A new volume of so many MiB in memory, and its device. It is checked when the device is dropped.
 pub(crate) fn in_memory(node_size: u32, mib: u64) -> Arc<CheckedDevice> {
     let device = Arc::new(CheckedDevice::sparse(mib << 20, |device| {
-        let open = |ignore_log| {
-            let options = OpenOptions { ignore_log, ..OpenOptions::default() };
-            Volume::open(vec![device.clone()], &options).expect("it opens")
-        };
-        let has_log = open(true).superblock().log_is_pending();
-        let fs = open(false).filesystem(SubvolumeId::FS).expect("every volume has one");
-        Shown { files: Box::new(fs), has_log }
+        show(std::slice::from_ref(device)).expect("it opens")
     }));
     let mut options = MkfsOptions::new(Uuid::from_u128(1), AT);
     options.node_size = Some(node_size);

@@ -32,6 +32,8 @@ mod readers;
 mod refusals;
 mod removal;
 mod share;
+#[path = "../shared/shown.rs"]
+mod shown;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;
 mod together;

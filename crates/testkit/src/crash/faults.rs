@@ -95,6 +95,7 @@ impl Inflicter<'_> {
             .history(workload, &refused)
             .map_err(|e| format!("without a fault: {e}"))?;
         let mut inflicted = Inflicted::default();
+        let most = if self.has_copies { 0 } else { workload.most_sharers() };
         for member in 0..self.image.len() {
             for (requests, fault) in
                 KINDS.into_iter().filter(|&(_, fault)| can_bear(workload, fault))
@@ -102,8 +103,7 @@ impl Inflicter<'_> {
                 for number in 0..sound.devices[member].count(requests) {
                     let strike = (member, requests, number, fault);
                     let attempt = self.attempt(&ready, workload, Some(strike));
-                    let shares = workload.shares_data();
-                    let one = attempt.and_then(|one| self.judge(one, &history, strike, shares));
+                    let one = attempt.and_then(|one| self.judge(one, &history, strike, most));
                     inflicted += one.map_err(|e| {
                         format!(
                             "{fault:?} at number {number} of {requests:?} to member {member}: {e}"
@@ -155,7 +155,7 @@ impl Inflicter<'_> {
         attempt: Attempt,
         history: &History,
         (member, requests, number, fault): (usize, Requests, u64, Fault),
-        shares_data: bool,
+        most_corrupt: usize,
     ) -> Result<Inflicted, String> {
         let struck = attempt.devices[member].count(requests) > number;
         let must_be_told = requests != Requests::Reads && fault != Fault::Garbage;
@@ -167,10 +167,8 @@ impl Inflicter<'_> {
         }
         let found = enter(self.engine, &attempt.memory)?;
         let corrupt = found.corrupt();
-        let may_be_corrupt =
-            requests == Requests::Writes && fault == Fault::Garbage && !self.has_copies;
-        let may_be_many = may_be_corrupt && shares_data;
-        if corrupt > usize::from(may_be_corrupt) && !may_be_many {
+        let may_be_corrupt = requests == Requests::Writes && fault == Fault::Garbage;
+        if corrupt > if may_be_corrupt { most_corrupt } else { 0 } {
             return Err(format!("{corrupt} files are corrupt"));
         }
         let problems = history.judge(&found, &attempt.kept, attempt.begun);

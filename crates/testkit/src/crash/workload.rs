@@ -277,13 +277,12 @@ impl Workload {
         self.ops().any(is_flag)
     }
 
-    /// Whether files may come to share data.
+    /// How many files may come to share a piece of data: each time that it is shared one more, and a snapshot has all that its source has.
     #[must_use]
-    pub fn shares_data(&self) -> bool {
-        let is_share = |op: &Op| {
-            matches!(op, Op::Copy(..) | Op::Clone(_) | Op::Dedupe(_) | Op::Snapshot { .. })
-        };
-        self.ops().any(is_share)
+    pub fn most_sharers(&self) -> usize {
+        let is_share = |op: &&Op| matches!(op, Op::Copy(..) | Op::Clone(_) | Op::Dedupe(_));
+        let is_snapshot = |op: &&Op| matches!(op, Op::Snapshot { .. });
+        (1 + self.ops().filter(is_share).count()) << self.ops().filter(is_snapshot).count()
     }
 
     /// Whether an operation is of this kind, in the set-up or later.

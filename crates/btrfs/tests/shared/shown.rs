@@ -1,0 +1,35 @@
+//! What our reader shows of a volume that is judged.
+
+use std::sync::Arc;
+
+use offshoot_btrfs::{Cursor, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::checked::Shown;
+use offshoot_vfs::Result;
+
+/// What is on the devices.
+pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<Shown> {
+    let open = |ignore_log| {
+        let options = OpenOptions { ignore_log, ..OpenOptions::default() };
+        Volume::open(devices.to_vec(), &options)
+    };
+    let last_commit = open(true)?;
+    let files = Box::new(open(false)?.filesystem(SubvolumeId::FS)?);
+    let has_log = last_commit.superblock().log_is_pending();
+    Ok(Shown { files, has_log, has_orphans: has_orphans(&last_commit)? })
+}
+
+/// Whether files, or subvolumes, are left without a name.
+fn has_orphans(volume: &Volume) -> Result<bool> {
+    let subvolumes = volume.subvolumes().map(|info| info.map(|info| info.id));
+    for tree in subvolumes.chain([Ok(TreeId::ROOT)]) {
+        let first = Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, 0);
+        let cursor = Cursor::seek(volume, volume.tree(tree?)?, first)?;
+        if cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
