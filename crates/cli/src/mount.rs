@@ -33,6 +33,7 @@ mod memory;
 mod options;
 mod sandbox;
 mod serve;
+mod stopped;
 mod table;
 mod unmount;
 

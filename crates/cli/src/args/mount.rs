@@ -107,7 +107,7 @@ pub(crate) struct UnmountArguments {
     /// As umount calls it: nothing that matters here
     #[arg(short = 'n', hide = true)]
     _no_mtab: bool,
-    /// Also when the program that serves it does not answer; what was done last may not be stored then
+    /// Also when the program that serves it does not answer; what was done last may not be stored then. One that is stopped is continued
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// As umount calls it: nothing that matters here

@@ -8,15 +8,21 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use offshoot_fuse::Unmount;
 use offshoot_vfs::{Errno, OsReason};
 use rustix::fs::{FlockOperation, flock};
 
-use super::table;
+use super::{stopped, table};
 use crate::args::UnmountArguments;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::Console;
+
+/// How often it is tried to unmount by force what is in use, and how long those who use it are given between.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Unmounts a volume.
 pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> Result {
@@ -24,8 +30,12 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
     let failed = |error| Failure::Host(named.display().to_string(), error);
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
-        table::find(&dir)?;
-        offshoot_fuse::unmount(&dir, Unmount::ByForce)?;
+        let mounted = table::find(&dir)?;
+        for server in stopped::resume_servers(&mounted.device)? {
+            console
+                .error(&format_args!("process {server}, which serves it, was stopped; it goes on"));
+        }
+        unmount_by_force(&dir)?;
         console.error(&"unmounted by force: what was done last may not be stored");
         return Err(Failure::Reported(ExitStatus::Failed));
     }
@@ -52,6 +62,19 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
         }
     }
     if is_stored { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) }
+}
+
+/// Unmounts by force. Who waits for an answer gets an error instead, and uses the mount until then.
+fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
+    let is_busy = |result: &offshoot_vfs::Result<()>| matches!(result, Err(error) if error.errno() == Errno::BUSY);
+    for _ in 0..TRIES {
+        let result = offshoot_fuse::unmount(dir, Unmount::ByForce);
+        if !is_busy(&result) {
+            return result;
+        }
+        thread::sleep(PAUSE);
+    }
+    offshoot_fuse::unmount(dir, Unmount::ByForce)
 }
 
 /// Makes all durable that was done on the mount over `dir`: first what the kernel still has in its pages, then what the program has.

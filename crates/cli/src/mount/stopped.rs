@@ -1,0 +1,52 @@
+//! Who serves a mount and is stopped, by `SIGSTOP` or from its terminal.
+//!
+//! Over io_uring a request is handed to a thread before that takes it, and no end of the mount takes it back (Linux 6.18): who asked waits until
+//! the thread goes on, and so does who unmounts by force. Over `/dev/fuse` a request waits in the kernel until it is taken.
+//!
+//! Since Linux 6.11, before there was io_uring for this, `/proc/PID/fdinfo` names the connection of a descriptor: the minor number of the mount's device.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::exit::{Failure, Result};
+
+/// Has all processes go on that serve the mount with the device number `device` and are stopped; which they are.
+///
+/// # Errors
+/// When one of them may not be told.
+pub(super) fn resume_servers(device: &str) -> Result<Vec<Pid>> {
+    let failed = |error| Failure::Host("/proc".to_owned(), error);
+    let connection = device.rsplit(':').next().unwrap_or(device);
+    let mut resumed = Vec::new();
+    for process in fs::read_dir("/proc").map_err(failed)? {
+        let process = process.map_err(failed)?;
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        else {
+            continue;
+        };
+        if is_stopped(&process.path()) && serves(&process.path(), connection) {
+            let told = kill_process(pid, Signal::CONT);
+            let what = || format!("process {pid}, which serves the mount and is stopped");
+            told.map_err(|errno| Failure::Host(what(), errno.into()))?;
+            resumed.push(pid);
+        }
+    }
+    Ok(resumed)
+}
+
+/// Whether a process is stopped. One that has ended meanwhile is not.
+fn is_stopped(process: &Path) -> bool {
+    let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:\tT"))
+}
+
+/// Whether a process has a descriptor of this connection, as far as that may be seen.
+fn serves(process: &Path, connection: &str) -> bool {
+    let wanted = format!("fuse_connection:\t{connection}");
+    let descriptors = fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
+    let mut infos = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    infos.any(|info| info.lines().any(|line| line == wanted))
+}
