@@ -24,7 +24,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::register::Restriction;
 use io_uring::squeue::Entry128;
@@ -38,6 +38,13 @@ use crate::wire::{RingCommand, RingHeader, ring_command};
 /// How often the kernel is asked again that has no memory or no time, and how long it is given between.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// How long a thread looks for the next request before it sleeps, if the last one came as soon.
+///
+/// Waking a processor that sleeps takes longer than most calls, on a virtual machine above all, and who waits for an answer is woken on one that sleeps,
+/// if there is any. A thread that looks keeps its own awake, and lets everybody else go first there. With one program that makes small files, on two processors,
+/// every call woke one: a fourth of its time.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// A piece of memory, as system calls take it (`struct iovec`).
 #[repr(C)]
@@ -80,6 +87,8 @@ pub(super) struct Entry {
     is_known: bool,
     /// What it was asked last: which command, and the answer of which request it has to take.
     asked: (u32, u64),
+    /// The last request came soon.
+    is_busy: bool,
 }
 
 // SAFETY: the pointers are to what the entry owns, and nobody uses them but it and the kernel.
@@ -94,12 +103,14 @@ impl Entry {
             .setup_r_disabled()
             .setup_single_issuer()
             .setup_defer_taskrun()
+            .setup_taskrun_flag()
             .build(1)?;
         // What a filter of system calls refuses could be had through a ring, so it does nothing else from the moment that it does anything.
         let command = opcode::UringCmd80::CODE;
         ring.submitter().register_restrictions(&mut [Restriction::sqe_op(command)])?;
         let (memory, asked) = (Memory::new(), (ring_command::REGISTER, 0));
-        Ok(Self { ring, device, queue, memory, is_lent: false, is_known: false, asked })
+        let (is_lent, is_known, is_busy) = (false, false, false);
+        Ok(Self { ring, device, queue, memory, is_lent, is_known, asked, is_busy })
     }
 
     /// Registers it. It has no request yet, and from now on this thread is the only one to use it.
@@ -165,10 +176,12 @@ impl Entry {
     }
 
     fn wait_once(&mut self) -> Result<(), Errno> {
+        let begun = Instant::now();
         loop {
             if let Some(completion) = self.ring.completion().next() {
                 assert!(self.is_lent, "a completion comes of a submission");
                 self.is_lent = false;
+                self.is_busy = begun.elapsed() < LOOK;
                 let error = completion.result().checked_neg().unwrap_or(i32::MAX);
                 if error <= 0 {
                     return Ok(());
@@ -179,12 +192,30 @@ impl Entry {
                 }
                 return Err(error);
             }
-            match self.ring.submit_and_wait(1) {
-                Err(error) if error.raw_os_error() != Some(Errno::INTR.raw_os_error()) => {
-                    return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+            if self.is_busy {
+                self.enter(0)?;
+                while !self.has_come() && begun.elapsed() < LOOK {
+                    thread::yield_now();
                 }
-                _ => {}
             }
+            if self.ring.completion().is_empty() {
+                self.enter(1)?;
+            }
+        }
+    }
+
+    /// Whether a completion is there, or the kernel has work for this thread that leads to one.
+    fn has_come(&mut self) -> bool {
+        !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+    }
+
+    /// Hands in what was submitted, and waits for so many completions, unless a signal comes first.
+    fn enter(&mut self, completions: usize) -> Result<(), Errno> {
+        match self.ring.submit_and_wait(completions) {
+            Err(error) if error.raw_os_error() != Some(Errno::INTR.raw_os_error()) => {
+                Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+            }
+            _ => Ok(()),
         }
     }
 }
