@@ -10,6 +10,7 @@ mod buffer;
 mod checksums;
 mod drop;
 mod in_place;
+mod ordered;
 mod pack;
 mod pieces;
 mod prealloc;
@@ -43,6 +44,7 @@ pub(crate) use checksums::{
 };
 pub(crate) use drop::{Overlap, drop_range, overlaps, overlaps_in};
 pub(crate) use in_place::{Target, is_in_place, target};
+pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{Chunk, Chunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, Piece, Pieces, Source};
@@ -52,8 +54,8 @@ pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
-    FirstData, Inline, Sectors, hole_item, insert_hole, note_use, store, store_first, store_inline,
-    store_packed, store_preallocated, write_data,
+    FirstData, Inline, Sectors, hole_item, insert_hole, note_use, refer_to, store, store_first,
+    store_inline, store_packed, store_preallocated, write_data,
 };
 use workers::Task;
 

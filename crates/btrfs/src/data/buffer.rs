@@ -9,6 +9,8 @@
 //! | what a file has buffered | writes, truncation, write-back | the lock of the inode, and its own for the moment |
 //! | the table | a file's first sector is buffered, its last is written back | the lock of the inode, and that of a shard |
 //!
+//! Runs that are on their way to the devices do not change: who writes over one gets a copy (`ordered`).
+//!
 //! Readers take only the short locks. A reader looks into the buffer first and into the tree
 //! after that; write-back empties the buffer when the extents are in the tree. So no reader misses what was
 //! written before it began.
@@ -26,6 +28,7 @@ use foldhash::fast::RandomState;
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
 use crate::inode::{SHARDS, shard_of};
 
@@ -60,6 +63,8 @@ pub(crate) struct Dirty {
     pub(crate) is_beside: bool,
     /// It has no data reserved: all of it goes where it may be written in place.
     pub(crate) is_in_place: bool,
+    /// Its beginning is on its way to the devices, or there.
+    pub(crate) ordered: Option<Arc<OrderedExtent>>,
 }
 
 impl Dirty {
@@ -76,6 +81,7 @@ impl Dirty {
             promised: 0,
             is_beside: false,
             is_in_place: false,
+            ordered: None,
         }
     }
 
@@ -146,6 +152,27 @@ impl Dirty {
             bytes += len;
         }
         found
+    }
+
+    /// As [`first_runs`](Self::first_runs), but without one at the end of the file that may become longer.
+    pub(crate) fn first_whole_runs(&self, most: u64) -> Vec<Run> {
+        let mut runs = self.first_runs(most);
+        let may_grow =
+            |(at, run): &mut Run| run.len() < RUN_BYTES && *at + run.len() as u64 >= self.size;
+        runs.pop_if(may_grow);
+        runs
+    }
+
+    /// How many bytes of `runs` are the first that is buffered, as they were.
+    pub(crate) fn unchanged(&self, runs: &[Run]) -> u64 {
+        let is_same = |(at, run): &(u64, &Arc<Vec<u8>>), now: (&u64, &Arc<Vec<u8>>)| {
+            at == now.0 && Arc::ptr_eq(run, now.1)
+        };
+        let pairs = runs.iter().map(|(at, run)| (*at, run)).zip(&self.runs);
+        pairs
+            .take_while(|(run, now)| is_same(run, *now))
+            .map(|((_, run), _)| run.len() as u64)
+            .sum()
     }
 
     /// The data of the file, if that is one run of sectors of this size, and has its space reserved.

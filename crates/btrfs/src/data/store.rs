@@ -23,6 +23,7 @@ use super::insert_checksums;
 use super::pack::Chunk;
 use super::prealloc::mark_written;
 use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::volume::Engine;
 
 /// Whole sectors that lie one behind the other in a file.
 #[derive(Clone, Copy)]
@@ -95,7 +96,19 @@ pub(crate) fn store(
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<i64> {
-    write_new(handle, inode, data, logical)?;
+    write_data(handle, logical, data)?;
+    refer_to(handle, file, inode, data, logical)
+}
+
+/// Makes `data`, which was written at `logical`, the extent of its place in `file`. Gives as [`store`].
+pub(crate) fn refer_to(
+    handle: &Handle<'_>,
+    file: FileId,
+    inode: &InodeItem,
+    data: Sectors<'_>,
+    logical: Logical,
+) -> Result<i64> {
+    note_checksums(handle, inode, data, logical)?;
     let _changing = handle.volume().buffers.changing(file);
     let dropped = drop_range(handle, file, data.range())?;
     let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: data.start };
@@ -183,6 +196,16 @@ fn write_new(
     logical: Logical,
 ) -> Result<()> {
     write_data(handle, logical, data)?;
+    note_checksums(handle, inode, data, logical)
+}
+
+/// Gives `data` at `logical` its checksums, if the file has them.
+fn note_checksums(
+    handle: &Handle<'_>,
+    inode: &InodeItem,
+    data: Sectors<'_>,
+    logical: Logical,
+) -> Result<()> {
     if inode.flags.get() & inode_flags::NODATASUM == 0 {
         insert_checksums(handle, logical, data.slices(0..data.len))?;
     }
@@ -298,14 +321,16 @@ pub(crate) fn store_first(
 
 /// Writes every copy of `data`. What cannot be written ends all writing.
 pub(crate) fn write_data(handle: &Handle<'_>, logical: Logical, data: Sectors<'_>) -> Result<()> {
-    handle.whole(|| {
-        let volume = handle.volume();
-        for (member, physical, part) in volume.write_places(logical, data.len)? {
-            let slices: Vec<_> = data.slices(part).map(IoSlice::new).collect();
-            volume.write_member(member, physical.0, &slices)?;
-        }
-        Ok(())
-    })
+    handle.whole(|| write_places(handle.volume(), logical, data))
+}
+
+/// Writes every copy of `data`.
+pub(super) fn write_places(volume: &Engine, logical: Logical, data: Sectors<'_>) -> Result<()> {
+    for (member, physical, part) in volume.write_places(logical, data.len)? {
+        let slices: Vec<_> = data.slices(part).map(IoSlice::new).collect();
+        volume.write_member(member, physical.0, &slices)?;
+    }
+    Ok(())
 }
 
 /// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by saying nothing.

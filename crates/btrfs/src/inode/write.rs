@@ -105,7 +105,8 @@ pub(super) fn write_locked(
         let to = end.min((from / PIECE_BYTES + 1) * PIECE_BYTES);
         buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
         from = to;
-        if write_back::is_over_limit(volume)? {
+        // The next write makes room before it locks the file.
+        if from < end && write_back::is_over_limit(volume)? {
             write_back::write_back(volume, file, Patience::Waits)?;
         } else {
             write_back::keep_room(volume, file)?;

@@ -1,6 +1,6 @@
 //! Write-back: from what is buffered of a file to its extents.
 //!
-//! Whoever writes back a file holds its lock, so nobody writes it meanwhile. It is done when the volume is synced, which
+//! Whoever puts data of a file in its place holds its lock; while long runs are on their way to the devices, others may write the file (`ahead`). It is done when the volume is synced, which
 //! it does by itself every so often; when half of [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are
 //! buffered, by the thread of the volume, and at all of it by whoever writes; when a file takes the place of another;
 //! when more is promised than is left for others; and when somebody needs room.
@@ -18,6 +18,7 @@
 //!
 //! Where many small new files wait, one step stores several of them (`together`).
 
+mod ahead;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -156,6 +157,7 @@ fn forget_data(volume: &Engine, buffer: &FileBuffer, range: &Range<u64>) {
 /// Forgets what is buffered of a file that is removed, or stored.
 pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
+        ahead::forget(volume, &buffer);
         forget_data(volume, &buffer, &(0..u64::MAX));
         let promised = std::mem::take(&mut buffer.write().promised);
         give_up(volume, 0, promised);
@@ -209,6 +211,7 @@ fn relieve(volume: &Engine) -> Result<()> {
         }
         let _ = store_together(volume, files);
         for &file in files {
+            while !is_enough() && matches!(ahead::write_one(volume, file), Ok(1..)) {}
             if is_enough() {
                 break;
             }
@@ -240,7 +243,8 @@ fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
 fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
     in_steps(files).map(|files| {
         let stored = store_together(volume, files);
-        files.iter().map(|&file| sync_file(volume, file)).fold(stored, Result::and)
+        let sync = |&file| ahead::write_ahead(volume, file).and(sync_file(volume, file));
+        files.iter().map(sync).fold(stored, Result::and)
     })
 }
 
@@ -250,6 +254,23 @@ fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<
 /// The first, when the others have been tried too.
 pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
+}
+
+/// Writes back what is buffered now, because it is much: files can be written meanwhile, as far as that goes, and then what is written stays buffered.
+///
+/// # Errors
+/// As [`sync_all`].
+pub(crate) fn ease(volume: &Engine) -> Result<()> {
+    let store = |&file| match ahead::write_ahead(volume, file) {
+        Ok(false) => sync_file(volume, file),
+        written => written.map(drop),
+    };
+    let files = volume.buffers.files();
+    let all = in_steps(&files).flat_map(|files| {
+        let stored = store_together(volume, files);
+        files.iter().map(store).chain([stored])
+    });
+    all.fold(Ok(()), Result::and)
 }
 
 /// Writes back everything that is buffered now, where every commit does that, for one that is made for another file. What cannot be written back stays:
@@ -310,6 +331,9 @@ fn store_all(
     buffer: &FileBuffer,
     patience: Patience,
 ) -> Result<bool> {
+    if !ahead::settle(volume, file, buffer, patience)? {
+        return Ok(false);
+    }
     let (mut chunks, mut commits) = (Chunks::default(), 0);
     loop {
         if patience == Patience::Waits {
@@ -329,7 +353,7 @@ fn store_all(
         let Some(step) = Step::begin(volume, file, buffer, outgoing, patience)? else {
             return Ok(false);
         };
-        match step.store() {
+        match step.store(None) {
             // It has no space but where it is, and may not be written there as long as a log could show that elsewhere.
             Err(error) if error.errno() == Errno::NOSPC && buffer.read().is_in_place => {
                 if patience == Patience::Tries {

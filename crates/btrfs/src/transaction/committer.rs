@@ -143,7 +143,7 @@ fn ease(volume: &Engine) -> Result<()> {
     let half = live.dirty_bytes / 2;
     let is_first = live.flush_on_commit && volume.dirty_tree_bytes()? > half;
     let is_much = is_first || buffered > half;
-    let written = if is_much { write_back::sync_all(volume) } else { Ok(()) };
+    let written = if is_much { write_back::ease(volume) } else { Ok(()) };
     let committed = volume.commit_over(half, Cause::DirtyBlocks);
     // The first error is the cause.
     [made, eased, written, committed].into_iter().fold(Ok(()), Result::and)

@@ -12,11 +12,12 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use super::super::changes::Changes;
 use super::super::compression::Chosen;
 use super::super::{inode_item, tree_of};
+use super::ahead::Place;
 use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
     Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Target, bytes_with_checksums,
-    checksum_items, extent_len, insert_hole, pack_inline, store, store_inline, store_packed,
-    store_preallocated, target, write_data,
+    checksum_items, extent_len, insert_hole, pack_inline, refer_to, store, store_inline,
+    store_packed, store_preallocated, target, write_data,
 };
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
 use crate::subvolume::malformed;
@@ -60,6 +61,8 @@ enum Destination {
         is_preallocated: bool,
     },
     New(Logical),
+    /// The data is there already.
+    Written(Logical),
     /// One place for each chunk.
     Packed(Vec<Logical>),
 }
@@ -111,8 +114,8 @@ impl<'v, 'b> Step<'v, 'b> {
         Ok(handle.map(|handle| begun(handle, (data, packed))))
     }
 
-    /// Stores what goes to one place, from the beginning on.
-    pub(super) fn store(self) -> Result<()> {
+    /// Stores what goes to one place, from the beginning on: to `written`, if it was written there, and needs a new one.
+    pub(super) fn store(self, written: Option<&mut Place>) -> Result<()> {
         let Self { handle, file, buffer, data, is_useless, .. } = &self;
         let volume = handle.volume();
         let mut changes = Changes::accepted(handle, *file)?;
@@ -128,7 +131,7 @@ impl<'v, 'b> Step<'v, 'b> {
             forget_data(volume, buffer, &data.range());
             return Ok(());
         }
-        let (place, data) = self.place(&item)?;
+        let (place, data) = self.place(&item, written)?;
         let sector = u64::from(volume.superblock().sector_size);
         handle.whole(|| {
             let change = self.put(&item, place, data)?;
@@ -148,7 +151,11 @@ impl<'v, 'b> Step<'v, 'b> {
     }
 
     /// Where the beginning of the data goes, and what that is.
-    fn place(&self, item: &InodeItem) -> Result<(Destination, Sectors<'b>)> {
+    fn place(
+        &self,
+        item: &InodeItem,
+        written: Option<&mut Place>,
+    ) -> Result<(Destination, Sectors<'b>)> {
         let Self { handle, file, buffer, data, .. } = self;
         let len = match target(handle, *file, item, &data.range())? {
             Target::InPlace { logical, len, is_preallocated } => {
@@ -159,6 +166,9 @@ impl<'v, 'b> Step<'v, 'b> {
             }
             Target::New(len) => len.min(data.len),
         };
+        if let Some(written) = written {
+            return Ok((Destination::Written(written.take(len)), data.first(len)));
+        }
         let room = Reservation::resume(handle.space(), Purpose::Data, data.len);
         let taken = self.take(&room, len);
         room.keep();
@@ -197,6 +207,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let Self { handle, file, packed, chosen, .. } = self;
         match place {
             Destination::New(logical) => store(handle, *file, item, data, logical),
+            Destination::Written(logical) => refer_to(handle, *file, item, data, logical),
             Destination::InPlace { logical, is_preallocated: true } => {
                 store_preallocated(handle, *file, item, data, logical).map(|()| 0)
             }

@@ -1,0 +1,88 @@
+//! Ordered extents: data that is written to its place before anything refers to that.
+//!
+//! ```text
+//! under the lock of the inode   take space ─┐                     ┌─ extent and checksums
+//! under no lock                             └─ write the data ────┘
+//! ```
+//!
+//! So a file can be written while what was written before is on its way to the devices. The data stays buffered meanwhile, with its space
+//! reserved, and readers find it there. It does not change: who writes over it gets a copy of the run. So whoever has the lock of the inode
+//! afterwards sees by the runs how much of it is still what the file holds; space that was taken for the rest is given back.
+//!
+//! Whoever has the lock may wait for the data, because writing it takes no other lock.
+
+use offshoot_btrfs_format::Logical;
+use offshoot_vfs::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::buffer::Run;
+use super::store::{Sectors, write_places};
+use crate::volume::Engine;
+
+/// Data on its way to a place that was taken for it.
+#[derive(Debug)]
+pub(crate) struct OrderedExtent {
+    runs: Vec<Run>,
+    /// Where it goes.
+    pub(crate) logical: Logical,
+    /// How it went, once it is done.
+    written: Mutex<Option<Result<()>>>,
+    is_done: Condvar,
+}
+
+impl OrderedExtent {
+    /// `runs`, which lie one behind the other, are to be written at `logical`.
+    pub(crate) fn new(runs: Vec<Run>, logical: Logical) -> Self {
+        Self { runs, logical, written: Mutex::default(), is_done: Condvar::new() }
+    }
+
+    /// What is written.
+    pub(crate) fn data(&self) -> Sectors<'_> {
+        Sectors::new(&self.runs)
+    }
+
+    /// The data in memory.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Writes it, which one does.
+    pub(crate) fn write(&self, volume: &Engine) {
+        let mut end = End { extent: self, written: None };
+        end.written = Some(write_places(volume, self.logical, self.data()));
+    }
+
+    /// Waits until it is written; how that went, for the first who asks.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let mut written = self.written.lock();
+        loop {
+            if let Some(result) = &mut *written {
+                return std::mem::replace(result, Ok(()));
+            }
+            self.is_done.wait(&mut written);
+        }
+    }
+
+    /// Waits until it is written.
+    pub(crate) fn wait(&self) {
+        let mut written = self.written.lock();
+        while written.is_none() {
+            self.is_done.wait(&mut written);
+        }
+    }
+}
+
+/// Tells those who wait when it is dropped, after a panic too.
+struct End<'e> {
+    extent: &'e OrderedExtent,
+    written: Option<Result<()>>,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let panicked =
+            || Err(Error::io("writing data", std::io::Error::other("its thread panicked")));
+        *self.extent.written.lock() = Some(self.written.take().unwrap_or_else(panicked));
+        self.extent.is_done.notify_all();
+    }
+}
