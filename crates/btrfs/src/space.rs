@@ -254,7 +254,7 @@ impl Space {
             })
     }
 
-    /// Gives back a range that was taken and never written, or that is not pinned any more.
+    /// Gives back a range that was taken and that nothing refers to, or that is not pinned any more.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
         if group.give_back(logical, len)

@@ -25,15 +25,22 @@ pub(crate) struct OrderedExtent {
     runs: Vec<Run>,
     /// Where it goes.
     pub(crate) logical: Logical,
-    /// How it went, once it is done.
-    written: Mutex<Option<Result<()>>>,
+    state: Mutex<State>,
     is_done: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How it went, once it is done.
+    written: Option<Result<()>>,
+    /// Nobody wants it any more.
+    is_forgotten: bool,
 }
 
 impl OrderedExtent {
     /// `runs`, which lie one behind the other, are to be written at `logical`.
     pub(crate) fn new(runs: Vec<Run>, logical: Logical) -> Self {
-        Self { runs, logical, written: Mutex::default(), is_done: Condvar::new() }
+        Self { runs, logical, state: Mutex::default(), is_done: Condvar::new() }
     }
 
     /// What is written.
@@ -46,28 +53,37 @@ impl OrderedExtent {
         &self.runs
     }
 
-    /// Writes it, which one does.
-    pub(crate) fn write(&self, volume: &Engine) {
+    /// Writes it, which one does; whether nobody wants it any more, and its place is to be given back.
+    pub(crate) fn write(&self, volume: &Engine) -> bool {
         let mut end = End { extent: self, written: None };
         end.written = Some(write_places(volume, self.logical, self.data()));
+        drop(end);
+        self.state.lock().is_forgotten
+    }
+
+    /// Nobody wants it any more; whether it is written, and its place is to be given back. If not, who writes it does that.
+    pub(crate) fn forget(&self) -> bool {
+        let mut state = self.state.lock();
+        state.is_forgotten = state.written.is_none();
+        !state.is_forgotten
     }
 
     /// Waits until it is written; how that went, for the first who asks.
     pub(crate) fn finish(&self) -> Result<()> {
-        let mut written = self.written.lock();
+        let mut state = self.state.lock();
         loop {
-            if let Some(result) = &mut *written {
+            if let Some(result) = &mut state.written {
                 return std::mem::replace(result, Ok(()));
             }
-            self.is_done.wait(&mut written);
+            self.is_done.wait(&mut state);
         }
     }
 
     /// Waits until it is written.
     pub(crate) fn wait(&self) {
-        let mut written = self.written.lock();
-        while written.is_none() {
-            self.is_done.wait(&mut written);
+        let mut state = self.state.lock();
+        while state.written.is_none() {
+            self.is_done.wait(&mut state);
         }
     }
 }
@@ -82,7 +98,8 @@ impl Drop for End<'_> {
     fn drop(&mut self) {
         let panicked =
             || Err(Error::io("writing data", std::io::Error::other("its thread panicked")));
-        *self.extent.written.lock() = Some(self.written.take().unwrap_or_else(panicked));
+        let written = self.written.take().unwrap_or_else(panicked);
+        self.extent.state.lock().written = Some(written);
         self.extent.is_done.notify_all();
     }
 }

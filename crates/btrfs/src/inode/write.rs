@@ -105,7 +105,7 @@ pub(super) fn write_locked(
         let to = end.min((from / PIECE_BYTES + 1) * PIECE_BYTES);
         buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
         from = to;
-        // The next write makes room before it locks the file.
+        // Who writes again makes room before it locks the file.
         if from < end && write_back::is_over_limit(volume)? {
             write_back::write_back(volume, file, Patience::Waits)?;
         } else {
@@ -188,6 +188,9 @@ struct Room<'v> {
 impl<'v> Room<'v> {
     fn reserve(volume: &'v Engine, file: FileId, range: &Range<u64>) -> Result<Self> {
         let reserved = with_room(volume, file, |buffer| {
+            if let Some(buffer) = buffer {
+                write_back::ahead::settle_if_short(volume, file, buffer)?;
+            }
             let gaps = gaps(volume, file, buffer, range)?;
             let is_in_place = buffer.is_some_and(|buffer| buffer.read().is_in_place);
             let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();

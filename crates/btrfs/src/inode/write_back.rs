@@ -18,7 +18,7 @@
 //!
 //! Where many small new files wait, one step stores several of them (`together`).
 
-mod ahead;
+pub(super) mod ahead;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -192,7 +192,7 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
     let Live { space, max_inline, .. } = volume.live()?;
     let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= *max_inline);
-    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data()) {
+    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
         write_back(volume, file, Patience::Tries)?;
     }
     if space.is_tight() {
@@ -331,9 +331,7 @@ fn store_all(
     buffer: &FileBuffer,
     patience: Patience,
 ) -> Result<bool> {
-    if !ahead::settle(volume, file, buffer, patience)? {
-        return Ok(false);
-    }
+    ahead::settle(volume, file, buffer)?;
     let (mut chunks, mut commits) = (Chunks::default(), 0);
     loop {
         if patience == Patience::Waits {

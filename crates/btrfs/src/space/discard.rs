@@ -146,7 +146,7 @@ impl Freed {
 
 impl Live {
     /// Notes that a transaction has freed `ranges`, which may be written again now.
-    pub(crate) fn note_freed(&self, ranges: Vec<Range<u64>>) {
+    pub(crate) fn note_freed(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
         if let Some(freed) = &mut *self.freed.lock() {
             for range in ranges {
                 freed.add(range);

@@ -13,7 +13,7 @@
 //! one first.
 //!
 //! Neither is a place. What was taken on a reservation is not free any more and needs none; while both count, the
-//! ledger errs towards less. With what a commit needs (`C`) and what is kept for making room (`K`, see
+//! ledger errs towards less: for one step of write-back, or while an ordered extent is on its way. With what a commit needs (`C`) and what is kept for making room (`K`, see
 //! `reserve`), these hold whenever something is granted:
 //!
 //! 1. `reserved + C + K <= free`; without `K` for a removal, and for write-back where no chunk counts.

@@ -334,10 +334,10 @@ impl Space {
         self.ledger(Purpose::Metadata).promised()
     }
 
-    /// Whether more data is reserved, for what is buffered most of it, than is left for others, in chunks that may come too.
-    pub(crate) fn has_little_data(&self) -> bool {
+    /// Whether more data is reserved, for what is buffered most of it, than is left for others, in chunks that may come too, when `taken` bytes more are.
+    pub(crate) fn has_little_data(&self, taken: u64) -> bool {
         let (_, free) = self.totals(Purpose::Data);
-        let left = free + self.allocated.unallocated();
+        let left = (free + self.allocated.unallocated()).saturating_sub(taken);
         self.ledger(Purpose::Data).reserved() > left / 2
     }
 

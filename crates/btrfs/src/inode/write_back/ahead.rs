@@ -1,8 +1,11 @@
 //! Writing data ahead of its items: while it is on its way to the devices others may write the file (`data/ordered`).
 //!
 //! This is for long runs of plain data that get new extents. What is compressed, written in place or kept in an item, and what is
-//! short, is written back under the lock, and so is all where space is short: what was taken for data that was
-//! written over meanwhile counts twice until it is given back.
+//! short, is written back under the lock, and so is all where space is short: what was taken counts twice until the items are there, or until it is given
+//! back. So nobody waits for room with such a place in hand, and who writes a file that has one settles that first where space is short.
+//!
+//! Items are put from the beginning of what is buffered on, so that the length that is stored never runs ahead of data. A file of which
+//! something was written before what is on its way is written back under the lock.
 
 #[cfg(test)]
 mod tests;
@@ -30,6 +33,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// All of that of `extent`.
+    fn of(extent: &OrderedExtent) -> Self {
+        Self { logical: extent.logical, len: extent.data().len }
+    }
+
     /// Takes the first `len` bytes.
     pub(super) fn take(&mut self, len: u64) -> Logical {
         let logical = self.logical;
@@ -39,10 +47,11 @@ impl Place {
 
     /// Gives the rest back.
     fn give_back(self, volume: &Engine) -> Result<()> {
-        let space = &volume.live()?.space;
+        let live = volume.live()?;
         if self.len > 0 {
-            space.give_back(self.logical, self.len)?;
-            space.serve_all();
+            live.space.give_back(self.logical, self.len)?;
+            live.note_freed(std::iter::once(self.logical.0..self.logical.0 + self.len));
+            live.space.serve_all();
         }
         Ok(())
     }
@@ -61,31 +70,38 @@ pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
     Ok(written > 0)
 }
 
-/// Writes back the beginning of what is buffered of `file`, or waits for who does; how many bytes that is.
+/// Writes back the beginning of what is buffered of `file`, or waits for who does; how many bytes of it were.
 pub(super) fn write_one(volume: &Engine, file: FileId) -> Result<u64> {
+    volume.limit_dirty_blocks()?;
     let Some((extent, is_new)) = begin(volume, file)? else { return Ok(0) };
-    if is_new {
-        extent.write(volume);
-    } else {
+    if !is_new {
         extent.wait();
+        end(volume, file, &extent)?;
+        return Ok(extent.data().len);
     }
-    end(volume, file, &extent)?;
-    Ok(extent.data().len)
+    write(volume, &extent)?;
+    end(volume, file, &extent)
 }
 
-/// Puts `extent`, which is written, in its place, if nobody has done that.
-fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<()> {
+/// Writes `extent`.
+fn write(volume: &Engine, extent: &OrderedExtent) -> Result<()> {
+    let is_forgotten = extent.write(volume);
+    if is_forgotten { Place::of(extent).give_back(volume) } else { Ok(()) }
+}
+
+/// Puts `extent`, which is written, in its place, if nobody has done that; how many bytes are not buffered any more.
+fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64> {
     let _locks = volume.inodes.lock(&[file]);
-    if let Some(buffer) = volume.buffers.get(file)
-        && buffer.read().ordered.as_ref().is_some_and(|ordered| Arc::ptr_eq(ordered, extent))
-    {
+    let Some(buffer) = volume.buffers.get(file) else { return Ok(0) };
+    let before = buffer.read().bytes();
+    if buffer.read().ordered.as_ref().is_some_and(|ordered| Arc::ptr_eq(ordered, extent)) {
         if is_deleted(volume, file)? {
             discard(volume, file);
         } else {
-            settle(volume, file, &buffer, Patience::Waits)?;
+            settle(volume, file, &buffer)?;
         }
     }
-    Ok(())
+    Ok(before - buffer.read().bytes())
 }
 
 /// The extent of `file` that is on its way, or a new one, and whether it is that.
@@ -101,7 +117,7 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
     let data = Sectors::new(&runs);
     if data.len < LEAST_BYTES
         || buffer.read().is_in_place
-        || live.space.has_little_data()
+        || live.space.has_little_data(data.len)
         || is_deleted(volume, file)?
     {
         return Ok(None);
@@ -132,19 +148,26 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
     Ok(Some((extent, true)))
 }
 
-/// Puts what was written ahead of `file`, whose lock is held, in its place, as far as it did not change since; whether there was room for that. What
+/// Puts what was written ahead of `file`, whose lock is held, in its place, as far as it did not change since and there is room for that at once. What
 /// is left of it is still buffered.
-pub(super) fn settle(
+pub(in crate::inode) fn settle(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
+    let Some(extent) = buffer.write().ordered.take() else { return Ok(()) };
+    let mut place = Place::of(&extent);
+    let stored = store_unchanged(volume, file, buffer, &extent, &mut place);
+    stored.and(place.give_back(volume))
+}
+
+/// Settles `file`, whose lock is held, before more of it is buffered where space is short.
+pub(in crate::inode) fn settle_if_short(
     volume: &Engine,
     file: FileId,
     buffer: &FileBuffer,
-    patience: Patience,
-) -> Result<bool> {
-    let Some(extent) = buffer.write().ordered.take() else { return Ok(true) };
-    let mut place = Place { logical: extent.logical, len: extent.data().len };
-    let stored = store_unchanged(volume, file, buffer, &extent, &mut place, patience);
-    let given_back = place.give_back(volume);
-    stored.and_then(|is_stored| given_back.map(|()| is_stored))
+) -> Result<()> {
+    let is_under_way = buffer.read().ordered.is_some();
+    if is_under_way && volume.live()?.space.has_little_data(0) {
+        settle(volume, file, buffer)?;
+    }
+    Ok(())
 }
 
 fn store_unchanged(
@@ -153,31 +176,26 @@ fn store_unchanged(
     buffer: &FileBuffer,
     extent: &OrderedExtent,
     place: &mut Place,
-    patience: Patience,
-) -> Result<bool> {
-    if let Err(error) = extent.finish() {
-        // As where it is written under a handle.
-        return volume.enter()?.whole(|| Err(error));
-    }
+) -> Result<()> {
+    volume.live()?.whole(|| extent.finish())?;
     let data = extent.data().first(buffer.read().unchanged(extent.runs()));
     if data.len == 0 {
-        return Ok(true);
-    }
-    if patience == Patience::Waits {
-        volume.limit_dirty_blocks()?;
+        return Ok(());
     }
     let outgoing = Outgoing { data, chunks: &Chunks::default(), chosen: None };
-    match Step::begin(volume, file, buffer, outgoing, patience)? {
-        Some(step) => step.store(Some(place)).map(|()| true),
-        None => Ok(false),
+    match Step::begin(volume, file, buffer, outgoing, Patience::Tries)? {
+        Some(step) => step.store(Some(place)),
+        None => Ok(()),
     }
 }
 
 /// Gives back what was taken for data of a file that is forgotten.
 pub(super) fn forget(volume: &Engine, buffer: &FileBuffer) {
     if let Some(extent) = buffer.write().ordered.take() {
-        extent.wait();
-        let place = Place { logical: extent.logical, len: extent.data().len };
-        place.give_back(volume).expect("a block group stays as long as space of it is taken");
+        // Nobody waits for a device: all that waits for this handle would.
+        if extent.forget() {
+            let given_back = Place::of(&extent).give_back(volume);
+            given_back.expect("a block group stays as long as space of it is taken");
+        }
     }
 }

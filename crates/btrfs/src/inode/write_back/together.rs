@@ -54,7 +54,11 @@ impl Small {
             let dirty = buffer.read();
             (dirty.size, dirty.is_beside, dirty.all_in_one_run(sector))
         };
-        let Some(data) = data.filter(|_| size <= SMALL_BYTES) else { return Ok(None) };
+        // What is on its way would be waited for.
+        let is_settled = buffer.read().ordered.is_none();
+        let Some(data) = data.filter(|_| is_settled && size <= SMALL_BYTES) else {
+            return Ok(None);
+        };
         let item = inode_item(volume, tree_of(volume, file)?, file)?;
         let apart = inode_flags::NODATACOW | inode_flags::NODATASUM | inode_flags::PREALLOC;
         let is_new = item.size.get() == 0 && overlaps(volume, file, 0..u64::MAX, 1)?.is_empty();
