@@ -54,7 +54,7 @@ pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
-    FirstData, Inline, Sectors, hole_item, insert_hole, note_use, refer_to, store, store_first,
+    FirstData, Inline, Sectors, hole_item, insert_hole, note_use, refer_to, store_first,
     store_inline, store_packed, store_preallocated, write_data,
 };
 use workers::Task;

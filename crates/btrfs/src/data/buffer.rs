@@ -165,14 +165,10 @@ impl Dirty {
 
     /// How many bytes of `runs` are the first that is buffered, as they were.
     pub(crate) fn unchanged(&self, runs: &[Run]) -> u64 {
-        let is_same = |(at, run): &(u64, &Arc<Vec<u8>>), now: (&u64, &Arc<Vec<u8>>)| {
-            at == now.0 && Arc::ptr_eq(run, now.1)
-        };
-        let pairs = runs.iter().map(|(at, run)| (*at, run)).zip(&self.runs);
-        pairs
-            .take_while(|(run, now)| is_same(run, *now))
-            .map(|((_, run), _)| run.len() as u64)
-            .sum()
+        let pairs = runs.iter().zip(&self.runs);
+        let same =
+            pairs.take_while(|((at, run), (now, kept))| at == *now && Arc::ptr_eq(run, kept));
+        same.map(|((_, run), _)| run.len() as u64).sum()
     }
 
     /// The data of the file, if that is one run of sectors of this size, and has its space reserved.

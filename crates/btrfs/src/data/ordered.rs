@@ -70,13 +70,8 @@ impl OrderedExtent {
 
     /// Waits until it is written; how that went, for the first who asks.
     pub(crate) fn finish(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(result) = &mut state.written {
-                return std::mem::replace(result, Ok(()));
-            }
-            self.is_done.wait(&mut state);
-        }
+        self.wait();
+        self.state.lock().written.replace(Ok(())).unwrap_or(Ok(()))
     }
 
     /// Waits until it is written.

@@ -84,23 +84,11 @@ impl<'r> Sectors<'r> {
     }
 }
 
-/// Writes `data` at `logical`, and makes that the extent of its place in `file`, instead of what is there. Gives
+/// Makes `data`, which was written at `logical`, the extent of its place in `file`, instead of what is there. Gives
 /// by how many bytes the data of the file became more or less.
 ///
 /// # Errors
-/// When a device fails.
-pub(crate) fn store(
-    handle: &Handle<'_>,
-    file: FileId,
-    inode: &InodeItem,
-    data: Sectors<'_>,
-    logical: Logical,
-) -> Result<i64> {
-    write_data(handle, logical, data)?;
-    refer_to(handle, file, inode, data, logical)
-}
-
-/// Makes `data`, which was written at `logical`, the extent of its place in `file`. Gives as [`store`].
+/// When a tree does not read.
 pub(crate) fn refer_to(
     handle: &Handle<'_>,
     file: FileId,
@@ -118,7 +106,7 @@ pub(crate) fn refer_to(
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// As [`store`], of chunks that were compressed and lie one behind the other in the file, each to as many bytes as were taken for it at
+/// Writes data and does as [`refer_to`], of chunks that were compressed and lie one behind the other in the file, each to as many bytes as were taken for it at
 /// one of `places`.
 pub(crate) fn store_packed(
     handle: &Handle<'_>,
@@ -236,7 +224,7 @@ pub(crate) struct Inline<'d> {
     pub(crate) bytes: Cow<'d, [u8]>,
 }
 
-/// Makes `data` all that `file` holds, instead of what is in `range`. Gives as [`store`].
+/// Makes `data` all that `file` holds, instead of what is in `range`. Gives as [`refer_to`].
 pub(crate) fn store_inline(
     handle: &Handle<'_>,
     file: FileId,

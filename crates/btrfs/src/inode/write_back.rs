@@ -239,13 +239,21 @@ fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
     together::store(volume, files)
 }
 
-/// Writes back what is buffered of `files`, which are in order, step by step.
-fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
-    in_steps(files).map(|files| {
+/// Writes back what is buffered of `files`, which are in order, step by step: what goes together, and then each file as `store` does it.
+fn in_turn(
+    volume: &Engine,
+    files: &[FileId],
+    store: impl Fn(FileId) -> Result<()>,
+) -> impl Iterator<Item = Result<()>> {
+    in_steps(files).map(move |files| {
         let stored = store_together(volume, files);
-        let sync = |&file| ahead::write_ahead(volume, file).and(sync_file(volume, file));
-        files.iter().map(sync).fold(stored, Result::and)
+        files.iter().map(|&file| store(file)).fold(stored, Result::and)
     })
+}
+
+/// Writes back all that is buffered of `files`, which are in order.
+fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
+    in_turn(volume, files, |file| ahead::write_ahead(volume, file).and(sync_file(volume, file)))
 }
 
 /// Writes back everything that is buffered now.
@@ -261,16 +269,11 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
 /// # Errors
 /// As [`sync_all`].
 pub(crate) fn ease(volume: &Engine) -> Result<()> {
-    let store = |&file| match ahead::write_ahead(volume, file) {
+    let store = |file| match ahead::write_ahead(volume, file) {
         Ok(false) => sync_file(volume, file),
         written => written.map(drop),
     };
-    let files = volume.buffers.files();
-    let all = in_steps(&files).flat_map(|files| {
-        let stored = store_together(volume, files);
-        files.iter().map(store).chain([stored])
-    });
-    all.fold(Ok(()), Result::and)
+    in_turn(volume, &volume.buffers.files(), store).fold(Ok(()), Result::and)
 }
 
 /// Writes back everything that is buffered now, where every commit does that, for one that is made for another file. What cannot be written back stays:

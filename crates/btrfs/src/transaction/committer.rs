@@ -142,10 +142,12 @@ fn ease(volume: &Engine) -> Result<()> {
     let (live, buffered) = (volume.live()?, volume.buffers.bytes());
     let half = live.dirty_bytes / 2;
     let is_first = live.flush_on_commit && volume.dirty_tree_bytes()? > half;
-    let written = match buffered > half {
-        _ if is_first => write_back::sync_all(volume),
-        true => write_back::ease(volume),
-        false => Ok(()),
+    let written = if is_first {
+        write_back::sync_all(volume)
+    } else if buffered > half {
+        write_back::ease(volume)
+    } else {
+        Ok(())
     };
     let committed = volume.commit_over(half, Cause::DirtyBlocks);
     // The first error is the cause.

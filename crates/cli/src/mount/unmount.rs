@@ -66,13 +66,11 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
 
 /// Unmounts by force. Who waits for an answer gets an error instead, and uses the mount until then.
 fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
-    let is_busy = |result: &offshoot_vfs::Result<()>| matches!(result, Err(error) if error.errno() == Errno::BUSY);
     for _ in 0..TRIES {
-        let result = offshoot_fuse::unmount(dir, Unmount::ByForce);
-        if !is_busy(&result) {
-            return result;
+        match offshoot_fuse::unmount(dir, Unmount::ByForce) {
+            Err(error) if error.errno() == Errno::BUSY => thread::sleep(PAUSE),
+            result => return result,
         }
-        thread::sleep(PAUSE);
     }
     offshoot_fuse::unmount(dir, Unmount::ByForce)
 }

@@ -16,8 +16,8 @@ use super::ahead::Place;
 use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
     Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Target, bytes_with_checksums,
-    checksum_items, extent_len, insert_hole, pack_inline, refer_to, store, store_inline,
-    store_packed, store_preallocated, target, write_data,
+    checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
+    store_preallocated, target, write_data,
 };
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
 use crate::subvolume::malformed;
@@ -206,7 +206,10 @@ impl<'v, 'b> Step<'v, 'b> {
     fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
         let Self { handle, file, packed, chosen, .. } = self;
         match place {
-            Destination::New(logical) => store(handle, *file, item, data, logical),
+            Destination::New(logical) => {
+                write_data(handle, logical, data)?;
+                refer_to(handle, *file, item, data, logical)
+            }
             Destination::Written(logical) => refer_to(handle, *file, item, data, logical),
             Destination::InPlace { logical, is_preallocated: true } => {
                 store_preallocated(handle, *file, item, data, logical).map(|()| 0)
