@@ -102,7 +102,7 @@ mod tests;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use foldhash::fast::FixedState;
 use offshoot_btrfs_format::dir::DirEntryItem;
@@ -111,6 +111,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
+use crate::counter::{Counter, Stop};
 use crate::space::Space;
 use crate::transaction::Handle;
 use crate::tree::Tree;
@@ -186,12 +187,12 @@ pub(crate) struct Delayed {
     /// The tree blocks that flushing everything makes dirty, about, in bytes.
     dirties: AtomicI64,
     /// What all nodes keep of reserved metadata, in bytes.
-    held: AtomicU64,
+    held: Counter,
 }
 
 impl Delayed {
-    /// Nothing is queued yet in a volume with nodes of this size.
-    pub(crate) fn new(options: &OpenOptions, node_size: u32) -> Self {
+    /// Nothing is queued yet in a volume with nodes of this size. `stop` is told when what is held is counted wrong.
+    pub(crate) fn new(options: &OpenOptions, node_size: u32, stop: &Arc<Stop>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             hasher: FixedState::default(),
@@ -200,7 +201,7 @@ impl Delayed {
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
             backlog: Backlog::new(options.dirty_bytes / 8),
             dirties: AtomicI64::new(0),
-            held: AtomicU64::new(0),
+            held: Counter::new("metadata that queued items hold", stop),
         }
     }
 

@@ -37,6 +37,7 @@ extern crate self as offshoot_btrfs;
 pub mod bench;
 mod block;
 mod cores;
+mod counter;
 mod data;
 mod delayed;
 mod filesystem;

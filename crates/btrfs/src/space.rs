@@ -44,7 +44,7 @@ mod usage;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
@@ -63,13 +63,14 @@ pub(crate) use reserve::{
 };
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
+use crate::counter::{Counter, Stop};
 use crate::volume::Engine;
 
 /// All block groups of a volume.
 pub(crate) struct Space {
     groups: RwLock<BTreeMap<u64, Arc<BlockGroup>>>,
     /// What all extents take: the superblock's `bytes_used`.
-    bytes_used: AtomicU64,
+    bytes_used: Counter,
     /// Where the next search for space begins: the block group that gave some last, for data
     /// and for metadata. Keeping to one clusters what is written together.
     last: [Mutex<u64>; 2],
@@ -82,7 +83,7 @@ pub(crate) struct Space {
     /// The highest level that the root of a tree has had.
     tallest: AtomicU8,
     /// How many reasons there are why a tree may share blocks with a snapshot.
-    sharing: AtomicUsize,
+    sharing: Counter,
     /// What the commit of the running transaction has to do.
     pub(crate) pending: Arc<Pending>,
     /// Somebody who goes before others found no room, which a commit makes.
@@ -92,17 +93,30 @@ pub(crate) struct Space {
     chunk_lock: Mutex<()>,
     outside: discard::Outside,
     stats: stats::Counters,
+    /// Told when accounts turn out to be wrong.
+    stop: Arc<Stop>,
 }
 
 /// What the commit of the running transaction has to do. A commit has done all of it when the next transaction begins.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pending {
     /// What the trees take that references go to, in bytes.
     pub(crate) tree_bytes: AtomicU64,
     /// What delayed references may add to these trees, in bytes of items.
-    pub(crate) reference_bytes: AtomicU64,
+    pub(crate) reference_bytes: Counter,
     /// Trees whose root moved since its item was stored.
-    pub(crate) roots: AtomicU64,
+    pub(crate) roots: Counter,
+}
+
+impl Pending {
+    /// Nothing is to be done yet.
+    pub(crate) fn new(stop: &Arc<Stop>) -> Self {
+        Self {
+            tree_bytes: AtomicU64::new(0),
+            reference_bytes: Counter::new("what delayed references may add to trees", stop),
+            roots: Counter::new("roots to be stored", stop),
+        }
+    }
 }
 
 /// What space is for.
@@ -138,7 +152,7 @@ impl Purpose {
 
 /// A tree that is to share blocks with a snapshot. When that comes to nothing, as much is kept back as before.
 pub(crate) struct Sharing<'s> {
-    reasons: &'s AtomicUsize,
+    reasons: &'s Counter,
 }
 
 impl Sharing<'_> {
@@ -150,32 +164,38 @@ impl Sharing<'_> {
 
 impl Drop for Sharing<'_> {
     fn drop(&mut self) {
-        self.reasons.fetch_sub(1, Ordering::Relaxed);
+        self.reasons.sub(1);
     }
 }
 
 impl Space {
-    /// The space of `volume` with these block groups.
-    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine) -> Self {
+    /// The space of `volume` with these block groups. `stop` is told when its accounts turn out to be wrong.
+    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine, stop: Arc<Stop>) -> Self {
         let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
         let is_mixed = groups.iter().any(|group| group.flags.0 & mixed == mixed);
         let superblock = volume.superblock();
         let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
         Self {
             groups: RwLock::new(groups.collect()),
-            bytes_used: AtomicU64::new(superblock.item.bytes_used.get()),
+            bytes_used: Counter::starting_at(
+                superblock.item.bytes_used.get(),
+                "bytes used",
+                &stop,
+            ),
             last: Default::default(),
-            ledgers: Default::default(),
+            ledgers: [Purpose::Data, Purpose::Metadata, Purpose::System]
+                .map(|purpose| Ledger::new(purpose, &stop)),
             is_mixed,
             node_size: u64::from(superblock.node_size),
             tallest: AtomicU8::new(0),
-            sharing: AtomicUsize::new(0),
-            pending: Arc::default(),
+            sharing: Counter::new("trees that share blocks with snapshots", &stop),
+            pending: Arc::new(Pending::new(&stop)),
             is_short: AtomicBool::new(false),
             allocated: Allocated::new(volume),
             chunk_lock: Mutex::new(()),
             outside: discard::Outside::default(),
             stats: stats::Counters::default(),
+            stop,
         }
     }
 
@@ -257,7 +277,7 @@ impl Space {
     /// Gives back a range that was taken and that nothing refers to, or that is not pinned any more.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
-        if group.give_back(logical, len)
+        if self.counted(group.give_back(logical, len))?
             && let Some(ledger) = self.ledger_of(&group)
         {
             ledger.add_free(len);
@@ -272,13 +292,18 @@ impl Space {
 
     /// Counts an extent that came to be, or ceased to.
     pub(crate) fn count_used(&self, logical: Logical, len: u64, is_new: bool) -> Result<()> {
-        self.group_of(logical)?.count_used(len, is_new)?;
+        self.counted(self.group_of(logical)?.count_used(len, is_new))?;
         if is_new {
-            self.bytes_used.fetch_add(len, Ordering::Relaxed);
+            self.bytes_used.add(len);
         } else {
-            self.bytes_used.fetch_sub(len, Ordering::Relaxed);
+            self.bytes_used.sub(len);
         }
         Ok(())
+    }
+
+    /// Ends all writing when a count failed.
+    fn counted<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.inspect_err(|error| self.stop.set(&error.to_string()))
     }
 
     /// The ledger of this kind of space.
@@ -412,7 +437,7 @@ impl Space {
 
     /// Whether a tree may share blocks with a snapshot.
     fn may_share(&self) -> bool {
-        self.sharing.load(Ordering::Relaxed) > 0
+        self.sharing.get() > 0
     }
 
     /// Notes that a tree may share blocks with a snapshot.
@@ -423,7 +448,7 @@ impl Space {
     /// Notes that a tree is to share blocks with a snapshot, until it does or that comes to nothing: more is kept back from then on, which has
     /// to be there before the snapshot is.
     pub(crate) fn expect_sharing(&self) -> Sharing<'_> {
-        self.sharing.fetch_add(1, Ordering::Relaxed);
+        self.sharing.add(1);
         Sharing { reasons: &self.sharing }
     }
 
@@ -436,6 +461,6 @@ impl Space {
 
     /// What all extents take, in bytes.
     pub(crate) fn bytes_used(&self) -> u64 {
-        self.bytes_used.load(Ordering::Relaxed)
+        self.bytes_used.get()
     }
 }

@@ -52,6 +52,7 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::TreeBlock;
+use crate::counter::Stop;
 use crate::delayed::{Delayed, Queue};
 use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
@@ -61,7 +62,7 @@ use crate::space::{self, Freed, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
-use crate::volume::{Engine, Latching, OpenOptions, Report, Reporter};
+use crate::volume::{Engine, Latching, OpenOptions};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch, latch_shared};
 #[cfg(debug_assertions)]
@@ -87,9 +88,7 @@ pub(crate) struct Live {
     /// What is queued for the trees of subvolumes.
     pub(crate) delayed: Delayed,
     /// What failed, when it cannot be undone.
-    broken: OnceLock<String>,
-    /// Who is told when that happens.
-    reporter: Option<Reporter>,
+    stop: Arc<Stop>,
     /// Who waits for the end of a commit. Nothing is locked under it but the phases.
     commits: parking_lot::Mutex<()>,
     committed: parking_lot::Condvar,
@@ -203,12 +202,13 @@ impl Live {
         space: Space,
         superblock: Box<SuperblockItem>,
         options: &OpenOptions,
+        stop: Arc<Stop>,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
         let running =
             Arc::new(Transaction::new(first, space.pending.clone(), Log::new(options.tree_log)));
         let node_size = superblock.nodesize.get();
-        let delayed = Delayed::new(options, node_size);
+        let delayed = Delayed::new(options, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         Self {
             phases: RwLock::new(Phases { running, before: None, is_complete: true }),
@@ -217,8 +217,7 @@ impl Live {
             trees: RwLock::default(),
             space,
             delayed,
-            broken: OnceLock::new(),
-            reporter: options.reporter.clone(),
+            stop,
             commits: parking_lot::Mutex::new(()),
             committed: parking_lot::Condvar::new(),
             epoch: AtomicU64::new(0),
@@ -371,12 +370,8 @@ impl Live {
 
     /// Allows no more writing, because of this.
     fn break_off(&self, cause: &Error) {
-        let problem = cause.to_string();
-        let is_first = self.broken.set(problem.clone()).is_ok();
+        self.stop.set(&cause.to_string());
         self.tell_of_commit();
-        if let Some(reporter) = self.reporter.as_ref().filter(|_| is_first) {
-            reporter(&Report::ReadOnly { problem });
-        }
     }
 
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
@@ -389,7 +384,7 @@ impl Live {
 
     /// `EROFS` after something failed that cannot be undone.
     pub(crate) fn require_whole(&self) -> Result<()> {
-        match self.broken.get() {
+        match self.stop.cause() {
             None => Ok(()),
             Some(cause) => {
                 Err(Error::posix(Errno::ROFS, format!("the volume, after this: {cause}")))
@@ -407,7 +402,7 @@ struct Begun<'l> {
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
         if !self.is_done {
-            self.live.broken.get_or_init(|| "a panic in the middle of a change".into());
+            self.live.stop.set_quietly("a panic in the middle of a change");
             self.live.tell_of_commit();
         }
     }
@@ -755,7 +750,7 @@ impl<'v> Handle<'v> {
         }
         let before = self.transaction.moved_roots.lock().insert(root.id, *root);
         if before.is_none() && !is_named_by_superblock(root.id) {
-            self.live.space.pending.roots.fetch_add(1, Ordering::Relaxed);
+            self.live.space.pending.roots.add(1);
         }
     }
 }

@@ -238,6 +238,12 @@ impl<'v> Cursor<'v> {
         self.item().filter(|(key, _)| key.objectid == objectid && key.item_type == item_type)
     }
 
+    /// The key before the item that the cursor stands on, if that is in the same leaf.
+    pub(crate) fn key_before(&self) -> Option<Key> {
+        let Step { block, slot, .. } = self.path.last()?;
+        Some(block.key(slot.checked_sub(1)?))
+    }
+
     /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf. It goes on behind them.
     pub(crate) fn take_run(&mut self, last: Key) -> Result<Option<(Arc<TreeBlock>, Range<usize>)>> {
         let Some(step) = self.path.last_mut() else { return Ok(None) };

@@ -22,7 +22,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::fast::RandomState;
 use offshoot_vfs::{FileId, Timestamp};
@@ -30,6 +29,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
+use crate::counter::{Counter, Stop};
 use crate::inode::{SHARDS, shard_of};
 
 /// The longest run of sectors in one piece of memory, in bytes.
@@ -238,15 +238,20 @@ impl Dirty {
 type Shard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
 
 /// What is buffered of all files of a volume.
-#[derive(Default)]
 pub(crate) struct Buffers {
     shards: [Shard; SHARDS],
-    bytes: AtomicU64,
+    bytes: Counter,
     /// Held exclusively while extents of a file of this shard are replaced.
     extents: [RwLock<()>; SHARDS],
 }
 
 impl Buffers {
+    /// Nothing is buffered.
+    pub(crate) fn new(stop: &Arc<Stop>) -> Self {
+        let bytes = Counter::new("buffered bytes", stop);
+        Self { shards: Default::default(), bytes, extents: Default::default() }
+    }
+
     fn shard(&self, file: FileId) -> &Shard {
         &self.shards[shard_of(file)]
     }
@@ -279,7 +284,7 @@ impl Buffers {
 
     /// Bytes in memory, of all files.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.get()
     }
 
     /// All files that have something buffered, in the order of their inodes in trees.
@@ -292,7 +297,7 @@ impl Buffers {
 
     /// Adds whole sectors of a file, none of which is buffered.
     pub(crate) fn add(&self, buffer: &FileBuffer, start: u64, bytes: Vec<u8>) {
-        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.bytes.add(bytes.len() as u64);
         buffer.write().add(start, bytes);
     }
 
@@ -302,7 +307,7 @@ impl Buffers {
         let before = dirty.bytes();
         dirty.remove(range);
         let removed = before - dirty.bytes();
-        self.bytes.fetch_sub(removed, Ordering::Relaxed);
+        self.bytes.sub(removed);
         removed
     }
 
@@ -336,7 +341,7 @@ mod tests {
         // A chunk ends in the middle.
         const BASE: u64 = (128 << 10) - 20 * SECTOR;
         let mut random = offshoot_testkit::random::Random::new(7);
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(&Arc::default());
         let file = FileId { dev: 5, ino: 257 };
         let buffer = buffers.get_or_add(file, 0, AT);
         let mut model: Vec<Option<[u8; SECTOR_BYTES]>> = vec![None; index(SECTORS)];

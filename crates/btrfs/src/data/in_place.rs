@@ -91,7 +91,9 @@ fn in_place(
     part: &Range<u64>,
 ) -> Result<Option<Target>> {
     let extent = FileExtent::parse(data).map_err(malformed)?;
-    let FileExtentBody::Extent { disk_bytenr, offset, preallocated, .. } = extent.body else {
+    let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, preallocated, .. } =
+        extent.body
+    else {
         return Ok(None);
     };
     if !preallocated && inode.flags.get() & inode_flags::NODATACOW == 0 {
@@ -103,7 +105,7 @@ fn in_place(
     let logical = Logical(disk_bytenr.0.saturating_add(into));
     let is_alone = extent.compression == Compression::None
         && !handle.is_as_old_as_a_snapshot(root, extent.generation)?
-        && handle.is_only_of(disk_bytenr, owner)?
+        && handle.is_only_of(disk_bytenr, disk_num_bytes, owner)?
         && !has_checksums(handle.volume(), logical, len)?;
     let target = Target::InPlace { logical, len, is_preallocated: preallocated };
     Ok(is_alone.then_some(target))

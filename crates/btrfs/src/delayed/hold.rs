@@ -134,10 +134,10 @@ impl Delayed {
                 handle.hand_over(share.min(wanted - account.held))
             };
             account.held += handle.map_or(0, pay);
-            self.held.fetch_add(account.held - before, Ordering::Relaxed);
+            self.held.add(account.held - before);
         } else if wanted < before {
             account.held = wanted;
-            self.held.fetch_sub(before - wanted, Ordering::Relaxed);
+            self.held.sub(before - wanted);
         }
         let dirties = if units == 0 {
             0
@@ -158,7 +158,7 @@ impl Delayed {
         }
         let left = space.left_of_metadata().saturating_sub(space.cost(OPERATION_ITEMS));
         let most = (left / HELD_PARTS).max(left.saturating_sub(OTHERS_BYTES));
-        self.held.load(Ordering::Relaxed).saturating_add(more) > most
+        self.held.get().saturating_add(more) > most
     }
 
     /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it, and so is

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::volume::{Engine, Member};
@@ -55,13 +56,21 @@ impl Allocated {
     }
 
     /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated now.
-    pub(super) fn change(&self, member: usize, bytes: u64, is_new: bool) -> u64 {
+    ///
+    /// # Errors
+    /// When its device item counts less as allocated than its chunks take.
+    pub(super) fn change(&self, member: usize, bytes: u64, is_new: bool) -> Result<u64> {
         let mut members = self.members.lock();
         let count = &mut members[member];
-        *count = if is_new { *count + bytes } else { count.saturating_sub(bytes) };
+        let changed =
+            if is_new { count.checked_add(bytes) } else { count.checked_sub(bytes) };
+        *count = changed.ok_or_else(|| {
+            let problem = format!("it counts {count} bytes as allocated, and a chunk has {bytes}");
+            Error::corrupt("device item", problem)
+        })?;
         let now = *count;
         let sum = members.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
         self.bytes.store(sum, Ordering::Relaxed);
-        now
+        Ok(now)
     }
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::free_space::FreeSpace;
 use super::load::load_free_space;
+use crate::counter::below_zero;
 use crate::volume::Engine;
 
 /// A block group: a range of the logical space for data or metadata.
@@ -164,24 +165,27 @@ impl BlockGroup {
     }
 
     /// Makes a range free that was taken, or pinned; whether what is free here is known.
-    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> bool {
+    ///
+    /// # Errors
+    /// When less is taken and pinned.
+    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<bool> {
         let mut state = self.state.lock();
-        state.between -= len;
+        state.leave_between(len)?;
         if let Some(free) = &mut state.free {
             free.add(logical.0, logical.0 + len);
         }
-        state.free.is_some()
+        Ok(state.free.is_some())
     }
 
     /// An extent of `len` bytes was taken and is used now, or was used and is pinned now.
     ///
     /// # Errors
-    /// When the block group item said that less is used than its extents take.
+    /// When the block group item said that less is used than its extents take, or less was taken.
     pub(crate) fn count_used(&self, len: u64, is_new: bool) -> Result<()> {
         let mut state = self.state.lock();
         if is_new {
+            state.leave_between(len)?;
             state.used += len;
-            state.between -= len;
         } else {
             state.used = state.used.checked_sub(len).ok_or_else(|| {
                 let problem = "it counts less than its extents take";
@@ -222,6 +226,14 @@ impl BlockGroup {
 }
 
 impl State {
+    /// So many bytes are not between free and used any more.
+    fn leave_between(&mut self, len: u64) -> Result<()> {
+        const NAME: &str = "taken or pinned of a block group";
+        let left = self.between.checked_sub(len);
+        self.between = left.ok_or_else(|| below_zero(NAME, self.between, len))?;
+        Ok(())
+    }
+
     fn is_empty(&self) -> bool {
         self.used == 0 && self.between == 0 && self.stored_used == 0 && self.out.is_empty()
     }

@@ -447,7 +447,8 @@ impl Handle<'_> {
             let index = index.ok_or_else(|| {
                 Error::corrupt_at("chunk", chunk.start.0, format!("no member is device {device}"))
             })?;
-            let allocated = self.space().allocated.change(index, bytes, is_new);
+            let changed = self.space().allocated.change(index, bytes, is_new);
+            let allocated = self.space().counted(changed)?;
             let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, device.0);
             self.change(TreeId::CHUNK, |tree| {
                 tree.modify(key, 0, |data| {

@@ -23,6 +23,7 @@
 //! without that lock, after what was taken has been counted: so `reserved` is read before `free`.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use offshoot_btrfs_format::Logical;
@@ -31,14 +32,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Space};
+use crate::counter::{Counter, Stop};
 use crate::volume::Engine;
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ledger {
-    free: AtomicU64,
-    reserved: AtomicU64,
-    promised: AtomicU64,
+    free: Counter,
+    reserved: Counter,
+    promised: Counter,
     /// What the next chunk of this kind would hold, where that counts, in bytes.
     next_chunk: AtomicU64,
     /// The most that was ever spoken for.
@@ -73,19 +75,42 @@ pub(super) struct Floor {
 }
 
 impl Ledger {
+    /// The ledger of this kind of space, in which nothing is free yet.
+    pub(super) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
+        let [free, reserved, promised] = match purpose {
+            Purpose::Data => ["free data", "reserved data", "promised data"],
+            Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
+            Purpose::System => ["free system space", "reserved system space", "promised system space"],
+        };
+        Self {
+            free: Counter::new(free, stop),
+            reserved: Counter::new(reserved, stop),
+            promised: Counter::new(promised, stop),
+            next_chunk: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            reserved_peak: AtomicU64::new(0),
+            line: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            patience: AtomicU64::new(0),
+            wake: Condvar::new(),
+        }
+    }
+
     /// What is free, whether or not it is spoken for.
     pub(super) fn free(&self) -> u64 {
-        self.free.load(SeqCst)
+        self.free.get()
     }
 
     /// What somebody takes now.
     pub(super) fn reserved(&self) -> u64 {
-        self.reserved.load(SeqCst)
+        self.reserved.get()
     }
 
     /// What somebody will take.
     pub(super) fn promised(&self) -> u64 {
-        self.promised.load(SeqCst)
+        self.promised.get()
     }
 
     /// What the next chunk would hold, where that counts.
@@ -155,11 +180,11 @@ impl Ledger {
     }
 
     pub(super) fn add_free(&self, bytes: u64) {
-        self.free.fetch_add(bytes, SeqCst);
+        self.free.add(bytes);
     }
 
     pub(super) fn remove_free(&self, bytes: u64) {
-        self.free.fetch_sub(bytes, SeqCst);
+        self.free.sub(bytes);
     }
 
     /// Grants `demand` when it fits. The caller holds the line.
@@ -169,9 +194,9 @@ impl Ledger {
             return false;
         }
         if kind == Kind::Promise {
-            self.promised.fetch_add(bytes, SeqCst);
+            self.promised.add(bytes);
         } else {
-            self.reserved.fetch_add(bytes, SeqCst);
+            self.reserved.add(bytes);
             self.begun.fetch_add(1, SeqCst);
         }
         let reserved = self.reserved();
@@ -188,9 +213,9 @@ impl Ledger {
     pub(super) fn take_back(&self, demand: Demand) {
         let Demand { kind, bytes } = demand;
         if kind == Kind::Promise {
-            self.promised.fetch_sub(bytes, SeqCst);
+            self.promised.sub(bytes);
         } else {
-            self.reserved.fetch_sub(bytes, SeqCst);
+            self.reserved.sub(bytes);
             self.ended.fetch_add(1, SeqCst);
             self.wake.notify_one();
         }
@@ -289,7 +314,7 @@ impl<'v> Reservation<'v> {
 
     /// Gives up a part of a claim that was kept as a number of bytes.
     pub(crate) fn give_up(space: &Space, purpose: Purpose, bytes: u64) {
-        space.ledger(purpose).reserved.fetch_sub(bytes, SeqCst);
+        space.ledger(purpose).reserved.sub(bytes);
         space.serve(purpose);
     }
 
@@ -334,7 +359,7 @@ impl<'v> Reservation<'v> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let ledger = self.space.ledger(self.purpose);
-        ledger.reserved.fetch_sub(self.bytes.get(), SeqCst);
+        ledger.reserved.sub(self.bytes.get());
         ledger.ended.fetch_add(1, SeqCst);
         self.space.serve(self.purpose);
     }
@@ -366,7 +391,7 @@ impl<'v> Promise<'v> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.space.ledger(Purpose::Metadata).promised.fetch_sub(self.bytes, SeqCst);
+            self.space.ledger(Purpose::Metadata).promised.sub(self.bytes);
             self.space.serve(Purpose::Metadata);
         }
     }

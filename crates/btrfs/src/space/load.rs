@@ -10,50 +10,147 @@ use super::BlockGroup;
 use super::free_space::FreeSpace;
 use super::free_space_tree::for_each_free_range;
 use crate::tree::Cursor;
-use crate::volume::Engine;
+use crate::volume::{Engine, Report};
 
 /// Loads the free ranges of `group`.
+///
+/// What the block group item counts as used says whether the tree that they come from can be believed. Where that is not so, the volume is
+/// damaged: what may be in use is left alone, and the damage is reported.
+///
+/// | from | how much of the group is used | what is free |
+/// |---|---|---|
+/// | the free-space tree | as the item says | what the tree says |
+/// | the free-space tree | less or more than that | what neither that tree nor the extent tree has in use |
+/// | the extent tree | as the item says, or more | what is in no extent |
+/// | the extent tree | less: an extent may be missing | nothing |
 pub(super) fn load_free_space(volume: &Engine, group: &BlockGroup) -> Result<FreeSpace> {
     let valid = CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID);
     // Superblocks are no extents: both trees show the place that they occupy as free.
     let superblocks = volume.superblock_ranges(group.start);
+    let used = group.usage().used;
     let mut free = FreeSpace::default();
-    if volume.superblock().compat_ro.has(valid) {
-        for_each_free_range(volume, group, |range| add_without(&mut free, range, &superblocks))?;
+    if !volume.superblock().compat_ro.has(valid) {
+        let extents = extents(volume, group)?;
+        let found: u64 = extents.iter().fold(0, |all, one| all.saturating_add(one.end - one.start));
+        if found != used {
+            let what = format!("its item counts {used} bytes as used, its extents have {found}");
+            report(volume, group, &what);
+        }
+        if found >= used {
+            add_without(&mut free, &[group.start.0..group.end()], &joined(extents, superblocks));
+        }
         return Ok(free);
     }
-    let mut at = group.start.0;
-    for (start, end) in extents(volume, group)? {
-        add_without(&mut free, at..start.max(at), &superblocks);
-        at = at.max(end);
+    let mut shown = 0u64;
+    for_each_free_range(volume, group, |range| {
+        shown = shown.saturating_add(range.end - range.start);
+        add_without(&mut free, &[range], &superblocks);
+    })?;
+    if shown.checked_add(used) == Some(group.len) {
+        return Ok(free);
     }
-    add_without(&mut free, at..group.end(), &superblocks);
+    let len = group.len;
+    let what = format!(
+        "its item counts {used} bytes of {len} as used, the free-space tree has {shown} bytes as free"
+    );
+    report(volume, group, &what);
+    let mut ranges = Vec::new();
+    for_each_free_range(volume, group, |range| ranges.push(range))?;
+    let mut free = FreeSpace::default();
+    add_without(&mut free, &ranges, &joined(extents(volume, group)?, superblocks));
     Ok(free)
 }
 
-/// Adds `range` but for what of it is in `without`, which ascends.
-fn add_without(free: &mut FreeSpace, range: Range<u64>, without: &[Range<u64>]) {
-    let mut at = range.start;
-    for hole in without.iter().filter(|hole| hole.start < range.end && hole.end > range.start) {
-        free.add(at, hole.start.max(at));
-        at = at.max(hole.end);
-    }
-    free.add(at, range.end.max(at));
+fn report(volume: &Engine, group: &BlockGroup, what: &str) {
+    let problem = format!("{what}; what may be in use is left alone");
+    volume.report(&Report::WrongFreeSpace { group: group.start, problem });
 }
 
-/// The extents of a block group, from the extent tree.
-fn extents(volume: &Engine, group: &BlockGroup) -> Result<Vec<(u64, u64)>> {
+/// All of these ranges in ascending order, where those that touch or overlap are one.
+fn joined(mut ranges: Vec<Range<u64>>, more: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.extend(more);
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut all: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
+/// Adds `ranges` but for what of them is in `without`. Both ascend.
+fn add_without(free: &mut FreeSpace, ranges: &[Range<u64>], without: &[Range<u64>]) {
+    let mut holes = without;
+    for range in ranges {
+        holes = &holes[holes.partition_point(|hole| hole.end <= range.start)..];
+        let mut at = range.start;
+        for hole in holes.iter().take_while(|hole| hole.start < range.end) {
+            free.add(at, hole.start.max(at));
+            at = at.max(hole.end);
+        }
+        free.add(at, range.end.max(at));
+    }
+}
+
+/// The extents of a block group, from the extent tree, in the order of their addresses.
+fn extents(volume: &Engine, group: &BlockGroup) -> Result<Vec<Range<u64>>> {
     let node_size = u64::from(volume.superblock().node_size);
     let mut all = Vec::new();
     let first = Key::new(group.start.0, ItemType::EXTENT_ITEM, 0);
     let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT)?, first)?;
     while let Some((key, _)) = cursor.item().filter(|(key, _)| key.objectid < group.end()) {
-        match key.item_type {
-            ItemType::EXTENT_ITEM => all.push((key.objectid, key.objectid + key.offset)),
-            ItemType::METADATA_ITEM => all.push((key.objectid, key.objectid + node_size)),
-            _ => {}
-        }
+        let len = match key.item_type {
+            ItemType::EXTENT_ITEM => Some(key.offset),
+            ItemType::METADATA_ITEM => Some(node_size),
+            _ => None,
+        };
+        all.extend(len.map(|len| key.objectid..key.objectid.saturating_add(len)));
         cursor.advance()?;
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_testkit::random::Random;
+
+    use super::*;
+
+    /// What is left of ranges is what a map of bytes has left.
+    #[test]
+    fn what_is_left_of_ranges_is_what_is_in_no_hole() {
+        const LEN: u64 = 300;
+        let seed = 19;
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        for _ in 0..500 {
+            let mut ranges = Vec::new();
+            let mut at = random.below(20);
+            while at < LEN {
+                let end = (at + 1 + random.below(40)).min(LEN);
+                ranges.push(at..end);
+                at = end + 1 + random.below(30);
+            }
+            let holes = |random: &mut Random| {
+                let hole = |random: &mut Random| {
+                    let at = random.below(LEN);
+                    at..at + random.below(25)
+                };
+                (0..random.below(8)).map(|_| hole(random)).collect::<Vec<_>>()
+            };
+            let (some, others) = (holes(&mut random), holes(&mut random));
+            let is_left = |byte: u64| {
+                ranges.iter().any(|range| range.contains(&byte))
+                    && !some.iter().chain(&others).any(|hole| hole.contains(&byte))
+            };
+            let mut free = FreeSpace::default();
+            add_without(&mut free, &ranges, &joined(some.clone(), others.clone()));
+            for byte in 0..LEN + 30 {
+                let is_free = free.take_range(byte, byte + 1);
+                assert_eq!(is_free, is_left(byte), "byte {byte} of {ranges:?}");
+            }
+        }
+    }
 }

@@ -239,8 +239,8 @@ impl Space {
         let whole = self.pending.tree_bytes.load(Relaxed).min(MOST_COMMIT_BYTES);
         let copies = whole / self.node_size * COPY_BYTES;
         // Blocks are at least a third full. What they grow by is there, and is copied by the next commit.
-        let growth = 3 * self.pending.reference_bytes.load(Relaxed);
-        let roots = self.pending.roots.load(Relaxed);
+        let growth = 3 * self.pending.reference_bytes.get();
+        let roots = self.pending.roots.get();
         let fixed = (COMMIT_BLOCKS + BLOCKS_OF_A_ROOT * roots) * self.node_size;
         whole + copies + growth + growth + growth / 4 + fixed
     }

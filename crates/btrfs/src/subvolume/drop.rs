@@ -24,7 +24,6 @@
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
@@ -79,7 +78,7 @@ impl Engine {
         let Some((id, deleted_in)) = live.subvolumes.first_deleted() else {
             return Ok(Progress::Waits);
         };
-        if live.space.pending.reference_bytes.load(Relaxed) > WAITING_BYTES {
+        if live.space.pending.reference_bytes.get() > WAITING_BYTES {
             self.commit_over(0, Cause::DirtyBlocks)?;
         }
         let is_done = {
@@ -197,7 +196,7 @@ impl Walk<'_, '_> {
         let (mut block, mut upper) = (root.clone(), None);
         loop {
             let (at, level) = (address(&block), block.header().level);
-            let (count, is_full) = self.handle.count_of(at)?;
+            let (count, is_full) = self.handle.count_of(at, level, self.owner())?;
             if level == 0 || count != 1 {
                 if !self.path.is_empty() {
                     // It comes next as a whole: nothing of what is shared was given up.
@@ -285,7 +284,7 @@ impl Walk<'_, '_> {
         if generation <= self.made_in {
             return Ok(false);
         }
-        let (count, is_full) = self.handle.count_of(at)?;
+        let (count, is_full) = self.handle.count_of(at, level, self.owner())?;
         Ok(count > 1 && !(level == 0 && is_full))
     }
 
@@ -311,7 +310,7 @@ impl Walk<'_, '_> {
             self.given_up += 1;
             let depth = below.len();
             let is_older = generation <= self.made_in;
-            let is_detached_leaf = level == 0 && self.handle.count_of(at)?.1;
+            let is_detached_leaf = level == 0 && self.handle.is_full(at, level)?;
             if !is_older && !is_detached_leaf {
                 let child = node.child(self.handle, self.id)?;
                 self.detach(child, from, &mut below)?;

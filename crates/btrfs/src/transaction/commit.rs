@@ -205,6 +205,8 @@ impl Engine {
             // Checksums of data that files gave up go now, and what came and went is free again.
             live.epoch.fetch_add(1, Ordering::AcqRel);
             let superblock = self.only_handle(live).finish()?;
+            // Accounts may have turned out to be wrong.
+            live.require_whole()?;
             let before = live.begin_next(transaction.clone());
             Ok(Some((superblock, before)))
         })?;
@@ -344,7 +346,7 @@ impl Handle<'_> {
                 })
             })?;
         }
-        self.live.space.pending.roots.fetch_sub(moved.len() as u64, Ordering::Relaxed);
+        self.live.space.pending.roots.sub(moved.len() as u64);
         Ok(moved.len())
     }
 

@@ -7,6 +7,12 @@
 //! counted for the tree that it belongs to, until that tree copies it: from then on the old block
 //! itself is the owner of what is below it (a *full back reference*).
 
+mod verify;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 use std::ops::Range;
 
 use offshoot_btrfs_format::block::HEADER_RELOC;
@@ -20,14 +26,14 @@ use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32, U64, dir};
 use offshoot_vfs::{Error, Result};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
+use verify::{keyed_owner, wrong};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, ItemEdit, Tree};
-use crate::volume::Engine;
 
 /// An item of the extent tree, taken apart.
 struct Record {
@@ -142,6 +148,12 @@ impl Record {
         })
     }
 
+    /// Whether the block refers to what is below it by its own address, delayed references included.
+    fn is_full(&self, pending: Option<&Pending>) -> bool {
+        self.flags & EXTENT_FLAG_FULL_BACKREF != 0
+            || pending.is_some_and(|pending| pending.full_backref)
+    }
+
     fn len(&self) -> usize {
         size_of::<ExtentItem>()
             + if self.block.is_some() { size_of::<TreeBlockInfo>() } else { 0 }
@@ -168,24 +180,19 @@ impl Record {
     }
 }
 
-/// The item of the extent at `logical`, as the tree has it now.
-fn find(volume: &Engine, logical: Logical) -> Result<Record> {
-    let root = volume.tree(TreeId::EXTENT)?;
-    let last = Key::new(logical.0, ItemType::METADATA_ITEM, u64::MAX);
-    let cursor = Cursor::seek_floor(volume, root, last)?;
-    match cursor.item() {
-        Some((key, data))
-            if key.objectid == logical.0
-                && matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) =>
-        {
-            Record::parse(key, data)
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tree { root } => write!(f, "tree {root}"),
+            Self::File { root, ino, offset } => write!(f, "inode {ino} of tree {root} at {offset}"),
+            Self::Block { parent } => write!(f, "the block at {parent}"),
+            Self::Leaf { parent } => write!(f, "the leaf at {parent}"),
         }
-        _ => Err(Error::corrupt_at("extent tree", logical.0, "it has no item for the extent")),
     }
 }
 
 fn underflow(logical: Logical, owner: Owner) -> Error {
-    Error::corrupt_at("extent tree", logical.0, format!("it counts no reference of {owner:?}"))
+    wrong(logical, &format!("{owner} gives up a reference that it does not count"))
 }
 
 impl Handle<'_> {
@@ -202,9 +209,10 @@ impl Handle<'_> {
         let may_be_shared = tree.id.is_subvolume()
             && (header.generation() <= tree.last_snapshot()
                 || header.flags.get() & HEADER_RELOC != 0);
+        let owner = Owner::Tree { root: tree.id };
         let _counting = may_be_shared.then(|| self.live.counting(logical));
         if may_be_shared {
-            let (count, is_full) = self.count_of(logical)?;
+            let (count, is_full) = self.count_of(logical, level, owner)?;
             if count > 1 && header.owner() == tree.id && !is_full {
                 self.refer_to_children(old, None, 1)?;
                 self.transaction.refs.set_full_backref(logical, node_size, level);
@@ -215,7 +223,6 @@ impl Handle<'_> {
                 self.refer_to_children(old, None, -1)?;
             }
         }
-        let owner = Owner::Tree { root: tree.id };
         self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
         Ok(())
     }
@@ -229,7 +236,7 @@ impl Handle<'_> {
         owner: Owner,
     ) -> Result<Option<bool>> {
         let _counting = self.live.counting(logical);
-        let (count, is_full) = self.count_of(logical)?;
+        let (count, is_full) = self.count_of(logical, level, owner)?;
         if count > 1 {
             self.leave_block(logical, level, owner);
             return Ok(None);
@@ -242,7 +249,7 @@ impl Handle<'_> {
     pub(crate) fn detach(&self, block: &TreeBlock, tree: TreeId) -> Result<bool> {
         let logical = Logical(block.header().bytenr.get());
         let _counting = self.live.counting(logical);
-        if self.count_of(logical)?.1 {
+        if self.is_full(logical, block.header().level)? {
             return Ok(false);
         }
         self.whole(|| {
@@ -260,20 +267,12 @@ impl Handle<'_> {
         self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
     }
 
-    /// How many references the block at `logical` has, and whether it refers to what is below it by
-    /// its own address, delayed references included.
-    pub(crate) fn count_of(&self, logical: Logical) -> Result<(u64, bool)> {
-        let record = find(self.volume, logical)?;
-        let pending = self.transaction.refs.get(logical);
-        let net = pending.as_ref().map_or(0, Pending::net);
-        let is_full = record.flags & EXTENT_FLAG_FULL_BACKREF != 0
-            || pending.is_some_and(|pending| pending.full_backref);
-        Ok((record.refs.saturating_add_signed(net), is_full))
-    }
-
     /// Whether all references to the data at `logical` are those of `owner`, as a crash would find them too: what others gave up is
     /// theirs until a commit without it is on the devices.
-    pub(crate) fn is_only_of(&self, logical: Logical, owner: Owner) -> Result<bool> {
+    ///
+    /// # Errors
+    /// When the extent tree has no such data, `len` bytes long, or contradicts itself about it.
+    pub(crate) fn is_only_of(&self, logical: Logical, len: u64, owner: Owner) -> Result<bool> {
         if self.live.logs_moved_extents() {
             // Who gave it up may still have it in the log, or had it in another place.
             return Ok(false);
@@ -286,7 +285,7 @@ impl Handle<'_> {
             return Ok(true);
         }
         // An owner that has an item of its own had others beside it: that counts as if it still had.
-        let Record { refs, inline, .. } = find(self.volume, logical)?;
+        let Record { refs, inline, .. } = self.extent(logical, len, ExtentKind::Data)?.record;
         let count = inline.iter().find(|(one, _)| *one == owner).map_or(0, |(_, count)| *count);
         Ok(u64::from(count) == refs && !self.live.was_shared(logical))
     }
@@ -362,20 +361,30 @@ impl Handle<'_> {
 
     /// Finds out what becomes of an extent.
     fn plan(&self, logical: Logical, pending: &Pending, run: &mut Run) -> Result<()> {
+        if let Some((len, kind)) = pending.contradiction {
+            let (first, first_len) = (pending.kind, pending.len);
+            let problem = format!(
+                "it is referred to as {first:?} of {first_len} bytes and as {kind:?} of {len} bytes"
+            );
+            return Err(wrong(logical, &problem));
+        }
         if pending.is_new {
             return self.add_extent(logical, pending, run);
         }
         if pending.changes.is_empty() && !pending.full_backref {
             return Ok(());
         }
-        let mut record = find(self.volume, logical)?;
-        let left = record.refs.checked_add_signed(pending.net()).ok_or_else(|| {
-            Error::corrupt_at("extent tree", logical.0, "it counts too few references")
+        let known = self.extent(logical, pending.len, pending.kind)?;
+        let left = known.record.refs.checked_add_signed(pending.net()).ok_or_else(|| {
+            let (refs, less) = (known.record.refs, pending.net().unsigned_abs());
+            wrong(logical, &format!("it counts {refs} references, and {less} are given up"))
         })?;
-        let in_items = record.refs - record.inline.iter().map(|(_, n)| u64::from(*n)).sum::<u64>();
+        let in_items = known.in_items;
         if left == 0 {
-            return self.remove_extent(logical, pending, &record, in_items > 0, run);
+            self.require_all_given_up(&known, logical, pending)?;
+            return self.remove_extent(logical, pending, known.record.key, in_items > 0, run);
         }
+        let mut record = known.record;
         let is_own = |owner: &Owner| record.inline.iter().all(|(one, _)| one == owner);
         if pending.kind == ExtentKind::Data
             && !(in_items == 0 && pending.changes.keys().all(is_own))
@@ -398,6 +407,7 @@ impl Handle<'_> {
     fn apply(&self, run: Run) -> Result<()> {
         let edits: Vec<ItemEdit<'_>> =
             run.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        self.require_unused(&run.used)?;
         let applied = self.change(TreeId::EXTENT, |tree| tree.apply_batch(&edits))?;
         let Counts { inserted, replaced, removed } = run.expected;
         if (applied.inserted, applied.replaced, applied.removed) != (inserted, replaced, removed) {
@@ -426,8 +436,13 @@ impl Handle<'_> {
         delta: i64,
         has_items: bool,
     ) -> Result<()> {
-        let changed = |count: u32| {
-            u32::try_from(i64::from(count) + delta).map_err(|_| underflow(logical, owner))
+        let is_block = matches!(owner, Owner::Tree { .. } | Owner::Block { .. });
+        let changed = |count: u32| match i64::from(count).saturating_add(delta) {
+            // A tree has a block once, and so has another block.
+            more @ 2.. if is_block => {
+                Err(wrong(logical, &format!("{owner} would refer to the block {more} times")))
+            }
+            count => u32::try_from(count).map_err(|_| underflow(logical, owner)),
         };
         if let Some(at) = record.inline.iter().position(|(one, _)| *one == owner) {
             match changed(record.inline[at].1)? {
@@ -467,19 +482,7 @@ impl Handle<'_> {
         let mut cursor = Cursor::seek(self.volume, root, first)?;
         let mut expected = first;
         while let Some((key, data)) = cursor.item().filter(|(key, _)| *key == expected) {
-            let count = match owner {
-                Owner::File { root, ino, offset } => {
-                    let (found, _) = ExtentDataRef::ref_from_prefix(data)
-                        .map_err(|_| Error::corrupt("extent data ref", "it is cut"))?;
-                    let is_it = found.root.get() == root.0
-                        && found.objectid.get() == ino
-                        && found.offset.get() == offset;
-                    is_it.then(|| found.count.get())
-                }
-                Owner::Leaf { .. } => U32::read_from_bytes(data).ok().map(U32::get),
-                Owner::Tree { .. } | Owner::Block { .. } => Some(1),
-            };
-            if let Some(count) = count {
+            if let Some((_, count)) = keyed_owner(key, data)?.filter(|(found, _)| *found == owner) {
                 return Ok(Some((key, count)));
             }
             expected.offset = expected.offset.wrapping_add(1);
@@ -556,7 +559,7 @@ impl Handle<'_> {
         &self,
         logical: Logical,
         pending: &Pending,
-        record: &Record,
+        key: Key,
         has_items: bool,
         run: &mut Run,
     ) -> Result<()> {
@@ -571,7 +574,7 @@ impl Handle<'_> {
             crate::data::remove_checksums(self, logical, pending.len)?;
         }
         run.expected.removed += 1;
-        run.edits.push((record.key, None));
+        run.edits.push((key, None));
         run.freed.push(logical.0..logical.0 + pending.len);
         Ok(())
     }

@@ -47,6 +47,8 @@ pub(crate) struct Pending {
     pub(crate) full_backref: bool,
     /// By how much the count of each owner changes; never 0.
     pub(crate) changes: BTreeMap<Owner, i64>,
+    /// Another length and kind that the extent was given by what refers to it.
+    pub(crate) contradiction: Option<(u64, ExtentKind)>,
     /// What this may add to the trees of a commit, in bytes of items.
     growth: u64,
 }
@@ -78,14 +80,17 @@ impl DelayedRefs {
     fn with(&self, at: Logical, len: u64, kind: ExtentKind, change: impl FnOnce(&mut Pending)) {
         let mut pending = self.pending.lock();
         let entry = pending.entry(at.0).or_insert_with(|| Pending::new(len, kind));
+        if (entry.len, entry.kind) != (len, kind) {
+            entry.contradiction = Some((len, kind));
+        }
         let before = entry.growth;
         change(entry);
-        self.counted.reference_bytes.fetch_add(entry.growth - before, Relaxed);
+        self.counted.reference_bytes.add(entry.growth - before);
     }
 
     /// Counts no more what was pending: it was taken back, or has come to the trees.
     pub(crate) fn uncount(&self, pending: &Pending) {
-        self.counted.reference_bytes.fetch_sub(pending.growth, Relaxed);
+        self.counted.reference_bytes.sub(pending.growth);
     }
 
     /// An extent was allocated, for its first owner.
@@ -151,7 +156,15 @@ impl DelayedRefs {
 
 impl Pending {
     fn new(len: u64, kind: ExtentKind) -> Self {
-        Self { len, kind, is_new: false, full_backref: false, changes: BTreeMap::new(), growth: 0 }
+        Self {
+            len,
+            kind,
+            is_new: false,
+            full_backref: false,
+            changes: BTreeMap::new(),
+            contradiction: None,
+            growth: 0,
+        }
     }
 
     fn change(&mut self, owner: Owner, delta: i64) {
@@ -180,8 +193,8 @@ mod tests {
     /// While references were run they counted for nothing, and others could reserve what they were about to take.
     #[test]
     fn what_is_run_counts_until_it_is_done() {
-        let counted = Arc::<space::Pending>::default();
-        let bytes = || counted.reference_bytes.load(Relaxed);
+        let counted = Arc::new(space::Pending::new(&Arc::default()));
+        let bytes = || counted.reference_bytes.get();
         let refs = DelayedRefs::new(counted.clone());
         let (kind, owner) = (ExtentKind::Block { level: 0 }, Owner::Tree { root: TreeId::FS });
         refs.add_new(Logical(1 << 20), 16384, kind, owner);

@@ -222,7 +222,7 @@ impl Engine {
             stripe_tree: None,
             subvolume_roots: RootCache::default(),
             inodes: crate::inode::Inodes::new(options.cache_bytes / 2),
-            buffers: crate::data::Buffers::default(),
+            buffers: crate::data::Buffers::new(&Arc::default()),
             read_ahead: crate::data::ReadAhead::default(),
             reporter: options.reporter.clone(),
             live: None,

@@ -71,6 +71,13 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
+    /// Trees do not agree on how much of a block group is in use: the volume is damaged. What may be in use there is not given out.
+    WrongFreeSpace {
+        /// Where the block group begins.
+        group: Logical,
+        /// What does not agree.
+        problem: String,
+    },
     /// What was freed could not be discarded, and is not any more until the volume is opened again.
     DiscardFailed {
         /// What went wrong.
@@ -153,6 +160,9 @@ impl fmt::Display for Report {
             }
             Self::SweepFailed { problem } => {
                 write!(f, "removing what a crash left of files without names: {problem}")
+            }
+            Self::WrongFreeSpace { group, problem } => {
+                write!(f, "the block group at {group}: {problem}; see what btrfs check finds")
             }
             Self::DiscardFailed { problem } => {
                 write!(f, "discarding what was freed, which ends here: {problem}")

@@ -3,6 +3,7 @@
 //! Whoever writes must keep everything consistent that the volume holds. What the engine does not keep is
 //! refused by name here, before anything is changed; reading it stays possible.
 
+mod chunks;
 #[cfg(test)]
 mod tests;
 
@@ -16,10 +17,12 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::{Engine, Member, OpenOptions};
+use crate::counter::Stop;
+use crate::data::Buffers;
 use crate::space::{BlockGroup, Space};
 use crate::subvolume::{chunk_tree_root, malformed};
 use crate::transaction::Live;
-use crate::tree::{Cursor, with_item};
+use crate::tree::{Cursor, TreeRoot, with_item};
 
 /// What a writer may leave as it is, or keeps.
 const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
@@ -39,7 +42,8 @@ impl Engine {
     /// The volume, to be written too.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what may only be read.
+    /// [`Error::Unsupported`] for what may only be read, [`Error::Corrupt`] for a volume whose chunks, device extents and block groups do not
+    /// agree.
     pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features()?;
@@ -48,13 +52,18 @@ impl Engine {
             volume.require_quiet_trees()?;
         }
         volume.require_whole_members(change)?;
+        if change == Change::Stored {
+            volume.require_sound_chunks(volume.block_group_root()?)?;
+        }
         let chunk_root = chunk_tree_root(&volume).expected();
         volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let space = Space::new(volume.block_groups()?, &volume);
+        let stop = Stop::new(options.reporter.clone());
+        volume.buffers = Buffers::new(&stop);
+        let space = Space::new(volume.block_groups()?, &volume, stop.clone());
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
-        volume.live = Some(Live::new(space, superblock, options));
+        volume.live = Some(Live::new(space, superblock, options, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.live()?.subvolumes.load(&volume)?;
         Ok(volume)
@@ -161,10 +170,15 @@ impl Engine {
         Ok(())
     }
 
+    /// The tree that has the block group items.
+    fn block_group_root(&self) -> Result<TreeRoot> {
+        let has_tree = self.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE);
+        self.tree(if has_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT })
+    }
+
     /// The block groups of all chunks.
     pub(crate) fn block_groups(&self) -> Result<Vec<BlockGroup>> {
-        let has_tree = self.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE);
-        let root = self.tree(if has_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT })?;
+        let root = self.block_group_root()?;
         self.chunks()
             .map(|chunk| {
                 let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);

@@ -111,7 +111,7 @@ fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
         fs.sync().unwrap();
         let volume = fs.volume();
         let waiting = &volume.live().unwrap().space.pending.reference_bytes;
-        let now = || (volume.dirty_tree_bytes().unwrap(), waiting.load(super::Relaxed));
+        let now = || (volume.dirty_tree_bytes().unwrap(), waiting.get());
         let before = now();
         fs.snapshot(live, top("snapshot"), true, AT).unwrap();
         let (blocks, references) = ((now().0 - before.0) / NODE, now().1 - before.1);

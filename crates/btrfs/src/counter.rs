@@ -1,0 +1,126 @@
+//! Sums that must not fall below zero, and what ends writing when one would.
+//!
+//! What is reserved, free or used is added and taken away in many places, by many threads. A sum that falls below zero wraps to more than
+//! there can be, and from then on everything fits. So a [`Counter`] stays what it is when more is to be taken away than it has, and no
+//! more is written: accounts that are wrong once say nothing about what is free.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+use offshoot_vfs::Error;
+
+use crate::volume::{Report, Reporter};
+
+/// Whether a volume is still written. All that may find a reason to end that share one.
+#[derive(Default)]
+pub(crate) struct Stop {
+    cause: OnceLock<String>,
+    /// The caller's function that is told when writing ends.
+    reporter: Option<Reporter>,
+}
+
+impl Stop {
+    /// A volume that is written, whose `reporter` is told when that ends.
+    pub(crate) fn new(reporter: Option<Reporter>) -> Arc<Self> {
+        Arc::new(Self { cause: OnceLock::new(), reporter })
+    }
+
+    /// Why nothing is written any more; `None` while the volume is written.
+    pub(crate) fn cause(&self) -> Option<&str> {
+        self.cause.get().map(String::as_str)
+    }
+
+    /// Ends all writing and reports it. The first cause is the one that is told.
+    pub(crate) fn set(&self, problem: &str) {
+        let is_first = self.cause.set(problem.to_owned()).is_ok();
+        if let Some(reporter) = self.reporter.as_ref().filter(|_| is_first) {
+            reporter(&Report::ReadOnly { problem: problem.to_owned() });
+        }
+    }
+
+    /// Ends all writing after something that reports itself.
+    pub(crate) fn set_quietly(&self, problem: &str) {
+        self.cause.get_or_init(|| problem.to_owned());
+    }
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stop").field(&self.cause()).finish()
+    }
+}
+
+/// A sum of bytes, or a number of things, that must not fall below zero.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    /// What it counts, for errors.
+    name: &'static str,
+    value: AtomicU64,
+    stop: Arc<Stop>,
+}
+
+impl Counter {
+    /// A counter of nothing yet.
+    pub(crate) fn new(name: &'static str, stop: &Arc<Stop>) -> Self {
+        Self::starting_at(0, name, stop)
+    }
+
+    /// A counter of `value` already.
+    pub(crate) fn starting_at(value: u64, name: &'static str, stop: &Arc<Stop>) -> Self {
+        Self { name, value: AtomicU64::new(value), stop: stop.clone() }
+    }
+
+    /// What it is now.
+    pub(crate) fn get(&self) -> u64 {
+        self.value.load(SeqCst)
+    }
+
+    /// There are `by` more.
+    pub(crate) fn add(&self, by: u64) {
+        self.value.fetch_add(by, SeqCst);
+    }
+
+    /// There are `by` less. When that is more than there are, it stays what it is, and all writing ends.
+    pub(crate) fn sub(&self, by: u64) {
+        let less = self.value.fetch_update(SeqCst, SeqCst, |value| value.checked_sub(by));
+        if let Err(value) = less {
+            self.stop.set(&below_zero(self.name, value, by).to_string());
+        }
+    }
+}
+
+/// The error that a counter would fall below zero.
+pub(crate) fn below_zero(name: &str, value: u64, by: u64) -> Error {
+    let problem = format!(
+        "{by} should be taken from it, and it is {value}: the accounts of the volume in memory are wrong, which no volume \
+         should cause; open the volume again, and report this"
+    );
+    Error::corrupt(format!("counter \"{name}\""), problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_that_would_fall_below_zero_stays_and_ends_writing() {
+        let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let telling = told.clone();
+        let reporter: Reporter =
+            Arc::new(move |report| telling.lock().push(report.to_string()));
+        let stop = Stop::new(Some(reporter));
+        let counter = Counter::starting_at(5, "apples", &stop);
+        counter.add(2);
+        counter.sub(7);
+        assert_eq!((counter.get(), stop.cause()), (0, None));
+        counter.add(3);
+        counter.sub(4);
+        assert_eq!(counter.get(), 3);
+        let cause = stop.cause().expect("it ends writing").to_owned();
+        assert!(cause.contains("apples") && cause.contains("4 should"), "{cause}");
+        counter.sub(9);
+        assert_eq!(stop.cause(), Some(&cause[..]), "the first cause stays");
+        assert_eq!(told.lock().len(), 1, "{:?}", told.lock());
+    }
+}

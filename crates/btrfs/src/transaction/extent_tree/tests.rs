@@ -1,0 +1,508 @@
+//! Extents that the extent tree counts wrong: writing ends before anything that is in use is freed.
+//!
+//! The kernel makes each volume, an item of its extent tree is replaced, with checksums made right, and ours changes what refers to the extent. Then
+//! the devices are what they were, and what the kernel shows of them is what we show.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_testkit::compare::compare;
+use offshoot_testkit::disks::{Attached, Disks};
+use offshoot_testkit::fill;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::{command, run};
+use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
+
+use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, Owner, Record};
+use crate::tree::{Cursor, ItemEdit};
+use crate::{Filesystem, OpenOptions, Report, Volume};
+
+const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+/// The first subvolume that is made in a volume.
+const SNAPSHOT: TreeId = TreeId(256);
+/// Files at the top level that a snapshot has too.
+const FILES: usize = 600;
+/// The least that a comparison must have seen.
+const AT_LEAST: u64 = 3;
+const SECTOR: u64 = 4096;
+
+/// Many small files, and a snapshot of them.
+fn shared(root: &Path) {
+    for number in 0..FILES {
+        fill::write(&root.join(format!("file-{number}")), format!("{number}").as_bytes());
+    }
+    fill::sync(root);
+    fill::subvolumes::snapshot(root, &root.join("snapshot"), false);
+    fill::sync(root);
+}
+
+/// A file of 256 KiB and its clone; files that may be written in place, with a clone and without; and one that has its extent for itself.
+fn cloned(root: &Path) {
+    let made = |name: &str, in_place: bool, byte: u8| {
+        let path = root.join(name);
+        std::fs::File::create(&path).expect("a file");
+        if in_place {
+            run("chattr", &["+C".as_ref(), path.as_os_str()]);
+        }
+        fill::write(&path, &vec![byte; 256 << 10]);
+        fill::sync(root);
+        path
+    };
+    let clone = |from: &Path, name: &str, in_place: bool| {
+        let to = root.join(name);
+        std::fs::File::create(&to).expect("a file");
+        if in_place {
+            run("chattr", &["+C".as_ref(), to.as_os_str()]);
+        }
+        run("cp", &["--reflink=always".as_ref(), from.as_os_str(), to.as_os_str()]);
+    };
+    clone(&made("one", false, 1), "other", false);
+    clone(&made("in-place", true, 2), "in-place-other", true);
+    made("alone", false, 3);
+    fill::sync(root);
+}
+
+fn open_with(disks: &Disks, options: OpenOptions) -> Filesystem {
+    let options = OpenOptions { commit_interval: None, ..options };
+    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    volume.filesystem(TreeId::FS).expect("it has a top level")
+}
+
+fn open(disks: &Disks) -> Filesystem {
+    open_with(disks, OpenOptions::default())
+}
+
+fn top<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
+    Place { dir: fs.root(), name: name.as_bytes() }
+}
+
+/// All extents for which `has` holds.
+fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
+    let mut found = Vec::new();
+    let first = Key::new(0, ItemType::EXTENT_ITEM, 0);
+    let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT).unwrap(), first).unwrap();
+    while let Some((key, data)) = cursor.item() {
+        if matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
+            let record = Record::parse(key, data).unwrap();
+            found.extend(has(&record).then_some(record));
+        }
+        cursor.advance().unwrap();
+    }
+    found
+}
+
+/// Applies edits to a tree, with a commit.
+fn edit(disks: &Disks, tree: TreeId, edits: &[(Key, Option<Vec<u8>>)]) {
+    let fs = open(disks);
+    let mut edits: Vec<ItemEdit<'_>> =
+        edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+    edits.sort_by_key(|(key, _)| *key);
+    let handle = fs.volume().join().unwrap();
+    handle.change(tree, |tree| tree.apply_batch(&edits)).unwrap();
+    drop(handle);
+    fs.volume().commit().unwrap();
+}
+
+/// Makes another item of that of an extent.
+fn damage(disks: &Disks, mut record: Record, change: impl FnOnce(&mut Record)) {
+    let key = record.key;
+    change(&mut record);
+    let mut edits = vec![(record.key, Some(record.encode()))];
+    if record.key != key {
+        edits.push((key, None));
+    }
+    edit(disks, TreeId::EXTENT, &edits);
+}
+
+/// How many complaints `btrfs check` has.
+fn findings(disks: &Disks) -> usize {
+    let attached = Attached::new(disks.images());
+    let output = command("btrfs")
+        .args(["check", "--readonly", attached.devices()[0]])
+        .output()
+        .expect("btrfs check runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    said.lines().filter(|line| !line.starts_with('[')).count()
+}
+
+/// `change` ends all writing because of the extent at `at`, and the devices stay as they are.
+#[track_caller]
+fn stops(
+    judges: &Judges,
+    disks: &Disks,
+    at: Logical,
+    fs: &Filesystem,
+    change: impl FnOnce(&Filesystem) -> Result<()>,
+) {
+    let before = disks.copy(judges);
+    let error = change(fs).and_then(|()| fs.sync()).expect_err("the extent is counted wrong");
+    let said = error.to_string();
+    println!("{said}");
+    assert!(matches!(error, Error::Corrupt(_)), "{said}");
+    assert!(said.contains(&format!("logical address {}", at.0)), "{said} does not name {at}");
+    assert!(said.contains("btrfs check"), "{said} says nothing to do");
+    let after = fs.create(top(fs, "after"), &NEW).expect_err("nothing is written any more");
+    assert!(after.to_string().contains(&format!("{}", at.0)), "{after}");
+    for (image, copy) in disks.images().iter().zip(before.images()) {
+        run("cmp", &[image, copy]);
+    }
+}
+
+/// What we show of the volume is what the kernel shows.
+#[track_caller]
+fn is_still_there(disks: &Disks, at_least: u64) {
+    let mount = disks.mount("ro,noatime");
+    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it is read");
+    let fs = volume.filesystem(TreeId::FS).expect("it has a top level");
+    compare(&fs, mount.path()).assert_same(at_least);
+}
+
+/// A leaf with files of the top level that the snapshot has too.
+fn shared_leaf(volume: &Volume) -> Record {
+    let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
+    let is_it = |one: &Record| {
+        let is_block = one.flags & EXTENT_FLAG_TREE_BLOCK != 0;
+        is_block && one.refs == 2 && both.iter().all(|owner| one.inline.contains(owner))
+    };
+    // The first has the root directory, which changes with everything.
+    extents(volume, is_it).pop().expect("leaves are shared")
+}
+
+fn remove_files(fs: &Filesystem) -> Result<()> {
+    (0..FILES).try_for_each(|number| fs.unlink(top(fs, &format!("file-{number}")), AT))
+}
+
+/// Removing all files of the top level ends when the item of a leaf that the snapshot shares says what `change` makes of it.
+#[track_caller]
+fn a_shared_leaf(judges: &Judges, mkfs: &'static str, change: fn(&mut Record)) {
+    let disks = Recipe::new().mkfs(mkfs).fill(shared).make(judges);
+    let leaf = shared_leaf(open(&disks).volume());
+    let at = Logical(leaf.key.objectid);
+    damage(&disks, leaf, change);
+    let before = findings(&disks);
+    let fs = open(&disks);
+    stops(judges, &disks, at, &fs, remove_files);
+    drop(fs);
+    assert!(findings(&disks) <= before);
+    is_still_there(&disks, 2 * FILES as u64);
+}
+
+macro_rules! shared_leaves {
+    ($($(#[$doc:meta])* $test:ident: $mkfs:literal, $change:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[test]
+            fn $test() {
+                let Some(judges) = judges::require() else { return };
+                a_shared_leaf(&judges, $mkfs, $change);
+            }
+        )*
+    };
+}
+
+fn forget(record: &mut Record, root: TreeId) {
+    record.inline.retain(|(owner, _)| *owner != Owner::Tree { root });
+    record.refs = 1;
+}
+
+shared_leaves! {
+    /// The last reference went, and with it the leaf, which the snapshot had too.
+    a_shared_leaf_that_counts_the_snapshot_alone: "", |leaf| forget(leaf, TreeId::FS);
+    a_shared_leaf_without_skinny_items: "-O ^skinny-metadata", |leaf| forget(leaf, TreeId::FS);
+    a_shared_leaf_that_counts_one_and_names_two: "", |leaf| leaf.refs = 1;
+    a_shared_leaf_that_counts_three_and_names_two: "", |leaf| leaf.refs = 3;
+    a_shared_leaf_that_counts_none: "", |leaf| leaf.refs = 0;
+    a_shared_leaf_that_names_another_tree: "", |leaf| {
+        let snapshot = Owner::Tree { root: SNAPSHOT };
+        leaf.inline = vec![(Owner::Tree { root: TreeId(300) }, 1), (snapshot, 1)];
+    };
+    a_shared_leaf_that_names_another_parent: "", |leaf| {
+        leaf.refs = 1;
+        leaf.inline = vec![(Owner::Block { parent: Logical(30 << 20) }, 1)];
+    };
+    a_shared_leaf_of_another_level: "", |leaf| leaf.key.offset = 1;
+    a_shared_leaf_that_is_data: "", |leaf| {
+        leaf.flags = EXTENT_FLAG_DATA;
+        leaf.key = Key::new(leaf.key.objectid, ItemType::EXTENT_ITEM, 16384);
+    };
+}
+
+#[test]
+fn a_shared_leaf_that_has_no_item() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(shared).make(&judges);
+    let leaf = shared_leaf(open(&disks).volume());
+    edit(&disks, TreeId::EXTENT, &[(leaf.key, None)]);
+    let fs = open(&disks);
+    stops(&judges, &disks, Logical(leaf.key.objectid), &fs, remove_files);
+    drop(fs);
+    is_still_there(&disks, 2 * FILES as u64);
+}
+
+/// The walk through a deleted snapshot comes to a leaf that counts the top level alone.
+#[test]
+fn a_leaf_of_a_deleted_snapshot_that_counts_the_top_level_alone() {
+    let Some(judges) = judges::require() else { return };
+    for change in [|leaf: &mut Record| forget(leaf, SNAPSHOT), |leaf: &mut Record| leaf.refs = 1] {
+        let disks = Recipe::new().fill(shared).make(&judges);
+        let leaf = shared_leaf(open(&disks).volume());
+        let at = Logical(leaf.key.objectid);
+        damage(&disks, leaf, change);
+        let fs = open(&disks);
+        fs.delete_subvolume(top(&fs, "snapshot"), AT).unwrap();
+        fs.sync().unwrap();
+        let before = findings(&disks);
+        stops(&judges, &disks, at, &fs, |fs| fs.volume().drop_deleted());
+        drop(fs);
+        assert!(findings(&disks) <= before);
+        is_still_there(&disks, FILES as u64);
+    }
+}
+
+/// The extent of a file, with its record.
+fn extent_of(fs: &Filesystem, name: &str) -> Record {
+    let file = fs.lookup(fs.root(), name.as_bytes()).unwrap();
+    let is_its = |(owner, _): &(Owner, u32)| matches!(owner, Owner::File { ino, .. } if *ino == file.ino);
+    extents(fs.volume(), |one| one.inline.iter().any(is_its)).pop().expect("it has an extent")
+}
+
+/// `work` ends when the item of the extent of the file `name` says what `change` makes of it.
+#[track_caller]
+fn a_data_extent(
+    judges: &Judges,
+    name: &str,
+    change: impl FnOnce(&mut Record),
+    work: impl FnOnce(&Filesystem) -> Result<()>,
+) {
+    let disks = Recipe::new().fill(cloned).make(judges);
+    let extent = extent_of(&open(&disks), name);
+    let at = Logical(extent.key.objectid);
+    damage(&disks, extent, change);
+    let before = findings(&disks);
+    let fs = open(&disks);
+    stops(judges, &disks, at, &fs, work);
+    drop(fs);
+    assert!(findings(&disks) <= before);
+    is_still_there(&disks, AT_LEAST);
+}
+
+/// Leaves the reference of the first of two inodes, the one that was made first.
+fn forget_the_clone(extent: &mut Record) {
+    let ino = |owner: &Owner| match owner {
+        Owner::File { ino, .. } => *ino,
+        _ => u64::MAX,
+    };
+    let first = extent.inline.iter().map(|(owner, _)| ino(owner)).min();
+    extent.inline.retain(|(owner, _)| Some(ino(owner)) == first);
+    extent.refs = 1;
+}
+
+fn unlink(fs: &Filesystem, name: &str) -> Result<()> {
+    fs.unlink(top(fs, name), AT)
+}
+
+/// The last reference went, and with it the data of the other file.
+#[test]
+fn a_clone_that_is_not_counted() {
+    let Some(judges) = judges::require() else { return };
+    a_data_extent(&judges, "one", forget_the_clone, |fs| unlink(fs, "other"));
+}
+
+#[test]
+fn a_clone_and_its_source_that_are_counted_once() {
+    let Some(judges) = judges::require() else { return };
+    a_data_extent(&judges, "one", forget_the_clone, |fs| {
+        unlink(fs, "other").and_then(|()| unlink(fs, "one"))
+    });
+}
+
+#[test]
+fn a_cloned_extent_that_counts_one_and_names_two() {
+    let Some(judges) = judges::require() else { return };
+    a_data_extent(&judges, "one", |one| one.refs = 1, |fs| unlink(fs, "other"));
+}
+
+#[test]
+fn an_extent_that_counts_one_more_than_it_names() {
+    let Some(judges) = judges::require() else { return };
+    a_data_extent(&judges, "alone", |one| one.refs = 2, |fs| unlink(fs, "alone"));
+}
+
+/// Half of it would have been free, and the other half nobody's.
+#[test]
+fn an_extent_of_another_length() {
+    let Some(judges) = judges::require() else { return };
+    for len in [128 << 10, 512 << 10] {
+        a_data_extent(&judges, "alone", |one| one.key.offset = len, |fs| unlink(fs, "alone"));
+    }
+}
+
+#[test]
+fn data_that_is_a_tree_block() {
+    let Some(judges) = judges::require() else { return };
+    let change = |one: &mut Record| {
+        one.flags = EXTENT_FLAG_TREE_BLOCK;
+        one.key = Key::new(one.key.objectid, ItemType::METADATA_ITEM, 0);
+        one.inline = vec![(Owner::Tree { root: TreeId::FS }, 1)];
+    };
+    a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
+}
+
+#[test]
+fn an_extent_that_names_another_file() {
+    let Some(judges) = judges::require() else { return };
+    let change = |one: &mut Record| {
+        one.inline = vec![(Owner::File { root: TreeId::FS, ino: 4000, offset: 0 }, 1)];
+    };
+    a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
+}
+
+/// What counts as exclusive is written in place, and the clone would change with it.
+#[test]
+fn a_cloned_extent_that_counts_as_exclusive_is_not_written_in_place() {
+    let Some(judges) = judges::require() else { return };
+    let write = |fs: &Filesystem| {
+        let file = fs.lookup(fs.root(), b"in-place")?;
+        fs.write(file, SECTOR, &[9; 4096], AT).map(drop)
+    };
+    a_data_extent(&judges, "in-place", |one| one.refs = 1, write);
+}
+
+/// A reference with an item of its own, behind an item that does not count it.
+#[test]
+fn a_reference_in_an_item_of_its_own_that_is_not_counted() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(cloned).make(&judges);
+    let mut extent = extent_of(&open(&disks), "one");
+    let at = extent.key.objectid;
+    let (clone, count) = *extent.inline.iter().max_by_key(|(owner, _)| match owner {
+        Owner::File { ino, .. } => *ino,
+        _ => 0,
+    }).expect("it has two");
+    forget_the_clone(&mut extent);
+    let mut data = Vec::new();
+    clone.encode(count, false, &mut data);
+    let keyed = Key::new(at, clone.item_type(), clone.sequence());
+    edit(&disks, TreeId::EXTENT, &[(extent.key, Some(extent.encode())), (keyed, Some(data))]);
+    for name in ["one", "other"] {
+        let fs = open(&disks);
+        stops(&judges, &disks, Logical(at), &fs, |fs| unlink(fs, name));
+        drop(fs);
+        is_still_there(&disks, AT_LEAST);
+    }
+}
+
+/// Two extents of which the second begins in the first: freeing one takes what the other has.
+#[test]
+fn extents_that_overlap() {
+    let Some(judges) = judges::require() else { return };
+    for is_before in [false, true] {
+        let disks = Recipe::new().fill(cloned).make(&judges);
+        let mut other = extent_of(&open(&disks), "alone");
+        let at = Logical(other.key.objectid);
+        if is_before {
+            other.key.objectid -= SECTOR;
+            other.key.offset = 2 * SECTOR;
+        } else {
+            other.key.objectid += other.key.offset - SECTOR;
+        }
+        edit(&disks, TreeId::EXTENT, &[(other.key, Some(other.encode()))]);
+        let fs = open(&disks);
+        stops(&judges, &disks, at, &fs, |fs| unlink(fs, "alone"));
+        drop(fs);
+        is_still_there(&disks, AT_LEAST);
+    }
+}
+
+/// An extent that no tree but the extent tree knows lies where free space is shown: a new extent does not get into it.
+#[test]
+fn a_new_extent_where_one_is() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(cloned).make(&judges);
+    let fs = open(&disks);
+    let mut extent = extent_of(&fs, "alone");
+    drop(fs);
+    // The first file that is written goes behind what was written last.
+    extent.key.objectid += extent.key.offset;
+    let at = extent.key.objectid;
+    extent.key.offset = 400 << 20;
+    let group = open(&disks).volume().live().unwrap().space.group_of(Logical(at)).unwrap().end();
+    extent.key.offset = extent.key.offset.min(group - at);
+    edit(&disks, TreeId::EXTENT, &[(extent.key, Some(extent.encode()))]);
+    let fs = open(&disks);
+    let error = write_new(&fs, 1 << 20).expect_err("the place is taken");
+    let said = error.to_string();
+    assert!(matches!(error, Error::Corrupt(_)) && said.contains("overlaps"), "{said}");
+    drop(fs);
+    is_still_there(&disks, AT_LEAST);
+}
+
+/// Writes a file of this size, with a commit.
+fn write_new(fs: &Filesystem, len: usize) -> Result<()> {
+    let file = fs.create(top(fs, "new"), &NEW)?;
+    let piece = vec![7; 1 << 20];
+    for at in (0..len).step_by(piece.len()) {
+        fs.write(file, at as u64, &piece, AT)?;
+    }
+    fs.sync()
+}
+
+/// What was reported of free space.
+fn open_watched(disks: &Disks) -> (Filesystem, Arc<parking_lot::Mutex<Vec<String>>>) {
+    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let telling = told.clone();
+    let reporter = Arc::new(move |report: &Report| {
+        if let Report::WrongFreeSpace { .. } = report {
+            telling.lock().push(report.to_string());
+        }
+    });
+    (open_with(disks, OpenOptions { reporter: Some(reporter), ..OpenOptions::default() }), told)
+}
+
+/// The free-space tree shows the place of a file as free: it was given to the next one.
+#[test]
+fn space_that_is_shown_as_free_and_is_not() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(cloned).make(&judges);
+    let fs = open(&disks);
+    let extent = extent_of(&fs, "alone").key;
+    let behind = Key::new(extent.objectid + extent.offset, ItemType::FREE_SPACE_EXTENT, 0);
+    let root = fs.volume().tree(TreeId::FREE_SPACE).unwrap();
+    let free = Cursor::seek(fs.volume(), root, behind).unwrap().item().unwrap().0;
+    drop(fs);
+    assert_eq!((free.objectid, free.item_type), (behind.objectid, behind.item_type));
+    let wider = Key::new(extent.objectid, free.item_type, free.offset + extent.offset);
+    edit(&disks, TreeId::FREE_SPACE, &[(free, None), (wider, Some(Vec::new()))]);
+    let before = findings(&disks);
+    let (fs, told) = open_watched(&disks);
+    write_new(&fs, 4 << 20).unwrap();
+    let said = told.lock().join("\n");
+    assert!(said.contains("shown") || said.contains("free-space tree"), "{said}");
+    drop(fs);
+    assert!(before > 0 && findings(&disks) <= before, "{before}");
+    is_still_there(&disks, AT_LEAST);
+    let mount = disks.mount("ro,noatime");
+    assert_eq!(std::fs::read(mount.path().join("alone")).unwrap(), vec![3; 256 << 10]);
+}
+
+/// Without a free-space tree what is in no extent is free: the item of one is missing.
+#[test]
+fn space_of_an_extent_without_an_item() {
+    let Some(judges) = judges::require() else { return };
+    let mkfs = "-O ^free-space-tree,^block-group-tree";
+    let disks = Recipe::new().mkfs(mkfs).fill(cloned).make(&judges);
+    let extent = extent_of(&open(&disks), "alone").key;
+    edit(&disks, TreeId::EXTENT, &[(extent, None)]);
+    let before = findings(&disks);
+    let (fs, told) = open_watched(&disks);
+    write_new(&fs, 4 << 20).unwrap();
+    let said = told.lock().join("\n");
+    assert!(said.contains("its extents have"), "{said}");
+    drop(fs);
+    assert!(before > 0 && findings(&disks) <= before, "{before}");
+    let mount = disks.mount("ro,noatime");
+    assert_eq!(std::fs::read(mount.path().join("alone")).unwrap(), vec![3; 256 << 10]);
+}

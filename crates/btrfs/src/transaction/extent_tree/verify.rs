@@ -1,0 +1,338 @@
+//! What must be so of an extent before its references change.
+//!
+//! An extent whose last reference goes is free for others. So a count that is too small frees what is in use, and a count of 1 that
+//! belongs to another owner has a block changed that is shared. The extent tree is believed only where it agrees with itself, with
+//! the trees that refer to the extent, and with the extents beside it:
+//!
+//! | when | what must be so |
+//! |---|---|
+//! | its item is looked at | it is the kind, the level and the length that is referred to; it counts what it names inline, and more only if references with items of their own follow; no extent beside it in the leaf overlaps it |
+//! | a block counts as not shared | the one reference is that of the tree or block on the way to it |
+//! | a reference goes | the item names its owner, often enough |
+//! | the last one goes | all that is named, inline and in items, is what goes; no extent begins or ends in it |
+//! | an extent is new | nothing of its range is in an extent |
+//!
+//! What is not so ends all writing before a commit is on the devices: they hold the last one.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId, U32};
+use offshoot_vfs::{Error, Result};
+use zerocopy::FromBytes;
+
+use super::{Handle, Record};
+use crate::transaction::refs::{ExtentKind, Owner, Pending};
+use crate::tree::Cursor;
+use crate::volume::Engine;
+
+/// What the user can do about it.
+const ADVICE: &str =
+    "nothing is written any more: copy what you need, then see what btrfs check finds";
+
+/// The item of an extent that agrees with itself and with what refers to the extent.
+pub(super) struct Known {
+    pub(super) record: Record,
+    /// How many references have items of their own.
+    pub(super) in_items: u64,
+    /// The key before that of the item, if that is in its leaf.
+    before: Option<Key>,
+    /// The first key behind the item that is not one of its references, if that is known.
+    behind: Option<Key>,
+}
+
+/// The error that the extent tree, or what refers to the extent, is wrong.
+pub(super) fn wrong(logical: Logical, problem: &str) -> Error {
+    Error::corrupt_at("extent tree", logical.0, format!("{problem}; {ADVICE}"))
+}
+
+/// Whether an item with this key is that of an extent.
+fn is_extent(key: Key) -> bool {
+    matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
+}
+
+/// Whether an item with this key is a reference to the extent at `logical`.
+fn is_reference(key: Key, logical: Logical) -> bool {
+    key.objectid == logical.0
+        && (ItemType::TREE_BLOCK_REF..=ItemType::SHARED_DATA_REF).contains(&key.item_type)
+}
+
+/// The range of the extent whose item has this key.
+fn range_of(key: Key, node_size: u64) -> Range<u64> {
+    let len = if key.item_type == ItemType::METADATA_ITEM { node_size } else { key.offset };
+    key.objectid..key.objectid.saturating_add(len)
+}
+
+/// The owner that a reference with an item of its own names, and its count.
+pub(super) fn keyed_owner(key: Key, data: &[u8]) -> Result<Option<(Owner, u32)>> {
+    let cut = || wrong(Logical(key.objectid), &format!("{key}: the reference is cut"));
+    Ok(Some(match key.item_type {
+        ItemType::TREE_BLOCK_REF => (Owner::Tree { root: TreeId(key.offset) }, 1),
+        ItemType::SHARED_BLOCK_REF => (Owner::Block { parent: Logical(key.offset) }, 1),
+        ItemType::EXTENT_DATA_REF => {
+            let (one, _) = ExtentDataRef::ref_from_prefix(data).map_err(|_| cut())?;
+            let (root, ino) = (TreeId(one.root.get()), one.objectid.get());
+            (Owner::File { root, ino, offset: one.offset.get() }, one.count.get())
+        }
+        ItemType::SHARED_DATA_REF => {
+            let count = U32::read_from_bytes(data).map_err(|_| cut())?;
+            (Owner::Leaf { parent: Logical(key.offset) }, count.get())
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The last extent that begins before `end`.
+fn last_extent_before(volume: &Engine, end: u64) -> Result<Option<Range<u64>>> {
+    let node_size = u64::from(volume.superblock().node_size);
+    let root = volume.tree(TreeId::EXTENT)?;
+    let mut last = Key::new(end, ItemType(0), 0);
+    loop {
+        let cursor = Cursor::seek_floor(volume, root, last)?;
+        let Some((key, _)) = cursor.item().filter(|(key, _)| *key < last) else { return Ok(None) };
+        if is_extent(key) {
+            return Ok(Some(range_of(key, node_size)));
+        }
+        // A reference or a block group stands behind the item of the extent at its address.
+        last = if key.item_type > ItemType::METADATA_ITEM {
+            Key::new(key.objectid, ItemType::METADATA_ITEM, u64::MAX)
+        } else {
+            Key::new(key.objectid, ItemType(0), 0)
+        };
+    }
+}
+
+/// What an item names inline, for messages.
+fn names(inline: &[(Owner, u32)]) -> String {
+    const MOST: usize = 4;
+    let mut all: Vec<_> = inline.iter().take(MOST).map(|(owner, _)| owner.to_string()).collect();
+    if inline.len() > MOST {
+        all.push(format!("{} more", inline.len() - MOST));
+    }
+    if all.is_empty() { "nothing".into() } else { all.join(", ") }
+}
+
+impl Record {
+    /// Why this is not the item of such an extent.
+    fn misfit(&self, len: u64, kind: ExtentKind, node_size: u64) -> Option<String> {
+        let (flag, name) = match kind {
+            ExtentKind::Data => (EXTENT_FLAG_DATA, "data"),
+            ExtentKind::Block { .. } => (EXTENT_FLAG_TREE_BLOCK, "a tree block"),
+        };
+        if self.flags & (EXTENT_FLAG_DATA | EXTENT_FLAG_TREE_BLOCK) != flag {
+            return Some(format!("{name} is expected, its flags are {:#x}", self.flags));
+        }
+        let found = range_of(self.key, node_size);
+        if found.end - found.start != len {
+            return Some(format!("{len} bytes are expected, {} found", found.end - found.start));
+        }
+        match (kind, self.block) {
+            (ExtentKind::Data, _) if self.key.item_type != ItemType::EXTENT_ITEM => {
+                Some("data is expected, the item is that of a tree block".into())
+            }
+            (ExtentKind::Block { level }, block) => {
+                let found = block.map_or(self.key.offset, |block| u64::from(block.level));
+                let problem = || format!("a block of level {level} is expected, {found} found");
+                (found != u64::from(level)).then(problem)
+            }
+            (ExtentKind::Data, _) => None,
+        }
+    }
+
+    /// How many of its references have items of their own, if what it counts can be so.
+    fn in_items(&self, has_items: bool) -> std::result::Result<u64, String> {
+        let inline: u64 = self.inline.iter().map(|(_, count)| u64::from(*count)).sum();
+        let refs = self.refs;
+        let is_counted = self.inline.iter().all(|(_, count)| *count > 0);
+        match refs.checked_sub(inline) {
+            Some(in_items) if is_counted && refs > 0 && (in_items > 0) == has_items => Ok(in_items),
+            _ => Err(format!(
+                "the item counts {refs} references and names {inline} ({}); {} items of references follow",
+                names(&self.inline),
+                if has_items { "more" } else { "no" },
+            )),
+        }
+    }
+}
+
+impl Handle<'_> {
+    /// Ends all writing because an extent is not what it must be, and gives the error that says so.
+    pub(super) fn contradicted(&self, logical: Logical, problem: &str) -> Error {
+        let error = wrong(logical, problem);
+        self.live.break_off(&error);
+        error
+    }
+
+    /// The item of the extent at `logical`, as the tree has it now, which must be `len` bytes of this kind.
+    ///
+    /// # Errors
+    /// When the item is not there, is another one, or contradicts itself or the extents beside it.
+    pub(super) fn extent(&self, logical: Logical, len: u64, kind: ExtentKind) -> Result<Known> {
+        let node_size = u64::from(self.volume.superblock().node_size);
+        let wrong = |problem: &str| self.contradicted(logical, problem);
+        let root = self.volume.tree(TreeId::EXTENT)?;
+        let last = Key::new(logical.0, ItemType::METADATA_ITEM, u64::MAX);
+        let mut cursor = Cursor::seek_floor(self.volume, root, last)?;
+        let found = cursor.item().filter(|(key, _)| key.objectid == logical.0 && is_extent(*key));
+        let Some((key, data)) = found else {
+            return Err(wrong(&format!("it has no item for {len} bytes that are in use")));
+        };
+        let record = Record::parse(key, data).map_err(|error| match error {
+            Error::Corrupt(corrupt) => wrong(&corrupt.to_string()),
+            error => error,
+        })?;
+        let before = cursor.key_before();
+        cursor.advance()?;
+        let next = cursor.item().map(|(key, _)| key);
+        let has_items = next.is_some_and(|next| is_reference(next, logical));
+        if let Some(problem) = record.misfit(len, kind, node_size) {
+            return Err(wrong(&problem));
+        }
+        let in_items = record.in_items(has_items).map_err(|problem| wrong(&problem))?;
+        let known = Known { record, in_items, before, behind: next.filter(|_| !has_items) };
+        let beside = [known.before, known.behind].into_iter().flatten().filter(|key| is_extent(*key));
+        for other in beside.map(|key| range_of(key, node_size)) {
+            self.require_apart(logical, len, &other)?;
+        }
+        Ok(known)
+    }
+
+    /// # Errors
+    /// When the extent at `logical` overlaps the range of another one.
+    fn require_apart(&self, logical: Logical, len: u64, other: &Range<u64>) -> Result<()> {
+        let own = logical.0..logical.0.saturating_add(len);
+        if own.start >= other.end || other.start >= own.end {
+            return Ok(());
+        }
+        let (start, bytes) = (other.start, other.end - other.start);
+        let problem = format!("the extent, {len} bytes, overlaps the one of {bytes} bytes at {start}");
+        Err(self.contradicted(logical, &problem))
+    }
+
+    /// How often `owner` refers to an extent when what is pending has been done.
+    fn count_for(
+        &self,
+        known: &Known,
+        logical: Logical,
+        owner: Owner,
+        pending: Option<&Pending>,
+    ) -> Result<i64> {
+        let inline = known.record.inline.iter().find(|(one, _)| *one == owner);
+        let stored = match inline {
+            Some((_, count)) => *count,
+            None if known.in_items > 0 => {
+                self.find_keyed(logical, owner)?.map_or(0, |(_, count)| count)
+            }
+            None => 0,
+        };
+        let change = pending.and_then(|pending| pending.changes.get(&owner)).unwrap_or(&0);
+        Ok(i64::from(stored).saturating_add(*change))
+    }
+
+    /// How many references the block at `logical` has, and whether it refers to what is below it by its own address, delayed
+    /// references included. `owner` is the tree or the block through which the caller came to it.
+    ///
+    /// # Errors
+    /// When the extent tree is wrong about the block; when it counts one reference, and that is not the one of `owner`.
+    pub(crate) fn count_of(
+        &self,
+        logical: Logical,
+        level: u8,
+        owner: Owner,
+    ) -> Result<(u64, bool)> {
+        let (known, pending) = self.shared_block(logical, level)?;
+        let net = pending.as_ref().map_or(0, Pending::net);
+        let count = known.record.refs.checked_add_signed(net).filter(|count| *count > 0);
+        let count = count.ok_or_else(|| {
+            let problem = format!("it counts no reference any more, but {owner} refers to it");
+            self.contradicted(logical, &problem)
+        })?;
+        if count == 1 && self.count_for(&known, logical, owner, pending.as_ref())? != 1 {
+            let found = names(&known.record.inline);
+            let problem =
+                format!("its only reference is expected to be that of {owner}; it names {found}");
+            return Err(self.contradicted(logical, &problem));
+        }
+        Ok((count, known.record.is_full(pending.as_ref())))
+    }
+
+    /// Whether the block at `logical` refers to what is below it by its own address, delayed references included.
+    ///
+    /// # Errors
+    /// When the extent tree is wrong about the block.
+    pub(crate) fn is_full(&self, logical: Logical, level: u8) -> Result<bool> {
+        let (known, pending) = self.shared_block(logical, level)?;
+        Ok(known.record.is_full(pending.as_ref()))
+    }
+
+    fn shared_block(&self, logical: Logical, level: u8) -> Result<(Known, Option<Pending>)> {
+        let node_size = u64::from(self.volume.superblock().node_size);
+        let known = self.extent(logical, node_size, ExtentKind::Block { level })?;
+        Ok((known, self.transaction.refs.get(logical)))
+    }
+
+    /// # Errors
+    /// Unless the references that the item of an extent names are those that `pending` gives up, and it is apart from all other extents.
+    pub(super) fn require_all_given_up(
+        &self,
+        known: &Known,
+        logical: Logical,
+        pending: &Pending,
+    ) -> Result<()> {
+        let mut given_up = 0;
+        let mut require = |owner: Owner, count: u32| {
+            if pending.changes.get(&owner) == Some(&-i64::from(count)) {
+                given_up += 1;
+                return Ok(());
+            }
+            let going: Vec<_> = pending.changes.keys().map(|&owner| (owner, 1)).collect();
+            let going = names(&going);
+            let problem =
+                format!("its last reference goes, that of {going}, but it counts {count} of {owner}");
+            Err(self.contradicted(logical, &problem))
+        };
+        known.record.inline.iter().try_for_each(|(owner, count)| require(*owner, *count))?;
+        let mut behind = known.behind;
+        if known.in_items > 0 {
+            let first = Key::new(logical.0, ItemType::TREE_BLOCK_REF, 0);
+            let mut cursor =
+                Cursor::seek(self.volume, self.volume.tree(TreeId::EXTENT)?, first)?;
+            while let Some((key, data)) = cursor.item().filter(|(key, _)| is_reference(*key, logical))
+            {
+                if let Some((owner, count)) = keyed_owner(key, data)? {
+                    require(owner, count)?;
+                }
+                cursor.advance()?;
+            }
+            behind = cursor.item().map(|(key, _)| key);
+        }
+        if given_up != pending.changes.len() {
+            let problem = "it does not count all references that are given up";
+            return Err(self.contradicted(logical, problem));
+        }
+        let node_size = u64::from(self.volume.superblock().node_size);
+        if let Some(key) = behind.filter(|key| is_extent(*key)) {
+            self.require_apart(logical, pending.len, &range_of(key, node_size))?;
+        }
+        // An extent before it in the leaf was compared when the item was looked at.
+        if known.before.is_none_or(|key| !is_extent(key))
+            && let Some(before) = last_extent_before(self.volume, logical.0)?
+        {
+            self.require_apart(logical, pending.len, &before)?;
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// When something of these ranges, which ascend and are to be extents, is in an extent.
+    pub(super) fn require_unused(&self, ranges: &[Range<u64>]) -> Result<()> {
+        // Space is mostly taken one piece behind the other: what lies together is looked at as one.
+        for run in ranges.chunk_by(|one, next| one.end == next.start) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            if let Some(before) = last_extent_before(self.volume, last.end)? {
+                self.require_apart(Logical(first.start), last.end - first.start, &before)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! What chunks, device extents and block groups must say of each other before a volume is written.
+//!
+//! They say the same three times, in three trees, and a writer relies on each: it allocates from block groups, writes where chunks say, and puts
+//! new chunks where there is no device extent. Where they differ it would write over what is there.
+//!
+//! ```text
+//!   chunk tree      | chunk 1: 4 MiB to 12 MiB, stripe on device 1 at 20 MiB |
+//!   device tree     | device 1, 20 MiB: 8 MiB of chunk 1                     |   one for each stripe, none for anything else
+//!   block groups    | 4 MiB, 8 MiB long, of the same type and profile        |   one for each chunk, none for anything else
+//! ```
+//!
+//! The kernel mounts no volume in which that is not so.
+
+use std::collections::HashMap;
+
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevExtent};
+use offshoot_btrfs_format::space::BlockGroupItem;
+use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{Error, Result};
+use zerocopy::FromBytes;
+
+use super::Engine;
+use crate::subvolume::malformed;
+use crate::tree::{Cursor, TreeRoot};
+
+/// What a chunk and a block group must have in common.
+const KIND: u64 = BlockGroupFlags::TYPES | BlockGroupFlags::PROFILES;
+
+/// A part of a device, as a device extent or a stripe has it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct DevicePlace {
+    device: DeviceId,
+    physical: u64,
+}
+
+impl DevicePlace {
+    /// Where it is, for errors.
+    fn describe(self, len: u64) -> String {
+        format!("{len} bytes at byte {} of device {}", self.physical, self.device)
+    }
+}
+
+fn wrong_extent(chunk: u64, problem: &str) -> Error {
+    Error::corrupt_at("device extent", chunk, format!("{problem}; the volume can be read"))
+}
+
+fn wrong_chunk(chunk: &Chunk, problem: &str) -> Error {
+    Error::corrupt_at("chunk", chunk.start.0, format!("{problem}; the volume can be read"))
+}
+
+fn wrong_group(start: u64, problem: &str) -> Error {
+    Error::corrupt_at("block group item", start, format!("{problem}; the volume can be read"))
+}
+
+impl Engine {
+    /// Refuses a volume whose chunks, device extents and block groups do not agree. Takes time for each of them, not for what they hold.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with the address of the chunk or block group.
+    pub(super) fn require_sound_chunks(&self, block_groups: TreeRoot) -> Result<()> {
+        let chunks: Vec<Chunk> = self.chunks().collect();
+        self.require_device_extents(&chunks)?;
+        if block_groups.id == TreeId::EXTENT {
+            self.require_groups_among_extents(&chunks, block_groups)
+        } else {
+            self.require_groups(&chunks, block_groups)
+        }
+    }
+
+    /// Each stripe has a device extent and each device extent a stripe; none overlap, or end behind their device.
+    fn require_device_extents(&self, chunks: &[Chunk]) -> Result<()> {
+        let mut stripes: HashMap<DevicePlace, &Chunk> = HashMap::new();
+        for chunk in chunks {
+            for stripe in &chunk.stripes {
+                let place =
+                    DevicePlace { device: stripe.device, physical: stripe.physical.0 };
+                if let Some(other) = stripes.insert(place, chunk) {
+                    let at = place.describe(chunk.stripe_bytes());
+                    let problem =
+                        format!("its stripe of {at} overlaps one of the chunk at {}", other.start);
+                    return Err(wrong_chunk(chunk, &problem));
+                }
+            }
+        }
+        let first = Key::new(0, ItemType::DEV_EXTENT, 0);
+        let mut cursor = Cursor::seek(self, self.tree(TreeId::DEV)?, first)?;
+        let mut before: Option<(DevicePlace, u64)> = None;
+        while let Some((key, data)) = cursor.item() {
+            if key.item_type == ItemType::DEV_EXTENT {
+                let (extent, _) = DevExtent::ref_from_prefix(data)
+                    .map_err(|_| Error::corrupt("device extent", format!("{key}: it is cut")))?;
+                let place = DevicePlace { device: DeviceId(key.objectid), physical: key.offset };
+                let len = extent.length.get();
+                self.require_device_extent(place, extent, stripes.remove(&place))?;
+                if let Some((other, end)) = before.filter(|(other, end)| {
+                    other.device == place.device && *end > place.physical
+                }) {
+                    let (at, other) = (place.describe(len), other.physical);
+                    let problem =
+                        format!("{at} overlap the device extent at byte {other}, which ends at {end}");
+                    return Err(wrong_extent(extent.chunk_offset.get(), &problem));
+                }
+                before = Some((place, place.physical.saturating_add(len)));
+            }
+            cursor.advance()?;
+        }
+        let missing = stripes.iter().min_by_key(|(place, chunk)| (chunk.start, place.physical));
+        match missing {
+            None => Ok(()),
+            Some((place, chunk)) => {
+                let at = place.describe(chunk.stripe_bytes());
+                Err(wrong_chunk(chunk, &format!("its stripe of {at} has no device extent")))
+            }
+        }
+    }
+
+    /// A device extent is a stripe of `chunk`, and within its device.
+    fn require_device_extent(
+        &self,
+        place: DevicePlace,
+        extent: &DevExtent,
+        chunk: Option<&Chunk>,
+    ) -> Result<()> {
+        let (owner, len) = (extent.chunk_offset.get(), extent.length.get());
+        let wrong = |problem: String| Err(wrong_extent(owner, &problem));
+        let at = place.describe(len);
+        let Some(chunk) = chunk else { return wrong(format!("{at} are no stripe of any chunk")) };
+        if chunk.start.0 != owner {
+            return wrong(format!("{at} are a stripe of the chunk at {}", chunk.start));
+        }
+        if chunk.stripe_bytes() != len {
+            let expected = chunk.stripe_bytes();
+            return wrong(format!("{at} are a stripe of {expected} bytes"));
+        }
+        let member = self.members().iter().find(|member| member.id == place.device);
+        let Some(member) = member else { return wrong(format!("{at}: there is no such device")) };
+        let end = place.physical.saturating_add(len);
+        if end > member.usable_bytes() {
+            let (name, size) = (member.name(), member.usable_bytes());
+            return wrong(format!("{at} end behind {name}, which has {size} bytes"));
+        }
+        Ok(())
+    }
+
+    /// The block groups in a tree of their own are those of the chunks.
+    fn require_groups(&self, chunks: &[Chunk], root: TreeRoot) -> Result<()> {
+        let mut chunks = chunks.iter().peekable();
+        let mut cursor = Cursor::seek(self, root, Key::MIN)?;
+        while let Some((key, data)) = cursor.item() {
+            if key.item_type == ItemType::BLOCK_GROUP_ITEM {
+                if let Some(chunk) = chunks.next_if(|chunk| chunk.start.0 < key.objectid) {
+                    return Err(wrong_chunk(chunk, "it has no block group"));
+                }
+                let chunk = chunks.next_if(|chunk| chunk.start.0 == key.objectid);
+                require_group(key, data, chunk)?;
+            }
+            cursor.advance()?;
+        }
+        match chunks.next() {
+            None => Ok(()),
+            Some(chunk) => Err(wrong_chunk(chunk, "it has no block group")),
+        }
+    }
+
+    /// The block groups in the extent tree are those of the chunks. Among the extents of a chunk none is looked for.
+    fn require_groups_among_extents(&self, chunks: &[Chunk], root: TreeRoot) -> Result<()> {
+        let mut behind = 0;
+        for chunk in chunks {
+            self.require_no_group(root, Logical(behind), chunk.start)?;
+            let first = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, 0);
+            let mut cursor = Cursor::seek(self, root, first)?;
+            let mut found = 0;
+            while let Some((key, data)) =
+                cursor.item_of(chunk.start.0, ItemType::BLOCK_GROUP_ITEM)
+            {
+                require_group(key, data, Some(chunk).filter(|_| found == 0))?;
+                found += 1;
+                cursor.advance()?;
+            }
+            if found == 0 {
+                return Err(wrong_chunk(chunk, "it has no block group"));
+            }
+            behind = chunk.end().0;
+        }
+        self.require_no_group(root, Logical(behind), Logical(u64::MAX))
+    }
+
+    /// No block group begins in a range that belongs to no chunk.
+    fn require_no_group(&self, root: TreeRoot, from: Logical, to: Logical) -> Result<()> {
+        let mut cursor = Cursor::seek(self, root, Key::new(from.0, ItemType(0), 0))?;
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < to.0) {
+            if key.item_type == ItemType::BLOCK_GROUP_ITEM {
+                require_group(key, data, None)?;
+            }
+            cursor.advance()?;
+        }
+        Ok(())
+    }
+}
+
+/// A block group is that of `chunk`, and uses no more than there is.
+fn require_group(key: Key, data: &[u8], chunk: Option<&Chunk>) -> Result<()> {
+    let (start, len) = (key.objectid, key.offset);
+    let item = BlockGroupItem::view(data).map_err(malformed)?;
+    let Some(chunk) = chunk.filter(|chunk| chunk.start.0 == start && chunk.length == len) else {
+        return Err(wrong_group(start, &format!("its {len} bytes are those of no chunk")));
+    };
+    let (flags, expected) = (item.flags.get() & KIND, chunk.flags.0 & KIND);
+    if flags != expected {
+        let problem = format!("its flags are {flags:#x}, those of its chunk {expected:#x}");
+        return Err(wrong_group(start, &problem));
+    }
+    let used = item.used.get();
+    if used > len {
+        let problem = format!("it counts {used} bytes as used, and has {len}");
+        return Err(wrong_group(start, &problem));
+    }
+    Ok(())
+}
