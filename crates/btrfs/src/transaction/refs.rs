@@ -36,6 +36,16 @@ pub(crate) enum Owner {
     Leaf { parent: Logical },
 }
 
+impl Owner {
+    /// The tree, unless it is a block that refers to the extent.
+    pub(crate) fn root(self) -> Option<TreeId> {
+        match self {
+            Self::Tree { root } | Self::File { root, .. } => Some(root),
+            Self::Block { .. } | Self::Leaf { .. } => None,
+        }
+    }
+}
+
 /// All that is pending for one extent.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
@@ -43,6 +53,8 @@ pub(crate) struct Pending {
     pub(crate) kind: ExtentKind,
     /// The extent was allocated in this transaction and has no item yet.
     pub(crate) is_new: bool,
+    /// The tree that it was allocated for, if it was in this transaction.
+    pub(crate) made_for: Option<TreeId>,
     /// The tree block refers to what is below by its own address from now on.
     pub(crate) full_backref: bool,
     /// By how much the count of each owner changes; never 0.
@@ -93,6 +105,7 @@ impl DelayedRefs {
         self.with(logical, len, kind, |entry| {
             debug_assert!(!entry.is_new && entry.changes.is_empty(), "an extent is allocated once");
             entry.is_new = true;
+            entry.made_for = owner.root();
             entry.growth += NEW_BYTES;
             entry.change(owner, 1);
         });
@@ -151,7 +164,15 @@ impl DelayedRefs {
 
 impl Pending {
     fn new(len: u64, kind: ExtentKind) -> Self {
-        Self { len, kind, is_new: false, full_backref: false, changes: BTreeMap::new(), growth: 0 }
+        Self {
+            len,
+            kind,
+            is_new: false,
+            made_for: None,
+            full_backref: false,
+            changes: BTreeMap::new(),
+            growth: 0,
+        }
     }
 
     fn change(&mut self, owner: Owner, delta: i64) {
@@ -165,6 +186,11 @@ impl Pending {
         if *count == 0 {
             self.changes.remove(&owner);
         }
+    }
+
+    /// Whether a subvolume may have it. Other trees share no blocks.
+    pub(crate) fn may_be_of_a_subvolume(&self) -> bool {
+        self.changes.keys().any(|owner| owner.root().is_none_or(TreeId::is_subvolume))
     }
 
     /// By how much the number of all references changes.
