@@ -63,8 +63,9 @@ pub(crate) struct Pending {
     growth: u64,
 }
 
-/// What an extent item adds to the extent tree, and the end of a free range to the free-space tree, in bytes.
-const NEW_BYTES: u64 = 53 + 25 + 25;
+/// What an extent item adds to the extent tree, with the owner that simple quotas count it for, and the end of a free range
+/// to the free-space tree, in bytes.
+const NEW_BYTES: u64 = 53 + 9 + 25 + 25;
 
 /// What a reference that goes adds to the free-space tree, and to the checksum tree, in bytes.
 const GONE_BYTES: u64 = 25 + 25;
