@@ -18,6 +18,7 @@
 //! | [`block`] | header of a tree block, items of a leaf, pointers of a node |
 //! | [`inode`], [`dir`], [`file_extent`], [`root`] | items of subvolume trees and of the root tree |
 //! | [`extent`], [`space`] | items of the extent, block-group, free-space and device trees |
+//! | [`quota`] | quota groups, and the items of the quota tree |
 //! | [`csum`], [`compress`] | the four checksums, the three compressions |
 //! | [`check`] | the full check of a tree block: header, order, bounds, item contents |
 
@@ -36,6 +37,7 @@ pub mod ids;
 pub mod inode;
 pub mod key;
 pub mod layout;
+pub mod quota;
 pub mod root;
 pub mod space;
 pub mod superblock;

@@ -22,6 +22,7 @@
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
+//! | `quota` | what the groups of quotas use |
 //! | `transaction` | what changes together, delayed references, commits |
 //! | `space` | block groups, free space, reservations, chunks that come and go |
 //! | `tree` | search in a tree, and changes of it by many threads |
@@ -45,6 +46,7 @@ mod handle;
 mod inode;
 mod log;
 mod mkfs;
+mod quota;
 mod scrub;
 #[cfg(test)]
 #[path = "../tests/shared/shown.rs"]

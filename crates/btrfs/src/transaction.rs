@@ -58,6 +58,7 @@ use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
 use crate::log::{Log, Obstacle};
+use crate::quota::{Quotas, Usage};
 use crate::space::{self, Freed, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -106,6 +107,8 @@ pub(crate) struct Live {
     pub(crate) checksums: RwLock<()>,
     /// Held while somebody decides by the count of references of a shared block and changes it; each for some of the blocks.
     counting: [Mutex<()>; COUNTING],
+    /// Which quotas are kept.
+    pub(crate) quotas: Quotas,
     /// Numbers of new subvolumes, and deleted ones.
     pub(crate) subvolumes: State,
     /// How many commits one cycle of making room has.
@@ -156,6 +159,8 @@ pub(crate) struct Transaction {
     pinned: Mutex<Vec<Range<u64>>>,
     /// What of every member belongs to chunks, when the transaction was finished.
     allocated: OnceLock<Vec<u64>>,
+    /// What it did that quotas count.
+    usage: Usage,
     /// What fsync wrote of it.
     log: Log,
 }
@@ -170,6 +175,7 @@ impl Transaction {
             shared: Mutex::default(),
             pinned: Mutex::default(),
             allocated: OnceLock::new(),
+            usage: Usage::default(),
             log,
         }
     }
@@ -201,6 +207,7 @@ impl Live {
     pub(crate) fn new(
         space: Space,
         superblock: Box<SuperblockItem>,
+        quotas: Quotas,
         options: &OpenOptions,
         stop: Arc<Stop>,
     ) -> Self {
@@ -227,6 +234,7 @@ impl Live {
             dirty_bytes: options.dirty_bytes,
             checksums: RwLock::new(()),
             counting: std::array::from_fn(|_| Mutex::new(())),
+            quotas,
             subvolumes: State::default(),
             commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
@@ -364,7 +372,12 @@ impl Live {
             has(CompatRo::FREE_SPACE_TREE).then_some(TreeId::FREE_SPACE),
             has(CompatRo::BLOCK_GROUP_TREE).then_some(TreeId::BLOCK_GROUP),
             Some(TreeId::CSUM),
+            self.quotas.are_on().then_some(TreeId::QUOTA),
         ];
+        if self.quotas.are_on() {
+            // Each commit may move the root of the quota tree.
+            self.space.pending.roots.fetch_add(1, Ordering::Relaxed);
+        }
         trees.into_iter().flatten().try_for_each(|id| self.tree(volume, id).map(drop))
     }
 
@@ -556,6 +569,11 @@ impl<'v> Handle<'v> {
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
     pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.live.whole(work)
+    }
+
+    /// What the transaction did that quotas count.
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.transaction.usage
     }
 
     /// The log of the running transaction.
@@ -771,7 +789,11 @@ fn is_named_by_superblock(id: TreeId) -> bool {
     matches!(id, TreeId::ROOT | TreeId::CHUNK)
 }
 
-/// Whether running delayed references changes this tree.
+/// Whether a commit changes this tree for what was changed in others: it runs their delayed references,
+/// and keeps their quotas.
 fn is_of_commits(id: TreeId) -> bool {
-    matches!(id, TreeId::EXTENT | TreeId::FREE_SPACE | TreeId::BLOCK_GROUP | TreeId::CSUM)
+    matches!(
+        id,
+        TreeId::EXTENT | TreeId::FREE_SPACE | TreeId::BLOCK_GROUP | TreeId::CSUM | TreeId::QUOTA
+    )
 }

@@ -95,7 +95,9 @@ fn zero_log_is_offered_for_damaged_logs_only() {
     disks.mkfs(&[]);
     let mount = disks.mount("rw,noatime,commit=300");
     let path = mount.path().join("x");
-    run("btrfs", &["quota", "enable", mount.path().to_str().expect("a plain path")]);
+    let root = mount.path().to_str().expect("a plain path");
+    run("btrfs", &["quota", "enable", root]);
+    run("btrfs", &["qgroup", "limit", "1G", root]);
     std::fs::write(&path, "old").expect("a file");
     mount.sync();
     std::fs::write(&path, "newer").expect("a file");

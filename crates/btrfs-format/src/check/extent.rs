@@ -72,7 +72,7 @@ fn end(key: crate::Key, item: &Context<'_>) -> Option<u64> {
 /// Checks the inline references and says how many references they stand for.
 fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Result<u64, Problem> {
     let mut total = 0u64;
-    for inline in extent.inline_refs() {
+    for (index, inline) in extent.inline_refs().enumerate() {
         let inline = inline?;
         let for_block = matches!(inline, InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_));
         ensure!(for_block == is_block, "a reference of the other kind: {inline:?}");
@@ -90,8 +90,11 @@ fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Resu
                 item.aligned("parent", parent)?;
                 count
             }
-            // Says who pays for the extent, and is no reference to it.
-            InlineRef::Owner(_) => continue,
+            // Says for which subvolume the extent counts, and is no reference to it. There is one.
+            InlineRef::Owner(_) => {
+                ensure!(index == 0, "an owner behind references: {inline:?}");
+                continue;
+            }
         };
         ensure!(count != 0, "a reference that is counted 0 times: {inline:?}");
         total = total.saturating_add(u64::from(count));

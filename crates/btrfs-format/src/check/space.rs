@@ -4,6 +4,7 @@ use super::chunk::verify_types;
 use super::item::{Checked, Context, ensure};
 use crate::chunk::{BlockGroupFlags, RaidStride};
 use crate::key::objectid;
+use crate::quota::STATUS_SIMPLE;
 use crate::space::{
     BlockGroupItem, DevReplaceItem, DevStatsItem, FreeSpaceHeader, FreeSpaceInfo, QgroupInfoItem,
     QgroupLimitItem, QgroupStatusItem,
@@ -56,8 +57,13 @@ pub(super) fn verify_other(item: &Context<'_>) -> Checked {
             RaidStride::view_all(item.data)?;
             Ok(())
         }
-        // Simple quotas added a field.
-        ItemType::QGROUP_STATUS => item.size_at_least(size_of::<QgroupStatusItem>()),
+        ItemType::QGROUP_STATUS => {
+            item.size_at_least(size_of::<QgroupStatusItem>())?;
+            if QgroupStatusItem::view(item.data)?.has(STATUS_SIMPLE) {
+                QgroupStatusItem::enabled_in(item.data)?;
+            }
+            Ok(())
+        }
         ItemType::QGROUP_INFO => item.size_at_least(size_of::<QgroupInfoItem>()),
         ItemType::QGROUP_LIMIT => item.size_at_least(size_of::<QgroupLimitItem>()),
         ItemType::QGROUP_RELATION => item.size(0),

@@ -53,8 +53,9 @@ const FILE_BYTES: u64 = (size_of::<FileExtentHead>() + ITEM_SIZE) as u64;
 /// What a run of sectors adds to the tree of the file, in bytes: an extent, and what is before and behind it.
 const RUN_BYTES: u64 = 3 * 78;
 
-/// What it adds to the trees of a commit, beside the checksums themselves: an extent, a free range, an item of checksums.
-const RUN_BYTES_OF_COMMITS: u64 = 78 + 25 + 25;
+/// What it adds to the trees of a commit, beside the checksums themselves: an extent with its owner, a free range, an item of
+/// checksums.
+const RUN_BYTES_OF_COMMITS: u64 = 78 + 9 + 25 + 25;
 
 /// The largest file that can be kept in its extent item where nodes have this size, in bytes: leaves are to have room for some of them, and in
 /// the smallest ones for what the kernel keeps there by default.

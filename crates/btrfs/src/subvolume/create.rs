@@ -16,6 +16,7 @@ use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{self, ROOT_DIR, acl};
 use crate::log::Obstacle;
+use crate::quota::NewGroup;
 use crate::space::Claim;
 use crate::volume::Engine;
 
@@ -47,8 +48,9 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     let new = NewFile { permissions: acl.permissions, ..new };
     let (flags, compression) = compression(volume, place.dir)?;
     let xattrs: Vec<_> = acl.lists.into_iter().chain(compression).collect();
+    let group = NewGroup::below(volume, TreeId(place.dir.dev))?;
 
-    let handle = volume.join_for(NEW_ITEMS + xattrs.len() as u64, Claim::Work)?;
+    let handle = volume.join_for(NEW_ITEMS + group.items() + xattrs.len() as u64, Claim::Work)?;
     let mut changes = Changes::new(&handle, place.dir)?;
     changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
@@ -63,7 +65,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     handle.whole(|| {
         item.bytenr = handle.new_root(id, &items)?.logical.0.into();
         let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);
-        handle.add_subvolume(key, &item, place, index, uuids)?;
+        handle.add_subvolume(key, &item, place, index, uuids, &group)?;
         // They may take more than the leaf of a new tree has room for.
         for (name, value) in &xattrs {
             let key = Key::new(ROOT_DIR, ItemType::XATTR_ITEM, name_hash(name));

@@ -114,6 +114,7 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     let Some(item) = root_item(volume, id)? else {
         // Nothing is left of it but that it was to be dropped.
         handle.change(TreeId::ROOT, |tree| tree.remove(orphan_key(id)))?;
+        handle.drop_quota_group(id);
         return Ok(true);
     };
     let root = volume.block(&root_of(id, &item).expected())?;
@@ -369,6 +370,8 @@ impl Walk<'_, '_> {
         self.handle.change(TreeId::ROOT, |tree| {
             tree.remove(key)?;
             tree.remove(orphan_key(self.id)).map(drop)
-        })
+        })?;
+        self.handle.drop_quota_group(self.id);
+        Ok(())
     }
 }

@@ -20,6 +20,7 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Result};
 use zerocopy::IntoBytes;
 
 use super::{malformed, root_item_key, stored_root};
+use crate::quota::NewGroup;
 use crate::transaction::Handle;
 use crate::tree::with_item;
 use crate::volume::Engine;
@@ -106,12 +107,14 @@ impl Handle<'_> {
         place: Place<'_>,
         index: u64,
         uuids: UuidEdits,
+        group: &NewGroup,
     ) -> Result<()> {
         let Place { dir, name } = place;
         let id = TreeId(key.objectid);
         self.change(TreeId::ROOT, |tree| tree.insert(key, item.as_bytes()))?;
         self.add_place(id, dir, &RootRef { dirid: dir.ino, sequence: index, name })?;
-        self.change_uuids(uuids)
+        self.change_uuids(uuids)?;
+        self.add_quota_group(id, group)
     }
 
     /// Changes the UUID tree.

@@ -33,6 +33,7 @@ use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
 use crate::inode::{ROOT_DIR, orphans, write_back};
+use crate::quota::NewGroup;
 use crate::space::Claim;
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
@@ -61,9 +62,10 @@ impl Snapshot<'_> {
         source.require_alive()?;
         write_back::sync_subvolume(volume, self.source)?;
         let locks = volume.inodes.lock(&[self.place.dir]);
-        let reserved = volume.reserve_for(NEW_ITEMS, Claim::Work)?;
-        let (id, is_durable) =
-            volume.at_rest(&source, reserved, |handle| self.take_alone(handle, &source))?;
+        let group = NewGroup::below(volume, TreeId(self.place.dir.dev))?;
+        let reserved = volume.reserve_for(NEW_ITEMS + group.items(), Claim::Work)?;
+        let take = |handle: &Handle<'_>| self.take_alone(handle, &source, &group);
+        let (id, is_durable) = volume.at_rest(&source, reserved, take)?;
         sharing.begins();
         drop((locks, still));
         remove_orphans(volume, id)?;
@@ -72,7 +74,12 @@ impl Snapshot<'_> {
     }
 
     /// Takes it, and says whether it is to be durable at once.
-    fn take_alone(self, handle: &Handle<'_>, source: &Tree) -> Result<(TreeId, bool)> {
+    fn take_alone(
+        self,
+        handle: &Handle<'_>,
+        source: &Tree,
+        group: &NewGroup,
+    ) -> Result<(TreeId, bool)> {
         let (volume, place) = (handle.volume(), self.place);
         source.require_alive()?;
         let stored = require_subvolume(volume, self.source)?;
@@ -90,7 +97,7 @@ impl Snapshot<'_> {
             let TreeRoot { logical, level, .. } = handle.copy_root(source, id)?;
             (item.bytenr, item.level) = (logical.0.into(), level);
             let key = Key::new(id.0, ItemType::ROOT_ITEM, moment.0);
-            handle.add_subvolume(key, &item, place, index, uuids)?;
+            handle.add_subvolume(key, &item, place, index, uuids, group)?;
             source.set_last_snapshot(moment);
             handle.change_root_item(self.source, |item| item.last_snapshot = moment.0.into())?;
             changes.apply()

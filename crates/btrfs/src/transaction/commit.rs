@@ -289,7 +289,7 @@ impl Handle<'_> {
     fn finish(&self) -> Result<Box<SuperblockItem>> {
         loop {
             self.run_references()?;
-            let stored = self.store_block_groups()? + self.store_roots()?;
+            let stored = self.store_quotas()? + self.store_block_groups()? + self.store_roots()?;
             if stored == 0 && self.transaction.refs.is_empty() {
                 break;
             }

@@ -42,6 +42,8 @@ struct Record {
     generation: Generation,
     flags: u64,
     block: Option<TreeBlockInfo>,
+    /// The subvolume that simple quotas count the extent for.
+    owner: Option<TreeId>,
     inline: Vec<(Owner, u32)>,
 }
 
@@ -117,7 +119,7 @@ impl Owner {
 impl Record {
     fn parse(key: Key, data: &[u8]) -> Result<Self> {
         let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
-        let mut inline = Vec::new();
+        let (mut inline, mut made_for) = (Vec::new(), None);
         for reference in extent.inline_refs() {
             inline.push(match reference.map_err(malformed)? {
                 InlineRef::TreeBlock(root) => (Owner::Tree { root: TreeId(root) }, 1),
@@ -133,8 +135,9 @@ impl Record {
                 InlineRef::SharedData { parent, count } => {
                     (Owner::Leaf { parent: Logical(parent) }, count)
                 }
-                InlineRef::Owner(_) => {
-                    return Err(Error::Unsupported("changing extents of simple quotas".into()));
+                InlineRef::Owner(root) => {
+                    made_for = Some(TreeId(root));
+                    continue;
                 }
             });
         }
@@ -144,6 +147,7 @@ impl Record {
             generation: Generation(extent.item.generation.get()),
             flags: extent.item.flags.get(),
             block: extent.block.copied(),
+            owner: made_for,
             inline,
         })
     }
@@ -157,6 +161,7 @@ impl Record {
     fn len(&self) -> usize {
         size_of::<ExtentItem>()
             + if self.block.is_some() { size_of::<TreeBlockInfo>() } else { 0 }
+            + if self.owner.is_some() { 1 + size_of::<U64>() } else { 0 }
             + self.inline.iter().map(|(owner, _)| owner.inline_size()).sum::<usize>()
     }
 
@@ -172,6 +177,10 @@ impl Record {
         };
         data.extend_from_slice(item.as_bytes());
         data.extend_from_slice(self.block.as_ref().map_or(&[][..], IntoBytes::as_bytes));
+        if let Some(owner) = self.owner {
+            data.push(ItemType::EXTENT_OWNER_REF.0);
+            data.extend_from_slice(&owner.0.to_le_bytes());
+        }
         for (owner, count) in &self.inline {
             data.push(owner.item_type().0);
             owner.encode(*count, true, &mut data);
@@ -537,8 +546,11 @@ impl Handle<'_> {
                 )
             }
         };
+        let made_for = pending.made_for.filter(|&id| self.count_new_extent(id, pending.len));
+        let owner = made_for.filter(|_| pending.kind == ExtentKind::Data);
         let generation = self.generation();
-        let mut record = Record { key, refs: 0, generation, flags, block, inline: Vec::new() };
+        let mut record =
+            Record { key, refs: 0, generation, flags, block, owner, inline: Vec::new() };
         for (&owner, &count) in &pending.changes {
             self.change_owner(&mut record, logical, owner, count, false)?;
         }
@@ -570,8 +582,15 @@ impl Handle<'_> {
             let last = Key::new(logical.0, ItemType::SHARED_DATA_REF, u64::MAX);
             self.change(TreeId::EXTENT, |tree| tree.remove_range(first, last))?;
         }
-        if pending.kind == ExtentKind::Data {
-            crate::data::remove_checksums(self, logical, pending.len)?;
+        match pending.kind {
+            ExtentKind::Data => {
+                self.uncount_data(record.owner, record.generation, pending.len);
+                crate::data::remove_checksums(self, logical, pending.len)?;
+            }
+            ExtentKind::Block { level } if pending.may_be_of_a_subvolume() => {
+                self.uncount_block(logical, level, record.generation)?;
+            }
+            ExtentKind::Block { .. } => {}
         }
         run.expected.removed += 1;
         run.edits.push((key, None));

@@ -36,6 +36,16 @@ pub(crate) enum Owner {
     Leaf { parent: Logical },
 }
 
+impl Owner {
+    /// The tree, unless it is a block that refers to the extent.
+    pub(crate) fn root(self) -> Option<TreeId> {
+        match self {
+            Self::Tree { root } | Self::File { root, .. } => Some(root),
+            Self::Block { .. } | Self::Leaf { .. } => None,
+        }
+    }
+}
+
 /// All that is pending for one extent.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
@@ -43,6 +53,8 @@ pub(crate) struct Pending {
     pub(crate) kind: ExtentKind,
     /// The extent was allocated in this transaction and has no item yet.
     pub(crate) is_new: bool,
+    /// The tree that it was allocated for, if it was in this transaction.
+    pub(crate) made_for: Option<TreeId>,
     /// The tree block refers to what is below by its own address from now on.
     pub(crate) full_backref: bool,
     /// By how much the count of each owner changes; never 0.
@@ -53,8 +65,9 @@ pub(crate) struct Pending {
     growth: u64,
 }
 
-/// What an extent item adds to the extent tree, and the end of a free range to the free-space tree, in bytes.
-const NEW_BYTES: u64 = 53 + 25 + 25;
+/// What an extent item adds to the extent tree, with the owner that simple quotas count it for, and the end of a free range
+/// to the free-space tree, in bytes.
+const NEW_BYTES: u64 = 53 + 9 + 25 + 25;
 
 /// What a reference that goes adds to the free-space tree, and to the checksum tree, in bytes.
 const GONE_BYTES: u64 = 25 + 25;
@@ -98,6 +111,7 @@ impl DelayedRefs {
         self.with(logical, len, kind, |entry| {
             debug_assert!(!entry.is_new && entry.changes.is_empty(), "an extent is allocated once");
             entry.is_new = true;
+            entry.made_for = owner.root();
             entry.growth += NEW_BYTES;
             entry.change(owner, 1);
         });
@@ -160,6 +174,7 @@ impl Pending {
             len,
             kind,
             is_new: false,
+            made_for: None,
             full_backref: false,
             changes: BTreeMap::new(),
             contradiction: None,
@@ -178,6 +193,11 @@ impl Pending {
         if *count == 0 {
             self.changes.remove(&owner);
         }
+    }
+
+    /// Whether a subvolume may have it. Other trees share no blocks.
+    pub(crate) fn may_be_of_a_subvolume(&self) -> bool {
+        self.changes.keys().any(|owner| owner.root().is_none_or(TreeId::is_subvolume))
     }
 
     /// By how much the number of all references changes.

@@ -83,6 +83,8 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
+    /// A commit was the first to leave the numbers of quota groups as they were, and marks them as inconsistent.
+    QuotasNotKept,
     /// The tree log that is pending is ignored: what was fsynced after the last commit is not in what is read.
     LogIgnored,
     /// The tree log that was pending was replayed: what was fsynced after the last commit is there.
@@ -167,6 +169,9 @@ impl fmt::Display for Report {
             Self::DiscardFailed { problem } => {
                 write!(f, "discarding what was freed, which ends here: {problem}")
             }
+            Self::QuotasNotKept => f.write_str(
+                "the numbers of quotas are not kept up with what is written: they are marked as inconsistent, and `btrfs quota rescan` where the kernel mounts the volume puts them right",
+            ),
             Self::LogIgnored => f.write_str(
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",
             ),

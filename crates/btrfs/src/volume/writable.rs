@@ -14,11 +14,12 @@ use offshoot_btrfs_format::superblock::{
     CompatRo, Incompat, SUPER_FLAG_METADUMP, SUPER_FLAG_METADUMP_V2, SUPER_FLAG_SEEDING,
 };
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Error, Result};
 
 use super::{Engine, Member, OpenOptions};
 use crate::counter::Stop;
 use crate::data::Buffers;
+use crate::quota::Quotas;
 use crate::space::{BlockGroup, Space};
 use crate::subvolume::{chunk_tree_root, malformed};
 use crate::transaction::Live;
@@ -47,9 +48,11 @@ impl Engine {
     pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features()?;
+        let mut quotas = Quotas::Off;
         if change == Change::Stored {
             volume.require_kept_features()?;
             volume.require_quiet_trees()?;
+            quotas = Quotas::of(&volume)?;
         }
         volume.require_whole_members(change)?;
         if change == Change::Stored {
@@ -63,7 +66,7 @@ impl Engine {
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
-        volume.live = Some(Live::new(space, superblock, options, stop));
+        volume.live = Some(Live::new(space, superblock, quotas, options, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.live()?.subvolumes.load(&volume)?;
         Ok(volume)
@@ -89,9 +92,6 @@ impl Engine {
         let has = |feature| superblock.compat_ro.has(feature);
         if has(CompatRo::FREE_SPACE_TREE) && !has(CompatRo::FREE_SPACE_TREE_VALID) {
             return refuse("a volume whose free-space tree is not valid; the kernel rebuilds it");
-        }
-        if superblock.incompat.has(Incompat::SIMPLE_QUOTA) {
-            return refuse("a volume with simple quotas");
         }
         if superblock.incompat.has(Incompat::RAID_STRIPE_TREE) {
             return refuse("a volume with a RAID stripe tree");
@@ -139,13 +139,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses quotas, and work that was begun and is not finished.
+    /// Refuses work that was begun and is not finished.
     fn require_quiet_trees(&self) -> Result<()> {
-        match self.tree(TreeId::QUOTA) {
-            Ok(_) => return Err(Error::Unsupported("writing a volume with quotas".into())),
-            Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
-            Err(e) => return Err(e),
-        }
         let balance = Key::new(objectid::BALANCE, ItemType::TEMPORARY_ITEM, 0);
         if with_item(self, self.root_tree(), balance, |_| Ok(()))?.is_some() {
             return Err(Error::Unsupported("writing a volume with an unfinished balance".into()));

@@ -8,6 +8,8 @@ use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::crash::{Devices, Engine, Opened};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::Judges;
 use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 
@@ -162,4 +164,18 @@ pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
     }
     mkfs(&devices, &options).expect("a volume");
     devices
+}
+
+/// A volume of one member that `mkfs.btrfs` makes with these options, for what our `mkfs` does not offer.
+pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> Devices {
+    let disks = Disks::create(judges, 1, MEMBER_BYTES >> 20);
+    disks.mkfs_and_settle(&options.split_whitespace().collect::<Vec<_>>());
+    let device = MemoryDevice::sparse(MEMBER_BYTES);
+    let contents = std::fs::read(&disks.images()[0]).expect("an image");
+    for (chunk, at) in contents.chunks(1 << 16).zip((0..).step_by(1 << 16)) {
+        if chunk.iter().any(|&byte| byte != 0) {
+            device.write_at(at, chunk).expect("memory");
+        }
+    }
+    vec![Arc::new(device)]
 }

@@ -9,6 +9,7 @@
 //! | `small_nodes` | some of these where trees have more levels |
 //! | `commits_by_itself` | some of these with an engine that commits more often than it is asked to |
 //! | `discarding` | some of these with an engine that trims, and discards what commits free; the device leaves garbage there |
+//! | `quotas` | some of these on volumes with quotas, which `btrfs check` counts |
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
 //! | `brink`, `brink_of_mixed_groups` | a volume that is full, with what is done to make room |
@@ -34,6 +35,7 @@ mod superblocks;
 mod synchronous;
 mod truncation;
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
@@ -43,11 +45,12 @@ use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::workload::Runner;
 use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, report, seed};
+use offshoot_testkit::judges;
 use offshoot_testkit::random::Random;
 
 use engine::{
     ALL_TWICE, DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
-    WITHOUT_LOGS, volume,
+    WITHOUT_LOGS, made_by_progs, volume,
 };
 use judge::Outside;
 
@@ -102,6 +105,18 @@ fn explore(
     judged_every: usize,
     workloads: impl Iterator<Item = Workload> + Send,
 ) {
+    explore_on(engine, volume(plan.seed, shape), shape, plan, judged_every, workloads);
+}
+
+/// The same on this volume, which is told by `name`.
+fn explore_on(
+    engine: &Ours,
+    image: Devices,
+    name: impl Display,
+    plan: CrashPlan,
+    judged_every: usize,
+    workloads: impl Iterator<Item = Workload> + Send,
+) {
     let started = std::time::Instant::now();
     let outside = Outside::new();
     let judge = |devices: &[Arc<MemoryDevice>]| match &outside {
@@ -109,9 +124,9 @@ fn explore(
         None => Ok(()),
     };
     let judge = outside.is_some().then_some((&judge as &Judge<'_>, judged_every));
-    let explorer = Explorer { engine, image: volume(plan.seed, shape), plan, judge };
+    let explorer = Explorer { engine, image, plan, judge };
     let tally = explorer.explore_all(workloads);
-    report(format_args!("{shape}: {tally}, in {} ms", started.elapsed().as_millis()));
+    report(format_args!("{name}: {tally}, in {} ms", started.elapsed().as_millis()));
     assert!(tally.states > 0, "nothing was explored");
     assert!(judge.is_none() || tally.judged > 0, "nothing was judged from outside");
 }
@@ -218,6 +233,26 @@ fn assert_discards(devices: &Devices) {
     let at_first = discards();
     Runner::new(&*fs, 1).run_steps(&long::rounds(4).steps).expect("there is room");
     assert!(at_first > 0 && discards() > at_first + 4, "{at_first} discards, then {}", discards());
+}
+
+/// In every state the quotas are as before, or marked, or right.
+#[test]
+fn quotas() {
+    let Some(judges) = judges::require() else { return };
+    let (seed, generator) = (seed(), Generator::default());
+    for options in ["-O bgt,quota", "-O bgt,squota", "-O bgt,squota -n 4096"] {
+        let image = made_by_progs(&judges, options);
+        let twos = some_twos(&generator, 10, seed);
+        let with_subvolumes = some_twos(&generator, usize::MAX, seed.wrapping_add(1))
+            .filter(|workload| does(workload, is_about_subvolumes))
+            .take(20);
+        let all = twos.chain(with_subvolumes).chain([long::rounds(4)]);
+        explore_on(&OURS, image, options, plan(seed), 100, all);
+    }
+}
+
+fn is_about_subvolumes(op: &Op) -> bool {
+    matches!(op, Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_) | Op::DropDeleted)
 }
 
 #[test]

@@ -144,6 +144,13 @@ fn what_held_files_in_mixed_groups_holds_as_many_again() {
     refill(&["--mixed"], &[Filling::Files(30_000)]);
 }
 
+/// Items of extents are larger, and commits change one tree more.
+#[test]
+fn what_held_small_files_beside_quotas_holds_as_many_again() {
+    refill(&["-m", "single", "-O", "squota"], &[Filling::Files(5000)]);
+    refill(&["-m", "single", "-O", "quota"], &[Filling::Files(5000)]);
+}
+
 /// Where data fills the volume, a file goes and one as large takes its place, without a sync in between.
 #[test]
 fn a_file_takes_the_place_of_one_as_large() {

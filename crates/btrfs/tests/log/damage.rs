@@ -176,9 +176,10 @@ fn a_log_that_is_thrown_away() {
 
 /// What is not kept for writers does not keep readers from the log.
 #[test]
-fn a_log_of_a_volume_with_quotas() {
+fn a_log_of_a_volume_with_limits() {
     let Some(judges) = judges::require() else { return };
-    let before = |path: &Path| shell(path, "btrfs quota enable .; echo 1 > x; echo 1 > y");
+    let quotas = "btrfs quota enable .; btrfs qgroup limit 1G .; echo 1 > x; echo 1 > y";
+    let before = |path: &Path| shell(path, quotas);
     let cut = cut(&judges, PLAIN, before, |path| shell(path, "echo 22 > x; rm y; sync x; sync ."));
     assert_eq!(logs(&cut), 1);
     let refused = Volume::open_writable(cut.writable_devices(), &OpenOptions::default()).err();

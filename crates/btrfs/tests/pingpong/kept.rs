@@ -256,6 +256,17 @@ fn two_members_large_nodes() {
     play(1, 2, options, Maker::Progs, "compress-force=lzo,max_inline=0");
 }
 
+#[test]
+fn quotas() {
+    play(0, 1, "-O quota", Maker::Progs, "compress=zstd");
+}
+
+/// What counts for a subvolume is the same whichever of both made it, shared it or let go of it.
+#[test]
+fn simple_quotas_small_nodes() {
+    play(1, 1, "-n 4096 -O squota", Maker::Progs, "compress=lzo");
+}
+
 /// The kernel keeps free space in files, which ours does not trust, and leaves invalid.
 #[test]
 fn free_space_in_files() {

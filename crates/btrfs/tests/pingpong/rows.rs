@@ -51,8 +51,10 @@ fn sample(name: &str, makers: &[Maker]) {
 fn campaign() {
     let rounds = std::env::var("OFFSHOOT_ROUNDS");
     let rounds = rounds.map_or(4, |text| text.parse().expect("a number of rounds"));
-    let games: Vec<_> =
-        ROWS.iter().flat_map(|row| [Maker::Ours, Maker::Progs].map(|maker| (row, maker))).collect();
+    let games: Vec<_> = ROWS
+        .iter()
+        .flat_map(|row| row.layout.makers().iter().map(move |&maker| (row, maker)))
+        .collect();
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -104,6 +106,14 @@ rows! {
     explicit_holes: Ours, 1, 512, "-O ^block-group-tree,^no-holes";
     explicit_holes_node_4k: campaign, 1, 512, "-n 4096 -O ^block-group-tree,^no-holes";
     old_references: campaign, 1, 512, "-O ^skinny-metadata";
+
+    quotas: Progs, 1, 512, "-O quota";
+    quotas_node_4k_raid1: campaign, 2, 256, "-n 4096 -d raid1 -m raid1 -O quota";
+    simple_quotas: Progs, 1, 512, "-O squota";
+    // Without skinny metadata `btrfs check` counts no tree blocks for simple quotas, and blames the kernel.
+    simple_quotas_node_4k: Progs, 1, 512, "-n 4096 -O squota";
+    simple_quotas_mixed: campaign, 1, 256, "--mixed -d single -m single -n 4096 -O squota";
+
     old_everything: Progs, 1, 512, "-O ^bgt,^free-space-tree,^no-holes,^skinny-metadata,^extref";
     old_everything_node_4k_raid1: campaign, 2, 256,
         "-n 4096 -d raid1 -m raid1 -O ^bgt,^free-space-tree,^no-holes,^skinny-metadata,^extref";

@@ -43,6 +43,11 @@ impl Layout {
         disks
     }
 
+    /// Which sides can make it: our `mkfs` offers no quotas.
+    pub(crate) fn makers(&self) -> &'static [Maker] {
+        if self.options.contains("quota") { &[Maker::Progs] } else { &[Maker::Ours, Maker::Progs] }
+    }
+
     /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree whole, and both keep it.
     pub(crate) fn expected(&self, is_first_mount: bool) -> Vec<&'static str> {
         let old_cache = self.options.contains("^free-space-tree").then_some(OLD_CACHE);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::encode::seal_block;
+use offshoot_btrfs_format::quota::STATUS_KEY;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::compare::compare;
@@ -13,6 +14,7 @@ use offshoot_testkit::fill;
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
+use offshoot_vfs::Errno;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::*;
@@ -86,6 +88,16 @@ fn made(judges: &Judges, devices: usize, mkfs: &'static str) -> Refused {
     Refused::whole(Recipe::new().devices(devices).mkfs(mkfs).fill(little).make(judges))
 }
 
+/// A volume with quotas for which the kernel does `calls`, which set limits.
+fn limited(judges: &Judges, mkfs: &'static str, calls: &str) -> Refused {
+    let refused = made(judges, 1, mkfs);
+    let mount = refused.disks.mount("rw,noatime");
+    let path = mount.path().display();
+    run("sh", &["-ec", &format!("cd '{path}'; {calls}")]);
+    drop(mount);
+    refused
+}
+
 /// Puts an item into a tree, with a commit.
 fn insert(disks: &Disks, tree: TreeId, key: Key, data: &[u8]) {
     let volume = crate::test_volumes::open(disks);
@@ -122,9 +134,27 @@ macro_rules! refused {
 }
 
 refused! {
-    quotas, "a volume with quotas": |judges| made(judges, 1, "-O quota");
-    /// They were called quotas.
-    simple_quotas, "simple quotas": |judges| made(judges, 1, "-O squota");
+    limited_quotas, "limit quota group 0/5": |judges| {
+        limited(judges, "-O quota", "btrfs qgroup limit 1G .")
+    };
+    limited_simple_quotas, "limit quota group 1/7": |judges| {
+        limited(judges, "-O squota", "btrfs qgroup create 1/7 .; btrfs qgroup limit -e 2G 1/7 .")
+    };
+    quotas_of_another_version, "quotas of version 2": |judges| {
+        let disks = Recipe::new().mkfs("-O quota").fill(little).make(judges);
+        let volume = crate::test_volumes::open(&disks);
+        let handle = volume.join().unwrap();
+        let newer = |old: Option<&[u8]>| {
+            let mut data = old.expect("quotas are on").to_vec();
+            data[0] = 2;
+            Ok(data)
+        };
+        handle.change(TreeId::QUOTA, |tree| tree.modify(STATUS_KEY, 0, newer)).unwrap();
+        drop(handle);
+        volume.commit().unwrap();
+        drop(volume);
+        Refused::whole(disks)
+    };
     data_in_raid5, "RAID5": |judges| made(judges, 3, "-d raid5 -m raid1c3");
     metadata_in_raid5, "RAID5": |judges| made(judges, 3, "-d raid1 -m raid5");
     data_in_raid6, "RAID6": |judges| made(judges, 4, "-d raid6 -m raid1c4");

@@ -1,0 +1,150 @@
+//! Quotas: how the numbers of quota groups stay right, or are known to be wrong.
+//!
+//! | quotas | what a writer does |
+//! |---|---|
+//! | off, or no quota tree | nothing |
+//! | full: a group refers to everything that its subvolumes refer to | the first commit that changes anything says that the numbers are *inconsistent*; the kernel's `quota rescan` counts everything anew |
+//! | simple: an extent counts for the subvolume that it was made for, its *owner* | new data names its owner in the extent item; each commit adds up what came and went (`usage`) |
+//!
+//! In both kinds a new subvolume gets its group with it, and the group goes when the subvolume is
+//! dropped (`groups`).
+//!
+//! Full quotas: a commit that is newer than the status item also tells the kernel that the numbers
+//! are wrong. But a rescan that the status item says is running would go on where it stopped, and
+//! call the numbers right at its end. So the flag of the rescan goes together with the first commit.
+//!
+//! Limits are not enforced, so a volume that has any is refused for writing.
+
+mod groups;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use offshoot_btrfs_format::quota::{
+    QgroupId, STATUS_INCONSISTENT, STATUS_KEY, STATUS_ON, STATUS_RESCAN, STATUS_SIMPLE,
+    STATUS_VERSION,
+};
+use offshoot_btrfs_format::space::{QgroupLimitItem, QgroupStatusItem};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+use zerocopy::IntoBytes;
+
+use crate::subvolume::malformed;
+use crate::transaction::Handle;
+use crate::tree::{Cursor, TreeRoot, with_item};
+use crate::volume::{Engine, Report};
+pub(crate) use groups::NewGroup;
+pub(crate) use usage::Usage;
+
+/// Which quotas a writer has to keep.
+#[derive(Debug)]
+pub(crate) enum Quotas {
+    /// None.
+    Off,
+    /// Full ones.
+    Full {
+        /// The status item says that the numbers are wrong, and nothing else is at work on them.
+        is_marked: AtomicBool,
+    },
+    /// Simple ones.
+    Simple {
+        /// The transaction that enabled them. What is older counts for nobody.
+        enabled_in: Generation,
+    },
+}
+
+impl Quotas {
+    /// The quotas of a volume that is going to be written.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when they have limits, or are of a kind that is not known.
+    pub(crate) fn of(volume: &Engine) -> Result<Self> {
+        let tree = match volume.tree(TreeId::QUOTA) {
+            Ok(tree) => tree,
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(Self::Off),
+            Err(e) => return Err(e),
+        };
+        let found = with_item(volume, tree, STATUS_KEY, |data| {
+            let item = *QgroupStatusItem::view(data).map_err(malformed)?;
+            if !item.has(STATUS_ON | STATUS_SIMPLE) {
+                return Ok((item, Generation(0)));
+            }
+            Ok((item, QgroupStatusItem::enabled_in(data).map_err(malformed)?))
+        })?;
+        let Some((status, enabled_in)) = found.filter(|(status, _)| status.has(STATUS_ON)) else {
+            return Ok(Self::Off);
+        };
+        if status.version.get() != STATUS_VERSION {
+            let what = format!("writing a volume with quotas of version {}", status.version);
+            return Err(Error::Unsupported(what));
+        }
+        refuse_limits(volume, tree)?;
+        if status.has(STATUS_SIMPLE) {
+            return Ok(Self::Simple { enabled_in });
+        }
+        let is_marked = status.has(STATUS_INCONSISTENT) && !status.has(STATUS_RESCAN);
+        Ok(Self::Full { is_marked: is_marked.into() })
+    }
+
+    /// Whether there are any.
+    pub(crate) fn are_on(&self) -> bool {
+        !matches!(self, Self::Off)
+    }
+}
+
+/// Refuses limits of any group.
+fn refuse_limits(volume: &Engine, tree: TreeRoot) -> Result<()> {
+    let first = Key::new(0, ItemType::QGROUP_LIMIT, 0);
+    let mut cursor = Cursor::seek(volume, tree, first)?;
+    while let Some((key, data)) = cursor.item_of(0, ItemType::QGROUP_LIMIT) {
+        if QgroupLimitItem::view(data).map_err(malformed)?.is_limited() {
+            let group = QgroupId(key.offset);
+            return Err(Error::Unsupported(format!(
+                "writing a volume with quotas that limit quota group {group}: limits are not enforced (to write it, take them away where the kernel mounts it, with `btrfs qgroup limit none {group} PATH` and the same with `-e`)"
+            )));
+        }
+        cursor.advance()?;
+    }
+    Ok(())
+}
+
+impl Handle<'_> {
+    /// Brings the quota tree to where it says what this transaction did, as far as that is known
+    /// by now. How many changes that took; 0 when there was nothing to do.
+    ///
+    /// The commit calls it when it has run the references of the trees of subvolumes.
+    pub(crate) fn store_quotas(&self) -> Result<usize> {
+        match &self.live().quotas {
+            Quotas::Off => Ok(0),
+            Quotas::Full { is_marked } => {
+                let marked = if is_marked.load(Ordering::Relaxed) { 0 } else { self.mark()? };
+                is_marked.store(true, Ordering::Relaxed);
+                Ok(marked + self.remove_dropped_groups(|_| true)?)
+            }
+            Quotas::Simple { .. } => {
+                let stored = self.store_usage()?;
+                let is_unused = |used: &[u64; 2]| *used == [0, 0];
+                Ok(stored + self.remove_dropped_groups(is_unused)?)
+            }
+        }
+    }
+
+    /// Has the status item say that the numbers are wrong, and that no rescan is running.
+    fn mark(&self) -> Result<usize> {
+        self.change(TreeId::QUOTA, |tree| {
+            tree.modify(STATUS_KEY, 0, |data| {
+                let old = data.ok_or_else(|| Error::corrupt("quota tree", "its status is gone"))?;
+                let mut item = *QgroupStatusItem::view(old).map_err(malformed)?;
+                let flags = item.flags.get();
+                item.flags = (flags & !STATUS_RESCAN | STATUS_INCONSISTENT).into();
+                item.rescan = 0.into();
+                let rest = &old[size_of::<QgroupStatusItem>()..];
+                Ok([item.as_bytes(), rest].concat())
+            })
+        })?;
+        self.volume().report(&Report::QuotasNotKept);
+        Ok(1)
+    }
+}

@@ -1,0 +1,179 @@
+//! The state in which quotas are found, and the state in which a writer leaves them.
+
+use std::sync::Arc;
+
+use offshoot_btrfs_format::quota::{LIMIT_MAX_EXCL, LIMIT_MAX_RFER};
+use offshoot_btrfs_format::space::QgroupInfoItem;
+use offshoot_testkit::disks::{Disks, UUID_TREE};
+use offshoot_testkit::fill;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
+use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::Volume;
+use crate::test_volumes::open;
+
+const NEW: NewFile = NewFile {
+    permissions: 0o755,
+    uid: 0,
+    gid: 0,
+    umask: None,
+    at: Timestamp { secs: 1_600_000_000, nanos: 1 },
+};
+
+/// The status item as the volume has it.
+fn status(volume: &Engine) -> QgroupStatusItem {
+    let tree = volume.tree(TreeId::QUOTA).expect("quotas are on");
+    let view = |data: &[u8]| QgroupStatusItem::view(data).copied().map_err(malformed);
+    with_item(volume, tree, STATUS_KEY, view).expect("it reads").expect("there is one")
+}
+
+/// Some data that the kernel wrote on a volume with full quotas.
+fn with_quotas(judges: &Judges) -> Disks {
+    Recipe::new()
+        .mkfs("-O quota")
+        .fill(|root| {
+            fill::write(&root.join("data"), &[7; 200_000]);
+            fill::sync(root);
+        })
+        .make(judges)
+}
+
+fn make_file(volume: &Arc<Volume>, name: &str) {
+    let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
+    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room");
+    fs.sync().expect("a commit");
+}
+
+/// Changes the item of the quota tree, with a commit of its own that finds the quotas marked.
+fn set(disks: &Disks, key: Key, change: impl Fn(&mut Vec<u8>)) {
+    let volume = open(disks);
+    let same: &dyn Fn(&mut Vec<u8>) = &|_| ();
+    for change in [same, &change] {
+        let handle = volume.join().unwrap();
+        let changed = |old: Option<&[u8]>| {
+            let mut data = old.expect("the item is there").to_vec();
+            change(&mut data);
+            Ok(data)
+        };
+        handle.change(TreeId::QUOTA, |tree| tree.modify(key, 0, changed)).unwrap();
+        drop(handle);
+        volume.commit().unwrap();
+    }
+}
+
+/// The kernel would go on where the rescan stopped, and then call numbers right that are not: those
+/// of what it had counted by then.
+#[test]
+fn a_rescan_that_was_running_is_not_gone_on_with() {
+    let Some(judges) = judges::require() else { return };
+    let disks = with_quotas(&judges);
+    set(&disks, STATUS_KEY, |data| {
+        let rescan = QgroupStatusItem {
+            version: STATUS_VERSION.into(),
+            generation: 0.into(),
+            flags: (STATUS_ON | STATUS_RESCAN | STATUS_INCONSISTENT).into(),
+            // All extents are counted but the last ones.
+            rescan: (1 << 40).into(),
+        };
+        data[..32].copy_from_slice(rescan.as_bytes());
+    });
+    let volume = open(&disks);
+    assert!(status(&volume).has(STATUS_RESCAN), "the test has made one");
+    make_file(&volume, "after");
+    let item = status(&volume);
+    assert!(item.has(STATUS_ON | STATUS_INCONSISTENT), "{item:?}");
+    assert!(!item.has(STATUS_RESCAN) && item.rescan.get() == 0, "{item:?}");
+    drop(volume);
+    disks.assert_checks();
+    let mount = disks.mount_watched("rw,noatime", &[UUID_TREE]);
+    let shown = run(
+        "btrfs",
+        &["quota".as_ref(), "rescan".as_ref(), "-s".as_ref(), mount.path().as_os_str()],
+    );
+    assert!(shown.contains("no rescan"), "{shown}");
+    run("btrfs", &["quota".as_ref(), "rescan".as_ref(), "-w".as_ref(), mount.path().as_os_str()]);
+    drop(mount);
+    let volume = Volume::open(disks.devices(), &crate::OpenOptions::default()).unwrap();
+    assert!(!status(&volume).has(STATUS_INCONSISTENT), "{:?}", status(&volume));
+    drop(volume);
+    disks.assert_checks();
+}
+
+/// So some tools take limits away.
+#[test]
+fn a_limit_of_all_bits_is_none() {
+    let Some(judges) = judges::require() else { return };
+    let disks = with_quotas(&judges);
+    let group = QgroupId::of_subvolume(TreeId::FS);
+    let limit = |most: u64| {
+        let item = QgroupLimitItem {
+            flags: (LIMIT_MAX_RFER | LIMIT_MAX_EXCL).into(),
+            max_rfer: most.into(),
+            max_excl: most.into(),
+            ..QgroupLimitItem::no_limits()
+        };
+        set(&disks, group.limit_key(), |data| data.copy_from_slice(item.as_bytes()));
+    };
+    limit(u64::MAX);
+    make_file(&open(&disks), "after");
+    disks.assert_checks();
+    limit(u64::MAX - 1);
+    let refused = Volume::open_writable(disks.writable_devices(), &crate::OpenOptions::default());
+    assert!(matches!(refused.err(), Some(Error::Unsupported(_))));
+}
+
+/// Without a status item, or with one that says that quotas are off, the kernel keeps nothing.
+#[test]
+fn quotas_that_are_off_are_left_alone() {
+    let Some(judges) = judges::require() else { return };
+    let disks = with_quotas(&judges);
+    set(&disks, STATUS_KEY, |data| data[16..24].fill(0));
+    let volume = open(&disks);
+    let fs = volume.filesystem(TreeId::FS).unwrap();
+    let id = fs.create_subvolume(Place { dir: fs.root(), name: b"new" }, &NEW).unwrap();
+    make_file(&volume, "after");
+    assert_eq!(status(&volume).flags.get(), 0);
+    assert_eq!(groups::used_by(&volume, QgroupId::of_subvolume(id)).unwrap(), None);
+    drop((fs, volume));
+    disks.assert_checks();
+    // The kernel says so of its own volumes, too, before it finds that they are off.
+    drop(disks.mount_watched("rw,noatime", &["qgroup generation mismatch", UUID_TREE]));
+}
+
+/// A group in one of no higher level could be in itself, and has an end here.
+#[test]
+fn groups_in_circles_are_corrupt() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().mkfs("-O squota").fill(fill::sync).make(&judges);
+    let generation = || {
+        let volume = Volume::open(disks.devices(), &crate::OpenOptions::default()).unwrap();
+        volume.superblock().generation
+    };
+    let before = generation();
+    let volume = open(&disks);
+    let handle = volume.join().unwrap();
+    let (one, two) = (QgroupId(1 << 48 | 1), QgroupId(1 << 48 | 2));
+    for (key, data) in [
+        (one.info_key(), QgroupInfoItem::nothing_used(handle.generation())),
+        (two.info_key(), QgroupInfoItem::nothing_used(handle.generation())),
+    ] {
+        handle.change(TreeId::QUOTA, |tree| tree.insert(key, data.as_bytes())).unwrap();
+    }
+    let fs = QgroupId::of_subvolume(TreeId::FS);
+    for key in [fs.relation_key(one), one.relation_key(two), two.relation_key(one)] {
+        handle.change(TreeId::QUOTA, |tree| tree.insert(key, &[])).unwrap();
+    }
+    drop(handle);
+    let top = volume.filesystem(TreeId::FS).unwrap();
+    let file = top.create(Place { dir: top.root(), name: b"file" }, &NEW).unwrap();
+    top.write(file, 0, &[7; 100_000], NEW.at).unwrap();
+    let error = top.sync().expect_err("the numbers cannot be kept").to_string();
+    assert!(error.contains("no lower level"), "{error}");
+    drop((top, volume));
+    assert_eq!(generation(), before, "the devices hold the last commit");
+    disks.assert_checks();
+}

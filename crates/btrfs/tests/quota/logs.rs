@@ -1,0 +1,87 @@
+//! Logs of fsync on volumes with quotas: what comes from a log counts when it comes into the trees.
+
+use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_vfs::{FileSystem, FileSystemMut};
+
+use crate::common::{Groups, assert_counted_anew, at, by_kernel, cut, made, open, shell, write};
+
+const BEGINNING: &str = "btrfs -q subvolume create a; head -c 200000 /dev/zero > a/old; sync";
+
+fn logs(disks: &Disks) -> usize {
+    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+    let volume = Volume::open(disks.devices(), &options).expect("the last commit is in order");
+    volume.log_trees().expect("the logs are in order").len()
+}
+
+/// A volume with a log of the kernel, as a power cut would leave it.
+fn logged_by_kernel(judges: &Judges, mkfs: &str) -> Disks {
+    let disks = made(judges, mkfs, BEGINNING);
+    let mount = disks.mount("rw,noatime,commit=300,max_inline=0");
+    shell(
+        mount.path(),
+        "head -c 500000 /dev/zero > a/new; sync a/new; truncate -s 50000 a/old; sync a/old",
+    );
+    let cut = disks.copy(judges);
+    assert_eq!(logs(&cut), 1);
+    cut
+}
+
+/// The same of ours.
+fn logged_by_us(judges: &Judges, mkfs: &str) -> Disks {
+    let disks = made(judges, mkfs, BEGINNING);
+    let (fs, told) = open(&disks);
+    let new = write(&fs, at(&fs, "a"), "new", 500_000);
+    fs.fsync(new).expect("it is logged");
+    let old = at(&fs, "a/old");
+    cut(&fs, old, 50_000);
+    fs.fsync(old).expect("it is logged");
+    // A log changes nothing that the last commit says.
+    assert_eq!(told.not_kept(), 0);
+    drop(fs);
+    assert_eq!(logs(&disks), 1);
+    disks
+}
+
+fn assert_has_all(disks: &Disks) {
+    let (fs, _) = open(disks);
+    let size = |path: &str| fs.attr(at(&fs, path)).expect("its attributes").size;
+    assert_eq!([size("a/new"), size("a/old")], [500_000, 50_000]);
+}
+
+#[test]
+fn full_quotas() {
+    let Some(judges) = judges::require() else { return };
+    for make in [logged_by_kernel, logged_by_us] {
+        let disks = make(&judges, "-O quota");
+        // The kernel counts what comes from a log, whoever wrote it.
+        let theirs = disks.copy(&judges);
+        by_kernel(&theirs, "sync", &[]);
+        assert!(!Groups::of(&theirs).is_inconsistent());
+        theirs.assert_checks();
+        // Ours marks the numbers with the commit of the replay.
+        let (fs, told) = open(&disks);
+        assert_eq!(told.not_kept(), 1);
+        drop(fs);
+        assert_eq!(logs(&disks), 0);
+        assert!(Groups::of(&disks).is_inconsistent());
+        assert_has_all(&disks);
+        let counted = assert_counted_anew(&disks);
+        assert!(counted.used["0/256"][0] >= 500_000, "{counted:?}");
+    }
+}
+
+#[test]
+fn simple_quotas() {
+    let Some(judges) = judges::require() else { return };
+    for make in [logged_by_kernel, logged_by_us] {
+        let disks = make(&judges, "-O squota");
+        let theirs = disks.copy(&judges);
+        by_kernel(&theirs, "sync", &[]);
+        assert_has_all(&disks);
+        disks.assert_checks();
+        theirs.assert_checks();
+        assert_eq!(Groups::of(&disks).used, Groups::of(&theirs).used);
+    }
+}
