@@ -34,6 +34,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::subvolume::malformed;
+use crate::transaction::Live;
 use crate::volume::Engine;
 pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
@@ -54,7 +55,7 @@ pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
-    FirstData, Inline, Sectors, hole_item, insert_hole, note_use, refer_to, store_first,
+    FirstData, Inline, Sectors, Sums, hole_item, insert_hole, note_use, refer_to, store_first,
     store_inline, store_packed, store_preallocated, write_data,
 };
 use workers::Task;
@@ -62,6 +63,9 @@ use workers::Task;
 /// A first batch that is smaller than this is read at once: telling the devices of it
 /// first would not be ahead of anything.
 const WORTH_A_HINT: u64 = 256 << 10;
+
+/// How often a piece is looked up anew because of commits before they are kept from freeing it.
+const MOST_PUT_OFF: u32 = 2;
 
 /// Compressed pieces that are read ahead of the one that is wanted next, to be decoded at once.
 const MOST_DECODED: usize = 16;
@@ -165,23 +169,69 @@ pub(crate) fn read_at(
 /// As [`read_to`], of what is in extents.
 ///
 /// While a piece is read a commit may let its extent, which the file has no more, be used again. Then the piece
-/// is looked up anew, and what was read is not looked at.
+/// is looked up anew, and what was read is not looked at. Commits that follow each other fast could do that without end, so
+/// a piece that was put off a few times is read while none of them begins to free anything.
 fn read_stored(
     volume: &Engine,
     data: &FileData,
     range: Range<u64>,
     sink: &mut dyn Sink,
 ) -> Result<()> {
-    let mut at = range.start;
+    let (mut at, mut put_off) = (range.start, 0);
     while at < range.end {
         let epoch = volume.epoch();
         let still = || volume.epoch() == epoch;
-        at = match read_batches(volume, data, at..range.end, &still, sink)? {
-            Some(at) => at,
-            None => break,
+        let next = match (put_off, volume.live_part()) {
+            (MOST_PUT_OFF.., Some(live)) => read_held(volume, live, data, at..range.end, sink)?,
+            _ => read_batches(volume, data, at..range.end, &still, sink)?,
         };
+        let Some(next) = next else { break };
+        put_off = if next > at { 0 } else { put_off + 1 };
+        at = next;
     }
     Ok(())
+}
+
+/// Reads the first piece in `range` while no commit begins to free anything, and gives it to `sink` behind that. Gives where it ends; `None` when there is
+/// no piece.
+///
+/// Commits wait meanwhile with all handles gone, so this waits neither for space nor for one of them, and `sink`, which may, is not called under the lock.
+fn read_held(
+    volume: &Engine,
+    live: &Live,
+    data: &FileData,
+    range: Range<u64>,
+    sink: &mut dyn Sink,
+) -> Result<Option<u64>> {
+    let sector_size = volume.superblock().sector_size;
+    with_scratch(|stored| {
+        let held = live.freeing.read();
+        live.stats.read_held();
+        let mut batch = Vec::new();
+        data.pieces(volume, range)?.fill(&mut batch)?;
+        let Some(piece) = batch.into_iter().next() else { return Ok(None) };
+        let disk = piece.disk_range(u64::from(sector_size));
+        if let Some((from, len)) = disk {
+            stored.resize(index(len), 0);
+            read_verified(volume, data, from, stored)?;
+        }
+        drop(held);
+        let wanted = index(piece.end - piece.start);
+        match (&piece.source, disk) {
+            (Source::Plain { logical }, Some((from, _))) => {
+                sink.take(piece.start, &stored[index(logical.0 - from.0)..][..wanted])?;
+            }
+            (Source::Compressed { extent, decode, .. }, _) => with_scratch(|buf| {
+                let bytes = decode_into(sector_size, stored, *decode, wanted, buf);
+                sink.take(piece.start, bytes.map_err(|e| self::at(e, *extent))?)
+            })?,
+            (Source::Inline { stored, decode }, _) => with_scratch(|buf| {
+                sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
+            })?,
+            (Source::Plain { .. }, None) => unreachable!("what is on disk as it is has a place there"),
+        }
+        Ok(Some(piece.end))
+    })
 }
 
 /// Gives where it stopped, if `still` did not hold any more.
@@ -266,6 +316,9 @@ fn read_batch(
             read_piece(volume, data, &piece, still, sink)
         };
         if !matches!(read, Ok(true)) {
+            if let (Ok(_), Some(live)) = (&read, volume.live_part()) {
+                live.stats.read_put_off();
+            }
             coming.into_iter().try_for_each(|one| one.finish(sink))?;
             return read.map(|_| Some(piece.start));
         }

@@ -104,7 +104,9 @@ pub(crate) fn open_writable(
 ) -> Result<Engine> {
     let engine = Engine::open_engine(devices.clone(), options)?;
     if !engine.superblock().log_is_pending() {
-        return engine.into_writable(options, Change::Stored);
+        let engine = engine.into_writable(options, Change::Stored)?;
+        engine.report_left_out();
+        return Ok(engine);
     }
     if options.ignore_log {
         let what = "writing a volume while its pending tree log is ignored";
@@ -112,6 +114,7 @@ pub(crate) fn open_writable(
     }
     replay::replay(engine, options, Change::Stored)?;
     let engine = Engine::open_again(devices, options)?.into_writable(options, Change::Stored)?;
+    engine.report_left_out();
     engine.report(&Report::LogReplayed { is_stored: true });
     Ok(engine)
 }

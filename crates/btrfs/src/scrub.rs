@@ -8,6 +8,8 @@
 //!       64 KiB that are not right: once more, and repaired      settle
 //!     rows of parity: compared with what the data adds up to    parity
 //! who has what cannot be repaired                               owners
+//! members that missed commits: data without checksums before    renew
+//!     all of this, and their superblocks behind it
 //! ```
 //!
 //! Others change the volume meanwhile. What is looked at is what the last commit refers to, and nobody is kept from freeing it: the first look has no
@@ -25,12 +27,13 @@
 //! keeping it busy: chunks that overlap on a device are refused, extents beyond the ends of all devices are counted and not looked at, and extents have a longest
 //! length.
 //!
-//! The counters of errors in the device tree (`DEV_STATS`) are left as they are.
+//! Of errors the counters in the device tree (`DEV_STATS`) have those that other readers meet; what a scrub finds is in its own.
 
 mod gather;
 mod look;
 mod owners;
 mod parity;
+mod renew;
 mod settle;
 mod superblocks;
 
@@ -51,6 +54,7 @@ use crate::cores;
 use crate::volume::Engine;
 use gather::{Committed, Window};
 use look::Pages;
+use renew::Renewal;
 
 /// The most threads that read and verify.
 const MOST_THREADS: usize = 32;
@@ -171,6 +175,8 @@ struct Run<'v> {
     is_over: AtomicBool,
     /// What ended it.
     failure: Mutex<Option<Error>>,
+    /// The members that are brought up to date.
+    renewed: Vec<usize>,
 }
 
 /// A copy that a thread looks at.
@@ -186,12 +192,17 @@ impl Engine {
     /// On a volume that was opened for writing others may change it meanwhile. One that was opened for reading is repaired too unless
     /// the options forbid it, and nothing else of it is changed: its devices must be writable then, nobody else may use
     /// them, and it must have been opened with [`OpenOptions::ignore_log`](crate::OpenOptions::ignore_log). Volumes with RAID5 or 6 are read;
-    /// of these nothing but copies with checksums is written. Seeds, and members that missed commits, are only read.
+    /// of these nothing but copies with checksums is written. Seeds are only read.
+    ///
+    /// Members that missed commits are brought up to date: everything on them that differs is written anew, and when nothing is left that is wrong they get
+    /// the superblock of the last commit. That takes a volume that was opened for reading and has no pending log; they are only read otherwise.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for volumes with a RAID stripe tree, which says elsewhere where copies are, and for the repair of zoned ones; `EINTR` after `watch` broke it off; `EROFS` when nothing is written any more; what the devices fail with when they are
     /// flushed. What is bad is no error, but counted.
     pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
+        self.require_scrubbable(*options)?;
+        let renewal = Renewal::of(self, options.read_only);
         let run = Run {
             volume: self,
             options: *options,
@@ -199,14 +210,18 @@ impl Engine {
             counts: Mutex::default(),
             is_over: AtomicBool::new(false),
             failure: Mutex::new(None),
+            renewed: renewal.members.clone(),
         };
-        self.require_scrubbable(*options)?;
         superblocks::scrub(&run)?;
-        run.extents()?;
-        let counts = run.counts.into_inner();
+        let chunks = run.chunks_in_order();
+        renewal.plain_data(&run, &chunks)?;
+        run.extents(&chunks)?;
+        let counts = run.counts.lock().clone();
         if counts.corrected_errors + counts.corrected_superblocks > 0 {
             self.flush_members()?;
         }
+        renewal.finish(&run)?;
+        let counts = run.counts.into_inner();
         if let Some(failure) = run.failure.into_inner() {
             return Err(failure);
         }
@@ -284,8 +299,8 @@ impl Run<'_> {
         }
     }
 
-    /// Looks at all extents.
-    fn extents(&self) -> Result<()> {
+    /// Looks at all extents of these chunks.
+    fn extents(&self, chunks: &[Arc<Chunk>]) -> Result<()> {
         let present = self.volume.members().iter().filter(|member| member.device.is_some());
         let threads = cores::count().max(present.count()).min(MOST_THREADS);
         let (sender, work) = sync_channel(threads);
@@ -302,20 +317,20 @@ impl Run<'_> {
                 return Err(Error::io("starting a thread", Errno::AGAIN));
             }
             drop(work);
-            self.gather(&sender);
+            self.gather(chunks, &sender);
             drop(sender);
             Ok(())
         })
     }
 
     /// Has all that there is looked at, chunk by chunk.
-    fn gather(&self, sender: &SyncSender<Work>) {
-        for chunk in self.chunks_in_order() {
+    fn gather(&self, chunks: &[Arc<Chunk>], sender: &SyncSender<Work>) {
+        for chunk in chunks {
             if self.is_over() {
                 return;
             }
-            if let Err(error) = self.gather_chunk(&chunk, sender) {
-                self.skip(&chunk, error);
+            if let Err(error) = self.gather_chunk(chunk, sender) {
+                self.skip(chunk, error);
             }
         }
     }

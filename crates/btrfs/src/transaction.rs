@@ -21,13 +21,15 @@
 //!    complete (`space`, pinned ranges).
 //! 3. A superblock is written after a barrier behind everything that it points to, and followed by a
 //!    barrier of its own, behind which its copies are written.
-//! 4. After anything failed, or panicked, that may have left a tree half changed, an operation half applied, or a commit,
+//! 4. A transaction during whose write-out a member failed may be postponed (`volume/failing`): it becomes durable with the next one.
+//! 5. After anything failed, or panicked, that may have left a tree half changed, an operation half applied, or a commit,
 //!    nothing is written any more until the volume is opened again. The devices hold the last commit ([`Live::whole`]).
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
 mod commit;
 mod committer;
+mod device_stats;
 mod dirty;
 mod extent_tree;
 #[cfg(debug_assertions)]
@@ -96,6 +98,9 @@ pub(crate) struct Live {
     /// How often space that a transaction freed became free: what a search found on its way may
     /// not be there any more when this changed since it began.
     pub(crate) epoch: AtomicU64,
+    /// Held shared by who looks up an extent and reads it, and cannot do so often enough to find the epoch the same. A commit that has shut the gate takes
+    /// it for a moment before it frees anything: who has it by then is done, and who takes it later finds nothing that this commit frees.
+    pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
     pub(crate) stats: Counters,
@@ -144,6 +149,8 @@ struct Phases {
     before: Option<Arc<Transaction>>,
     /// The one before is on the devices.
     is_complete: bool,
+    /// The one before is to be committed with the running one, because a member failed.
+    is_postponed: bool,
 }
 
 /// What changes together.
@@ -218,7 +225,7 @@ impl Live {
         let delayed = Delayed::new(options, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         Self {
-            phases: RwLock::new(Phases { running, before: None, is_complete: true }),
+            phases: RwLock::new(Phases { running, before: None, is_complete: true, is_postponed: false }),
             gate: RwLock::new(()),
             commit: Mutex::new(()),
             trees: RwLock::default(),
@@ -228,6 +235,7 @@ impl Live {
             commits: parking_lot::Mutex::new(()),
             committed: parking_lot::Condvar::new(),
             epoch: AtomicU64::new(0),
+            freeing: RwLock::new(()),
             superblock: Mutex::new(superblock),
             stats: Counters::default(),
             latching: options.latching,
@@ -287,17 +295,27 @@ impl Live {
         self.superblock.lock().clone()
     }
 
-    /// Waits until the transaction before the running one is on the devices. The caller may hold a handle: then nothing of the running one is
-    /// committed before that is dropped.
+    /// Waits until the transaction before the running one is on the devices. The caller holds no handle: that transaction may have been postponed to be
+    /// committed with the running one ([`Engine::enter_committed`]).
     ///
     /// # Errors
     /// `EROFS` when something failed.
     pub(crate) fn wait_for_commit(&self) -> Result<()> {
+        #[cfg(debug_assertions)]
+        lock_order::require_no_handle();
+        self.wait_until(|phases| phases.is_complete).map(drop)
+    }
+
+    /// Waits until `is_so`; whether the transaction before the running one is on the devices then.
+    fn wait_until(&self, is_so: impl Fn(&Phases) -> bool) -> Result<bool> {
         let mut waiting = self.commits.lock();
         loop {
             self.require_whole()?;
-            if !self.is_committing() {
-                return Ok(());
+            {
+                let phases = self.phases.read();
+                if is_so(&phases) {
+                    return Ok(phases.is_complete);
+                }
             }
             self.committed.wait(&mut waiting);
         }
@@ -449,6 +467,23 @@ impl Engine {
 }
 
 impl Engine {
+    /// Joins the running transaction when the one before it is on the devices: until the handle is dropped the last commit stays that one.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    pub(crate) fn enter_committed(&self) -> Result<Handle<'_>> {
+        let live = self.live()?;
+        loop {
+            let handle = self.enter()?;
+            if live.wait_until(|phases| phases.is_complete || phases.is_postponed)? {
+                return Ok(handle);
+            }
+            // It is committed with the running one, which has to end for that.
+            drop(handle);
+            live.wait_for_commit()?;
+        }
+    }
+
     /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed items go to.
     pub(crate) fn dirty_tree_bytes(&self) -> Result<u64> {
         let live = self.live()?;

@@ -15,13 +15,14 @@
 //! 1. Opening reads the superblocks, the chunk tree and the root of the root tree. Nothing
 //!    that grows with what the volume holds is read.
 //! 2. Nothing here changes after opening but the map of chunks, which is replaced as a whole: its
-//!    lock is held to share it, never on the way to a device.
+//!    lock is held to share it, never on the way to a device; and whether a member has failed, which stays so.
 //! 3. A tree block or a checksummed sector that is returned was verified; when one way
 //!    gives something else, the others are tried and the bad one is reported.
 //! 4. Without a checksum a stale member is used only where no redundancy exists.
 
 mod chunk_map;
 mod copies;
+mod failing;
 mod members;
 mod newest;
 mod open;
@@ -40,7 +41,7 @@ use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Key, Logical, Physical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::block::BlockCache;
@@ -48,6 +49,7 @@ use crate::transaction::Live;
 use crate::tree::TreeRoot;
 use chunk_map::{ChunkMap, MappedChunk};
 pub(crate) use copies::CopyPart;
+pub(crate) use failing::{DeviceError, WrittenCopy};
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;
@@ -74,6 +76,8 @@ pub struct Engine {
     pub(crate) buffers: crate::data::Buffers,
     pub(crate) read_ahead: crate::data::ReadAhead,
     reporter: Option<Reporter>,
+    /// Members that failed while the volume was written.
+    failing: Mutex<failing::Failing>,
     /// What can change, in a volume that was opened for writing.
     live: Option<Live>,
 }
@@ -202,11 +206,11 @@ impl Engine {
         ranges.unwrap_or_default().into_iter().map(plain).collect()
     }
 
-    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on members that are missing, and which of the
+    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on members that are missing or have failed, and which of the
     /// bytes go there.
     ///
     /// # Errors
-    /// When all members are missing that some of them go to.
+    /// When no member is left that some of them go to.
     pub(crate) fn write_places(
         &self,
         logical: Logical,
@@ -226,12 +230,13 @@ impl Engine {
                 .ok_or_else(|| Error::Unsupported("writing to a chunk with parity".to_owned()))?;
             let before = places.len();
             for (stripe, physical) in run.copies {
-                if let Some(member) = mapped.members[stripe] {
+                let is_written = |member: &usize| !self.members()[*member].has_failed();
+                if let Some(member) = mapped.members[stripe].filter(is_written) {
                     places.push((member, physical, done..done + run.len));
                 }
             }
             if places.len() == before {
-                let what = format!("writing at {}: no member that it goes to is there", at.0);
+                let what = format!("writing at {}: no member that it goes to is there and whole", at.0);
                 return Err(Error::io(what, Errno::NXIO));
             }
             done += run.len;

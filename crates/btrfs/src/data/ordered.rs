@@ -16,7 +16,7 @@ use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::buffer::Run;
-use super::store::{Sectors, write_places};
+use super::store::{Sectors, Sums, write_places};
 use crate::volume::Engine;
 
 /// Data on its way to a place that was taken for it.
@@ -25,6 +25,7 @@ pub(crate) struct OrderedExtent {
     runs: Vec<Run>,
     /// Where it goes.
     pub(crate) logical: Logical,
+    sums: Sums,
     state: Mutex<State>,
     is_done: Condvar,
 }
@@ -39,8 +40,8 @@ struct State {
 
 impl OrderedExtent {
     /// `runs`, which lie one behind the other, are to be written at `logical`.
-    pub(crate) fn new(runs: Vec<Run>, logical: Logical) -> Self {
-        Self { runs, logical, state: Mutex::default(), is_done: Condvar::new() }
+    pub(crate) fn new(runs: Vec<Run>, logical: Logical, sums: Sums) -> Self {
+        Self { runs, logical, sums, state: Mutex::default(), is_done: Condvar::new() }
     }
 
     /// What is written.
@@ -56,7 +57,7 @@ impl OrderedExtent {
     /// Writes it, which one does; whether nobody wants it any more, and its place is to be given back.
     pub(crate) fn write(&self, volume: &Engine) -> bool {
         let mut end = End { extent: self, written: None };
-        end.written = Some(write_places(volume, self.logical, self.data()));
+        end.written = Some(write_places(volume, self.logical, self.data(), self.sums));
         drop(end);
         self.state.lock().is_forgotten
     }

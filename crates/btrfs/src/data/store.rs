@@ -23,7 +23,7 @@ use super::insert_checksums;
 use super::pack::Chunk;
 use super::prealloc::mark_written;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::volume::Engine;
+use crate::volume::{Engine, WrittenCopy};
 
 /// Whole sectors that lie one behind the other in a file.
 #[derive(Clone, Copy)]
@@ -183,7 +183,7 @@ fn write_new(
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<()> {
-    write_data(handle, logical, data)?;
+    write_data(handle, logical, data, Sums::of(inode))?;
     note_checksums(handle, inode, data, logical)
 }
 
@@ -194,7 +194,7 @@ fn note_checksums(
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<()> {
-    if inode.flags.get() & inode_flags::NODATASUM == 0 {
+    if Sums::of(inode) == Sums::Has {
         insert_checksums(handle, logical, data.slices(0..data.len))?;
     }
     Ok(())
@@ -281,7 +281,7 @@ pub(crate) fn store_first(
     let runs: Vec<_> = runs.collect();
     if len > 0 {
         let data = Sectors::new(&runs);
-        write_data(handle, logical, data)?;
+        write_data(handle, logical, data, Sums::Has)?;
         insert_checksums(handle, logical, data.slices(0..len))?;
     }
     let mut at = logical;
@@ -307,18 +307,58 @@ pub(crate) fn store_first(
     handle.change(tree, |tree| tree.insert_batch(&items))
 }
 
-/// Writes every copy of `data`. What cannot be written ends all writing.
-pub(crate) fn write_data(handle: &Handle<'_>, logical: Logical, data: Sectors<'_>) -> Result<()> {
-    handle.whole(|| write_places(handle.volume(), logical, data))
+/// Whether data has checksums: a copy of it that could not be written shows by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sums {
+    Has,
+    HasNone,
+}
+
+impl Sums {
+    /// Those of the data of an inode.
+    pub(crate) fn of(inode: &InodeItem) -> Self {
+        if inode.flags.get() & inode_flags::NODATASUM == 0 { Self::Has } else { Self::HasNone }
+    }
+}
+
+/// Writes every copy of `data`. What cannot be written, and is on no other member, ends all writing.
+pub(crate) fn write_data(
+    handle: &Handle<'_>,
+    logical: Logical,
+    data: Sectors<'_>,
+    sums: Sums,
+) -> Result<()> {
+    handle.whole(|| write_places(handle.volume(), logical, data, sums))
 }
 
 /// Writes every copy of `data`.
-pub(super) fn write_places(volume: &Engine, logical: Logical, data: Sectors<'_>) -> Result<()> {
+///
+/// # Errors
+/// When no copy of some of it was written, or one of data without checksums stays bad on a member that is believed.
+pub(super) fn write_places(
+    volume: &Engine,
+    logical: Logical,
+    data: Sectors<'_>,
+    sums: Sums,
+) -> Result<()> {
+    let mut copies = Vec::with_capacity(2);
+    let mut cause = None;
     for (member, physical, part) in volume.write_places(logical, data.len)? {
-        let slices: Vec<_> = data.slices(part).map(IoSlice::new).collect();
-        volume.write_member(member, physical.0, &slices)?;
+        let slices: Vec<_> = data.slices(part.clone()).map(IoSlice::new).collect();
+        let is_written = match volume.write_copy(member, physical.0, &slices) {
+            Ok(is_written) => is_written,
+            Err(error) if sums == Sums::Has => {
+                cause.get_or_insert(error);
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        copies.push(WrittenCopy { member, part: (0, part), is_written });
     }
-    Ok(())
+    if copies.iter().all(|copy| copy.is_written) {
+        return Ok(());
+    }
+    volume.require_copies(&copies, cause)
 }
 
 /// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by saying nothing.

@@ -121,9 +121,8 @@ impl Sweep {
     fn look(&mut self, volume: &Engine) -> Result<()> {
         let Some(from) = self.next.take() else { return Ok(()) };
         // Nothing of the last commit is free before the handle is dropped.
-        let _handle = volume.enter()?;
+        let _handle = volume.enter_committed()?;
         let live = volume.live()?;
-        live.wait_for_commit()?;
         let roots = TreeRoot::of_root_tree(&live.last_superblock());
         let Some(root) = next_root(volume, roots, from)? else { return Ok(()) };
         self.next = Some(TreeId(root.id.0 + 1));

@@ -73,8 +73,7 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     live.wait_for_commit()?;
     let locks = volume.inodes.lock(&[file]);
     write_back::write_back(volume, file, Patience::Waits)?;
-    let handle = volume.enter()?;
-    live.wait_for_commit()?;
+    let handle = volume.enter_committed()?;
     let log = handle.log();
     let commit = |obstacle| Ok(Outcome::Commit(handle.generation(), obstacle));
     // What replays a log looks for no files in subvolumes without names.
@@ -95,7 +94,9 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     }
     if item.nlink.get() == 0 {
         // Nobody finds it after a crash.
-        live.whole(|| volume.flush_members())?;
+        if let Some(obstacle) = barrier(live, volume)? {
+            return commit(obstacle);
+        }
         live.stats.fsynced_nameless();
         return Ok(Outcome::Done);
     }
@@ -117,7 +118,9 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
         {
             return commit(obstacle);
         }
-        live.whole(|| volume.flush_members())?;
+        if let Some(obstacle) = barrier(live, volume)? {
+            return commit(obstacle);
+        }
         live.stats.fsynced_in_place();
         return Ok(Outcome::Done);
     }
@@ -135,6 +138,12 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
         }
         Some(obstacle) => commit(obstacle),
     }
+}
+
+/// The barrier, which is enough for what was written in place; the obstacle, if a member has failed that would be believed after a crash.
+fn barrier(live: &Live, volume: &Engine) -> Result<Option<Obstacle>> {
+    live.whole(|| volume.flush_members())?;
+    Ok(volume.hides_failures().then_some(Obstacle::MemberFailed))
 }
 
 /// The obstacle that an error is: a commit may do without what could not be read to be logged.
@@ -261,7 +270,12 @@ impl Drop for Lead<'_> {
 fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
-    volume.write_log(live, &blocks.all(), &root)?;
+    let is_reliable = !volume.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
+    if !is_reliable {
+        // The commit that follows has no use for its blocks.
+        log.obstruct(Obstacle::MemberFailed);
+        return Ok(());
+    }
     blocks.move_to(&volume.cache, |_| true);
     live.stats.log_written();
     log.progress().done = batch;

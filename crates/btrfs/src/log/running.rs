@@ -71,6 +71,8 @@ pub(crate) enum Obstacle {
     Cheaper,
     /// Something could not be read, or an item is too large for a log.
     Failed,
+    /// A member has failed, and a crash would find it as new as the others.
+    MemberFailed,
 }
 
 /// The log of a transaction.
@@ -198,6 +200,17 @@ impl Log {
     /// Whether a log may have an extent where it is no more.
     pub(crate) fn may_show_moved_extents(&self) -> bool {
         self.is_used() && self.has_moved_extents.load(Ordering::Acquire)
+    }
+
+    /// The transaction of `before` is committed with this one: a crash finds its log until then.
+    pub(crate) fn go_on_from(&self, before: &Self) {
+        if before.is_used() {
+            self.use_it();
+        }
+        if before.has_moved_extents.load(Ordering::Acquire) {
+            self.note_moved_extents();
+        }
+        self.obstruct(Obstacle::MemberFailed);
     }
 
     /// Notes that extents of `file` change in `range`.

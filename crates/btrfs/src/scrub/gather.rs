@@ -95,8 +95,7 @@ impl<'v> Committed<'v> {
             let extents = volume.tree(TreeId::EXTENT)?;
             return Ok(Self { volume, extents, sums: volume.csum_tree(), _handle: None });
         };
-        let handle = volume.enter()?;
-        live.wait_for_commit()?;
+        let handle = volume.enter_committed()?;
         let none = || Error::corrupt("root tree", "it has no extent tree");
         let extents = committed_root(live, &handle, TreeId::EXTENT)?.ok_or_else(none)?;
         let sums = committed_root(live, &handle, TreeId::CSUM)?;

@@ -136,7 +136,7 @@ fn count(
 }
 
 /// The parts that are read at once.
-fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> {
+pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
     let CopyPart { copy, member, physical, range } = part.clone();
     (0..(range.end - range.start).div_ceil(READ_BYTES)).map(move |number| {
         let from = number * READ_BYTES;

@@ -253,13 +253,18 @@ impl Settling<'_, '_> {
         Ok(())
     }
 
-    /// Whether what is bad there may be written over. A member that missed commits is left as it is: with newer tree blocks on it, it would be taken for
-    /// one that is complete, and believed in data that nothing proves. One of a volume that is open for writing has caught up.
+    /// Whether what is bad there may be written over. A member that missed commits, and is not brought up to date, is left as it is: with newer tree blocks
+    /// on it, it would be taken for one that is complete, and believed in data that nothing proves. One of a volume that is open for writing has caught up,
+    /// or has failed.
     fn may_write(&self, parts: &[CopyPart]) -> bool {
         let volume = self.run.volume;
         let is_complete = |part: &CopyPart| {
             let member = &volume.members()[part.member];
-            !member.is_seed && (volume.live_part().is_some() || !member.is_stale())
+            let is_behind = match volume.live_part() {
+                Some(_) => member.has_failed(),
+                None => member.is_stale() && !self.run.renewed.contains(&part.member),
+            };
+            !member.is_seed && !is_behind
         };
         self.may_repair && parts.iter().all(is_complete)
     }
@@ -279,7 +284,7 @@ impl Settling<'_, '_> {
 }
 
 /// What became of a place that was written.
-fn after(is_there: bool) -> ScrubOutcome {
+pub(super) fn after(is_there: bool) -> ScrubOutcome {
     if is_there { ScrubOutcome::Corrected } else { ScrubOutcome::Uncorrectable }
 }
 

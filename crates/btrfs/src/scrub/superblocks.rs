@@ -24,7 +24,7 @@ type Found = (u64, Result<Superblock, String>);
 pub(super) fn scrub(run: &Run<'_>) -> Result<()> {
     let mut pages = Pages::default();
     for (index, member) in run.volume.members().iter().enumerate() {
-        if member.device.is_none() || member.is_seed || run.is_over() {
+        if member.device.is_none() || member.is_seed || member.has_failed() || run.is_over() {
             continue;
         }
         if superblocks(run, index, &mut pages).iter().all(|(_, found)| found.is_ok()) {

@@ -184,8 +184,9 @@ impl Engine {
                 extents.push(key.offset..key.offset.saturating_add(len));
                 cursor.advance()?;
             }
-            // A device that is shorter than the volume says gets no chunk behind its end.
-            let (total_bytes, allocated_bytes) = (member.usable_bytes(), allocated[index]);
+            // A device that is shorter than the volume says gets no chunk behind its end, and one that has failed none at all.
+            let usable_bytes = if member.has_failed() { 0 } else { member.usable_bytes() };
+            let (total_bytes, allocated_bytes) = (usable_bytes, allocated[index]);
             all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
         }
         Ok(all)

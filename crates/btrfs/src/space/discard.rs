@@ -292,7 +292,8 @@ impl Engine {
     }
 
     fn discard_on(&self, member: usize, range: &Range<u64>, trimmed: &mut Trimmed) -> Result<()> {
-        let Some(device) = &self.members()[member].device else { return Ok(()) };
+        let own = &self.members()[member];
+        let Some(device) = own.device.as_ref().filter(|_| !own.has_failed()) else { return Ok(()) };
         let len = range.end - range.start;
         match device.discard(range.start, len) {
             Ok(()) => {

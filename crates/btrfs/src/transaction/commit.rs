@@ -65,7 +65,9 @@ impl Engine {
         let _commit = live.commit.lock();
         // Who waited for another commit may find that it was enough.
         live.require_whole()?;
-        if self.dirty_tree_bytes()? <= dirty_bytes {
+        // An error that is stored may be all that there is.
+        let must_tell = dirty_bytes == 0 && (self.hides_failures() || self.has_errors_of_writing());
+        if self.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
@@ -184,6 +186,8 @@ impl Engine {
 
     /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a handle of the transaction that runs
     /// afterwards. The caller holds the commit lock.
+    ///
+    /// When members fail meanwhile, commits follow until the superblocks tell of it (`volume/failing`).
     pub(crate) fn commit_and<'v, T>(
         &'v self,
         live: &'v Live,
@@ -191,6 +195,27 @@ impl Engine {
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
+        let hidden = || self.hides_failures() || self.has_errors_of_writing();
+        let outcome = self.commit_once(live, cause, || hidden() || is_needed(), begin);
+        // One more stores the errors of this one, if there is room for that.
+        let mut stores_errors = self.has_errors_of_writing();
+        while self.hides_failures() || std::mem::take(&mut stores_errors) {
+            if let Err(error) = self.commit_once(live, Cause::Member, || true, |_| Ok(())) {
+                return outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+
+    /// The same without what follows. A transaction may be postponed: then it is a part of the next.
+    fn commit_once<'v, T>(
+        &'v self,
+        live: &'v Live,
+        cause: Cause,
+        is_needed: impl FnOnce() -> bool,
+        begin: impl FnOnce(Handle<'v>) -> Result<T>,
+    ) -> Result<T> {
+        self.store_device_errors(live)?;
         // What is queued until the gate is shut is little.
         self.flush_all_delayed(|| self.enter())?;
         let gate = live.gate.write();
@@ -203,6 +228,7 @@ impl Engine {
                 return Ok(None);
             }
             // Checksums of data that files gave up go now, and what came and went is free again.
+            drop(live.freeing.write());
             live.epoch.fetch_add(1, Ordering::AcqRel);
             let superblock = self.only_handle(live).finish()?;
             // Accounts may have turned out to be wrong.
@@ -220,12 +246,19 @@ impl Engine {
         if let Some(before) = before {
             before.dirty.move_to(&self.cache, |_| true);
         }
-        live.whole(|| {
-            self.write_out(&transaction, &superblock)?;
+        let is_complete = live.whole(|| {
+            if !self.write_out(&transaction, &superblock)? {
+                live.postpone(&transaction);
+                return Ok(false);
+            }
             live.superblock.lock().clone_from(&superblock);
-            live.complete(self, &transaction)
+            live.complete(self, &transaction)?;
+            Ok(true)
         })?;
         unfinished.is_done = true;
+        if !is_complete {
+            return outcome;
+        }
         live.stats.committed_for(cause);
         if live.subvolumes.has_deleted() {
             live.pressure.press();
@@ -263,8 +296,23 @@ impl Live {
         let next = Generation(finished.id.0 + 1);
         phases.running =
             Arc::new(Transaction::new(next, self.space.pending.clone(), Log::new(self.tree_log)));
-        phases.is_complete = false;
+        (phases.is_complete, phases.is_postponed) = (false, false);
         phases.before.replace(finished)
+    }
+
+    /// The blocks of `finished` are on the devices, and no superblock leads to them: what it did becomes durable with the running transaction, and what
+    /// the last commit refers to stays until then.
+    fn postpone(&self, finished: &Transaction) {
+        let mut phases = self.phases.write();
+        let running = &phases.running;
+        running.pinned.lock().append(&mut finished.pinned.lock());
+        running.shared.lock().extend(finished.shared.lock().iter());
+        // The log of it is what a crash finds.
+        running.log.go_on_from(&finished.log);
+        phases.is_postponed = true;
+        drop(phases);
+        self.stats.postponed();
+        self.tell_of_commit();
     }
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.

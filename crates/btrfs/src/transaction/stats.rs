@@ -191,6 +191,10 @@ counters! {
         commits_for_snapshots, committed_for_snapshot();
         /// Commits of these for an fsync that could not be logged.
         commits_for_fsync, committed_for_fsync();
+        /// Commits of these that followed others, because members failed.
+        commits_for_members, committed_for_member();
+        /// Commits that were put off to the next one, because a member failed meanwhile.
+        commits_postponed, postponed();
         /// Fsyncs that are in a tree log.
         fsyncs_logged, fsynced();
         /// Fsyncs of what was on the devices already.
@@ -235,6 +239,12 @@ counters! {
         fsyncs_with_cheaper_commit, committed_cheaper();
         /// Fsyncs that made a commit because something could not be read to be logged.
         fsyncs_failed, committed_failed();
+        /// Fsyncs that made a commit because a member had failed.
+        fsyncs_with_failed_member, committed_failed_member();
+        /// Pieces of files that were looked up anew because a commit might have let their extents be used again while they were read.
+        reads_put_off, read_put_off();
+        /// Pieces that were read while commits waited, because they had been put off before.
+        reads_held, read_held();
         /// Orphan items that a crash had left and that were removed, with the files that they stood for.
         orphans_removed, orphan_removed();
         /// Bytes of devices that were discarded.
@@ -265,6 +275,8 @@ pub(crate) enum Cause {
     Snapshot,
     /// An fsync could not be logged.
     Fsync,
+    /// A member failed, or could not be written, in the commit before.
+    Member,
 }
 
 impl Counters {
@@ -277,6 +289,7 @@ impl Counters {
             Cause::Space => self.committed_for_space(),
             Cause::Snapshot => self.committed_for_snapshot(),
             Cause::Fsync => self.committed_for_fsync(),
+            Cause::Member => self.committed_for_member(),
         }
     }
 
@@ -300,6 +313,7 @@ impl Counters {
             Obstacle::LargeLog => self.committed_large_log(),
             Obstacle::Cheaper => self.committed_cheaper(),
             Obstacle::Failed => self.committed_failed(),
+            Obstacle::MemberFailed => self.committed_failed_member(),
         }
     }
 }

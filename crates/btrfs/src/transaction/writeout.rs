@@ -9,6 +9,8 @@
 //! on the medium, and the first barrier of the next commit is behind them: one of them is always
 //! whole, that of the last commit or that of the one before. A log is written in the same way, with the superblock of the last commit, which names
 //! the log: whatever tears the next primary, of a log or of a commit, the copies name what was acknowledged.
+//!
+//! What a member does not take is survived where others have it (`volume/failing`): the member is left out then, or its copy stays bad.
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check;
 use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
-use offshoot_btrfs_format::{Logical, Physical};
+use offshoot_btrfs_format::{Generation, Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::dirty::Latch;
@@ -29,7 +31,7 @@ use crate::block::TreeBlock;
 use crate::cores;
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
-use crate::volume::Engine;
+use crate::volume::{DeviceError, Engine, WrittenCopy};
 
 /// The most that goes out in one request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -59,45 +61,52 @@ impl Piece {
 }
 
 impl Engine {
+    /// Writes a finished transaction, and the superblocks that lead to it; whether these were written too. If not, a member has failed, and the transaction
+    /// is postponed.
     pub(super) fn write_out(
         &self,
         transaction: &Transaction,
         superblock: &SuperblockItem,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let allocated = transaction.allocated.get().map(Vec::as_slice);
         self.write_state(&transaction.dirty.all(), superblock, allocated)
     }
 
     /// Writes what was written of a log lately, and the superblock of the last commit, which names the log now. The caller has a handle, and the commit
-    /// before is on the devices.
+    /// before is on the devices. Gives whether the log can be relied on: not when a member has failed of which no superblock tells.
     pub(crate) fn write_log(
         &self,
         live: &Live,
         blocks: &[Addressed],
         root: &TreeRoot,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mut superblock = live.superblock.lock().clone();
         superblock.log_root = root.logical.0.into();
         superblock.log_root_level = root.level;
         superblock.log_root_transid = 0.into();
         let last = live.phases.read().before.clone();
         let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
-        self.write_state(blocks, &superblock, allocated)
+        let is_written = self.write_state(blocks, &superblock, allocated)?;
+        Ok(is_written && !self.hides_failures())
     }
 
-    /// Writes blocks, and then the superblock that names them.
+    /// Writes blocks, and then the superblock that names them, unless that is to wait for a later generation: whether it was written.
     fn write_state(
         &self,
         blocks: &[Addressed],
         superblock: &SuperblockItem,
         allocated: Option<&[u64]>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
+        let generation = Generation(superblock.generation.get());
+        let Some(failed) = self.begin_superblocks(generation) else { return Ok(false) };
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
-        self.write_superblocks(superblock, allocated, &copies)
+        self.end_superblocks(failed);
+        self.write_superblocks(superblock, allocated, &copies)?;
+        Ok(true)
     }
 
     /// Has the copies of all superblocks say what the volume was opened with. The kernel tells of a log in the primary ones alone; a commit that tears
@@ -177,14 +186,56 @@ impl Engine {
         mut seal: impl FnMut() -> Result<Vec<Arc<TreeBlock>>>,
     ) -> Result<()> {
         let mut sealed = Vec::new();
+        // The requests that were not written, and why not.
+        let (mut unwritten, mut cause) = (Vec::new(), None);
+        let mut begin = 0;
         for request in pieces.chunk_by(Piece::is_next_to).flat_map(|run| run.chunks(most)) {
+            let range = begin..begin + request.len();
+            begin = range.end;
             let last = request.iter().map(|piece| piece.block).max().expect("no run is empty");
             while sealed.len() <= last {
                 sealed.append(&mut seal()?);
             }
             let slice = |piece: &Piece| &sealed[piece.block].bytes()[piece.part.clone()];
             let bufs: Vec<_> = request.iter().map(|piece| IoSlice::new(slice(piece))).collect();
-            self.write_member(request[0].member, request[0].physical, &bufs)?;
+            match self.write_copy(request[0].member, request[0].physical, &bufs) {
+                Ok(true) => {}
+                Ok(false) => unwritten.push(range),
+                Err(error) => {
+                    cause.get_or_insert(error);
+                    unwritten.push(range);
+                }
+            }
+        }
+        if unwritten.is_empty() {
+            return Ok(());
+        }
+        let part = |piece: &Piece| (piece.block, piece.part.start as u64..piece.part.end as u64);
+        let copy = |piece: &Piece| WrittenCopy { member: piece.member, part: part(piece), is_written: true };
+        let mut copies: Vec<_> = pieces.iter().map(copy).collect();
+        for index in unwritten.into_iter().flatten() {
+            copies[index].is_written = false;
+            if !self.members()[pieces[index].member].has_failed() {
+                self.require_other(&pieces[index], &sealed[pieces[index].block])?;
+            }
+        }
+        self.require_copies(&copies, cause)
+    }
+
+    /// Requires that what is where `piece` was not written cannot be taken for a block that was to be there.
+    fn require_other(&self, piece: &Piece, block: &TreeBlock) -> Result<()> {
+        let mut found = vec![0; piece.part.len()];
+        if self.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
+            return Ok(());
+        }
+        let (logical, generation) = (Logical(block.header().bytenr.get()), block.header().generation());
+        let passes = found.len() == block.bytes().len()
+            && check::verify(&found, self.geometry(), logical).is_ok()
+            && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation() == generation;
+        if passes && found[..] != block.bytes()[piece.part.clone()] {
+            let name = self.members()[piece.member].name();
+            let what = format!("{name}: writing at {}, where an older block passes", piece.physical);
+            return Err(Error::io(what, offshoot_vfs::Errno::IO));
         }
         Ok(())
     }
@@ -213,7 +264,7 @@ impl Engine {
         for &offset in offsets {
             for (index, member) in self.members().iter().enumerate() {
                 let is_cut = offset + SUPERBLOCK_SIZE as u64 > member.total_bytes;
-                if is_cut || member.device.is_none() {
+                if is_cut || member.device.is_none() || member.has_failed() {
                     continue;
                 }
                 let mut item = Box::new(*superblock);
@@ -223,10 +274,29 @@ impl Engine {
                 }
                 let checksum = self.superblock().checksum;
                 let bytes = sealed_superblock(&item, Physical(offset), checksum);
-                self.write_member(index, offset, &[IoSlice::new(&bytes[..])])?;
+                self.write_copy(index, offset, &[IoSlice::new(&bytes[..])])?;
             }
         }
         Ok(())
+    }
+
+    /// Writes a copy of something to a member; whether it is there. If not, the member has failed, and the volume can do without it.
+    ///
+    /// # Errors
+    /// What the device fails with, when the volume cannot do without the member.
+    pub(crate) fn write_copy(
+        &self,
+        member: usize,
+        offset: u64,
+        bufs: &[IoSlice<'_>],
+    ) -> Result<bool> {
+        if self.members()[member].has_failed() {
+            return Ok(false);
+        }
+        match self.write_member(member, offset, bufs) {
+            Ok(()) => Ok(true),
+            Err(error) => self.bear(member, DeviceError::Write, error).map(|()| false),
+        }
     }
 
     /// Writes `bufs` one behind the other at `offset` of a member.
@@ -245,10 +315,16 @@ impl Engine {
             .map_err(|e| Error::io(format!("{}: writing at {offset}", device.name()), e))
     }
 
-    /// The barrier, on all members.
+    /// The barrier, on all members that have not failed. One on which it fails has failed, if the volume can do without it.
     pub(crate) fn flush_members(&self) -> Result<()> {
-        for device in self.members().iter().filter_map(|member| member.device.as_ref()) {
-            device.flush().map_err(|e| Error::io(format!("{}: flushing", device.name()), e))?;
+        for (index, member) in self.members().iter().enumerate() {
+            let Some(device) = member.device.as_ref().filter(|_| !member.has_failed()) else {
+                continue;
+            };
+            if let Err(error) = device.flush() {
+                let error = Error::io(format!("{}: flushing", device.name()), error);
+                self.bear(index, DeviceError::Flush, error)?;
+            }
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
+use super::failing::Condition;
 use super::report::Report;
 
 /// A device of a volume.
@@ -41,6 +42,8 @@ pub struct Member {
     pub(crate) item: DevItem,
     /// How many generations its superblock is behind.
     missed: u64,
+    /// What became of it since. Clones share it.
+    pub(super) condition: Arc<Condition>,
 }
 
 impl Member {
@@ -63,6 +66,7 @@ impl Member {
             device: found.map(|found| found.device.clone()),
             item: found.map_or(*item, |found| found.superblock.item.dev_item),
             missed: newest.0.saturating_sub(own.0),
+            condition: Arc::default(),
         }
     }
 
@@ -72,10 +76,21 @@ impl Member {
         self.total_bytes.min(size_bytes)
     }
 
-    /// Whether it missed commits.
+    /// Whether it missed commits, or something that was to be written to it since the volume was opened.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.missed > 0
+        self.missed > 0 || self.has_failed()
+    }
+
+    /// Whether nothing is written to it until the volume is opened again: it failed, or missed commits.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.condition.has_failed()
+    }
+
+    /// Whether errors of it were counted that are not stored.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.condition.has_errors()
     }
 
     /// How many generations it is behind.

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::superblock::{
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use super::chunk_map::{ChunkMap, MappedChunk};
@@ -225,6 +225,7 @@ impl Engine {
             buffers: crate::data::Buffers::new(&Arc::default()),
             read_ahead: crate::data::ReadAhead::default(),
             reporter: options.reporter.clone(),
+            failing: Mutex::default(),
             live: None,
             chunk_tree_uuid: [0; 16],
             superblock,

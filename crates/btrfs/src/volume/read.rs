@@ -8,7 +8,7 @@ use offshoot_vfs::{Corrupt, Error, Result};
 use super::chunk_map::MappedChunk;
 use super::report::{Report, place};
 use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
-use super::{Engine, parity};
+use super::{DeviceError, Engine, parity};
 use crate::block::TreeBlock;
 
 /// Ranges that are closer than this are fetched in one go, in bytes: skipping the gap
@@ -18,6 +18,8 @@ const PREFETCH_GAP: u64 = 64 << 10;
 /// One way that failed, and why.
 struct Failure {
     source: String,
+    /// The member that is to blame, if it is one alone.
+    member: Option<usize>,
     error: Error,
 }
 
@@ -78,14 +80,15 @@ impl Engine {
             // What the first effort tried is tried by the second one too, in its order.
             failures.clear();
             for attempt in 0..attempts {
-                let source = self.describe(&segments, attempt);
+                let (source, member) =
+                    (self.describe(&segments, attempt), only_member(chosen(&segments, attempt)));
                 let verified = self
                     .read_segments(&segments, attempt, &mut bytes)
                     .and_then(|()| verify(&bytes).map_err(|e| corrupt(e, logical)));
                 let Err(error) = verified else {
                     return Ok((TreeBlock::verified(bytes), failures));
                 };
-                failures.push(Failure { source, error });
+                failures.push(Failure { source, member, error });
             }
         }
         Err(self.first_error("tree block", logical, failures))
@@ -197,7 +200,7 @@ impl Engine {
                 .read_way(way, offset, buf)
                 .and_then(|()| self.verify_sector(buf, checksum).map_err(|e| corrupt(e, logical)));
             let Err(error) = verified else { return Ok(failures) };
-            failures.push(Failure { source, error });
+            failures.push(Failure { source, member: only_member([way].into_iter()), error });
         }
         Err(self.first_error("data", logical, failures))
     }
@@ -380,7 +383,23 @@ impl Engine {
         }
     }
 
+    /// Counts what failed for the members that are to blame.
+    fn count_failures(&self, failures: &[Failure]) {
+        for failure in failures {
+            let kind = match &failure.error {
+                Error::Io { .. } => DeviceError::Read,
+                _ => DeviceError::Corruption,
+            };
+            // What a member holds that missed commits is no error of the device.
+            let of = failure.member.filter(|&member| !self.members.get(member).is_stale());
+            if let Some(member) = of {
+                self.count_error(member, kind);
+            }
+        }
+    }
+
     fn report_failures(&self, structure: &'static str, logical: Logical, failures: &[Failure]) {
+        self.count_failures(failures);
         for failure in failures {
             self.report(&Report::BadCopy {
                 structure,
@@ -393,8 +412,9 @@ impl Engine {
 
     /// The error of a read that failed in every way: the first, which tells most.
     fn first_error(&self, what: &str, logical: Logical, failures: Vec<Failure>) -> Error {
+        self.count_failures(&failures);
         let ways = failures.len();
-        let Some(Failure { source, error }) = failures.into_iter().next() else {
+        let Some(Failure { source, error, .. }) = failures.into_iter().next() else {
             return self.lost(what, logical);
         };
         let others = if ways > 1 { ", and every other way to read it failed" } else { "" };
@@ -438,6 +458,13 @@ fn attempts(segments: &[Segment]) -> usize {
         .iter()
         .fold(1usize, |product, segment| product.saturating_mul(segment.ways.len()))
         .min(MAX_ATTEMPTS)
+}
+
+/// The member that all of these ways read, if it is one.
+fn only_member<'w>(ways: impl Iterator<Item = &'w Way>) -> Option<usize> {
+    let mut places = ways.flat_map(Way::places).map(|place| place.member);
+    let first = places.next()?;
+    places.all(|member| member == first).then_some(first)
 }
 
 /// The way that `attempt` stands for, in each segment.

@@ -110,6 +110,26 @@ pub enum Report {
         /// The last commit of the volume.
         newest: Generation,
     },
+    /// A member that missed commits is left out: nothing is written to it.
+    LeftOut {
+        /// The device.
+        device: String,
+    },
+    /// Something could not be written to a member, and others have it: nothing is written to this one until the volume is opened again. Then it is one
+    /// that missed commits.
+    MemberFailed {
+        /// The device.
+        device: String,
+        /// What went wrong.
+        problem: String,
+    },
+    /// A copy could not be written, and another one was. The member is written on, because nothing else has all that it has.
+    BadWrite {
+        /// The device.
+        device: String,
+        /// What went wrong.
+        problem: String,
+    },
     /// A member is shorter than the volume says.
     ShortMember {
         /// The device.
@@ -186,6 +206,18 @@ impl fmt::Display for Report {
             Self::StaleMember { device, generation, newest } => write!(
                 f,
                 "{device} missed commits: it is at generation {generation}, the volume at {newest}"
+            ),
+            Self::LeftOut { device } => write!(
+                f,
+                "nothing is written to {device}, which missed commits; to bring it up to date, scrub the volume while nothing else uses it"
+            ),
+            Self::MemberFailed { device, problem } => write!(
+                f,
+                "{device} has failed ({problem}): from now on only the other devices are written; when the cause is gone, scrub the volume while nothing else uses it"
+            ),
+            Self::BadWrite { device, problem } => write!(
+                f,
+                "{device}: a copy could not be written ({problem}); another one was, and a scrub writes it anew"
             ),
             Self::ShortMember { device, size_bytes, expected_bytes } => write!(
                 f,

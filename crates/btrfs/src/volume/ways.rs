@@ -51,7 +51,7 @@ pub(super) struct Rebuild {
 
 impl Way {
     /// All places that this way reads.
-    fn places(&self) -> impl Iterator<Item = Place> + '_ {
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> + '_ {
         let (direct, rebuild) = match self {
             Self::Direct(place) => (Some(*place), None),
             Self::Rebuild(rebuild) => (None, Some(rebuild)),

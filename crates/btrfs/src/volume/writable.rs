@@ -16,7 +16,7 @@ use offshoot_btrfs_format::superblock::{
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use super::{Engine, Member, OpenOptions};
+use super::{Engine, Member, OpenOptions, Report};
 use crate::counter::Stop;
 use crate::data::Buffers;
 use crate::quota::Quotas;
@@ -66,6 +66,7 @@ impl Engine {
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
+        volume.follow_failures();
         volume.live = Some(Live::new(space, superblock, quotas, options, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.live()?.subvolumes.load(&volume)?;
@@ -113,7 +114,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses members that would not have what is written. In memory one may be missing: who reads finds it on another.
+    /// Refuses members that would not have what is written, or leaves them out if the volume can do without them. In memory one may be missing: who reads
+    /// finds it on another.
     fn require_whole_members(&self, change: Change) -> Result<()> {
         let refuse = |member: &Member, why: &str| {
             Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
@@ -126,6 +128,7 @@ impl Engine {
                 return refuse(member, "belongs to a seed");
             }
         }
+        let mut behind = Vec::new();
         for (index, member) in self.members().iter().enumerate() {
             let is_current = match member.missed() {
                 0 => true,
@@ -133,10 +136,24 @@ impl Engine {
                 _ => false,
             };
             if !is_current {
-                return refuse(member, "missed commits");
+                behind.push(index);
+            }
+        }
+        for index in behind {
+            if !self.leave_out(index) {
+                let why = "missed commits, and no other member has all that is on it; \
+                           a scrub brings it up to date";
+                return refuse(&self.members()[index], why);
             }
         }
         Ok(())
+    }
+
+    /// Tells of the members that are left out because they missed commits.
+    pub(crate) fn report_left_out(&self) {
+        for member in self.members().iter().filter(|member| member.has_failed()) {
+            self.report(&Report::LeftOut { device: member.name() });
+        }
     }
 
     /// Refuses work that was begun and is not finished.

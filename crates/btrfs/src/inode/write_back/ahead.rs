@@ -19,7 +19,7 @@ use super::super::subvolume::is_deleted;
 use super::super::{compression, inode_item, tree_of};
 use super::step::{Outgoing, Step};
 use super::{Patience, STEP_BYTES, discard};
-use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Target, target};
+use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
 use crate::space::{Purpose, Reservation};
 use crate::volume::Engine;
 
@@ -143,7 +143,7 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
         Place { logical, len }.give_back(volume)?;
         return Ok(None);
     }
-    let extent = Arc::new(OrderedExtent::new(runs, logical));
+    let extent = Arc::new(OrderedExtent::new(runs, logical, Sums::of(&item)));
     buffer.write().ordered = Some(extent.clone());
     Ok(Some((extent, true)))
 }

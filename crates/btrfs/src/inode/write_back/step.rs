@@ -15,7 +15,7 @@ use super::super::{inode_item, tree_of};
 use super::ahead::Place;
 use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
-    Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Target, bytes_with_checksums,
+    Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Sums, Target, bytes_with_checksums,
     checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
     store_preallocated, target, write_data,
 };
@@ -207,7 +207,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let Self { handle, file, packed, chosen, .. } = self;
         match place {
             Destination::New(logical) => {
-                write_data(handle, logical, data)?;
+                write_data(handle, logical, data, Sums::of(item))?;
                 refer_to(handle, *file, item, data, logical)
             }
             Destination::Written(logical) => refer_to(handle, *file, item, data, logical),
@@ -215,7 +215,7 @@ impl<'v, 'b> Step<'v, 'b> {
                 store_preallocated(handle, *file, item, data, logical).map(|()| 0)
             }
             Destination::InPlace { logical, is_preallocated: false } => {
-                write_data(handle, logical, data).map(|()| 0)
+                write_data(handle, logical, data, Sums::of(item)).map(|()| 0)
             }
             Destination::Packed(places) => {
                 let method = chosen.map(|chosen| chosen.packing.method.compression());

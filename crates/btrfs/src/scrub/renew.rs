@@ -1,0 +1,217 @@
+//! Members that missed commits, brought up to date.
+//!
+//! What such a member holds may be old, and only its superblock tells. So a scrub writes anew everything on it that differs, and its superblock last:
+//!
+//! 1. Data without checksums is compared with what the other members have. Nothing else shows that it is old, so this comes first, with a barrier behind it:
+//!    with blocks of the last commit a member that is one generation behind is taken for one that has everything (`volume/newest`).
+//! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
+//! 3. When nothing is left that is wrong, the member gets the superblock of the last commit.
+//!
+//! A scrub that ends before leaves the member as one that missed commits, and the next one goes on with what differs still.
+//!
+//! This needs a volume that nothing else uses: others would write meanwhile what the member does not get. It leaves out members with chunks that have
+//! parity, which are not repaired, and all of them while a tree log is pending: data that only the log refers to is in no extent that a scrub sees.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::{Chunk, DevItem};
+use offshoot_btrfs_format::encode::sealed_superblock;
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Physical};
+use offshoot_vfs::{Error, Result};
+
+use super::gather::{Committed, Content};
+use super::look::{Pages, cut};
+use super::{Run, ScrubFinding, ScrubOutcome};
+use crate::subvolume::{chunk_tree_root, malformed};
+use crate::tree::with_item;
+use crate::volume::{CopyPart, Engine};
+
+/// The members that missed commits, and whether the scrub brings them up to date.
+pub(super) struct Renewal {
+    /// Their indexes.
+    pub(super) members: Vec<usize>,
+    /// The others, with why they stay as they are.
+    left: Vec<(usize, &'static str)>,
+}
+
+impl Renewal {
+    /// Looks which members of the volume missed commits.
+    pub(super) fn of(volume: &Engine, is_read_only: bool) -> Self {
+        let (mut members, mut left) = (Vec::new(), Vec::new());
+        let is_live = volume.live_part().is_some();
+        for (index, member) in volume.members().iter().enumerate() {
+            // One of a volume that is written and has not failed gets all that is written, and its superblock with the next commit.
+            let is_behind = if is_live { member.has_failed() } else { member.is_stale() };
+            if !is_behind || member.device.is_none() || member.is_seed {
+                continue;
+            }
+            let is_on = |chunk: &Chunk| chunk.stripes.iter().any(|s| s.device_uuid == member.uuid);
+            let has_parity = |chunk: Chunk| chunk.profile.shape().parity > 0 && is_on(&chunk);
+            if is_live {
+                left.push((index, "it is brought up to date when nothing else uses the volume"));
+            } else if is_read_only {
+                left.push((index, "nothing is to be written"));
+            } else if volume.superblock().log_is_pending() {
+                left.push((index, "a tree log is pending; open the volume for writing once"));
+            } else if volume.chunks().any(has_parity) {
+                left.push((index, "it has stripes with parity"));
+            } else {
+                members.push(index);
+            }
+        }
+        Self { members, left }
+    }
+
+    /// Writes data without checksums anew that differs from what the other members have.
+    ///
+    /// # Errors
+    /// What a device fails with when it is flushed.
+    pub(super) fn plain_data(&self, run: &Run<'_>, chunks: &[Arc<Chunk>]) -> Result<()> {
+        if self.members.is_empty() {
+            return Ok(());
+        }
+        let mut pages = Pages::default();
+        for chunk in chunks.iter().filter(|chunk| chunk.flags.has_data()) {
+            if let Err(error) = self.plain_data_of(run, chunk, &mut pages) {
+                run.skip(chunk, error);
+            }
+        }
+        run.volume.flush_members()
+    }
+
+    fn plain_data_of(&self, run: &Run<'_>, chunk: &Chunk, pages: &mut Pages) -> Result<()> {
+        let volume = run.volume;
+        let end = chunk.start.0 + volume.reachable_bytes(chunk);
+        let committed = Committed::of(volume)?;
+        let mut from = chunk.start.0;
+        while from < end && !run.is_over() {
+            let Some(window) = committed.next_window(chunk, from, end)? else { break };
+            from = window.range.end;
+            let plain = window.pieces.iter().filter(|piece| piece.content == Content::Plain);
+            for piece in plain {
+                let parts = volume.copies_of(&piece.range)?;
+                let own = parts.iter().filter(|part| self.members.contains(&part.member));
+                own.flat_map(cut).for_each(|part| renew_part(run, &part, pages));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the members the superblock of the last commit, if nothing is left that is wrong, and tells of those that stay behind.
+    ///
+    /// # Errors
+    /// When the chunk tree cannot be read, or a device fails when it is flushed.
+    pub(super) fn finish(&self, run: &Run<'_>) -> Result<()> {
+        let is_clean = run.counts.lock().left_errors == 0 && run.failure.lock().is_none();
+        for &(index, why) in &self.left {
+            self.tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
+        }
+        for &index in self.members.iter().filter(|_| !run.is_over()) {
+            if is_clean {
+                self.renew_superblocks(run, index)?;
+            } else {
+                let why = "not all that it missed could be repaired";
+                self.tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
+            }
+        }
+        Ok(())
+    }
+
+    fn renew_superblocks(&self, run: &Run<'_>, index: usize) -> Result<()> {
+        let (volume, member) = (run.volume, &run.volume.members()[index]);
+        // Its own says what was allocated before it missed anything.
+        let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, member.id.0);
+        let dev_item = with_item(volume, chunk_tree_root(volume), key, |data| {
+            DevItem::view(data).copied().map_err(malformed)
+        })?;
+        let missing = || Error::corrupt("chunk tree", format!("it has no device {}", member.id));
+        let mut item = volume.superblock().item.clone();
+        item.dev_item = dev_item.ok_or_else(missing)?;
+        let mut pages = Pages::default();
+        for offset in SUPERBLOCK_OFFSETS {
+            if offset + SUPERBLOCK_SIZE as u64 > member.total_bytes {
+                continue;
+            }
+            let bytes = sealed_superblock(&item, Physical(offset), volume.superblock().checksum);
+            let part = Part { member: index, physical: Physical(offset) };
+            let outcome = write(run, part, &bytes[..], &mut pages);
+            // The copies come when the primary one is there for certain.
+            volume.flush_members()?;
+            self.tell(run, index, offset, outcome, "now it is brought up to date");
+            if outcome != ScrubOutcome::Corrected {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&self, run: &Run<'_>, index: usize, offset: u64, outcome: ScrubOutcome, why: &str) {
+        let member = &run.volume.members()[index];
+        let newest = match run.volume.live_part() {
+            Some(live) => Generation(live.last_superblock().generation.get()),
+            None => run.volume.superblock().generation,
+        };
+        run.count_superblock(outcome);
+        run.found(&ScrubFinding {
+            structure: "superblock",
+            logical: None,
+            len_bytes: SUPERBLOCK_SIZE as u64,
+            device: member.name(),
+            physical: Physical(offset),
+            problem: format!("the device missed commits, the volume is at {newest}; {why}"),
+            outcome,
+            owners: Vec::new(),
+        });
+    }
+}
+
+/// A place on a member.
+#[derive(Clone, Copy)]
+struct Part {
+    member: usize,
+    physical: Physical,
+}
+
+/// Writes a part of a copy of data anew if the other members have something else there.
+fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
+    let volume = run.volume;
+    let len = usize::try_from(part.range.end - part.range.start).expect("no more than is read");
+    let mut good = vec![0; len];
+    let sectors = (len as u64).div_ceil(u64::from(volume.superblock().sector_size));
+    let (problem, outcome) = match volume.read_data(Logical(part.range.start), &mut good, None) {
+        Err(error) => (error.to_string(), ScrubOutcome::Uncorrectable),
+        Ok(()) => {
+            let own = pages.of(len);
+            let is_same = volume.read_medium(part.member, part.physical, own).is_ok();
+            if is_same && *own == *good {
+                return;
+            }
+            let place = Part { member: part.member, physical: part.physical };
+            let problem = "it is not what the other devices have".to_owned();
+            (problem, write(run, place, &good, pages))
+        }
+    };
+    run.count_outcome(outcome, sectors);
+    run.found(&ScrubFinding {
+        structure: "data",
+        logical: Some(Logical(part.range.start)),
+        len_bytes: len as u64,
+        device: volume.members()[part.member].name(),
+        physical: part.physical,
+        problem,
+        outcome,
+        owners: Vec::new(),
+    });
+}
+
+/// Writes what belongs somewhere, and looks whether it is there then.
+fn write(run: &Run<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
+    let Part { member, physical } = part;
+    let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
+    let buf = pages.of(good.len());
+    let is_there = written.and_then(|()| run.volume.read_medium(member, physical, buf)).is_ok();
+    super::settle::after(is_there && *buf == *good)
+}

@@ -1,0 +1,56 @@
+//! Errors of devices, counted where the kernel counts them: an item for each member in the device tree, which is there since the first error.
+
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::space::DevStatsItem;
+use offshoot_btrfs_format::{ItemType, Key, TreeId, U64};
+use offshoot_vfs::Result;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::{Handle, Live};
+use crate::space::Claim;
+use crate::volume::{DeviceError, Engine};
+
+impl Engine {
+    /// Adds the errors that were counted lately to what is stored. Where there is no room for that, the next commit does it. The caller holds no handle.
+    ///
+    /// # Errors
+    /// When the device tree cannot be read or changed.
+    pub(super) fn store_device_errors(&self, live: &Live) -> Result<()> {
+        for (index, member) in self.members().iter().enumerate() {
+            if !member.has_errors() {
+                continue;
+            }
+            let Some(handle) = self.try_join(live, 1, Claim::LastResort)? else { return Ok(()) };
+            let key = Key::new(objectid::DEV_STATS, ItemType::PERSISTENT_ITEM, member.id.0);
+            handle.add_errors(key, self.take_errors(index))?;
+        }
+        Ok(())
+    }
+}
+
+impl Handle<'_> {
+    fn add_errors(&self, key: Key, errors: [u64; DeviceError::COUNTERS]) -> Result<()> {
+        let [write, read, flush, corruption, generation] = errors;
+        let add = |counter: &mut U64, more: u64| {
+            *counter = counter.get().saturating_add(more).into();
+        };
+        self.change(TreeId::DEV, |tree| {
+            tree.modify(key, size_of::<DevStatsItem>(), |stored| {
+                // A later kernel may count more.
+                let mut bytes = stored.map(<[u8]>::to_vec).unwrap_or_default();
+                bytes.resize(bytes.len().max(size_of::<DevStatsItem>()), 0);
+                let mut item = DevStatsItem::new_zeroed();
+                if let Ok((known, _)) = DevStatsItem::read_from_prefix(&bytes) {
+                    item = known;
+                }
+                add(&mut item.write_errs, write);
+                add(&mut item.read_errs, read);
+                add(&mut item.flush_errs, flush);
+                add(&mut item.corruption_errs, corruption);
+                add(&mut item.generation_errs, generation);
+                bytes[..size_of::<DevStatsItem>()].copy_from_slice(item.as_bytes());
+                Ok(bytes)
+            })
+        })
+    }
+}
