@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::disks::{Attached, Disks, Mount};
 use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::judges;
 use offshoot_testkit::run::command;
 
 use crate::image::{Image, Patched};
@@ -67,7 +69,7 @@ impl Judge {
     }
 
     /// Writes copies of the images as they are on the devices to `dir`.
-    pub(crate) fn keep(&mut self, devices: &[Arc<MemoryDevice>], dir: &std::path::Path) {
+    pub(crate) fn keep(&mut self, devices: &[Arc<MemoryDevice>], dir: &Path) {
         self.hold(devices);
         std::fs::create_dir_all(dir).expect("a directory");
         for image in self.disks.images() {
@@ -114,7 +116,33 @@ impl Judge {
     }
 }
 
+impl Judge {
+    /// Has the kernel mount the volume for writing and lets `work` change it: the images then.
+    ///
+    /// # Errors
+    /// What it said when it refused to mount it.
+    pub(crate) fn kernel_changes(
+        &mut self,
+        devices: &[Arc<MemoryDevice>],
+        work: impl FnOnce(&Path),
+    ) -> Result<Disks, String> {
+        self.hold(devices);
+        let Some(judges) = judges::require() else { return Err("there is no kernel".to_owned()) };
+        let copy = self.disks.copy(&judges);
+        let mount = Mount::try_new(copy.images(), "rw,noatime,subvolid=5")?;
+        work(mount.path());
+        mount.sync();
+        drop(mount);
+        Ok(copy)
+    }
+}
+
 impl Complaints {
+    /// The kinds of complaints.
+    pub(crate) fn kinds(&self) -> Vec<&str> {
+        self.kinds.keys().map(String::as_str).collect()
+    }
+
     fn parse(output: &str) -> Self {
         // Which range it is that a group counts as free changes with every write. What stays is told in one more line: which group.
         const HARMLESS: [&str; 26] = [

@@ -29,6 +29,7 @@ mod judge;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod patch;
+mod stories;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;
 mod view;
@@ -184,7 +185,8 @@ fn judge(
     is_told: bool,
 ) -> Vec<String> {
     // What a generator gives goes into the next one: streams of seeds that are near each other would be much alike.
-    let mut random = Random::new(Random::new(seed ^ number).number() ^ sound.number);
+    let mut random =
+        Random::new(Random::new(Random::new(seed).number() ^ number).number() ^ sound.number);
     let patch = std::iter::repeat_with(|| sound.structures.draw(&sound.target, &mut random));
     let patch = patch.flatten().next().expect("some patch can be done");
     let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
