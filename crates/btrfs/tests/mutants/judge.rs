@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -79,6 +79,26 @@ impl Judge {
         }
     }
 
+    /// Images that differ little from those of the volume, as devices over these.
+    pub(crate) fn images_over(&self, disks: &Disks) -> Vec<Arc<MemoryDevice>> {
+        const PIECE: usize = 16 << 10;
+        let member = |(sound, path): (&Patched, &std::path::PathBuf)| {
+            let over = MemoryDevice::over(Arc::new(sound.clone()));
+            let file = File::open(path).expect("an image opens");
+            let (mut old, mut new) = (vec![0; PIECE], vec![0; PIECE]);
+            for at in (0..sound.size_bytes()).step_by(PIECE) {
+                let len = PIECE.min(usize::try_from(sound.size_bytes() - at).expect("small"));
+                sound.read_at(at, &mut old[..len]).expect("memory");
+                file.read_exact_at(&mut new[..len], at).expect("an image reads");
+                if old[..len] != new[..len] {
+                    over.write_at(at, &new[..len]).expect("memory");
+                }
+            }
+            Arc::new(over)
+        };
+        self.sound.iter().zip(disks.images()).map(member).collect()
+    }
+
     /// What `btrfs check` finds.
     pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>]) -> Complaints {
         self.hold(devices);
@@ -120,20 +140,31 @@ impl Judge {
     /// Has the kernel mount the volume for writing and lets `work` change it: the images then.
     ///
     /// # Errors
-    /// What it said when it refused to mount it.
+    /// What it said when it refused to mount it, or that it does not come back.
     pub(crate) fn kernel_changes(
         &mut self,
         devices: &[Arc<MemoryDevice>],
-        work: impl FnOnce(&Path),
+        work: impl FnOnce(&Path) + Send + 'static,
     ) -> Result<Disks, String> {
+        const LIMIT: Duration = Duration::from_secs(60);
         self.hold(devices);
         let Some(judges) = judges::require() else { return Err("there is no kernel".to_owned()) };
         let copy = self.disks.copy(&judges);
-        let mount = Mount::try_new(copy.images(), "rw,noatime,subvolid=5")?;
-        work(mount.path());
-        mount.sync();
-        drop(mount);
-        Ok(copy)
+        let (done, result) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mount = Mount::try_new(copy.images(), "rw,noatime,subvolid=5");
+            let changed = mount.map(|mount| {
+                work(mount.path());
+                if let Ok(root) = File::open(mount.path()) {
+                    // It may have stopped writing, which is an answer too.
+                    let _ = rustix::fs::syncfs(root);
+                }
+                drop(mount);
+                copy
+            });
+            let _ = done.send(changed);
+        });
+        result.recv_timeout(LIMIT).unwrap_or_else(|_| Err(format!("not done after {LIMIT:?}")))
     }
 }
 
@@ -200,20 +231,22 @@ impl Complaints {
         self.kinds.is_empty() && !self.is_broken
     }
 
-    /// What is complained of here and was not `before`.
-    pub(crate) fn beyond(&self, before: &Self) -> Vec<String> {
-        let mut new: Vec<_> = Vec::new();
+    /// What is complained of here and was not `before`: the kind, and an example.
+    pub(crate) fn beyond(&self, before: &Self) -> BTreeMap<String, String> {
+        let mut new = BTreeMap::new();
         for (kind, objects) in &self.kinds {
             let known = before.kinds.get(kind).map_or(0, BTreeSet::len);
             // A snapshot doubles what is wrong in its source.
             let allowed = if known == 0 { 0 } else { 4 * known + 8 };
             if objects.len() > allowed {
                 let example = objects.first().map_or("", |object| object);
-                new.push(format!("{kind} [{example}] ({known} before, {})", objects.len()));
+                let shown = format!("{kind} [{example}] ({known} before, {})", objects.len());
+                new.insert(kind.clone(), shown);
             }
         }
         if self.is_broken && !before.is_broken {
-            new.push("it does not come to its end".to_owned());
+            let kind = "it does not come to its end".to_owned();
+            new.insert(kind.clone(), kind);
         }
         new
     }

@@ -14,7 +14,8 @@
 //! are made right, in all copies. What was wrong before may be wrong afterwards.
 //!
 //! The judges look in the order of what they cost. `btrfs check` looks at what the churn left, and only when it complains at the mutant as it was before. The
-//! kernel is asked when something that was left alone reads otherwise, and of a sample.
+//! kernel is asked when something that was left alone reads otherwise, and of a sample. What is wrong then is excused when the kernel, which changes a copy of the
+//! mutant as much, leaves the same behind.
 //!
 //! `OFFSHOOT_SEED` repeats a run, `OFFSHOOT_MUTANT` does one mutant of each layout alone and says what was done to it, `OFFSHOOT_MUTANTS` is how many
 //! there are for each layout, and `OFFSHOOT_KEEP` a directory for images of those that fail.
@@ -26,6 +27,7 @@ mod fields;
 #[path = "../hostile/image.rs"]
 mod image;
 mod judge;
+mod kernel;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod patch;
@@ -42,6 +44,7 @@ use std::time::Duration;
 
 use churn::Churn;
 use image::Patched;
+use judge::Judge;
 use mutation::{from_env, seed_of};
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -174,6 +177,8 @@ struct Tally {
     broken_off: u64,
     complained_of: u64,
     seen_by_kernel: u64,
+    /// The kernel does the same.
+    excused: u64,
 }
 
 /// One mutant of a volume; what is wrong with what became of it.
@@ -217,11 +222,56 @@ fn judge(
     }
     if let Some(dir) = std::env::var_os("OFFSHOOT_KEEP").filter(|_| is_told || !problems.is_empty())
     {
-        let dir = std::path::Path::new(&dir).join(number.to_string());
+        let dir = std::path::Path::new(&dir).join(format!("{}-{number}", sound.name));
         sound.judge.keep(&mutant, &dir.join("before"));
         sound.judge.keep(&members, &dir.join("after"));
     }
     problems.iter().map(|problem| format!("mutant {number}: {}: {problem}", patch.what)).collect()
+}
+
+/// Something that became worse.
+enum Problem {
+    /// A kind of complaints of `btrfs check`, and what it says.
+    Complaint(String, String),
+    /// Files that were left alone are lost.
+    Lost(String),
+    /// What must not be, whatever the kernel does.
+    Never(String),
+}
+
+impl Problem {
+    fn text(self) -> String {
+        match self {
+            Self::Complaint(_, text) => format!("btrfs check: {text}"),
+            Self::Lost(text) | Self::Never(text) => text,
+        }
+    }
+}
+
+/// What `btrfs check` finds in `now` that it does not find in `before`.
+fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem> {
+    let after = judge.check(now);
+    if after.is_empty() {
+        return vec![];
+    }
+    let before = judge.check(before);
+    // Where it does not come to its end it says nothing.
+    if before.is_broken {
+        return vec![];
+    }
+    let beyond = after.beyond(&before).into_iter();
+    beyond.map(|(kind, text)| Problem::Complaint(kind, text)).collect()
+}
+
+/// Which of the paths that were left alone the kernel does not show any more; `None` when it did not mount it before.
+fn lost_to_kernel(
+    judge: &mut Judge,
+    before: &Members,
+    now: &Members,
+    untouched: &[Vec<u8>],
+) -> Option<std::result::Result<Vec<Vec<u8>>, String>> {
+    let before = judge.kernel(before).ok()?;
+    Some(judge.kernel(now).map(|after| changed(&before, &after, untouched)))
 }
 
 /// What is wrong with what became of `mutant`, which is `members` now.
@@ -237,52 +287,76 @@ fn verdict(
     if let Some(error) = &outcome.refused {
         tally.refused += 1;
         if hash(mutant) == hash(members) {
-            return problems;
+            return vec![];
         }
         // Before the first subvolume is shown, files without names go.
-        problems.extend(
-            (!matches!(error, Error::Corrupt(_)))
-                .then(|| format!("it is refused and was written: {error}")),
-        );
+        if !matches!(error, Error::Corrupt(_)) {
+            problems.push(Problem::Never(format!("it is refused and was written: {error}")));
+        }
     } else {
         tally.written += 1;
     }
     tally.broken_off +=
         u64::from(outcome.told.iter().any(|told| told.contains("the volume is only read")));
-    let after = sound.judge.check(members);
-    if !after.is_empty() {
-        let before = sound.judge.check(mutant);
-        tally.complained_of += 1;
-        // Where it does not come to its end it says nothing.
-        if !before.is_broken {
-            let beyond = after.beyond(&before);
-            problems.extend(beyond.into_iter().map(|new| format!("btrfs check: {new}")));
+    problems.extend(complaints(&mut sound.judge, mutant, members));
+    tally.complained_of += u64::from(!problems.is_empty());
+    if let Ok(before) = &outcome.before {
+        let lost = match show(members) {
+            Ok(after) => changed(before, &after, &outcome.untouched),
+            Err(_) => outcome.untouched.clone(),
+        };
+        if !lost.is_empty() || kernel_is_asked {
+            tally.seen_by_kernel += 1;
+            match lost_to_kernel(&mut sound.judge, mutant, members, &outcome.untouched) {
+                Some(Ok(lost)) if lost.is_empty() => {}
+                Some(Ok(lost)) => problems.push(Problem::Lost(format!(
+                    "the kernel does not show any more: {}",
+                    paths(&lost)
+                ))),
+                Some(Err(error)) => {
+                    problems.push(Problem::Lost(format!("it does not mount any more: {error}")));
+                }
+                None if lost.is_empty() => {}
+                None => problems
+                    .push(Problem::Lost(format!("we do not show any more: {}", paths(&lost)))),
+            }
+        }
+        if !problems.is_empty() {
+            excuse(&mut sound.judge, mutant, before, &outcome.untouched, &mut problems);
+            tally.excused += u64::from(problems.is_empty());
         }
     }
-    let Ok(before) = &outcome.before else { return problems };
-    let lost = match show(members) {
-        Ok(after) => changed(before, &after, &outcome.untouched),
-        Err(_) => outcome.untouched.clone(),
+    problems.into_iter().map(Problem::text).collect()
+}
+
+/// Takes out what the kernel does as well, when it does as much to a copy.
+fn excuse(
+    judge: &mut Judge,
+    mutant: &Members,
+    before: &View,
+    untouched: &[Vec<u8>],
+    problems: &mut Vec<Problem>,
+) {
+    let touched: Vec<_> = before.keys().filter(|path| !untouched.contains(path)).cloned().collect();
+    let Ok(disks) = judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched))
+    else {
+        return;
     };
-    if lost.is_empty() && !kernel_is_asked {
-        return problems;
-    }
-    tally.seen_by_kernel += 1;
-    match (sound.judge.kernel(mutant), sound.judge.kernel(members)) {
-        (Ok(before), Ok(after)) => {
-            let lost = changed(&before, &after, &outcome.untouched);
-            problems.extend(
-                (!lost.is_empty())
-                    .then(|| format!("the kernel does not show any more: {}", paths(&lost))),
-            );
-        }
-        (Ok(_), Err(error)) => problems.push(format!("it does not mount any more: {error}")),
-        (Err(_), _) if !lost.is_empty() => {
-            problems.push(format!("we do not show any more: {}", paths(&lost)));
-        }
-        (Err(_), _) => {}
-    }
-    problems
+    let theirs = judge.images_over(&disks);
+    let kinds = complaints(judge, mutant, &theirs);
+    let is_lost = match lost_to_kernel(judge, mutant, &theirs, untouched) {
+        Some(Ok(lost)) => !lost.is_empty(),
+        Some(Err(_)) => true,
+        None => false,
+    };
+    let is_theirs = |kind: &String| {
+        kinds.iter().any(|theirs| matches!(theirs, Problem::Complaint(one, _) if one == kind))
+    };
+    problems.retain(|problem| match problem {
+        Problem::Complaint(kind, _) => !is_theirs(kind) && !is_lost,
+        Problem::Lost(_) => !is_lost,
+        Problem::Never(_) => true,
+    });
 }
 
 /// Judges mutants of a layout, and tells what is wrong.

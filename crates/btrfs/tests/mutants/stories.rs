@@ -100,6 +100,13 @@ impl Story {
         self.judge.check(&self.members)
     }
 
+    /// `btrfs check` finds nothing that it did not find before.
+    #[track_caller]
+    fn assert_no_worse_than(&mut self, before: &Complaints) {
+        let beyond = self.check().beyond(before);
+        assert!(beyond.is_empty(), "btrfs check: {:#?}", beyond.values());
+    }
+
     /// Opens it for writing, without a thread of its own.
     fn open(&self) -> Filesystem {
         self.open_with(None, None)
@@ -131,7 +138,7 @@ impl Story {
     }
 
     /// Has the kernel mount a copy as it is now, do something to it, and gives the copy.
-    fn kernel_does(&mut self, work: impl FnOnce(&Path)) -> Self {
+    fn kernel_does(&mut self, work: impl FnOnce(&Path) + Send + 'static) -> Self {
         let members = copies(&self.members);
         let changed = self.judge.kernel_changes(&members, work);
         let disks = changed.expect("the kernel mounts it for writing");

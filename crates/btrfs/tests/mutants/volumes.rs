@@ -40,7 +40,8 @@ pub(crate) const LAYOUTS: [Layout; 7] = [
 
 /// A sound volume, and what is patched in it.
 pub(crate) struct Sound {
-    /// A number for its layout.
+    /// The name of its layout, and a number for it.
+    pub(crate) name: &'static str,
     pub(crate) number: u64,
     pub(crate) images: Vec<Arc<Image>>,
     pub(crate) target: Target,
@@ -62,7 +63,7 @@ impl Layout {
         let structures = Structures::of(&target);
         let judge = Judge::new(disks, &images);
         let number = u64::from(offshoot_testkit::names::hash(self.name.as_bytes()));
-        Sound { number, images, target, structures, judge }
+        Sound { name: self.name, number, images, target, structures, judge }
     }
 }
 
