@@ -64,20 +64,20 @@ impl Engine {
         let live = self.live()?;
         let mut failed = None;
         loop {
-            loop {
-                match self.drop_step() {
-                    Ok(Progress::Went) => {}
-                    Ok(Progress::Waits) => break,
-                    Err(error) => {
-                        live.require_whole()?;
-                        failed.get_or_insert(error);
-                    }
+            let first = live.subvolumes.first_deleted();
+            match self.drop_step() {
+                Ok(Progress::Went) => {}
+                Ok(Progress::Waits) if !live.subvolumes.has_deleted() => {
+                    return failed.map_or(Ok(()), Err);
                 }
+                Ok(Progress::Waits) => self.commit()?,
+                // It was given up, and the next one comes first.
+                Err(error) if live.subvolumes.first_deleted() != first => {
+                    live.require_whole()?;
+                    failed.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
             }
-            if !live.subvolumes.has_deleted() {
-                return failed.map_or(Ok(()), Err);
-            }
-            self.commit()?;
         }
     }
 
