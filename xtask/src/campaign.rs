@@ -4,7 +4,7 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 7] = [
+const CAMPAIGNS: [Campaign; 8] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
@@ -43,6 +43,18 @@ const CAMPAIGNS: [Campaign; 7] = [
         targets: &["--test", "mount"],
         test: Some("campaign::campaign"),
         options: &[("--seconds", "OFFSHOOT_SECONDS"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
+    },
+    Campaign {
+        what: "mutants",
+        package: "offshoot-btrfs",
+        targets: &["--test", "mutants"],
+        test: Some("campaign"),
+        options: &[
+            ("--mutants", "OFFSHOOT_MUTANTS"),
+            ("--keep", "OFFSHOOT_KEEP"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
         always: &[],
     },
     Campaign {

@@ -15,10 +15,11 @@
 //! | `deep` | a path longer than `PATH_MAX` |
 //! | `volumes` | subvolumes in subvolumes, snapshots, and what they leave behind |
 //!
-//! [`crowd`] makes many entries, for trees that are high. Everything that is random
+//! [`handful`] makes a little of everything, and [`crowd`] makes many entries, for trees that are high. Everything that is random
 //! comes from fixed seeds.
 
 pub mod data;
+pub mod handful;
 pub mod names;
 pub mod shapes;
 pub mod special;

@@ -12,7 +12,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Time
 
 use super::changes::{Changes, timespec};
 use super::directories::Directory;
-use super::{ROOT_DIR, no_such_file};
+use super::{ROOT_DIR, entry_called, no_such_file};
 use crate::delayed;
 use crate::subvolume::malformed;
 use crate::volume::Engine;
@@ -37,6 +37,13 @@ impl Target {
     pub(crate) fn subvolume(id: TreeId) -> Self {
         let location = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
         Self { location, file_type: FileType::Directory }
+    }
+
+    /// Whether an entry with this name and location is one that leads here by `name`. The offset of a
+    /// location says nothing.
+    fn is_of(self, entry: &DirEntry<'_>, name: &[u8]) -> bool {
+        let ends = |location: Key| (location.objectid, location.item_type);
+        entry.name == name && ends(entry.location) == ends(self.location)
     }
 }
 
@@ -78,16 +85,14 @@ fn index_after_last(volume: &Engine, dir: FileId) -> Result<u64> {
     Ok(highest.map_or(FIRST_INDEX, |index| index.saturating_add(1).max(FIRST_INDEX)))
 }
 
-/// The index of the entry `name` of `dir`, looked for among all.
-pub(crate) fn index_of(volume: &Engine, dir: FileId, name: &[u8]) -> Result<u64> {
+/// The index of an entry of `dir` that leads to `target` by `name`, looked for among all.
+fn index_of(volume: &Engine, dir: FileId, name: &[u8], target: Target) -> Result<u64> {
     let root = super::tree_of(volume, dir)?;
     let mut found = None;
     delayed::for_each_item(volume, root, indexes(dir, 0), &mut |key, data| {
-        for entry in dir_entries(data) {
-            if entry.map_err(malformed)?.name == name {
-                found = Some(key.offset);
-                return Ok(ControlFlow::Break(()));
-            }
+        if leads_to(data, name, target)? {
+            found = Some(key.offset);
+            return Ok(ControlFlow::Break(()));
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -179,22 +184,60 @@ impl Changes<'_, '_> {
         self.put(key, all)
     }
 
-    /// Removes an entry, which stands at `index` too.
+    /// Whether the entry of `dir` at `index` leads to `target` by `name`.
+    pub(super) fn is_entry(
+        &mut self,
+        Place { dir, name }: Place<'_>,
+        target: Target,
+        index: u64,
+    ) -> Result<bool> {
+        let key = Key::new(dir.ino, ItemType::DIR_INDEX, index);
+        leads_to(self.get(key)?.unwrap_or_default(), name, target)
+    }
+
+    /// Removes the entry of a subvolume that is not there, or is elsewhere: nothing else tells its index.
+    pub(super) fn remove_placeholder(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
+        let Place { dir, name } = place;
+        let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
+        let entry = entry_called(self.get(key)?.unwrap_or_default(), name)?;
+        let location = entry.ok_or_else(|| no_such_file(dir))?.location;
+        let target = Target { location, file_type: FileType::Directory };
+        let index = index_of(self.volume(), dir, name, target)?;
+        self.remove_entry(place, target, index, at)
+    }
+
+    /// Removes the entry that leads to `target`, which stands at `index` too. Of several with one name, which only
+    /// a damaged directory has, the others stay.
+    ///
+    /// # Errors
+    /// `ENOENT` when nothing has the name. When the two places of the entry do not agree: removing
+    /// what is at one of them could take another entry away.
     pub(crate) fn remove_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
+        target: Target,
         index: u64,
         at: Timestamp,
     ) -> Result<()> {
+        let corrupt = |structure, problem: &str| {
+            let problem = format!("`{}` {problem}", name.escape_ascii());
+            Err(Error::corrupt(structure, problem).in_file(dir))
+        };
         let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
         let all = self.get(key)?.unwrap_or_default();
-        let rest = without(all, name)?.ok_or_else(|| no_such_file(dir))?;
+        let Some(rest) = without_one(all, |entry| target.is_of(entry, name))? else {
+            let Some(other) = entry_called(all, name)? else { return Err(no_such_file(dir)) };
+            let problem = format!("leads to {}, not to {}", other.location, target.location);
+            return corrupt("directory item", &problem);
+        };
         self.put_or_remove(key, rest)?;
-        if !self.remove(Key::new(dir.ino, ItemType::DIR_INDEX, index))? {
-            let name = name.escape_ascii();
-            let problem = format!("`{name}` has the index {index}, where there is no entry");
-            return Err(Error::corrupt("directory index", problem).in_file(dir));
-        }
+        let key = Key::new(dir.ino, ItemType::DIR_INDEX, index);
+        let all = self.get(key)?.unwrap_or_default();
+        let Some(rest) = without_one(all, |entry| target.is_of(entry, name))? else {
+            let what = if all.is_empty() { "there is no entry" } else { "another entry stands" };
+            return corrupt("directory index", &format!("has the index {index}, where {what}"));
+        };
+        self.put_or_remove(key, rest)?;
         let shrunk = 2 * name.len() as u64;
         let time = timespec(at)?;
         self.change_inode(dir, at, |item| {
@@ -204,16 +247,29 @@ impl Changes<'_, '_> {
     }
 }
 
-/// The entries in `data` but for the one called `name`; `None` when there is none.
-pub(super) fn without(data: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>> {
-    let (mut rest, mut found) = (Vec::with_capacity(data.len()), false);
+/// Whether one of the entries in `data` leads to `target` by `name`.
+fn leads_to(data: &[u8], name: &[u8], target: Target) -> Result<bool> {
+    for entry in dir_entries(data) {
+        if target.is_of(&entry.map_err(malformed)?, name) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The entries in `data` but for the first that `is_wanted`; `None` when there is none.
+pub(super) fn without_one(
+    data: &[u8],
+    is_wanted: impl Fn(&DirEntry<'_>) -> bool,
+) -> Result<Option<Vec<u8>>> {
+    let (mut rest, mut is_found) = (Vec::with_capacity(data.len()), false);
     for entry in dir_entries(data) {
         let entry = entry.map_err(malformed)?;
-        if entry.name == name {
-            found = true;
+        if !is_found && is_wanted(&entry) {
+            is_found = true;
         } else {
             rest.extend_from_slice(&encode::dir_entry(&entry));
         }
     }
-    Ok(found.then_some(rest))
+    Ok(is_found.then_some(rest))
 }

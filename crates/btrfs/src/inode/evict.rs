@@ -55,7 +55,7 @@ struct Held {
 }
 
 impl Batch {
-    /// The first items of `file` that are not its inode item.
+    /// The first items of `file` that are not its inode item, of whatever types: all go with the inode, those that a newer kernel made included.
     pub(super) fn read(volume: &Engine, file: FileId) -> Result<Self> {
         let (tree, ino) = (TreeId(file.dev), file.ino);
         let refs = |parent| Key::new(ino, ItemType::INODE_REF, parent);
@@ -64,9 +64,15 @@ impl Batch {
         let queued: Vec<_> = waiting.iter().filter(|one| one.1).map(|one| one.0).collect();
         let (keys, extents) = (Vec::new(), Vec::new());
         let mut batch = Self { file, keys, queued, extents, nbytes: 0, has_more: false };
-        let mut cursor = Cursor::seek(volume, volume.tree(tree)?, refs(0))?;
+        let inode = Key::new(ino, ItemType::INODE_ITEM, 0);
+        let first = Key { item_type: ItemType(0), ..inode };
+        let mut cursor = Cursor::seek(volume, volume.tree(tree)?, first)?;
         let mut room = leaf_capacity(volume.superblock().node_size);
         while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid == ino) {
+            if key == inode {
+                cursor.advance()?;
+                continue;
+            }
             let size = data.len() + ITEM_SIZE;
             if batch.keys.len() == BATCH || size > room {
                 batch.has_more = true;

@@ -1,7 +1,7 @@
 //! Names as a tree log has them. Nothing here tells when: the log says what times inodes have.
 
 use offshoot_btrfs_format::inode::InodeItem;
-use offshoot_vfs::{FileId, Place, Result, Timestamp};
+use offshoot_vfs::{FileId, FileType, Place, Result, Timestamp};
 
 use super::changes::Changes;
 use super::entries::Target;
@@ -31,8 +31,9 @@ pub(crate) fn add_name(
 pub(crate) fn remove_name(handle: &Handle<'_>, place: Place<'_>, file: FileId) -> Result<()> {
     let mut changes = Changes::accepted(handle, place.dir)?;
     let before = changes.inode(place.dir)?;
-    let index = changes.remove_name(file.ino, place)?;
-    changes.remove_entry(place, index, NEVER)?;
+    let target = Target::inode(file.ino, FileType::Regular);
+    let index = changes.remove_name(file.ino, target, place)?;
+    changes.remove_entry(place, target, index, NEVER)?;
     changes.keep_times(place.dir, &before)?;
     changes.apply()
 }

@@ -6,13 +6,14 @@
 
 use offshoot_btrfs_format::dir::extref_hash;
 use offshoot_btrfs_format::encode;
-use offshoot_btrfs_format::inode::{InodeExtrefItem, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::inode::{InodeExtrefItem, InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{Errno, Error, Place, Result};
 use zerocopy::IntoBytes;
 
 use super::changes::Changes;
+use super::entries::Target;
 use crate::subvolume::malformed;
 
 /// The most names that an inode can have.
@@ -60,41 +61,63 @@ impl Changes<'_, '_> {
         self.put_new(key, encode::inode_ref(index, place.name));
     }
 
-    /// Takes the name at `place` from the inode `ino`, and says which index its entry has.
-    pub(crate) fn remove_name(&mut self, ino: u64, place: Place<'_>) -> Result<u64> {
+    /// Takes the name at `place` from `target`, which is the inode `ino`, and says which index its entry has. Of
+    /// several that are the same, which only a damaged inode has, one goes: that whose entry is there.
+    ///
+    /// # Errors
+    /// When the inode does not have the name.
+    pub(crate) fn remove_name(
+        &mut self,
+        ino: u64,
+        target: Target,
+        place: Place<'_>,
+    ) -> Result<u64> {
         let Place { dir, name } = place;
-        let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
-        let (mut rest, mut found) = (Vec::new(), None);
-        for one in inode_refs(dir.ino, self.get(key)?.unwrap_or_default()) {
-            let one = one.map_err(malformed)?;
-            if one.name == name {
-                found = Some(one.index);
-            } else {
-                rest.extend_from_slice(&encode::inode_ref(one.index, one.name));
+        let keys = [
+            Key::new(ino, ItemType::INODE_REF, dir.ino),
+            Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name)),
+        ];
+        for key in keys {
+            let data = self.get(key)?.unwrap_or_default().to_vec();
+            let all = names_in(key, &data)?;
+            let is_same = |one: &&InodeName<'_>| one.parent == dir.ino && one.name == name;
+            let same: Vec<u64> = all.iter().filter(is_same).map(|one| one.index).collect();
+            let Some(&first) = same.first() else { continue };
+            let mut index = first;
+            for &other in same.iter().filter(|_| same.len() > 1) {
+                if self.is_entry(place, target, other)? {
+                    index = other;
+                    break;
+                }
             }
-        }
-        if let Some(index) = found {
-            self.put_or_remove(key, rest)?;
+            let gone = all.iter().position(|one| is_same(&one) && one.index == index);
+            let kept = all.iter().enumerate().filter(|(at, _)| Some(*at) != gone);
+            let rest: Vec<_> = kept.map(|(_, one)| encoded(key, one)).collect();
+            self.put_or_remove(key, rest.concat())?;
             self.note_lost(dir.ino, index, ino);
             return Ok(index);
         }
-        let key = Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name));
-        rest.clear();
-        for one in inode_extrefs(self.get(key)?.unwrap_or_default()) {
-            let one = one.map_err(malformed)?;
-            if one.parent == dir.ino && one.name == name {
-                found = Some(one.index);
-            } else {
-                rest.extend_from_slice(&extref(one.parent, one.index, one.name));
-            }
-        }
-        let index = found.ok_or_else(|| {
-            let name = name.escape_ascii();
-            let problem = format!("inode {ino} does not know its name `{name}` in {dir}");
-            Error::corrupt("inode ref", problem)
-        })?;
-        self.put_or_remove(key, rest)?;
-        self.note_lost(dir.ino, index, ino);
-        Ok(index)
+        let name = name.escape_ascii();
+        let problem = format!("inode {ino} does not know its name `{name}` in {dir}");
+        Err(Error::corrupt("inode ref", problem))
+    }
+}
+
+/// The names in an INODE_REF or INODE_EXTREF item.
+fn names_in(key: Key, data: &[u8]) -> Result<Vec<InodeName<'_>>> {
+    let all: std::result::Result<Vec<_>, _> = if key.item_type == ItemType::INODE_REF {
+        inode_refs(key.offset, data).collect()
+    } else {
+        inode_extrefs(data).collect()
+    };
+    all.map_err(malformed)
+}
+
+/// A name as it stands in an item with this key.
+fn encoded(key: Key, one: &InodeName<'_>) -> Vec<u8> {
+    if key.item_type == ItemType::INODE_REF {
+        encode::inode_ref(one.index, one.name)
+    } else {
+        extref(one.parent, one.index, one.name)
     }
 }

@@ -17,13 +17,25 @@ use super::evict::{evict_batch, orphan_key};
 use super::inode_item;
 use crate::subvolume::{malformed, root_of};
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Engine;
+use crate::volume::{Engine, Report};
 
-/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open.
+/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open. What cannot be removed is reported, and stays:
+/// nobody sees it, and it is no reason to refuse what is asked for.
+///
+/// # Errors
+/// When nothing can be written any more.
 pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
     let mut orphans = Orphans::of(tree);
-    while orphans.step(volume)? {}
-    Ok(())
+    loop {
+        match orphans.step(volume) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(error) => {
+                volume.live()?.require_whole()?;
+                volume.report(&Report::SweepFailed { problem: error.to_string() });
+            }
+        }
+    }
 }
 
 /// The orphan items of a subvolume, one after the other.
@@ -39,15 +51,20 @@ impl Orphans {
     }
 
     /// Removes what goes at once of the next one, and says whether there was one.
+    ///
+    /// # Errors
+    /// When it cannot be removed: the next step goes on with the one behind it. When the next one cannot be found: then that is the end.
     fn step(&mut self, volume: &Engine) -> Result<bool> {
-        let Some(from) = self.next else { return Ok(false) };
+        let Some(from) = self.next.take() else { return Ok(false) };
         let cursor = Cursor::seek(volume, volume.tree(self.tree)?, from)?;
         let found = cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).map(|(key, _)| key);
         drop(cursor);
         let Some(key) = found else { return Ok(false) };
         let file = FileId { dev: self.tree.0, ino: key.offset };
-        let is_done = remove(volume, file).map_err(|error| error.in_file_if_unnamed(file))?;
-        self.next = if is_done { key.successor() } else { Some(key) };
+        self.next = key.successor();
+        if !remove(volume, file).map_err(|error| error.in_file_if_unnamed(file))? {
+            self.next = Some(key);
+        }
         Ok(true)
     }
 }
@@ -105,14 +122,17 @@ impl Sweep {
     /// Does one step.
     ///
     /// # Errors
-    /// When something cannot be read or removed: the next step goes on with the next subvolume.
+    /// When something cannot be read or removed: the next step goes on behind it.
     pub(crate) fn step(&mut self, volume: &Engine) -> Result<()> {
         let Some(mut orphans) = self.orphans.take() else { return self.look(volume) };
         match orphans.step(volume) {
             Ok(true) => self.orphans = Some(orphans),
             // It was deleted meanwhile.
             Ok(false) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                self.orphans = Some(orphans);
+                return Err(error);
+            }
         }
         Ok(())
     }

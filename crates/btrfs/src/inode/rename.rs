@@ -170,8 +170,9 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
         let item = changes.inode(file)?;
         refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
-        let index = changes.remove_name(file.ino, place)?;
-        changes.remove_entry(place, index, at)?;
+        let target = Target::inode(file.ino, type_of(&item)?);
+        let index = changes.remove_name(file.ino, target, place)?;
+        changes.remove_entry(place, target, index, at)?;
     }
     // A log of one of them would leave the other in no place.
     changes.log().obstruct(Obstacle::Exchanged);
@@ -221,10 +222,11 @@ fn rename_locked(
             changes.take_place_away(to, replaced, directory, at)?;
         }
     }
-    let old_index = changes.remove_name(moved.ino, from)?;
-    changes.remove_entry(from, old_index, at)?;
+    let target = Target::inode(moved.ino, file_type);
+    let old_index = changes.remove_name(moved.ino, target, from)?;
+    changes.remove_entry(from, target, old_index, at)?;
     let index = changes.next_index(to.dir)?;
-    changes.add_entry(to, Target::inode(moved.ino, file_type), index, at)?;
+    changes.add_entry(to, target, index, at)?;
     changes.add_name(moved.ino, to, index)?;
     changes.change_inode(moved, at, |_| {})?;
     let is_durable = changes.is_synchronous();

@@ -4,7 +4,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
-use super::entries::{Target, has_entries, index_of, require_name};
+use super::entries::{Target, has_entries, require_name};
 use super::evict::{self, orphan_key};
 use super::in_use::Locks;
 use super::names::LINK_MAX;
@@ -171,8 +171,9 @@ impl Changes<'_, '_> {
             // Who replays a log would find in it what was moved away.
             self.log().obstruct(Obstacle::DirectoryRemoved);
         }
-        let index = self.remove_name(file.ino, place)?;
-        self.remove_entry(place, index, at)?;
+        let target = Target::inode(file.ino, type_of(&item)?);
+        let index = self.remove_name(file.ino, target, place)?;
+        self.remove_entry(place, target, index, at)?;
         let left = item.nlink.get().saturating_sub(1);
         if left > 0 {
             self.change_inode(file, at, |item| item.nlink = left.into())?;
@@ -207,6 +208,6 @@ impl Changes<'_, '_> {
         }
         let dir = self.directory(place.dir)?;
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
-        self.remove_entry(place, index_of(self.volume(), place.dir, place.name)?, at)
+        self.remove_placeholder(place, at)
     }
 }

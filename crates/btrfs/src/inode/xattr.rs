@@ -3,7 +3,8 @@
 //! An attribute is found by the hash of its name; those with one hash share an item, which must fit
 //! into a leaf. Values are stored as they are, but for access control lists, which change permissions.
 
-use offshoot_btrfs_format::dir::{DirEntry, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::encode::dir_entry;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
@@ -11,9 +12,9 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp, 
 
 use super::changes::{Changes, refuse_flags};
 use super::compression::{NEVER_COMPRESSED, PROPERTY, flags_of_property};
-use super::entries::without;
 use super::subvolume::writable;
 use super::type_of;
+use crate::subvolume::malformed;
 use crate::volume::Engine;
 
 /// The longest value that a system call takes, in bytes.
@@ -21,7 +22,7 @@ const XATTR_SIZE_MAX: usize = 65_536;
 
 /// The item of one attribute.
 pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
-    offshoot_btrfs_format::encode::dir_entry(&DirEntry {
+    dir_entry(&DirEntry {
         location: Key::MIN,
         transid: generation,
         file_type: file_type::XATTR,
@@ -209,4 +210,18 @@ pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) 
     changes.apply()?;
     drop(handle);
     volume.commit_if(is_durable)
+}
+
+/// The attributes in `data` but for the one called `name`; `None` when there is none.
+fn without(data: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>> {
+    let (mut rest, mut found) = (Vec::with_capacity(data.len()), false);
+    for entry in dir_entries(data) {
+        let entry = entry.map_err(malformed)?;
+        if entry.name == name {
+            found = true;
+        } else {
+            rest.extend_from_slice(&dir_entry(&entry));
+        }
+    }
+    Ok(found.then_some(rest))
 }

@@ -19,7 +19,7 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 use super::items::{orphan_key, uuids_without};
 use super::{malformed, root_item};
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::{has_entries, require_name};
+use crate::inode::entries::{Target, has_entries, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
 use crate::space::{Claim, DELETION_ITEMS};
@@ -115,7 +115,7 @@ fn delete_alone(
     let mut changes = Changes::new(handle, dir)?;
     let parent = changes.directory(dir)?;
     refuse_flags(&parent, inode_flags::APPEND, dir)?;
-    changes.remove_entry(place, index_at(volume, dir, id)?, at)?;
+    changes.remove_entry(place, Target::subvolume(id), index_at(volume, place, id)?, at)?;
     let tree = handle.tree(id)?;
     let missing = || Error::posix(Errno::NOENT, format!("subvolume {id}"));
     let item = root_item(volume, id)?.ok_or_else(missing)?;
@@ -166,12 +166,28 @@ pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root)
 }
 
-/// The index of the entry in the subvolume of `dir` that leads to the subvolume `id`.
-pub(super) fn index_at(volume: &Engine, dir: FileId, id: TreeId) -> Result<u64> {
-    let key = Key::new(dir.dev, ItemType::ROOT_REF, id.0);
-    let index = with_item(volume, volume.tree(TreeId::ROOT)?, key, |data| {
-        RootRef::parse(data).map(|place| place.sequence).map_err(malformed)
-    })?;
+/// The index of the entry at `place` that leads to the subvolume `id`, as both sides of the root tree say.
+///
+/// # Errors
+/// When one of them is missing, or says that the subvolume stands elsewhere: nothing was changed yet.
+pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<u64> {
+    let Place { dir, name } = place;
+    let keys = [
+        Key::new(dir.dev, ItemType::ROOT_REF, id.0),
+        Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev),
+    ];
+    let mut index = None;
+    for (key, structure) in keys.into_iter().zip(["root ref", "root backref"]) {
+        let found = with_item(volume, volume.tree(TreeId::ROOT)?, key, |data| {
+            let found = RootRef::parse(data).map_err(malformed)?;
+            let is_here = found.dirid == dir.ino && found.name == name;
+            Ok(is_here.then_some(found.sequence))
+        })?;
+        let here = found.flatten().filter(|&here| index.is_none_or(|index| index == here));
+        let shown = name.escape_ascii();
+        let wrong = format!("{key} does not say that the subvolume is `{shown}` in {dir}");
+        index = Some(here.ok_or_else(|| Error::corrupt(structure, wrong).in_file(dir))?);
+    }
     index.ok_or_else(|| Error::corrupt("root ref", format!("none leads to subvolume {id}")))
 }
 

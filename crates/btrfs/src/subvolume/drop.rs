@@ -57,14 +57,26 @@ impl Engine {
     /// when a volume is closed is done when it is opened again.
     ///
     /// # Errors
-    /// When a block cannot be read, `EROFS` when the volume was opened for reading or nothing is written any more.
+    /// When a block of one cannot be read: the first such error, after all others were dropped. `EROFS` when the volume was opened for reading or nothing
+    /// is written any more.
     pub fn drop_deleted(&self) -> Result<()> {
+        let live = self.live()?;
+        let mut failed = None;
         loop {
-            while self.drop_step()? == Progress::Went {}
-            if !self.live()?.subvolumes.has_deleted() {
-                return Ok(());
+            let first = live.subvolumes.first_deleted();
+            match self.drop_step() {
+                Ok(Progress::Went) => {}
+                Ok(Progress::Waits) if !live.subvolumes.has_deleted() => {
+                    return failed.map_or(Ok(()), Err);
+                }
+                Ok(Progress::Waits) => self.commit()?,
+                // It was given up, and the next one comes first.
+                Err(error) if live.subvolumes.first_deleted() != first => {
+                    live.require_whole()?;
+                    failed.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
             }
-            self.commit()?;
         }
     }
 

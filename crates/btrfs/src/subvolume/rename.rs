@@ -122,14 +122,16 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         let changes = self.changes(place.dir);
         let dir = changes.directory(place.dir)?;
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
-        let index = if file.ino == ROOT_DIR {
-            index_at(changes.volume(), place.dir, TreeId(file.dev))?
-        } else {
-            let item = changes.inode(file)?;
-            refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
-            changes.remove_name(file.ino, place)?
-        };
-        changes.remove_entry(place, index, at)
+        if file.ino == ROOT_DIR {
+            let id = TreeId(file.dev);
+            let index = index_at(changes.volume(), place, id)?;
+            return changes.remove_entry(place, Target::subvolume(id), index, at);
+        }
+        let item = changes.inode(file)?;
+        refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
+        let target = Target::inode(file.ino, type_of(&item)?);
+        let index = changes.remove_name(file.ino, target, place)?;
+        changes.remove_entry(place, target, index, at)
     }
 
     /// Gives `file`, which was in the directory `from`, another place.

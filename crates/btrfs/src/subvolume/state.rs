@@ -82,7 +82,7 @@ impl State {
 
     /// Finds the highest number in use, and the subvolumes that were deleted before the volume was opened.
     pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
-        *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
+        let mut highest = highest_id(volume)?;
         let first = orphan_key(TreeId(0));
         let mut cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
         while let Some((key, _)) = cursor.item_of(first.objectid, first.item_type) {
@@ -91,9 +91,12 @@ impl State {
             let is_alive = root_item(volume, id)?.is_some_and(|item| item.refs.get() > 0);
             if id.is_subvolume() && !is_alive {
                 self.add_deleted(id, Generation(0));
+                // In a damaged volume the orphan item may be all that tells of it. A new subvolume with its number would be dropped.
+                highest = highest.max(id.0);
             }
             cursor.advance()?;
         }
+        *self.next.lock() = highest.saturating_add(1).max(TreeId::FIRST_FREE.0);
         Ok(())
     }
 }

@@ -18,15 +18,15 @@ use crate::mutation::{index, mutate_item, pack, scramble, unpack};
 
 /// A tree block of the last commit, and all places where it is.
 pub(crate) struct Block {
-    bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     /// Member and offset on it.
-    places: Vec<(usize, u64)>,
+    pub(crate) places: Vec<(usize, u64)>,
 }
 
 /// A volume that is to be damaged.
 pub(crate) struct Target {
     images: Vec<Arc<Image>>,
-    blocks: Vec<Block>,
+    pub(crate) blocks: Vec<Block>,
     checksum: ChecksumType,
     /// Whether all data has checksums, so that damage to it never goes unnoticed.
     pub(crate) all_checked: bool,
@@ -180,13 +180,14 @@ impl Target {
         bytes
     }
 
-    fn fit_checksum(&self, bytes: &mut [u8]) {
+    /// Gives a tree block, or a superblock, the checksum that fits.
+    pub(crate) fn fit_checksum(&self, bytes: &mut [u8]) {
         let sum = self.checksum.compute(&bytes[32..]);
         bytes[..self.checksum.len()].copy_from_slice(sum.bytes());
     }
 }
 
-fn header(bytes: &[u8]) -> &Header {
+pub(crate) fn header(bytes: &[u8]) -> &Header {
     Header::view(bytes).expect("a whole block")
 }
 

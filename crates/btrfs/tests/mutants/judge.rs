@@ -1,0 +1,292 @@
+//! `btrfs check` and the kernel, asked of volumes in memory.
+//!
+//! The images of a volume are kept in files. Before a judge looks, what differs is written there, and what differed the last time is
+//! undone: that is far less than an image.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::disks::{Attached, Disks, Mount};
+use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::judges;
+use offshoot_testkit::run::command;
+
+use crate::image::{Image, Patched};
+use crate::view::{View, view};
+
+/// How long `btrfs check` may take, in seconds. It does not end on every volume.
+const CHECK_SECONDS: &str = "20";
+
+/// The images of a volume in files.
+pub(crate) struct Judge {
+    disks: Disks,
+    files: Vec<File>,
+    sound: Vec<Patched>,
+    /// Where each file differs from its image: places and lengths.
+    touched: Vec<BTreeSet<(u64, usize)>>,
+}
+
+/// What `btrfs check` complains of: the kinds of complaints, and how many of each there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Complaints {
+    kinds: BTreeMap<String, BTreeSet<String>>,
+    /// It did not come to an end by itself.
+    pub(crate) is_broken: bool,
+}
+
+impl Judge {
+    /// A judge of volumes that differ little from the one on `disks`, whose images these are.
+    pub(crate) fn new(disks: Disks, images: &[Arc<Image>]) -> Self {
+        let open = |path| File::options().write(true).open(path).expect("an image opens");
+        let files: Vec<_> = disks.images().iter().map(open).collect();
+        let sound = images.iter().map(Patched::new).collect();
+        let touched = files.iter().map(|_| BTreeSet::new()).collect();
+        Self { disks, files, sound, touched }
+    }
+
+    /// Makes the files hold what the devices do, which lie over the images.
+    fn hold(&mut self, devices: &[Arc<MemoryDevice>]) {
+        for (member, device) in devices.iter().enumerate() {
+            let file = &self.files[member];
+            for (at, len) in std::mem::take(&mut self.touched[member]) {
+                let mut bytes = vec![0; len];
+                self.sound[member].read_at(at, &mut bytes).expect("memory");
+                file.write_all_at(&bytes, at).expect("an image is written");
+            }
+            let touched = &mut self.touched[member];
+            device
+                .visit_changes(&mut |at, bytes| {
+                    touched.insert((at, bytes.len()));
+                    file.write_all_at(bytes, at)
+                })
+                .expect("an image is written");
+        }
+    }
+
+    /// Writes copies of the images as they are on the devices to `dir`.
+    pub(crate) fn keep(&mut self, devices: &[Arc<MemoryDevice>], dir: &Path) {
+        self.hold(devices);
+        std::fs::create_dir_all(dir).expect("a directory");
+        for image in self.disks.images() {
+            let to = dir.join(image.file_name().expect("a name"));
+            let args = ["--sparse=always".as_ref(), image.as_os_str(), to.as_os_str()];
+            offshoot_testkit::run::run("cp", &args);
+        }
+    }
+
+    /// Images that differ little from those of the volume, as devices over these.
+    pub(crate) fn images_over(&self, disks: &Disks) -> Vec<Arc<MemoryDevice>> {
+        const PIECE: usize = 16 << 10;
+        let member = |(sound, path): (&Patched, &std::path::PathBuf)| {
+            let over = MemoryDevice::over(Arc::new(sound.clone()));
+            let file = File::open(path).expect("an image opens");
+            let (mut old, mut new) = (vec![0; PIECE], vec![0; PIECE]);
+            for at in (0..sound.size_bytes()).step_by(PIECE) {
+                let len = PIECE.min(usize::try_from(sound.size_bytes() - at).expect("small"));
+                sound.read_at(at, &mut old[..len]).expect("memory");
+                file.read_exact_at(&mut new[..len], at).expect("an image reads");
+                if old[..len] != new[..len] {
+                    over.write_at(at, &new[..len]).expect("memory");
+                }
+            }
+            Arc::new(over)
+        };
+        self.sound.iter().zip(disks.images()).map(member).collect()
+    }
+
+    /// What `btrfs check` finds.
+    pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>]) -> Complaints {
+        self.hold(devices);
+        // It finds several members only when they are block devices.
+        let attached = (self.files.len() > 1).then(|| Attached::new(self.disks.images()));
+        let mut check = command("timeout");
+        check.args([CHECK_SECONDS, "btrfs", "check", "--readonly"]);
+        match &attached {
+            Some(attached) => check.arg(attached.devices()[0]),
+            None => check.arg(&self.disks.images()[0]),
+        };
+        let output = check.output().expect("btrfs check runs");
+        let text = [output.stdout, output.stderr].concat();
+        let mut complaints = Complaints::parse(&String::from_utf8_lossy(&text));
+        complaints.is_broken = !matches!(output.status.code(), Some(0 | 1));
+        complaints
+    }
+
+    /// What the kernel shows.
+    ///
+    /// # Errors
+    /// What it said when it refused to mount it.
+    pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<View, String> {
+        self.hold(devices);
+        let options = "ro,noatime,subvolid=5";
+        let mount = Mount::try_new(self.disks.images(), options).or_else(|_| {
+            // It may still have been busy with the one before.
+            std::thread::sleep(Duration::from_millis(300));
+            Mount::try_new(self.disks.images(), options)
+        })?;
+        let host = HostFilesystem::new(mount.path()).map_err(|error| error.to_string())?;
+        let seen = view(&host);
+        drop(host);
+        Ok(seen)
+    }
+}
+
+impl Judge {
+    /// Has the kernel mount the volume for writing and lets `work` change it: the images then.
+    ///
+    /// # Errors
+    /// What it said when it refused to mount it, or that it does not come back.
+    pub(crate) fn kernel_changes(
+        &mut self,
+        devices: &[Arc<MemoryDevice>],
+        work: impl FnOnce(&Path) + Send + 'static,
+    ) -> Result<Disks, String> {
+        const LIMIT: Duration = Duration::from_secs(60);
+        self.hold(devices);
+        let Some(judges) = judges::require() else { return Err("there is no kernel".to_owned()) };
+        let copy = self.disks.copy(&judges);
+        let (done, result) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mount = Mount::try_new(copy.images(), "rw,noatime,subvolid=5");
+            let changed = mount.map(|mount| {
+                work(mount.path());
+                if let Ok(root) = File::open(mount.path()) {
+                    // It may have stopped writing, which is an answer too.
+                    let _ = rustix::fs::syncfs(root);
+                }
+                drop(mount);
+                copy
+            });
+            let _ = done.send(changed);
+        });
+        result.recv_timeout(LIMIT).unwrap_or_else(|_| Err(format!("not done after {LIMIT:?}")))
+    }
+}
+
+impl Complaints {
+    /// The kinds of complaints.
+    pub(crate) fn kinds(&self) -> Vec<&str> {
+        self.kinds.keys().map(String::as_str).collect()
+    }
+
+    fn parse(output: &str) -> Self {
+        // Which range it is that a group counts as free changes with every write. What stays is told in one more line: which group.
+        const HARMLESS: [&str; 26] = [
+            "wanted bytes #, found #",
+            "wanted offset #, found #",
+            "there is no free space entry for",
+            "free space info recorded",
+            "Opening filesystem to check",
+            "Checking filesystem on",
+            "UUID:",
+            "found # bytes used",
+            "no error found",
+            "error(s) found",
+            "total csum bytes:",
+            "total tree bytes:",
+            "total fs tree bytes:",
+            "total extent tree bytes:",
+            "btree space waste bytes:",
+            "file data blocks allocated:",
+            "referenced #",
+            "[#/#]",
+            "cache and super generation don't match",
+            "ERROR: errors found in",
+            "WARNING: adding device",
+            "ERROR: cannot scan",
+            "Ignoring transid failure",
+            "ERROR: failed to repair",
+            "ERROR: fsroot",
+            "bad block",
+        ];
+        let mut complaints = Self::default();
+        for line in output.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let line = without_names(line);
+            let (shape, numbers) = shape(&line);
+            if HARMLESS.iter().any(|harmless| shape.starts_with(harmless)) {
+                continue;
+            }
+            // `root 5 inode 257 errors 2001, no inode item, link count wrong`
+            let (object, kinds) = match shape.split_once(" errors #, ") {
+                Some((object, kinds)) => {
+                    (object.to_owned(), kinds.split(", ").map(str::to_owned).collect())
+                }
+                None => (String::new(), vec![shape]),
+            };
+            for kind in kinds {
+                let kind = if object.is_empty() { kind } else { format!("{object}: {kind}") };
+                complaints.kinds.entry(kind).or_default().insert(numbers.clone());
+            }
+        }
+        complaints
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kinds.is_empty() && !self.is_broken
+    }
+
+    /// What is complained of here and was not `before`: the kind, and an example.
+    pub(crate) fn beyond(&self, before: &Self) -> BTreeMap<String, String> {
+        let mut new = BTreeMap::new();
+        for (kind, objects) in &self.kinds {
+            let known = before.kinds.get(kind).map_or(0, BTreeSet::len);
+            // A snapshot doubles what is wrong in its source.
+            let allowed = if known == 0 { 0 } else { 4 * known + 8 };
+            if objects.len() > allowed {
+                let example = objects.first().map_or("", |object| object);
+                let shown = format!("{kind} [{example}] ({known} before, {})", objects.len());
+                new.insert(kind.clone(), shown);
+            }
+        }
+        if self.is_broken && !before.is_broken {
+            let kind = "it does not come to its end".to_owned();
+            new.insert(kind.clone(), kind);
+        }
+        new
+    }
+}
+
+/// A line without names of files, which may be anything.
+fn without_names(line: &str) -> String {
+    match line.split_once(" name ") {
+        Some((before, rest)) => {
+            let behind = rest.find(" filetype ").map_or("", |at| &rest[at..]);
+            format!("{before} name{behind}")
+        }
+        None => line.to_owned(),
+    }
+}
+
+/// A line with each number replaced, and the numbers. Digits within words stay.
+fn shape(line: &str) -> (String, String) {
+    let (mut shape, mut numbers) = (String::new(), Vec::new());
+    let mut word = String::new();
+    let mut flush = |word: &mut String, shape: &mut String| {
+        let is_hex = word.len() > 5 && word.chars().all(|c| c.is_ascii_hexdigit());
+        let is_number =
+            word.chars().all(|c| c.is_ascii_digit()) || word.starts_with("0x") || is_hex;
+        if !word.is_empty() && is_number {
+            shape.push('#');
+            numbers.push(word.clone());
+        } else {
+            shape.push_str(word);
+        }
+        word.clear();
+    };
+    for c in line.chars() {
+        if c.is_alphanumeric() {
+            word.push(c);
+        } else {
+            flush(&mut word, &mut shape);
+            shape.push(c);
+        }
+    }
+    flush(&mut word, &mut shape);
+    (shape, numbers.join(" "))
+}

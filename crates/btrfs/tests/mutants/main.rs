@@ -1,0 +1,454 @@
+//! No write makes a volume worse: thousands of volumes with one wrong structure each, written by all operations.
+//!
+//! ```text
+//!   sound volume ── patch ──> mutant ── open for writing ── refused by name ──> nothing was written
+//!    (7 layouts)  (a number)    │              │
+//!                               │           churn: every operation, on files old and new
+//!                               │              │
+//!                          btrfs check      btrfs check      no complaint that is new
+//!                          our view         our view         no file is lost that was left alone,
+//!                          the kernel's     the kernel's     unless the kernel never showed it
+//! ```
+//!
+//! A patch sets a field of an item or a superblock, swaps contents, removes an item, changes its key, or adds one; all checksums
+//! are made right, in all copies. What was wrong before may be wrong afterwards.
+//!
+//! The judges look in the order of what they cost. `btrfs check` looks at what the churn left, and only when it complains at the mutant as it was before. The
+//! kernel is asked when something that was left alone reads otherwise, and of a sample. What is wrong then is excused when the kernel, which changes a copy of the
+//! mutant as much, leaves the same behind.
+//!
+//! `OFFSHOOT_SEED` repeats a run, `OFFSHOOT_MUTANT` does one mutant of each layout alone and says what was done to it, `OFFSHOOT_MUTANTS` is how many
+//! there are for each layout, and `OFFSHOOT_KEEP` a directory for images of those that fail.
+
+mod churn;
+#[path = "../hostile/damage.rs"]
+mod damage;
+mod fields;
+#[path = "../hostile/image.rs"]
+mod image;
+mod judge;
+mod kernel;
+#[path = "../../../btrfs-format/tests/mutation/mod.rs"]
+mod mutation;
+mod patch;
+mod stories;
+#[path = "../shared/subvolume_calls.rs"]
+mod subvolume_calls;
+mod view;
+mod volumes;
+
+use std::hash::{DefaultHasher, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use churn::Churn;
+use image::Patched;
+use judge::Judge;
+use mutation::{from_env, seed_of};
+use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::judges;
+use offshoot_testkit::random::Random;
+use offshoot_vfs::{Error, Result};
+use view::{View, view};
+use volumes::{LAYOUTS, Layout, Sound};
+
+/// What one mutant may take, time of a slow machine included.
+const CASE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Mutants of each layout in an ordinary run.
+const MUTANTS: u64 = 150;
+
+/// The kernel looks at one of so many without being asked.
+const KERNEL_EVERY: u64 = 40;
+
+type Members = Vec<Arc<MemoryDevice>>;
+
+fn devices(members: &Members) -> Vec<Arc<dyn BlockDevice>> {
+    members.iter().map(|member| member.clone() as Arc<dyn BlockDevice>).collect()
+}
+
+/// Devices that hold the same as these, and keep what is written to them for themselves.
+fn copies(members: &Members) -> Members {
+    members.iter().map(|member| Arc::new(member.snapshot())).collect()
+}
+
+/// A number for what devices hold over their images.
+fn hash(members: &Members) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for member in members {
+        member.hash_changes(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// What our reader shows.
+fn show(members: &Members) -> Result<View> {
+    let volume = Volume::open(devices(members), &OpenOptions::default())?;
+    Ok(view(&volume.filesystem(SubvolumeId::FS)?))
+}
+
+/// What became of a mutant.
+struct Outcome {
+    /// What our reader shows of it before; an error when it does not open.
+    before: Result<View>,
+    /// Why it is not written, if it is not.
+    refused: Option<Error>,
+    /// What was done, and the paths of `before` that were left alone.
+    told: Vec<String>,
+    untouched: Vec<Vec<u8>>,
+}
+
+/// Opens a mutant, does everything to it, and closes it.
+fn write(members: &Members, random: Random, has_thread: bool) -> Outcome {
+    let before = show(members);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let reports = told.clone();
+    let options = OpenOptions {
+        commit_interval: has_thread.then(|| Duration::from_secs(30)),
+        reporter: Some(Arc::new(move |report| {
+            reports.lock().expect("nothing panics").push(format!("reported: {report}"));
+        })),
+        ..OpenOptions::default()
+    };
+    let opened = Volume::open_writable(devices(members), &options)
+        .and_then(|volume| volume.filesystem(SubvolumeId::FS));
+    let fs = match opened {
+        Ok(fs) => fs,
+        Err(error) => {
+            return Outcome { before, refused: Some(error), told: vec![], untouched: vec![] };
+        }
+    };
+    let empty = View::new();
+    let seen = before.as_ref().unwrap_or(&empty);
+    let mut churn = Churn::new(&fs, seen, random);
+    churn.run();
+    let untouched = seen.keys().filter(|path| churn.is_untouched(seen, path)).cloned().collect();
+    let mut all = std::mem::take(&mut churn.told);
+    drop((churn, fs));
+    all.append(&mut told.lock().expect("nothing panics"));
+    Outcome { before, refused: None, told: all, untouched }
+}
+
+/// Runs [`write`] on a thread of its own, within the limit.
+fn write_within_limit(
+    members: &Members,
+    random: Random,
+    has_thread: bool,
+) -> std::result::Result<Outcome, String> {
+    let (done, result) = mpsc::channel();
+    let members = members.clone();
+    std::thread::spawn(move || {
+        let outcome = catch_unwind(AssertUnwindSafe(|| write(&members, random, has_thread)));
+        drop(members);
+        let _ = done.send(outcome);
+    });
+    match result.recv_timeout(CASE_LIMIT) {
+        Ok(Ok(outcome)) => Ok(outcome),
+        Ok(Err(panic)) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+            Err(format!("it panics: {}", text.unwrap_or_default()))
+        }
+        Err(_) => Err(format!("not done after {CASE_LIMIT:?}")),
+    }
+}
+
+/// The paths that were left alone and do not read as before.
+fn changed(before: &View, after: &View, untouched: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let is_lost = |path: &&Vec<u8>| {
+        let old = &before[*path];
+        old.contents.is_ok() && after.get(*path).is_none_or(|new| !new.reads_as(old))
+    };
+    untouched.iter().filter(|path| before.contains_key(*path)).filter(is_lost).cloned().collect()
+}
+
+fn paths(paths: &[Vec<u8>]) -> String {
+    let shown = paths.iter().take(3).map(|path| path.escape_ascii().to_string());
+    format!("{} paths ({})", paths.len(), shown.collect::<Vec<_>>().join(", "))
+}
+
+/// How many mutants came to which end.
+#[derive(Debug, Default)]
+struct Tally {
+    refused: u64,
+    written: u64,
+    broken_off: u64,
+    complained_of: u64,
+    seen_by_kernel: u64,
+    /// The kernel does the same.
+    excused: u64,
+}
+
+/// One mutant of a volume; what is wrong with what became of it.
+fn judge(
+    sound: &mut Sound,
+    seed: u64,
+    number: u64,
+    tally: &mut Tally,
+    is_told: bool,
+) -> Vec<String> {
+    // What a generator gives goes into the next one: streams of seeds that are near each other would be much alike.
+    let mut random =
+        Random::new(Random::new(Random::new(seed).number() ^ number).number() ^ sound.number);
+    let patch = std::iter::repeat_with(|| sound.structures.draw(&sound.target, &mut random));
+    let patch = patch.flatten().next().expect("some patch can be done");
+    let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
+    let mutant: Members = sound.images.iter().map(over).collect();
+    patch.apply(&sound.target, &mutant);
+    let members = copies(&mutant);
+    let has_thread = random.below(4) == 0;
+    let mut problems = Vec::new();
+    let outcome = write_within_limit(&members, random, has_thread);
+    if let Ok(outcome) = &outcome {
+        let kernel_is_asked = number.is_multiple_of(KERNEL_EVERY);
+        problems = verdict(sound, &mutant, &members, outcome, tally, kernel_is_asked);
+    }
+    let told = match outcome {
+        Ok(Outcome { refused, told, .. }) => {
+            [refused.map(|error| format!("refused: {error}")).into_iter().collect(), told].concat()
+        }
+        Err(problem) => {
+            problems.push(problem);
+            vec![]
+        }
+    };
+    if is_told || !problems.is_empty() {
+        let reports = told.iter().filter(|told| is_told || told.starts_with("reported"));
+        let reports: Vec<_> = reports.take(200).cloned().collect();
+        let lines = [vec![patch.what.clone()], problems.clone(), reports].concat();
+        println!("mutant {number}: {}", lines.join("\n    "));
+    }
+    if let Some(dir) = std::env::var_os("OFFSHOOT_KEEP").filter(|_| is_told || !problems.is_empty())
+    {
+        let dir = std::path::Path::new(&dir).join(format!("{}-{number}", sound.name));
+        sound.judge.keep(&mutant, &dir.join("before"));
+        sound.judge.keep(&members, &dir.join("after"));
+    }
+    problems.iter().map(|problem| format!("mutant {number}: {}: {problem}", patch.what)).collect()
+}
+
+/// Something that became worse.
+enum Problem {
+    /// A kind of complaints of `btrfs check`, and what it says.
+    Complaint(String, String),
+    /// Files that were left alone are lost.
+    Lost(String),
+    /// What must not be, whatever the kernel does.
+    Never(String),
+}
+
+impl Problem {
+    fn text(self) -> String {
+        match self {
+            Self::Complaint(_, text) => format!("btrfs check: {text}"),
+            Self::Lost(text) | Self::Never(text) => text,
+        }
+    }
+}
+
+/// What `btrfs check` finds in `now` that it does not find in `before`.
+fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem> {
+    let after = judge.check(now);
+    if after.is_empty() {
+        return vec![];
+    }
+    let before = judge.check(before);
+    // Where it does not come to its end it says nothing.
+    if before.is_broken {
+        return vec![];
+    }
+    let beyond = after.beyond(&before).into_iter();
+    beyond.map(|(kind, text)| Problem::Complaint(kind, text)).collect()
+}
+
+/// Which of the paths that were left alone the kernel does not show any more; `None` when it did not mount it before.
+fn lost_to_kernel(
+    judge: &mut Judge,
+    before: &Members,
+    now: &Members,
+    untouched: &[Vec<u8>],
+) -> Option<std::result::Result<Vec<Vec<u8>>, String>> {
+    let before = judge.kernel(before).ok()?;
+    Some(judge.kernel(now).map(|after| changed(&before, &after, untouched)))
+}
+
+/// What is wrong with what became of `mutant`, which is `members` now.
+fn verdict(
+    sound: &mut Sound,
+    mutant: &Members,
+    members: &Members,
+    outcome: &Outcome,
+    tally: &mut Tally,
+    kernel_is_asked: bool,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(error) = &outcome.refused {
+        tally.refused += 1;
+        if hash(mutant) == hash(members) {
+            return vec![];
+        }
+        // Before the first subvolume is shown, files without names go.
+        if !matches!(error, Error::Corrupt(_)) {
+            problems.push(Problem::Never(format!("it is refused and was written: {error}")));
+        }
+    } else {
+        tally.written += 1;
+    }
+    tally.broken_off +=
+        u64::from(outcome.told.iter().any(|told| told.contains("the volume is only read")));
+    problems.extend(complaints(&mut sound.judge, mutant, members));
+    tally.complained_of += u64::from(!problems.is_empty());
+    if let Ok(before) = &outcome.before {
+        let lost = match show(members) {
+            Ok(after) => changed(before, &after, &outcome.untouched),
+            Err(_) => outcome.untouched.clone(),
+        };
+        if !lost.is_empty() || kernel_is_asked {
+            tally.seen_by_kernel += 1;
+            match lost_to_kernel(&mut sound.judge, mutant, members, &outcome.untouched) {
+                Some(Ok(lost)) if lost.is_empty() => {}
+                Some(Ok(lost)) => problems.push(Problem::Lost(format!(
+                    "the kernel does not show any more: {}",
+                    paths(&lost)
+                ))),
+                Some(Err(error)) => {
+                    problems.push(Problem::Lost(format!("it does not mount any more: {error}")));
+                }
+                None if lost.is_empty() => {}
+                None => problems
+                    .push(Problem::Lost(format!("we do not show any more: {}", paths(&lost)))),
+            }
+        }
+        if !problems.is_empty() {
+            excuse(&mut sound.judge, mutant, before, &outcome.untouched, &mut problems);
+            tally.excused += u64::from(problems.is_empty());
+        }
+    }
+    problems.into_iter().map(Problem::text).collect()
+}
+
+/// Takes out what the kernel does as well, when it does as much to a copy.
+fn excuse(
+    judge: &mut Judge,
+    mutant: &Members,
+    before: &View,
+    untouched: &[Vec<u8>],
+    problems: &mut Vec<Problem>,
+) {
+    let touched: Vec<_> = before.keys().filter(|path| !untouched.contains(path)).cloned().collect();
+    let Ok(disks) = judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched))
+    else {
+        return;
+    };
+    let theirs = judge.images_over(&disks);
+    let kinds = complaints(judge, mutant, &theirs);
+    let is_lost = match lost_to_kernel(judge, mutant, &theirs, untouched) {
+        Some(Ok(lost)) => !lost.is_empty(),
+        Some(Err(_)) => true,
+        None => false,
+    };
+    let is_theirs = |kind: &String| {
+        kinds.iter().any(|theirs| matches!(theirs, Problem::Complaint(one, _) if one == kind))
+    };
+    problems.retain(|problem| match problem {
+        Problem::Complaint(kind, _) => !is_theirs(kind) && !is_lost,
+        Problem::Lost(_) => !is_lost,
+        Problem::Never(_) => true,
+    });
+}
+
+/// Judges mutants of a layout, and tells what is wrong.
+fn sweep(layout: &Layout, seed: u64, numbers: impl Iterator<Item = u64>) -> Vec<String> {
+    let Some(judges) = judges::require() else { return vec![] };
+    let mut sound = layout.make(&judges);
+    let is_told = from_env("OFFSHOOT_MUTANT").is_some();
+    let (mut tally, mut problems) = (Tally::default(), Vec::new());
+    for number in numbers {
+        let found = judge(&mut sound, seed, number, &mut tally, is_told);
+        problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", layout.name)));
+    }
+    println!("{}: {tally:?}", layout.name);
+    problems
+}
+
+/// The numbers of an ordinary run, or the one that is asked for.
+fn numbers() -> std::ops::Range<u64> {
+    match from_env("OFFSHOOT_MUTANT") {
+        Some(number) => number..number + 1,
+        None => 0..from_env("OFFSHOOT_MUTANTS").unwrap_or(MUTANTS),
+    }
+}
+
+fn sweep_of(name: &str) {
+    let seed = seed_of(name);
+    let layout = LAYOUTS.iter().find(|layout| layout.name == name).expect("a layout");
+    let problems = sweep(layout, seed, numbers());
+    assert!(problems.is_empty(), "OFFSHOOT_SEED={seed}\n{}", problems.join("\n"));
+}
+
+#[test]
+fn default() {
+    sweep_of("default");
+}
+
+#[test]
+fn small_nodes() {
+    sweep_of("small-nodes");
+}
+
+#[test]
+fn raid1() {
+    sweep_of("raid1");
+}
+
+#[test]
+fn mixed() {
+    sweep_of("mixed");
+}
+
+#[test]
+fn old() {
+    sweep_of("old");
+}
+
+#[test]
+fn block_group_tree() {
+    sweep_of("block-group-tree");
+}
+
+#[test]
+fn xxhash() {
+    sweep_of("xxhash");
+}
+
+/// More than fits into a test run: `cargo xtask campaign mutants`.
+#[test]
+#[ignore = "takes as long as one likes; cargo xtask campaign mutants runs it"]
+fn campaign() {
+    /// Mutants of a sound volume before another one is made.
+    const BATCH: u64 = 1000;
+    let seed = seed_of("campaign");
+    let count = from_env("OFFSHOOT_MUTANTS").unwrap_or(10_000);
+    let starts: Vec<u64> = (0..count).step_by(usize::try_from(BATCH).expect("small")).collect();
+    let jobs = starts.iter().flat_map(|&start| LAYOUTS.iter().map(move |layout| (start, layout)));
+    let jobs = Mutex::new(jobs);
+    let problems = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let job = jobs.lock().expect("nothing panics").next();
+                    let Some((start, layout)) = job else { return };
+                    let numbers = start..count.min(start + BATCH);
+                    let found = sweep(layout, seed, numbers);
+                    problems.lock().expect("nothing panics").extend(found);
+                }
+            });
+        }
+    });
+    let problems = problems.into_inner().expect("nothing panics");
+    assert!(problems.is_empty(), "OFFSHOOT_SEED={seed}\n{}", problems.join("\n"));
+}

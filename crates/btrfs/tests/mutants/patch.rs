@@ -1,0 +1,234 @@
+//! One patch of one structure: drawn by a number, described, and written to a volume with checksums that fit.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use offshoot_btrfs_format::block;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::random::Random;
+
+use crate::damage::{Target, header};
+use crate::fields::{self, Field};
+use crate::mutation::{index, pack, unpack};
+
+/// The unit of data, in bytes.
+const SECTOR: u64 = 4096;
+
+/// The items of a leaf.
+type Items = Vec<(Key, Vec<u8>)>;
+
+/// What is written over a volume.
+pub(crate) struct Patch {
+    /// In words: the structure, the field, the values.
+    pub(crate) what: String,
+    /// The tree block that changes, by its number among those of the volume, and its new contents.
+    block: Option<(usize, Vec<u8>)>,
+    /// Bytes of all superblocks, by their place.
+    superblock: Option<(usize, Vec<u8>)>,
+}
+
+/// The leaves of a volume, taken apart, and where there is an item of each type.
+pub(crate) struct Structures {
+    leaves: BTreeMap<usize, Items>,
+    by_type: BTreeMap<u8, Vec<(usize, usize)>>,
+    /// Leaves to which a pointer leads, which has their first key.
+    pointed: HashSet<usize>,
+}
+
+impl Structures {
+    pub(crate) fn of(target: &Target) -> Self {
+        let mut leaves = BTreeMap::new();
+        let mut by_type: BTreeMap<u8, Vec<_>> = BTreeMap::new();
+        let mut children = HashSet::new();
+        for block in &target.blocks {
+            if header(&block.bytes).level > 0 {
+                let pointers = block::pointers(&block.bytes).expect("a node");
+                children.extend(pointers.iter().map(|pointer| pointer.blockptr.get()));
+            }
+        }
+        let mut pointed = HashSet::new();
+        for (number, block) in target.blocks.iter().enumerate() {
+            let header = header(&block.bytes);
+            if header.level > 0 {
+                continue;
+            }
+            let items = unpack(&block.bytes);
+            for (slot, (key, _)) in items.iter().enumerate() {
+                by_type.entry(key.item_type.0).or_default().push((number, slot));
+            }
+            leaves.insert(number, items);
+            if children.contains(&header.bytenr.get()) {
+                pointed.insert(number);
+            }
+        }
+        Self { leaves, by_type, pointed }
+    }
+
+    /// A patch of a structure of any type, all types alike; `None` when what was drawn cannot be done.
+    pub(crate) fn draw(&self, target: &Target, random: &mut Random) -> Option<Patch> {
+        let types: Vec<_> = self.by_type.keys().copied().collect();
+        let drawn = index(random, types.len() + 1);
+        let Some(item_type) = types.get(drawn) else {
+            return Some(superblock(target, random));
+        };
+        let places = &self.by_type[item_type];
+        let (leaf, slot) = places[index(random, places.len())];
+        let other = places[index(random, places.len())];
+        let donor = &self.leaves[&other.0][other.1];
+        let mut items = self.leaves[&leaf].clone();
+        let has_upper_key = self.pointed.contains(&leaf);
+        let done = match random.below(20) {
+            0..12 => field(random, &mut items[slot], donor),
+            12 => {
+                let is_same = items[slot].1 == donor.1;
+                items[slot].1.clone_from(&donor.1);
+                (!is_same).then(|| format!("has the contents of {}", donor.0))
+            }
+            13..16 if !(slot == 0 && has_upper_key) => {
+                items.remove(slot);
+                Some("is removed".to_owned())
+            }
+            16 | 17 if !(slot == 0 && has_upper_key) => key(random, &mut items, slot),
+            18 => copy(random, &mut items, slot),
+            _ => unknown(random, &mut items, slot),
+        }?;
+        let (number, bytes) = (leaf, &target.blocks[leaf].bytes);
+        let packed = pack(bytes, &items);
+        if unpack(&packed).len() != items.len() {
+            return None;
+        }
+        let tree = TreeId(header(bytes).owner.get());
+        let (key, at) = (self.leaves[&leaf][slot].0, header(bytes).bytenr.get());
+        let what = format!("tree {tree}, leaf {at}, {key}: {done}");
+        Some(Patch { what, block: Some((number, packed)), superblock: None })
+    }
+}
+
+/// A value for a field that has `old`, in words too.
+fn value(random: &mut Random, old: u64, other: u64, width: usize) -> (u64, &'static str) {
+    let mask = if width >= 8 { u64::MAX } else { (1 << (width * 8)) - 1 };
+    let (new, how) = match random.below(12) {
+        0 => (0, "0"),
+        1 => (1, "1"),
+        2 | 3 => (old.wrapping_add(1), "one more"),
+        4 | 5 => (old.wrapping_sub(1), "one less"),
+        6 => (old.wrapping_add(SECTOR), "a sector more"),
+        7 => (old.wrapping_sub(SECTOR), "a sector less"),
+        8 => (u64::MAX, "the most"),
+        9 => (other, "that of another one"),
+        10 => (old ^ 1 << random.below(width as u64 * 8), "one bit"),
+        _ => (random.number(), "any"),
+    };
+    (new & mask, how)
+}
+
+fn get(bytes: &[u8]) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(all)
+}
+
+/// Changes a field in `bytes`, and says how; `None` when it stays as it is.
+fn change(random: &mut Random, bytes: &mut [u8], other: &[u8], field: &Field) -> Option<String> {
+    let Field { name, at, width } = field;
+    let range = *at..at + width;
+    if *width > 8 {
+        let bit = random.below(*width as u64 * 8);
+        bytes[at + usize::try_from(bit / 8).expect("in an item")] ^= 1 << (bit % 8);
+        return Some(format!("bit {bit} of {name} is turned"));
+    }
+    let old = get(&bytes[range.clone()]);
+    let other = other.get(range.clone()).map_or(old, get);
+    let (new, how) = value(random, old, other, *width);
+    bytes[range].copy_from_slice(&new.to_le_bytes()[..*width]);
+    (new != old).then(|| format!("{name} from {old} to {new} ({how})"))
+}
+
+/// Changes a field of an item.
+fn field(random: &mut Random, item: &mut (Key, Vec<u8>), other: &(Key, Vec<u8>)) -> Option<String> {
+    let fields = fields::of_item(item.0.item_type, &item.1);
+    let field = fields.get(index(random, fields.len().max(1)))?;
+    change(random, &mut item.1, &other.1, field)
+}
+
+/// Whether the keys of a leaf ascend.
+fn is_ordered(items: &Items) -> bool {
+    items.is_sorted_by(|one, other| one.0 < other.0)
+}
+
+/// Changes the key of an item, and leaves it where it stands.
+fn key(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
+    let key = &mut items[slot].0;
+    let change = |random: &mut Random, old: u64| value(random, old, old, 8).0;
+    match random.below(4) {
+        0 => key.objectid = change(random, key.objectid),
+        1 => key.item_type = ItemType(change(random, key.item_type.0.into()).to_le_bytes()[0]),
+        _ => key.offset = change(random, key.offset),
+    }
+    let new = items[slot].0;
+    is_ordered(items).then(|| format!("its key becomes {new}"))
+}
+
+/// Adds a copy of an item behind it.
+fn copy(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
+    let (mut key, data) = items[slot].clone();
+    key.offset = key.offset.checked_add([1, SECTOR, 16 << 10][index(random, 3)])?;
+    items.insert(slot + 1, (key, data));
+    is_ordered(items).then(|| format!("there is a copy of it at {key}"))
+}
+
+/// Gives the inode, or whatever has this number, an item of a type that is known nowhere, or of one that is not used here.
+fn unknown(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
+    const TYPES: [u8; 6] = [2, 36, 37, 38, 99, 254];
+    let item_type = ItemType(TYPES[index(random, TYPES.len())]);
+    let key = Key::new(items[slot].0.objectid, item_type, random.below(3));
+    let at = items.partition_point(|item| item.0 < key);
+    // Behind the last one another leaf may have what comes next.
+    if at == 0 || at == items.len() {
+        return None;
+    }
+    let len = index(random, 50);
+    items.insert(at, (key, random.bytes(len)));
+    is_ordered(items).then(|| format!("beside it is {key} of {len} bytes"))
+}
+
+/// Changes a field of all superblocks.
+fn superblock(target: &Target, random: &mut Random) -> Patch {
+    let mut bytes = vec![0; SUPERBLOCK_SIZE];
+    target.sound()[0].read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("a superblock");
+    let fields = fields::of_superblock();
+    let field = &fields[index(random, fields.len())];
+    let other = bytes.clone();
+    let done = change(random, &mut bytes, &other, field).unwrap_or_else(|| "stays".to_owned());
+    let changed = bytes[field.at..field.at + field.width].to_vec();
+    let superblock = Some((field.at, changed));
+    Patch { what: format!("superblock: {done}"), block: None, superblock }
+}
+
+impl Patch {
+    /// Writes it to the members of the volume.
+    pub(crate) fn apply(&self, target: &Target, members: &[Arc<MemoryDevice>]) {
+        if let Some((number, bytes)) = &self.block {
+            let mut bytes = bytes.clone();
+            target.fit_checksum(&mut bytes);
+            for &(member, offset) in &target.blocks[*number].places {
+                members[member].write_at(offset, &bytes).expect("memory");
+            }
+        }
+        let Some((at, changed)) = &self.superblock else { return };
+        for member in members {
+            for offset in SUPERBLOCK_OFFSETS {
+                if offset + SUPERBLOCK_SIZE as u64 > member.size_bytes() {
+                    continue;
+                }
+                let mut bytes = vec![0; SUPERBLOCK_SIZE];
+                member.read_at(offset, &mut bytes).expect("memory");
+                bytes[*at..at + changed.len()].copy_from_slice(changed);
+                target.fit_checksum(&mut bytes);
+                member.write_at(offset, &bytes).expect("memory");
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Damage by name: what must become of it, and what the kernel does with the same.
+
+mod left;
+mod names;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, Reporter, SubvolumeId, Volume};
+use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::recipe::Recipe;
+use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+
+use crate::damage::{Target, header};
+use crate::image::{Image, Patched};
+use crate::judge::{Complaints, Judge};
+use crate::mutation::{pack, unpack};
+use crate::{Members, copies, devices};
+
+const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+
+/// A volume that the kernel made, with damage that has a name.
+struct Story {
+    target: Target,
+    judge: Judge,
+    members: Members,
+}
+
+impl Story {
+    /// A volume with what `fill` writes, in small tree blocks.
+    fn new(judges: &Judges, fill: fn(&Path)) -> Self {
+        Self::of(judges, fill, |_| {})
+    }
+
+    /// The same, which ours changes then.
+    fn of(judges: &Judges, fill: fn(&Path), change: impl FnOnce(&Filesystem)) -> Self {
+        let disks = Recipe::new().mib(256).mkfs("-n 4096").fill(fill).make(judges);
+        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+        change(&volume.filesystem(SubvolumeId::FS).expect("every volume has one"));
+        drop(volume);
+        let read = |path: &std::path::PathBuf| Arc::new(Image::read(path).expect("an image"));
+        let images: Vec<_> = disks.images().iter().map(read).collect();
+        let target = Target::new(images.clone(), false);
+        let judge = Judge::new(disks, &images);
+        let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
+        Self { target, judge, members: images.iter().map(over).collect() }
+    }
+
+    /// Writes `bytes` over a tree block, in all copies.
+    fn write(&self, block: usize, bytes: &[u8]) {
+        for &(member, offset) in &self.target.blocks[block].places {
+            self.members[member].write_at(offset, bytes).expect("memory");
+        }
+    }
+
+    /// The block of `tree` that has an item with this key, by its number, as it is now.
+    #[track_caller]
+    fn leaf(&self, tree: TreeId, key: Key) -> (usize, Vec<u8>) {
+        for (number, block) in self.target.blocks.iter().enumerate() {
+            let (member, offset) = block.places[0];
+            let mut bytes = block.bytes.clone();
+            self.members[member].read_at(offset, &mut bytes).expect("memory");
+            let header = header(&bytes);
+            if header.level == 0
+                && header.owner.get() == tree.0
+                && unpack(&bytes).iter().any(|item| item.0 == key)
+            {
+                return (number, bytes);
+            }
+        }
+        panic!("no leaf of tree {tree} has {key}");
+    }
+
+    /// Changes the items of the leaf of `tree` that has an item with this key.
+    #[track_caller]
+    fn edit(&self, tree: TreeId, key: Key, edit: impl FnOnce(&mut Vec<(Key, Vec<u8>)>)) {
+        let (number, bytes) = self.leaf(tree, key);
+        let mut items = unpack(&bytes);
+        edit(&mut items);
+        items.sort();
+        let mut packed = pack(&bytes, &items);
+        assert_eq!(unpack(&packed).len(), items.len(), "there is no room");
+        self.target.fit_checksum(&mut packed);
+        self.write(number, &packed);
+    }
+
+    /// Spoils the leaf of `tree` that has an item with this key, in all copies.
+    #[track_caller]
+    fn spoil(&self, tree: TreeId, key: Key) {
+        let (number, bytes) = self.leaf(tree, key);
+        self.write(number, &vec![0xa5; bytes.len()]);
+    }
+
+    /// What `btrfs check` says of the volume as it is now.
+    fn check(&mut self) -> Complaints {
+        self.judge.check(&self.members)
+    }
+
+    /// `btrfs check` finds nothing that it did not find before.
+    #[track_caller]
+    fn assert_no_worse_than(&mut self, before: &Complaints) {
+        let beyond = self.check().beyond(before);
+        assert!(beyond.is_empty(), "btrfs check: {:#?}", beyond.values());
+    }
+
+    /// Opens it for writing, without a thread of its own.
+    fn open(&self) -> Filesystem {
+        self.open_with(None, None)
+    }
+
+    fn open_with(
+        &self,
+        reporter: Option<Reporter>,
+        commit_interval: Option<std::time::Duration>,
+    ) -> Filesystem {
+        let options = OpenOptions { commit_interval, reporter, ..OpenOptions::default() };
+        let volume = Volume::open_writable(devices(&self.members), &options).expect("it opens");
+        volume.filesystem(SubvolumeId::FS).expect("every volume has one")
+    }
+
+    /// The keys that `tree` has for an object.
+    fn keys(&self, tree: TreeId, objectid: u64) -> Vec<Key> {
+        let volume = Volume::open(devices(&self.members), &OpenOptions::default());
+        let volume = volume.expect("it opens");
+        let first = Key { objectid, ..Key::MIN };
+        let root = volume.tree(tree).expect("there is such a tree");
+        let mut cursor = Cursor::seek(&volume, root, first).expect("it reads");
+        let mut keys = Vec::new();
+        while let Some((key, _)) = cursor.item().filter(|(key, _)| key.objectid == objectid) {
+            keys.push(key);
+            cursor.advance().expect("it reads");
+        }
+        keys
+    }
+
+    /// Has the kernel mount a copy as it is now, do something to it, and gives the copy.
+    fn kernel_does(&mut self, work: impl FnOnce(&Path) + Send + 'static) -> Self {
+        let members = copies(&self.members);
+        let changed = self.judge.kernel_changes(&members, work);
+        let disks = changed.expect("the kernel mounts it for writing");
+        let read = |path: &std::path::PathBuf| Arc::new(Image::read(path).expect("an image"));
+        let images: Vec<_> = disks.images().iter().map(read).collect();
+        let target = Target::new(images.clone(), false);
+        let judge = Judge::new(disks, &images);
+        let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
+        Self { target, judge, members: images.iter().map(over).collect() }
+    }
+}
+
+/// The file at a path below the root.
+#[track_caller]
+fn at(fs: &dyn FileSystem, path: &str) -> FileId {
+    path.split('/').fold(fs.root(), |dir, name| {
+        fs.lookup(dir, name.as_bytes()).unwrap_or_else(|error| panic!("{path}: {error}"))
+    })
+}
+
+fn place(dir: FileId, name: &str) -> Place<'_> {
+    Place { dir, name: name.as_bytes() }
+}

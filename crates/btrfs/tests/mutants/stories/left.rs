@@ -1,0 +1,232 @@
+//! What is left of files and subvolumes: items of unknown types, and damage that nobody touches.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use offshoot_btrfs::{Filesystem, Report};
+use offshoot_btrfs_format::dir::name_hash;
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_testkit::fill;
+use offshoot_testkit::judges;
+use offshoot_vfs::{Error, FileSystem, FileSystemMut};
+
+use super::{AT, NEW, Story, at, place};
+
+/// Types of items that nothing here knows, or that no call here makes, below all and above all that an inode has.
+const TYPES: [u8; 6] = [2, 11, 36, 37, 99, 254];
+
+fn a_few(root: &Path) {
+    for number in 0..40 {
+        fill::write(&root.join(format!("file-{number}")), b"data");
+    }
+    std::fs::create_dir(root.join("directory")).expect("there is room");
+}
+
+/// Items whose types come before that of names stayed when their inode went.
+#[test]
+fn items_of_unknown_types_go_with_their_inode() {
+    let Some(judges) = judges::require() else { return };
+    let mut story = Story::new(&judges, a_few);
+    let names = ["file-1", "file-2", "directory"];
+    let inodes = {
+        let fs = story.open();
+        names.map(|name| at(&fs, name))
+    };
+    for (inode, count) in inodes.into_iter().zip([1, 5, 1]) {
+        let key = Key::new(inode.ino, ItemType::INODE_ITEM, 0);
+        story.edit(TreeId::FS, key, |items| {
+            let new =
+                |item_type, offset| (Key::new(inode.ino, ItemType(item_type), offset), vec![]);
+            let all = TYPES
+                .into_iter()
+                .flat_map(|item_type| (7..7 + count).map(move |offset| new(item_type, offset)));
+            items.extend(all);
+        });
+    }
+    let kernels = story.kernel_does(move |mount| {
+        for name in names {
+            let path = mount.join(name);
+            if path.is_dir() { std::fs::remove_dir(path) } else { std::fs::remove_file(path) }
+                .expect("it is there");
+        }
+    });
+    let before = story.check();
+    let fs = story.open();
+    let root = fs.root();
+    fs.unlink(place(root, "file-1"), AT).expect("it is there");
+    fs.open(inodes[1]).expect("it is there");
+    fs.unlink(place(root, "file-2"), AT).expect("it is there");
+    fs.release(inodes[1]).expect("it was open");
+    fs.rmdir(place(root, "directory"), AT).expect("it is empty");
+    fs.sync().expect("a commit");
+    drop(fs);
+    for inode in inodes {
+        assert_eq!(story.keys(TreeId::FS, inode.ino), [], "ours");
+        assert_eq!(kernels.keys(TreeId::FS, inode.ino), [], "the kernel");
+    }
+    story.assert_no_worse_than(&before);
+}
+
+/// Subvolumes of a few leaves.
+fn subvolumes(root: &Path) {
+    for name in ["first", "second", "third", "fourth"] {
+        let dir = root.join(name);
+        fill::subvolumes::create(&dir);
+        for number in 0..40 {
+            fill::write(&dir.join(format!("file-{number}")), &[b'x'; 300]);
+        }
+    }
+}
+
+/// Makes files of some hundred bytes, which fill a few leaves.
+fn make_files(fs: &Filesystem, dir: &str, prefix: &str) {
+    for number in 0..40 {
+        let name = format!("{prefix}-{number}");
+        let file = fs.create(place(at(fs, dir), &name), &NEW).expect("there is room");
+        fs.write(file, 0, &[8; 300], AT).expect("there is room");
+    }
+}
+
+/// Leaves files without names in these subvolumes, two in each, far from each other and from the end.
+fn leave_files(fs: &Filesystem, names: &[&str]) {
+    for name in names {
+        for prefix in ["between", "behind"] {
+            let file = fs.create_unnamed(at(fs, name), false, &NEW).expect("there is room");
+            fs.write(file, 0, &[7; 300], AT).expect("there is room");
+            make_files(fs, name, prefix);
+        }
+    }
+    fs.sync().expect("a commit");
+}
+
+type Reports = Arc<Mutex<Vec<Report>>>;
+
+fn collected() -> (Reports, offshoot_btrfs::Reporter) {
+    let reports = Reports::default();
+    let to = reports.clone();
+    let reporter = Arc::new(move |report: &Report| {
+        to.lock().expect("nothing panics").push(report.clone());
+    });
+    (reports, reporter)
+}
+
+/// The key of the orphan item of the first file without a name that a subvolume has.
+fn first_orphan(story: &Story, tree: TreeId) -> Key {
+    let keys = story.keys(tree, objectid::ORPHAN);
+    *keys.first().expect("there is one")
+}
+
+/// What a crash left in a damaged subvolume stays and is told; that of all others goes, and writing goes on.
+#[test]
+fn the_sweep_goes_on_past_a_damaged_subvolume() {
+    let Some(judges) = judges::require() else { return };
+    let names = ["first", "second", "third"];
+    let mut story = Story::of(&judges, subvolumes, |fs| leave_files(fs, &names));
+    let trees = {
+        let fs = story.open();
+        names.map(|name| TreeId(at(&fs, name).dev))
+    };
+    // Of the first one inode without a name is in a leaf that does not read, of the second the items that tell of both.
+    let orphan = first_orphan(&story, trees[0]);
+    story.spoil(trees[0], Key::new(orphan.offset, ItemType::INODE_ITEM, 0));
+    story.spoil(trees[1], first_orphan(&story, trees[1]));
+    let before = story.check();
+    let (reports, reporter) = collected();
+    let fs = story.open_with(Some(reporter), Some(Duration::from_secs(30)));
+    let end = Instant::now() + Duration::from_secs(60);
+    while fs.volume().stats().orphans_removed < 3 || reports.lock().expect("a list").len() < 2 {
+        assert!(Instant::now() < end, "the sweep does not go on: {:?}", reports.lock());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs.create(place(fs.root(), "new"), &NEW).expect("writing goes on");
+    fs.sync().expect("writing goes on");
+    drop(fs);
+    assert_eq!(story.keys(trees[0], objectid::ORPHAN), [orphan], "of the first the sound one went");
+    assert_eq!(story.keys(trees[2], objectid::ORPHAN), [], "of the sound one");
+    let reports = reports.lock().expect("a list");
+    let is_expected = |report: &Report| matches!(report, Report::SweepFailed { .. });
+    assert!(reports.iter().all(is_expected), "{reports:?}");
+    story.assert_no_worse_than(&before);
+}
+
+/// What cannot be removed of a subvolume was a reason not to open it for writing.
+#[test]
+fn a_subvolume_with_a_damaged_file_without_a_name_opens() {
+    let Some(judges) = judges::require() else { return };
+    let mut story = Story::of(&judges, subvolumes, |fs| leave_files(fs, &["first"]));
+    let (tree, root) = {
+        let fs = story.open();
+        (TreeId(at(&fs, "first").dev), at(&fs, "first"))
+    };
+    let orphan = first_orphan(&story, tree);
+    let inode = Key::new(orphan.offset, ItemType::INODE_ITEM, 0);
+    story.spoil(tree, inode);
+    let before = story.check();
+    let (reports, reporter) = collected();
+    let fs = story.open_with(Some(reporter), None);
+    fs.unlink(place(root, "file-1"), AT).expect("it is there");
+    let first = fs.volume().filesystem(tree).expect("it opens");
+    first.create(place(first.root(), "new"), &NEW).expect("there is room");
+    drop(first);
+    fs.sync().expect("a commit");
+    drop(fs);
+    let reports = reports.lock().expect("a list");
+    assert!(!reports.is_empty(), "nothing is told");
+    story.assert_no_worse_than(&before);
+}
+
+/// One deleted subvolume that cannot be dropped kept the others from it.
+#[test]
+fn dropping_goes_on_past_a_damaged_subvolume() {
+    let Some(judges) = judges::require() else { return };
+    let names = ["second", "third", "fourth"];
+    let mut trees = vec![];
+    let mut story = Story::of(&judges, subvolumes, |fs| {
+        trees.extend(names.map(|name| TreeId(at(fs, name).dev)));
+        for name in names {
+            fs.delete_subvolume(place(fs.root(), name), AT).expect("it goes");
+        }
+        fs.sync().expect("a commit");
+    });
+    let entry = Key::new(256, ItemType::DIR_ITEM, name_hash(b"file-20"));
+    story.spoil(trees[0], entry);
+    let before = story.check();
+    let fs = story.open();
+    let outcome = fs.volume().drop_deleted();
+    assert!(matches!(outcome, Err(Error::Corrupt(_))), "{outcome:?}");
+    fs.create(place(fs.root(), "new"), &NEW).expect("writing goes on");
+    fs.sync().expect("writing goes on");
+    drop(fs);
+    let left = |tree: TreeId| story.keys(TreeId::ROOT, tree.0);
+    assert!(left(trees[1]).is_empty() && left(trees[2]).is_empty(), "the sound ones");
+    assert!(!left(trees[0]).is_empty(), "what is left is known");
+    story.assert_no_worse_than(&before);
+}
+
+/// Of a deleted subvolume the item was left that tells that it is to be dropped. A new one got its number, and was dropped.
+#[test]
+fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
+    let Some(judges) = judges::require() else { return };
+    let mut id = TreeId(0);
+    let mut story = Story::of(&judges, subvolumes, |fs| {
+        id = TreeId(at(fs, "fourth").dev);
+        fs.delete_subvolume(place(fs.root(), "fourth"), AT).expect("it goes");
+        fs.sync().expect("a commit");
+    });
+    let key = story.keys(TreeId::ROOT, id.0)[0];
+    story.edit(TreeId::ROOT, key, |items| items.retain(|item| item.0 != key));
+    let before = story.check();
+    let fs = story.open();
+    let new = fs.create_subvolume(place(fs.root(), "new"), &NEW).expect("there is room");
+    fs.create(place(at(&fs, "new"), "file"), &NEW).expect("there is room");
+    fs.sync().expect("a commit");
+    fs.volume().drop_deleted().expect("nothing is to be dropped");
+    fs.sync().expect("a commit");
+    drop(fs);
+    let fs = story.open();
+    assert_eq!(at(&fs, "new/file").dev, new.0);
+    drop(fs);
+    story.assert_no_worse_than(&before);
+}

@@ -1,0 +1,119 @@
+//! What a volume shows, path by path, errors included: for a comparison before and after a workload.
+
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{FileId, FileSystem, FileType, Result};
+
+/// The most names that are looked at, and the most data of one file: a damaged volume may claim any number.
+const MOST_NAMES: usize = 5000;
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The deepest path.
+const MOST_DEPTH: usize = 40;
+
+/// What stands at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) file: FileId,
+    /// The type, and what is read of it: a hash of data, length, target and extended attributes, or the error.
+    pub(crate) file_type: Option<FileType>,
+    pub(crate) contents: std::result::Result<u64, String>,
+}
+
+impl Seen {
+    /// Whether the same can be read here as there. Where a file is stored does not matter.
+    pub(crate) fn reads_as(&self, other: &Self) -> bool {
+        self.file_type == other.file_type && self.contents == other.contents
+    }
+}
+
+/// Everything below a root, by path; the root itself is the empty path.
+pub(crate) type View = BTreeMap<Vec<u8>, Seen>;
+
+/// Looks at everything.
+pub(crate) fn view(fs: &dyn FileSystem) -> View {
+    let mut view = View::new();
+    let mut directories = HashSet::new();
+    let mut left = vec![(Vec::new(), fs.root(), 0)];
+    while let Some((path, file, depth)) = left.pop() {
+        if view.len() >= MOST_NAMES {
+            break;
+        }
+        let file_type = fs.attr(file).map(|attr| attr.file_type);
+        let mut contents = match &file_type {
+            Ok(file_type) => contents(fs, file, *file_type),
+            Err(error) => Err(offshoot_vfs::Error::posix(error.errno(), "attributes")),
+        };
+        let is_new = file_type.as_ref().is_ok_and(|&file_type| file_type == FileType::Directory)
+            && directories.insert(file);
+        if is_new && depth < MOST_DEPTH {
+            let mut entries = Vec::new();
+            let listed = fs.read_dir(file, 0, &mut |entry| {
+                entries.push((entry.name.to_vec(), entry.file));
+                if entries.len() < MOST_NAMES {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            });
+            contents = contents.and_then(|sum| listed.map(|()| sum));
+            // The first that leads to a directory is the one that has it: the order must not depend on what was made in between.
+            entries.sort();
+            for (name, file) in entries.into_iter().rev() {
+                let below = if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
+                left.push((below, file, depth + 1));
+            }
+        }
+        let contents = contents.map_err(|error| error.errno().to_string());
+        view.insert(path, Seen { file, file_type: file_type.ok(), contents });
+    }
+    view
+}
+
+/// A hash of what can be read of a file. Zeros and holes are one.
+fn contents(fs: &dyn FileSystem, file: FileId, file_type: FileType) -> Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    let mut attributes = Vec::new();
+    fs.xattrs(file, &mut |name, value| {
+        attributes.push((name.to_vec(), value.to_vec()));
+        ControlFlow::Continue(())
+    })?;
+    attributes.sort();
+    attributes.hash(&mut hasher);
+    match file_type {
+        FileType::Symlink => fs.read_link(file)?.hash(&mut hasher),
+        FileType::Regular => {
+            fs.attr(file)?.size.hash(&mut hasher);
+            data(fs, file, &mut hasher)?;
+        }
+        _ => {}
+    }
+    Ok(hasher.finish())
+}
+
+fn data(fs: &dyn FileSystem, file: FileId, hasher: &mut DefaultHasher) -> Result<()> {
+    const SECTOR: u64 = 4096;
+    let (mut at, mut read) = (0, 0);
+    while read < MOST_BYTES
+        && let Some(range) = fs.next_data(file, at)?
+    {
+        let end = range.end.min(range.start.saturating_add(MOST_BYTES));
+        at = range.start / SECTOR * SECTOR;
+        while at < end {
+            let mut sector = [0; 4096];
+            let count = fs.read(file, at, &mut sector)?;
+            if sector.iter().any(|&byte| byte != 0) {
+                (at, sector).hash(hasher);
+            }
+            read += SECTOR;
+            at += SECTOR;
+            if count == 0 {
+                break;
+            }
+        }
+        at = at.max(end);
+    }
+    Ok(())
+}

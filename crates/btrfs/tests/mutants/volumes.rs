@@ -1,0 +1,86 @@
+//! The sound volumes: the kernel fills them, and ours leaves what a crash does.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::fill::handful;
+use offshoot_testkit::judges::Judges;
+use offshoot_testkit::recipe::Recipe;
+use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+
+use crate::damage::Target;
+use crate::image::Image;
+use crate::judge::Judge;
+use crate::patch::Structures;
+
+/// A layout: its name, its members, and the options of `mkfs.btrfs`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) name: &'static str,
+    members: usize,
+    mkfs: &'static str,
+}
+
+const fn layout(name: &'static str, members: usize, mkfs: &'static str) -> Layout {
+    Layout { name, members, mkfs }
+}
+
+/// All layouts.
+pub(crate) const LAYOUTS: [Layout; 7] = [
+    layout("default", 1, ""),
+    layout("small-nodes", 1, "-n 4096 -m single"),
+    layout("raid1", 2, "-d raid1 -m raid1"),
+    layout("mixed", 1, "--mixed -n 4096 -s 4096"),
+    layout("old", 1, "-n 4096 -m single -O ^no-holes,^extref,^free-space-tree,^skinny-metadata"),
+    layout("block-group-tree", 1, "-n 4096 -O block-group-tree"),
+    layout("xxhash", 1, "-n 4096 -m dup -d dup --csum xxhash"),
+];
+
+/// A sound volume, and what is patched in it.
+pub(crate) struct Sound {
+    /// The name of its layout, and a number for it.
+    pub(crate) name: &'static str,
+    pub(crate) number: u64,
+    pub(crate) images: Vec<Arc<Image>>,
+    pub(crate) target: Target,
+    pub(crate) structures: Structures,
+    pub(crate) judge: Judge,
+}
+
+impl Layout {
+    /// Makes a volume.
+    pub(crate) fn make(&self, judges: &Judges) -> Sound {
+        let recipe = Recipe::new().devices(self.members).mib(256).mkfs(self.mkfs);
+        let disks = recipe.mount("commit=300").fill(handful::fill).make(judges);
+        leave_orphans(&disks);
+        let read = |path: &std::path::PathBuf| {
+            Arc::new(Image::read(Path::new(path)).expect("an image reads"))
+        };
+        let images: Vec<_> = disks.images().iter().map(read).collect();
+        let target = Target::new(images.clone(), false);
+        let structures = Structures::of(&target);
+        let judge = Judge::new(disks, &images);
+        let number = u64::from(offshoot_testkit::names::hash(self.name.as_bytes()));
+        Sound { name: self.name, number, images, target, structures, judge }
+    }
+}
+
+/// Leaves files without names, and a subvolume that was deleted and not dropped.
+fn leave_orphans(disks: &Disks) {
+    let at = Timestamp { secs: 1_650_000_000, nanos: 0 };
+    let new = NewFile { permissions: 0o600, uid: 1, gid: 1, umask: None, at };
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
+    let volumes = fs.lookup(fs.root(), b"volumes").expect("it was filled");
+    let source = fs.lookup(volumes, b"source").expect("it was filled");
+    for (dir, len) in [(fs.root(), 30_000), (source, 100), (source, 50_000)] {
+        // It is never released: with the next mount it goes.
+        let file = fs.create_unnamed(dir, false, &new).expect("there is room");
+        fs.write(file, 0, &vec![b'o'; len], at).expect("there is room");
+    }
+    fs.delete_subvolume(Place { dir: volumes, name: b"to-delete" }, at).expect("it goes");
+    fs.sync().expect("a commit");
+}
