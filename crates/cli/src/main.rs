@@ -9,7 +9,7 @@
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
-//! | [`live`] | a volume that is open already, because it is mounted |
+//! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
@@ -40,6 +40,7 @@ mod output;
 mod place;
 mod places;
 mod resolve;
+mod rights;
 mod session;
 mod space;
 mod stream;
