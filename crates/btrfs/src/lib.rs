@@ -66,7 +66,7 @@ pub use handle::Volume;
 pub use inode::compression::Compress;
 pub use inode::create::NewFiles;
 pub use log::{LogFailure, LogTree, LostLog};
-pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
+pub use mkfs::{MkfsFeatures, MkfsOptions, Occupant, mkfs, occupant};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };

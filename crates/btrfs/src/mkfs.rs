@@ -48,6 +48,7 @@ use uuid::Uuid;
 pub use features::MkfsFeatures;
 use layout::Layout;
 pub use options::MkfsOptions;
+pub use signatures::{Occupant, occupant};
 use trees::Trees;
 
 /// The transaction that makes a volume, its first.

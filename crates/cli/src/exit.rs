@@ -53,6 +53,8 @@ pub(crate) enum Failure {
     Volume(vfs::Error),
     /// The host failed outside the volume, while doing what the text says.
     Host(String, io::Error),
+    /// It is not done, because it would destroy what the text names.
+    Refused(String),
     /// Writing to standard output failed.
     Output(io::Error),
     /// The errors were printed where they occurred; only the code is left to give.
@@ -68,7 +70,7 @@ impl Failure {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
             Self::Volume(error) => ExitStatus::of(error),
-            Self::Host(..) | Self::Output(_) => ExitStatus::Failed,
+            Self::Host(..) | Self::Refused(_) | Self::Output(_) => ExitStatus::Failed,
             Self::Reported(status) => *status,
         }
     }
@@ -108,7 +110,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(message) => f.write_str(message),
+            Self::Usage(message) | Self::Refused(message) => f.write_str(message),
             Self::Volume(error) => error.fmt(f),
             Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
             Self::Output(error) => write!(f, "standard output: {}", OsReason(error)),

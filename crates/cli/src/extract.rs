@@ -9,7 +9,7 @@
 //! | [`attributes`] | owner, mode, extended attributes, times |
 //! | [`links`] | hard links, in a table on disk |
 //! | [`tar`] | the archive |
-//! | [`onto`] | copying to where something may be already |
+//! | [`onto`], [`existing`] | copying to where something may be already |
 //! | [`problems`] | errors as they come, one summary at the end |
 //!
 //! Three promises. Nothing is written outside of the destination: every call works on a
@@ -21,6 +21,7 @@ mod attributes;
 mod context;
 mod destination;
 mod directory;
+mod existing;
 mod file;
 mod large;
 mod links;
@@ -52,7 +53,7 @@ pub(crate) use context::Counters;
 pub(crate) use destination::Limits;
 pub(crate) use links::{Known, LinkTable, Name};
 pub(crate) use name::SafeName;
-pub(crate) use onto::{Onto, Overwrite};
+pub(crate) use onto::Onto;
 pub(crate) use problems::{Problems, Unapplied};
 pub(crate) use walk::{Entry, Visitor, walk};
 

@@ -12,6 +12,7 @@ use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut, Place};
 use crate::args::OpenArguments;
 use crate::edit::Caller;
 use crate::place::Place as NamedPlace;
+use crate::rights::Rights;
 
 /// A volume that is mounted, for a verb that somebody else asks for.
 pub(crate) struct Live {
@@ -23,6 +24,8 @@ pub(crate) struct Live {
     pub(crate) caches: KernelCaches,
     /// Who asks.
     pub(crate) caller: Caller,
+    /// What the caller may do in it; `None` for root, who may do everything.
+    pub(crate) rights: Option<Rights>,
     /// Whether he still waits for it.
     pub(crate) is_wanted: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -36,6 +39,11 @@ impl OpenArguments {
             }
             None => NamedPlace::parse(text),
         }
+    }
+
+    /// What the caller may do, where that is to be asked: not on an image, which the caller opened.
+    pub(crate) fn rights(&self) -> Option<&Rights> {
+        self.live.as_ref().and_then(|live| live.rights.as_ref())
     }
 
     /// The subvolume at `place` is about to be deleted: programs that use it can go on. Its root, if they could and it is not damaged.

@@ -9,12 +9,14 @@
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
-//! | [`live`] | a volume that is open already, because it is mounted |
+//! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
 //! | [`edit`], [`copy`] | changing volumes, copying trees into, out of and between them |
 //! | [`mount`] | volumes as a part of the file system of the host |
+//! | [`occupied`] | what of the host is not written over, because it holds a filesystem |
+//! | [`stream`] | the contents of a file where there are no holes: pipes, devices, standard output |
 //! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
 //! | [`space`] | what of a volume is used |
 //! | [`workload`] | what the benchmarks do |
@@ -33,12 +35,15 @@ mod exit;
 mod extract;
 mod live;
 mod mount;
+mod occupied;
 mod output;
 mod place;
 mod places;
 mod resolve;
+mod rights;
 mod session;
 mod space;
+mod stream;
 mod verbs;
 mod workload;
 mod xattrs;

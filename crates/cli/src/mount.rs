@@ -38,14 +38,17 @@ mod table;
 mod unmount;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::CWD;
 use rustix::mount::MountFlags;
 
 use crate::args::MountArguments;
 use crate::exit::{Failure, Result};
+use crate::occupied;
 use crate::output::Console;
 pub(crate) use control::mounted;
 use options::Wanted;
@@ -84,10 +87,41 @@ pub(crate) fn mount(
     if arguments.helper {
         return helper::help(arguments, &wanted);
     }
+    require_directory(&arguments.directory)?;
+    if let Some(log) = &arguments.log {
+        occupied::refuse(log)?;
+    }
     if arguments.foreground || arguments.in_background {
         return serve::serve(arguments, wanted, out, console);
     }
     background::start(arguments)
+}
+
+/// Refuses to mount over what is no directory, and says what it is instead.
+fn require_directory(path: &Path) -> Result {
+    let failed = |error| Failure::Host(path.display().to_string(), error);
+    let metadata = path.metadata().map_err(failed)?;
+    let file_type = metadata.file_type();
+    if file_type.is_dir() {
+        return Ok(());
+    }
+    let is_storage = file_type.is_file() || file_type.is_block_device();
+    // What may not be looked at is a file or a device all the same.
+    let holds = is_storage
+        .then(|| occupied::look_at(CWD, path).ok().and_then(|file| occupied::held_by(&file).ok()))
+        .flatten()
+        .flatten();
+    let kind = match file_type {
+        kind if kind.is_file() => "a file",
+        kind if kind.is_block_device() => "a block device",
+        kind if kind.is_char_device() => "a character device",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        _ => "something else",
+    };
+    let holds = holds.map_or_else(String::new, |what| format!(" that holds {what}"));
+    let what = format!("not a directory, but {kind}{holds}; name a directory to mount over");
+    Err(failed(io::Error::new(io::ErrorKind::NotADirectory, what)))
 }
 
 /// Changes whether a mount can be written.

@@ -32,6 +32,14 @@ struct Entry {
     id: u32,
 }
 
+/// A user who wants something of a file.
+pub struct Accessor<'a> {
+    /// The user.
+    pub uid: u32,
+    /// Whether the user is in a group.
+    pub is_member: &'a dyn Fn(u32) -> bool,
+}
+
 /// A list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
@@ -100,6 +108,29 @@ impl Acl {
     #[must_use]
     pub fn is_extended(&self) -> bool {
         self.entries.iter().any(|entry| matches!(entry.tag, USER | GROUP | MASK))
+    }
+
+    /// Whether the list lets a user have all of the rights `wanted`: four to read, two to write, one to
+    /// search or execute. `uid` and `gid` are those of the file.
+    #[must_use]
+    pub fn allows(&self, accessor: &Accessor<'_>, uid: u32, gid: u32, wanted: u32) -> bool {
+        let of = |tag| self.entries.iter().filter(move |entry| entry.tag == tag);
+        let mask = of(MASK).next().map_or(7, |entry| entry.permissions);
+        let has = |permissions: u16| u32::from(permissions) & wanted == wanted;
+        if accessor.uid == uid {
+            return of(USER_OBJ).any(|entry| has(entry.permissions));
+        }
+        if let Some(entry) = of(USER).find(|entry| entry.id == accessor.uid) {
+            return has(entry.permissions & mask);
+        }
+        let own = of(GROUP_OBJ).filter(|_| (accessor.is_member)(gid));
+        let named = of(GROUP).filter(|entry| (accessor.is_member)(entry.id));
+        let mut groups = own.chain(named).peekable();
+        // One group with all of the rights is enough, and others get what is left only without any.
+        if groups.peek().is_some() {
+            return groups.any(|entry| has(entry.permissions & mask));
+        }
+        of(OTHER).any(|entry| has(entry.permissions))
     }
 
     /// The entries that the permissions of the file stand for, each with how far left its bits stand there.
@@ -200,6 +231,32 @@ mod tests {
         extended.set_permissions(0o1624);
         assert_eq!(extended.permissions(0), 0o624);
         assert_eq!(extended.entries[2].permissions, 7, "the owning group keeps its own");
+    }
+
+    #[test]
+    fn one_entry_decides_and_groups_together() {
+        let list = parse(&[
+            (USER_OBJ, 7, NONE),
+            (USER, 7, 1000),
+            (USER, 0, 1001),
+            (GROUP_OBJ, 4, NONE),
+            (GROUP, 3, 50),
+            (GROUP, 2, 51),
+            (MASK, 6, NONE),
+            (OTHER, 7, NONE),
+        ]);
+        let list = list.expect("a list").expect("with entries");
+        let allows = |uid: u32, groups: &[u32], wanted| {
+            let is_member = |gid| groups.contains(&gid);
+            list.allows(&Accessor { uid, is_member: &is_member }, 5, 6, wanted)
+        };
+        assert!(allows(5, &[], 7), "the mask is not for the owner");
+        assert!(allows(1000, &[], 6) && !allows(1000, &[], 1), "the mask is for single users");
+        assert!(!allows(1001, &[50], 2), "the entry of the user comes first");
+        assert!(allows(9, &[6], 4) && !allows(9, &[6], 2));
+        assert!(allows(9, &[6, 50], 2) && !allows(9, &[50], 1));
+        assert!(!allows(9, &[6, 51], 6), "no group has both");
+        assert!(allows(9, &[7], 7));
     }
 
     #[test]

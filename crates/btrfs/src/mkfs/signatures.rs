@@ -4,6 +4,13 @@
 //! people keep, unless it is forced. The table has what is found on disks and images
 //! today: filesystems, volume managers, encryption, swap, partition tables. It is
 //! no guarantee, as none of its kind is.
+//!
+//! Some signatures are two bytes long, and text or a program may have them by chance. `mkfs`
+//! refuses these too, because it can be forced. A program that copies a plain file over
+//! another one asks for [`Occupant::is_certain`]: the fields beside the signature are then
+//! those that such a filesystem has.
+
+use std::io;
 
 use offshoot_btrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS};
 use offshoot_device::BlockDevice;
@@ -23,26 +30,39 @@ const fn signature(what: &'static str, offset: u64, bytes: &'static [u8]) -> Sig
 /// Where in a superblock of btrfs its magic is.
 const BTRFS_MAGIC_AT: u64 = 64;
 
+/// The filesystems whose signature is short, and the sector that ends with one.
+const EXT: &str = "ext2, ext3 or ext4";
+const NILFS2: &str = "NILFS2";
+const MINIX: &str = "MINIX";
+const HFS_PLUS: &str = "HFS+";
+const BOOT_SECTOR: &str = "a partition table or boot sector";
+
+/// Where the superblock of all of these is, in bytes.
+const SUPERBLOCK_AT: u64 = 1024;
+
+/// Where version 3 of MINIX has its signature.
+const MINIX_3_AT: u64 = SUPERBLOCK_AT + 24;
+
 /// The more telling ones first: a boot sector has the last one too.
 const SIGNATURES: [Signature; 39] = [
     signature("btrfs", SUPERBLOCK_OFFSETS[0] + BTRFS_MAGIC_AT, &MAGIC),
     signature("btrfs", SUPERBLOCK_OFFSETS[1] + BTRFS_MAGIC_AT, &MAGIC),
     signature("btrfs", SUPERBLOCK_OFFSETS[2] + BTRFS_MAGIC_AT, &MAGIC),
-    signature("ext2, ext3 or ext4", 1024 + 56, &[0x53, 0xef]),
+    signature(EXT, 1024 + 56, &[0x53, 0xef]),
     signature("XFS", 0, b"XFSB"),
     signature("F2FS", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
     signature("bcache or bcachefs", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6]),
     signature("EROFS", 1024, &[0xe2, 0xe1, 0xf5, 0xe0]),
     signature("SquashFS", 0, b"hsqs"),
-    signature("NILFS2", 1024 + 6, &[0x34, 0x34]),
+    signature(NILFS2, 1024 + 6, &[0x34, 0x34]),
     signature("ReiserFS", 65536 + 52, b"ReIsEr"),
     signature("JFS", 32768, b"JFS1"),
     signature("GFS2", 65536, &[0x01, 0x16, 0x19, 0x70]),
     signature("OCFS2", 2048, b"OCFSV2"),
     signature("OCFS2", 4096, b"OCFSV2"),
-    signature("MINIX", 1024 + 16, &[0x7f, 0x13]),
-    signature("MINIX", 1024 + 24, &[0x5a, 0x4d]),
-    signature("HFS+", 1024, b"H+"),
+    signature(MINIX, 1024 + 16, &[0x7f, 0x13]),
+    signature(MINIX, MINIX_3_AT, &[0x5a, 0x4d]),
+    signature(HFS_PLUS, 1024, b"H+"),
     signature("APFS", 32, b"NXSB"),
     signature("exFAT", 3, b"EXFAT   "),
     signature("NTFS", 3, b"NTFS    "),
@@ -63,7 +83,7 @@ const SIGNATURES: [Signature; 39] = [
     signature("VMFS", 1024 * 1024, &[0x0d, 0xd0, 0x01, 0xc0]),
     signature("a GUID partition table", 512, b"EFI PART"),
     signature("a GUID partition table", 4096, b"EFI PART"),
-    signature("a partition table or boot sector", 510, &[0x55, 0xaa]),
+    signature(BOOT_SECTOR, 510, &[0x55, 0xaa]),
 ];
 
 const MD_RAID: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
@@ -78,25 +98,148 @@ fn at_end(size_bytes: u64) -> [Signature; 3] {
     ]
 }
 
+/// What a device or an image holds, by its signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occupant {
+    /// Its name: a filesystem, a volume manager, a partition table.
+    pub what: &'static str,
+    /// The signature is not one that other files have by chance.
+    pub is_certain: bool,
+}
+
+/// What is on a device or in an image of `size_bytes`, if it is anything that is known.
+/// `read_at` fills a buffer from an offset in bytes; both lie inside of the size.
+///
+/// # Errors
+/// Those of `read_at`.
+pub fn occupant(
+    size_bytes: u64,
+    mut read_at: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<Option<Occupant>> {
+    let mut uncertain = None;
+    for Signature { what, offset, bytes } in SIGNATURES.iter().chain(&at_end(size_bytes)) {
+        let mut found = vec![0; bytes.len()];
+        if offset + bytes.len() as u64 > size_bytes {
+            continue;
+        }
+        read_at(*offset, &mut found)?;
+        if found != *bytes {
+            continue;
+        }
+        if is_certain(what, *offset, size_bytes, &mut read_at)? {
+            return Ok(Some(Occupant { what, is_certain: true }));
+        }
+        uncertain.get_or_insert(Occupant { what, is_certain: false });
+    }
+    Ok(uncertain)
+}
+
+/// Whether the fields beside a short signature are those of what it stands for.
+fn is_certain(
+    what: &str,
+    offset: u64,
+    size_bytes: u64,
+    read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<bool> {
+    let is_short = matches!(what, EXT | NILFS2 | MINIX | HFS_PLUS | BOOT_SECTOR);
+    if !is_short {
+        return Ok(true);
+    }
+    let start = if what == BOOT_SECTOR { 0 } else { SUPERBLOCK_AT };
+    // A file that ends inside of these fields is none of these filesystems.
+    let mut fields = [0; 520];
+    if start + fields.len() as u64 > size_bytes {
+        return Ok(false);
+    }
+    read_at(start, &mut fields)?;
+    let u16_at = |at: usize| u16::from_le_bytes([fields[at], fields[at + 1]]);
+    let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
+    Ok(match what {
+        // Inodes, blocks, the logarithm of the block size, blocks and inodes of a group.
+        EXT => [0, 4, 32, 40].iter().all(|&at| u32_at(at) > 0) && u32_at(24) <= 6,
+        // The revision, and the length of the superblock.
+        NILFS2 => u32_at(0) == 2 && (256..=1024).contains(&u16_at(8)),
+        // Blocks of the two bitmaps, and zones of a block each.
+        MINIX if offset == MINIX_3_AT => u16_at(6) > 0 && u16_at(8) > 0 && u16_at(12) == 0,
+        MINIX => u16_at(4) > 0 && u16_at(6) > 0 && u16_at(10) == 0,
+        HFS_PLUS => fields[2..4] == [0, 4],
+        _ => is_boot_sector(&fields),
+    })
+}
+
+/// Whether a sector that ends with the mark of a boot sector is one. The kernel's own image has
+/// the mark too, with a name of its own behind it.
+fn is_boot_sector(fields: &[u8; 520]) -> bool {
+    const PARTITIONS: std::ops::Range<usize> = 446..510;
+    if fields[514..518] == *b"HdrS" {
+        return false;
+    }
+    let partitions = fields[PARTITIONS].as_chunks::<16>().0;
+    let has_states = partitions.iter().all(|partition| matches!(partition[0], 0 | 0x80));
+    let is_used = |partition: &[u8; 16]| partition[4] != 0 && partition[12..] != [0; 4];
+    let has_jump = fields[0] == 0xe9 || (fields[0] == 0xeb && fields[2] == 0x90);
+    let sector_bytes = u16::from_le_bytes([fields[11], fields[12]]);
+    (has_states && partitions.iter().any(is_used))
+        || (has_jump && matches!(sector_bytes, 512 | 1024 | 2048 | 4096))
+}
+
 /// Refuses a device with something on it.
 ///
 /// # Errors
 /// `EEXIST` with the name of what is there.
 pub(super) fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
-    for Signature { what, offset, bytes } in SIGNATURES.iter().chain(&at_end(device.size_bytes())) {
-        let mut found = vec![0; bytes.len()];
-        if offset + bytes.len() as u64 > device.size_bytes() {
-            continue;
-        }
-        device
-            .read_at(*offset, &mut found)
-            .map_err(|e| Error::io(format!("{}: reading at {offset}", device.name()), e))?;
-        if found == *bytes {
-            return Err(Error::posix(
-                Errno::EXIST,
-                format!("{} holds {what}, which is only overwritten by force", device.name()),
-            ));
-        }
+    let read_at = |offset, buf: &mut [u8]| device.read_at(offset, buf);
+    let found = occupant(device.size_bytes(), read_at)
+        .map_err(|e| Error::io(format!("{}: looking at what it holds", device.name()), e))?;
+    let Some(Occupant { what, .. }) = found else { return Ok(()) };
+    Err(Error::posix(
+        Errno::EXIST,
+        format!("{} holds {what}, which is only overwritten by force", device.name()),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(bytes: &[u8]) -> Option<Occupant> {
+        let read_at = |offset: u64, buf: &mut [u8]| {
+            let at = usize::try_from(offset).expect("it is small");
+            buf.copy_from_slice(&bytes[at..at + buf.len()]);
+            Ok(())
+        };
+        occupant(bytes.len() as u64, read_at).expect("memory is read")
     }
-    Ok(())
+
+    /// Text with the two bytes of a signature where it belongs, and an image of the kernel.
+    #[test]
+    fn what_has_a_signature_by_chance_is_uncertain() {
+        for at in [1080, 1030, 1024, 1040, 1048] {
+            for bytes in [[0x53, 0xef], *b"44", *b"H+", [0x7f, 0x13], [0x5a, 0x4d]] {
+                let mut text = b"one more line of text\n".repeat(1000);
+                text[at..at + 2].copy_from_slice(&bytes);
+                assert!(found(&text).is_none_or(|found| !found.is_certain), "{bytes:?} at {at}");
+            }
+        }
+        let mut kernel = vec![0; 8192];
+        kernel[510..512].copy_from_slice(&[0x55, 0xaa]);
+        let uncertain = Occupant { what: BOOT_SECTOR, is_certain: false };
+        assert_eq!(found(&kernel), Some(uncertain));
+        kernel[450] = 0x83;
+        kernel[458..462].fill(1);
+        assert_eq!(found(&kernel), Some(Occupant { is_certain: true, ..uncertain }));
+        kernel[514..518].copy_from_slice(b"HdrS");
+        assert_eq!(found(&kernel), Some(uncertain));
+        assert_eq!(found(&kernel[..512]), Some(uncertain));
+        assert_eq!(found(b"short"), None);
+    }
+
+    /// A telling signature behind a short one is the one that counts.
+    #[test]
+    fn a_certain_signature_is_found_behind_an_uncertain_one() {
+        let mut bytes = vec![0; 70_000];
+        bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
+        bytes[..6].copy_from_slice(b"LUKS\xba\xbe");
+        assert_eq!(found(&bytes), Some(Occupant { what: "LUKS", is_certain: true }));
+    }
 }

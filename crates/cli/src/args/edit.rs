@@ -13,21 +13,24 @@ SOURCE and DESTINATION are paths of the host or places in volumes; one of them a
 place. A text with `:/` behind the name of a file is a place, and all else is a path of the host. \
 The destination is a directory that is there, which the sources go into under their names, or the \
 new name. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
-standard input.
+standard input, and as the destination of one file standard output.
 
 Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whoever \
 runs it: a volume takes owners and device nodes without root. On the host, what may not be made \
 without root is left out, and one summary at the end says so.
 
-Directories are merged, files that are there are replaced. On the host nothing is written \
-outside of the destination, and no symbolic link below it is followed. A file that cannot be \
-copied is reported and left out, and the rest goes on.
+Directories are merged, files that are there are replaced. A file of the host that is named as \
+the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
+One that holds a filesystem is refused. Below a directory of the host nothing is written \
+outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
+left out, and the rest goes on.
 
 Examples:
   offshoot cp -r src disk.img:/src
   offshoot cp motd issue disk.img:/etc
   offshoot cp -r rootfs/. disk.img:/
   offshoot cp disk.img:/var/log/messages .
+  offshoot cp disk.img:/backup.gz - | zcat
   offshoot cp -r old.img:/home new.img:/
   offshoot cp --reflink=always disk.img:/vm.raw disk.img:/vm-2.raw
   zcat data.gz | offshoot cp - disk.img:/data";

@@ -1,7 +1,10 @@
 //! What all threads of an extraction share.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -32,6 +35,8 @@ pub(crate) enum Trouble {
     Volume(Error),
     /// The host cannot take it; the text is what was being done.
     Host(&'static str, Errno),
+    /// The host could take it, and something of value would be lost; the text says what.
+    Refused(String),
     /// Another name of the same inode could not be read before.
     OtherName,
 }
@@ -155,6 +160,14 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// The path on the host of `name` in what became of `parent`, for messages.
+    pub(crate) fn host_path(&self, parent: FileId, name: &SafeName) -> PathBuf {
+        let top = self.overwrite.map_or(Path::new(""), |overwrite| overwrite.parent);
+        let below = climb(self.fs, self.top, parent, SHOWN_PATH_MAX).ok().flatten();
+        let below = below.unwrap_or_else(|| b"...".to_vec());
+        top.join(OsStr::from_bytes(&below)).join(OsStr::from_bytes(name))
+    }
+
     /// Reports that the file at `path` (as shown) is not there as it should be.
     pub(crate) fn report(&self, path: &[u8], trouble: &Trouble) {
         match trouble {
@@ -163,6 +176,7 @@ impl<'a> Context<'a> {
                 path,
                 &vfs::Error::corrupt("file", "another name of it could not be read"),
             ),
+            Trouble::Refused(why) => self.problems.not_made(path, &message(why)),
             Trouble::Host(what, errno) => {
                 if self.problems.is_stopped() {
                     return;

@@ -12,10 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use offshoot_vfs::{Attr, Errno, FileId};
-use rustix::fs::{self, AtFlags, Mode, OFlags};
+use rustix::fs::{self, Mode, OFlags};
 
 use super::attributes::{Handle, Made};
 use super::context::{Context, Trouble};
+use super::existing;
 use super::name::SafeName;
 
 /// A directory of the destination.
@@ -125,22 +126,19 @@ impl<'a> DirectoryRef<'a> {
     }
 
     /// Makes something under `name`. A copy removes what else has the name.
+    ///
+    /// The inner error is that of the host.
     pub(crate) fn make_named<T>(
         &self,
         name: &SafeName,
         make: impl Fn() -> rustix::io::Result<T>,
-    ) -> rustix::io::Result<T> {
+    ) -> Result<rustix::io::Result<T>, Trouble> {
         let result = make();
-        let Some(overwrite) = self.context.overwrite else { return result };
+        let Some(overwrite) = self.context.overwrite else { return Ok(result) };
         if !matches!(result, Err(Errno::EXIST)) {
-            return result;
+            return Ok(result);
         }
-        let stat = fs::statat(self.fd(), &**name, AtFlags::SYMLINK_NOFOLLOW)?;
-        if overwrite.devices.contains(&(stat.st_dev, stat.st_ino)) {
-            return Err(Errno::BUSY);
-        }
-        fs::unlinkat(self.fd(), &**name, AtFlags::empty())?;
-        make()
+        Ok(existing::remove(self.context, self, name, &overwrite)?.and_then(|()| make()))
     }
 
     /// The directory in the volume.

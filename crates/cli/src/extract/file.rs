@@ -1,8 +1,9 @@
 //! Making one file in a directory of the destination.
 //!
 //! Every name is made with a call that fails when the name exists (`O_EXCL`, `mknod`,
-//! `symlink`), so what is written to is always new. A file whose data cannot be read is
-//! removed again, with all names that it was given by then.
+//! `symlink`), so what is written to is new, but for what a copy finds
+//! ([`super::existing`]). A new file whose data cannot be read is removed again, with all names
+//! that it was given by then; one that was there keeps what was written.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,9 +18,11 @@ use rustix::fs::{self, AtFlags, Mode, OFlags};
 use super::attributes::{Handle, Made};
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
+use super::existing::{self, Target, TargetKind};
 use super::links::Name;
 use super::name::SafeName;
 use super::problems::Unapplied;
+use crate::stream::{StreamFailure, write_contents};
 
 /// A file to be made.
 pub(crate) struct FileJob<'a> {
@@ -30,7 +33,7 @@ pub(crate) struct FileJob<'a> {
     /// What it is to become.
     pub(crate) attr: Attr,
     /// The file, when it was made already because it has several names.
-    pub(crate) made: Option<File>,
+    pub(crate) made: Option<Target>,
 }
 
 impl FileJob<'_> {
@@ -38,10 +41,10 @@ impl FileJob<'_> {
     pub(crate) fn run(mut self, context: &Context<'_>) {
         let result = match self.attr.file_type {
             FileType::Regular => match self.made.take() {
-                Some(file) => Ok(file),
-                None => create(&self.directory, &self.name, &self.attr),
+                Some(target) => Ok(target),
+                None => create(context, &self.directory, &self.name, &self.attr),
             }
-            .and_then(|file| self.fill(context, &file)),
+            .and_then(|target| self.fill(context, &target)),
             _ => make_special(context, &self.directory, &self.name, &self.attr),
         };
         match result {
@@ -54,14 +57,20 @@ impl FileJob<'_> {
         }
     }
 
-    fn fill(&self, context: &Context<'_>, file: &File) -> Result<(), Trouble> {
+    fn fill(&self, context: &Context<'_>, target: &Target) -> Result<(), Trouble> {
+        let Target { file, kind } = target;
         let size = self.attr.size;
+        if *kind == TargetKind::Stream {
+            return copy_to_stream(context, file, &self.attr);
+        }
         let result = copy(context, file, self.attr.file, 0..size)
             .and_then(|end| if end < size { set_size(file, size) } else { Ok(()) });
         match result {
-            Ok(()) => finish(context, &self.directory, &self.name, &self.attr, file),
+            Ok(()) => finish(context, &self.directory, &self.name, &self.attr, target),
             Err(trouble) => {
-                remove(context, &self.directory, &self.name, &self.attr);
+                if *kind == TargetKind::New {
+                    remove(context, &self.directory, &self.name, &self.attr);
+                }
                 Err(trouble)
             }
         }
@@ -75,18 +84,36 @@ fn first_mode(attr: &Attr) -> u32 {
     attr.permissions & 0o777 | 0o600
 }
 
-/// Makes an empty regular file.
+/// Makes an empty regular file, or opens what is there to be filled.
 pub(crate) fn create(
+    context: &Context<'_>,
     directory: &DirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
-) -> Result<File, Trouble> {
+) -> Result<Target, Trouble> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = if directory.is_private() { first_mode(attr) } else { 0o600 };
     let make = || fs::openat(directory.fd(), &**name, flags, Mode::from_raw_mode(mode));
     let make = || make().and_then(|file| directory.unshare(&file).map(|()| file));
-    let file = directory.make_named(name, make);
-    Ok(file.map_err(|errno| Trouble::Host("cannot make the file", errno))?.into())
+    let first = match make() {
+        Err(Errno::EXIST) => match existing::open(context, directory, name)? {
+            Some(target) => return Ok(target),
+            None => directory.make_named(name, make)?,
+        },
+        made => made,
+    };
+    let file = first.map_err(|errno| Trouble::Host("cannot make the file", errno))?;
+    Ok(Target { file: file.into(), kind: TargetKind::New })
+}
+
+/// Writes the data of a file to what takes one byte after the other.
+fn copy_to_stream(context: &Context<'_>, file: &File, attr: &Attr) -> Result<(), Trouble> {
+    let wrote = |bytes| context.count_bytes(bytes);
+    match write_contents(context.fs, attr.file, attr.size, &mut &*file, wrote) {
+        Ok(()) => Ok(()),
+        Err(StreamFailure::Source(error)) => Err(error.into()),
+        Err(StreamFailure::Target(error)) => Err(Trouble::from_io("cannot write", &error)),
+    }
 }
 
 /// Copies the data in `range`, holes left out, and gives the end of what was written.
@@ -129,11 +156,13 @@ pub(crate) fn finish(
     directory: &DirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
-    file: &File,
+    target: &Target,
 ) -> Result<(), Trouble> {
-    let handle = Handle::Open(file.as_fd());
-    let mode_now = directory.is_private().then(|| first_mode(attr));
-    Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
+    let handle = Handle::Open(target.file.as_fd());
+    let is_new = target.kind == TargetKind::New;
+    let mode_now = (is_new && directory.is_private()).then(|| first_mode(attr));
+    let attr = if is_new { *attr } else { existing::wanted(context, attr, &target.file) };
+    Made { handle, attr: &attr, mode_now, parent: directory.file(), name }.apply(context)?;
     Ok(())
 }
 
@@ -159,9 +188,9 @@ pub(crate) fn make_special(
         FileType::Socket => node(fs::FileType::Socket, 0),
         FileType::CharDevice => node(fs::FileType::CharacterDevice, device),
         FileType::BlockDevice => node(fs::FileType::BlockDevice, device),
-        FileType::Regular | FileType::Directory => Err(Errno::INVAL),
+        FileType::Regular | FileType::Directory => Ok(Err(Errno::INVAL)),
     };
-    match result {
+    match result? {
         Ok(()) => {}
         Err(errno @ Errno::PERM)
             if matches!(attr.file_type, FileType::CharDevice | FileType::BlockDevice) =>

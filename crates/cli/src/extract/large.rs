@@ -2,9 +2,8 @@
 //!
 //! The walk makes the file and hands out the ranges that hold data, at most [`PART_BYTES`] each;
 //! whoever lets go of the file last gives it its size and its attributes, or removes it when any
-//! part failed.
+//! part failed and it was not there before.
 
-use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +12,7 @@ use offshoot_vfs::{Attr, Error};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
+use super::existing::{Target, TargetKind};
 use super::file;
 use super::name::SafeName;
 
@@ -28,7 +28,7 @@ pub(crate) struct LargeFile<'a> {
     directory: DirectoryRef<'a>,
     name: SafeName,
     attr: Attr,
-    file: File,
+    target: Target,
     has_failed: AtomicBool,
 }
 
@@ -36,16 +36,16 @@ pub(crate) struct LargeFile<'a> {
 pub(crate) struct LargeRef<'a>(Option<Arc<LargeFile<'a>>>);
 
 impl<'a> LargeRef<'a> {
-    /// A large file that was just made as `file`.
+    /// A large file that `target` becomes.
     pub(crate) fn new(
         context: &'a Context<'a>,
         directory: DirectoryRef<'a>,
         name: SafeName,
         attr: Attr,
-        file: File,
+        target: Target,
     ) -> Self {
         let has_failed = AtomicBool::new(false);
-        Self(Some(Arc::new(LargeFile { context, directory, name, attr, file, has_failed })))
+        Self(Some(Arc::new(LargeFile { context, directory, name, attr, target, has_failed })))
     }
 
     fn large(&self) -> &LargeFile<'a> {
@@ -74,7 +74,7 @@ impl<'a> LargeRef<'a> {
         if large.has_failed.load(Ordering::Relaxed) {
             return;
         }
-        if let Err(trouble) = file::copy(large.context, &large.file, large.attr.file, part) {
+        if let Err(trouble) = file::copy(large.context, &large.target.file, large.attr.file, part) {
             self.fail(&trouble);
         }
     }
@@ -93,19 +93,24 @@ impl Drop for LargeRef<'_> {
     fn drop(&mut self) {
         // Of several threads that let go at once, exactly one gets it.
         let Some(large) = self.0.take().and_then(Arc::into_inner) else { return };
-        let LargeFile { context, directory, name, attr, file, has_failed } = large;
+        let LargeFile { context, directory, name, attr, target, has_failed } = large;
+        let remove = || {
+            if target.kind == TargetKind::New {
+                file::remove(context, &directory, &name, &attr);
+            }
+        };
         if has_failed.into_inner() {
-            return file::remove(context, &directory, &name, &attr);
+            return remove();
         }
-        match file::set_size(&file, attr.size) {
-            Ok(()) => match file::finish(context, &directory, &name, &attr, &file) {
+        match file::set_size(&target.file, attr.size) {
+            Ok(()) => match file::finish(context, &directory, &name, &attr, &target) {
                 Ok(()) => {
                     context.counters.files.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(trouble) => context.report(&context.path(directory.file(), &name), &trouble),
             },
             Err(trouble) => {
-                file::remove(context, &directory, &name, &attr);
+                remove();
                 context.report(&context.path(directory.file(), &name), &trouble);
             }
         }

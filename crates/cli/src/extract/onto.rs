@@ -1,13 +1,16 @@
 //! Copying out of a volume to where something may be already: `cp`.
 //!
 //! It is an extraction but for this. Directories that are there are gone into, if they are no
-//! symbolic links, and what else is there is removed before its name is given again. So
-//! neither a link nor another name of a file leads anything outside of the destination. A
-//! directory that was there may be open to others, so what is made in it is made for its owner
-//! alone first, and without what the directory would give to it.
+//! symbolic links, and what else has a name is dealt with by [`super::existing`]: below a
+//! directory it is removed before its name is given again, so neither a link nor another name of
+//! a file leads anything outside of the destination. A directory that was there may be open to
+//! others, so what is made in it is made for its owner alone first, and without what the
+//! directory would give to it.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
@@ -32,11 +35,19 @@ pub(crate) struct Overwrite<'a> {
     pub(crate) preserve: &'a Preserve,
     /// The devices of the volumes, which are never replaced.
     pub(crate) devices: &'a [HostId],
+    /// Directories are copied with what is in them, as by `cp -a`.
+    pub(crate) is_recursive: bool,
+    /// The caller named the destination of this file; otherwise it is below a directory.
+    pub(crate) is_named: bool,
+    /// The directory of the host that the copy goes into, as the caller named it.
+    pub(crate) parent: &'a Path,
 }
 
 /// A copy to the host.
 pub(crate) struct Onto<'a> {
-    pub(crate) overwrite: Overwrite<'a>,
+    pub(crate) preserve: &'a Preserve,
+    pub(crate) devices: &'a [HostId],
+    pub(crate) is_recursive: bool,
     pub(crate) problems: &'a Problems<'a>,
     pub(crate) progress: &'a ProgressBar,
     pub(crate) counters: &'a Counters,
@@ -52,15 +63,24 @@ impl Onto<'_> {
         name: Option<&SafeName>,
     ) -> Result<()> {
         let fail = |error| Failure::Host(parent.display().to_string(), error);
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let parent =
-            File::from(fs::openat(CWD, parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?);
-        let attr = self.overwrite.preserve.of(&source.fs.attr(source.top)?);
+        let attr = self.preserve.of(&source.fs.attr(source.top)?);
         let is_directory = attr.file_type == FileType::Directory;
+        // To write a file that is there takes no right to list its directory.
+        let way = if is_directory { OFlags::RDONLY } else { OFlags::PATH };
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | way;
+        let opened = fs::openat(CWD, parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
+        let overwrite = Overwrite {
+            preserve: self.preserve,
+            devices: self.devices,
+            is_recursive: self.is_recursive,
+            is_named: !is_directory,
+            parent: &host_top(parent, is_directory.then_some(name).flatten()),
+        };
         let prefix = if is_directory { source.path } else { parent_path(source.path) };
         let progress = self.progress.clone();
         let mut context = Context::new(source.fs, source.top, prefix, self.problems, progress);
-        context.overwrite = Some(self.overwrite);
+        context.overwrite = Some(overwrite);
+        let parent = File::from(opened);
         let result = if is_directory {
             self.directory(&context, source.top, attr, parent, name)
         } else {
@@ -109,4 +129,10 @@ impl Onto<'_> {
         tree::extract_one(context, self.limits, &directory, &entry);
         Ok(())
     }
+}
+
+/// The path of the host that the top of a copy becomes: that of its directory, for a file.
+fn host_top(parent: &Path, name: Option<&SafeName>) -> PathBuf {
+    let parent = if parent == Path::new(".") { Path::new("") } else { parent };
+    name.map_or_else(|| parent.to_path_buf(), |name| parent.join(OsStr::from_bytes(name)))
 }

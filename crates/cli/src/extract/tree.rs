@@ -13,7 +13,6 @@
 //! straight from the filesystem's buffers into the destination. Files with several names are made by
 //! the walk itself, so that the next name of one can be linked to it when it comes.
 
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::PoisonError;
@@ -27,6 +26,7 @@ use rustix::fs::{self, AtFlags};
 use super::context::{Context, Trouble};
 use super::destination::Limits;
 use super::directory::DirectoryRef;
+use super::existing::{Target, TargetKind};
 use super::file::{self, FileJob};
 use super::large::{LARGE_BYTES, LargeRef};
 use super::links::{Known, LinkTable, Name};
@@ -138,7 +138,7 @@ enum Linked {
     /// It is there.
     Done,
     /// It is the first one: the file is made and is to be filled.
-    First(File),
+    First(Target),
 }
 
 impl<'a> Tree<'a> {
@@ -151,18 +151,27 @@ impl<'a> Tree<'a> {
                     self.context.counters.files.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
-                Linked::First(file) => made = Some(file),
+                Linked::First(target) => made = Some(target),
             }
         }
         let name = entry.name.clone();
         if attr.file_type == FileType::Regular && attr.size >= LARGE_BYTES {
-            let file = match made {
-                Some(file) => file,
-                None => file::create(parent, &name, &attr)?,
+            let target = match made {
+                Some(target) => target,
+                None => file::create(self.context, parent, &name, &attr)?,
             };
+            if target.kind == TargetKind::Stream {
+                self.batch.push(FileJob {
+                    directory: parent.clone(),
+                    name,
+                    attr,
+                    made: Some(target),
+                });
+                return Ok(());
+            }
             // What was collected comes first, so that the order is that of the volume.
             self.send_batch();
-            let large = LargeRef::new(self.context, parent.clone(), name, attr, file);
+            let large = LargeRef::new(self.context, parent.clone(), name, attr, target);
             large.for_each_part(|share, part| {
                 !self.is_stopped() && self.jobs.send(Job::Part(share, part)).is_ok()
             });
@@ -205,7 +214,7 @@ impl<'a> Tree<'a> {
         match links.newest(file).map_err(fail)? {
             None => {}
             Some(Known::Unreadable) => return Err(Trouble::OtherName),
-            Some(Known::Name(name)) => match link_to(context, &name, parent, entry) {
+            Some(Known::Name(name)) => match link_to(context, &name, parent, entry)? {
                 Ok(()) => {
                     add(&mut links, file, entry).map_err(fail)?;
                     return Ok(Linked::Done);
@@ -220,7 +229,7 @@ impl<'a> Tree<'a> {
             },
         }
         let linked = if entry.attr.file_type == FileType::Regular {
-            Linked::First(file::create(parent, entry.name, entry.attr)?)
+            Linked::First(file::create(context, parent, entry.name, entry.attr)?)
         } else {
             file::make_special(context, parent, entry.name, entry.attr)?;
             Linked::Done
@@ -239,15 +248,15 @@ fn link_to(
     old: &Name,
     parent: &DirectoryRef<'_>,
     entry: &Entry<'_>,
-) -> rustix::io::Result<()> {
+) -> Result<rustix::io::Result<()>, Trouble> {
     let link = |from: BorrowedFd<'_>| {
-        parent.make_named(entry.name, || {
-            fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())
-        })
+        fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())
     };
-    if old.parent == parent.file() {
-        link(parent.fd())
-    } else {
-        context.with_directory(old.parent, link)
-    }
+    parent.make_named(entry.name, || {
+        if old.parent == parent.file() {
+            link(parent.fd())
+        } else {
+            context.with_directory(old.parent, link)
+        }
+    })
 }

@@ -34,8 +34,8 @@
 //!
 //! # Who may
 //!
-//! Root, and the user who serves the mount, who can read and write the volume anyway: as on an image, permissions of files are not asked for.
-//! What is made belongs to who asked.
+//! Root, and the user who serves the mount. That user's verbs are refused what the kernel's btrfs would refuse that user, as `mkdir` on the mount is
+//! ([`crate::rights`]); settings of the whole volume are that user's. What is made belongs to the caller.
 
 mod channel;
 mod client;

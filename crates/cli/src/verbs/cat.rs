@@ -3,16 +3,14 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileSystem};
+use offshoot_vfs::FileSystem;
 
 use crate::args::CatArguments;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
-
-/// The zeros of which holes are written.
-const ZEROS_BYTES: usize = 64 << 10;
+use crate::stream::{StreamFailure, write_contents};
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut places = Places::new(&arguments.places, console);
@@ -42,32 +40,8 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
 fn copy(session: &PlaceSession, out: &mut dyn Write) -> Result {
     let file = session.regular_file()?;
     let size = session.fs.attr(file).map_err(|error| session.named(error))?.size;
-    let zeros = vec![0; ZEROS_BYTES];
-    let mut at = 0;
-    let mut refused = None;
-    let result = session.fs.read_data(file, 0..size, &mut |offset, data| {
-        let Some(hole) = offset.checked_sub(at) else {
-            return Err(Error::corrupt("file extent", "data that was there already"));
-        };
-        fill(out, &zeros, hole).and_then(|()| out.write_all(data)).map_err(|error| {
-            refused = Some(error);
-            Error::posix(Errno::IO, "standard output")
-        })?;
-        at = offset + data.len() as u64;
-        Ok(())
-    });
-    if let Some(error) = refused {
-        return Err(Failure::Output(error));
-    }
-    result.map_err(|error| session.named(error))?;
-    Ok(fill(out, &zeros, size.saturating_sub(at))?)
-}
-
-fn fill(out: &mut dyn Write, zeros: &[u8], mut count: u64) -> std::io::Result<()> {
-    while count > 0 {
-        let step = usize::try_from(count).map_or(zeros.len(), |count| count.min(zeros.len()));
-        out.write_all(&zeros[..step])?;
-        count -= step as u64;
-    }
-    Ok(())
+    write_contents(&session.fs, file, size, out, |_| {}).map_err(|failure| match failure {
+        StreamFailure::Source(error) => session.named(error),
+        StreamFailure::Target(error) => Failure::Output(error),
+    })
 }

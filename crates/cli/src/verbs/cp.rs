@@ -14,14 +14,16 @@ use crate::args::{CpArguments, Reflink};
 use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{
-    Counters, Limits, LinkTable, Onto, Overwrite, Problems, SafeName, Source, finish,
-};
+use crate::extract::{Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish};
 use crate::output::{Console, Escaped, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::resolve::{LastLink, at_path, climb_file, last_name, resolve};
 use crate::session::Access;
+use crate::stream::{StreamFailure, write_contents};
+
+/// What is wrong with a copy from the host to the host.
+const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:/PATH";
 
 /// One side of a copy.
 enum Side {
@@ -40,6 +42,10 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     }
     let sources = sources(first)?;
     let (problems, counters) = (Problems::new(console), Counters::default());
+    let to_stdout = last == "-";
+    if to_stdout {
+        require_one_for_stdout(arguments)?;
+    }
     let target = Place::parse_unless_host(last);
     let places = sources.iter().filter_map(|side| match side {
         Side::Volume(place) => Some(place),
@@ -52,6 +58,12 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         None => None,
     };
     let opened = open_sources(sources, &mut volumes, &mut failures);
+    if to_stdout {
+        for source in &opened {
+            to_stdout_from(source, out)?;
+        }
+        return failures.result();
+    }
     let progress = console.start_progress("copied");
     let devices = volumes.devices();
     let shared = Shared {
@@ -82,6 +94,47 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         write_line(out, &outcome)?;
     }
     failures.result()
+}
+
+/// Refuses what standard output cannot take besides one file.
+fn require_one_for_stdout(arguments: &CpArguments) -> Result {
+    let mistake = if arguments.paths.len() > 2 {
+        "standard output (-) takes one source; `offshoot cat` writes several"
+    } else if arguments.json {
+        "--json cannot be used with -, because standard output is the file"
+    } else if arguments.reflink == Reflink::Always {
+        "--reflink=always is for copies inside one volume"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::Usage(mistake.into()))
+}
+
+/// Writes a source to standard output. A symbolic link is followed, because it has no data itself.
+fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
+    let Opened::Volume(fs, path) = source else {
+        return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
+    };
+    let file = resolve(fs, path, LastLink::Follow)?;
+    let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
+    match attr.file_type {
+        FileType::Regular => {}
+        FileType::Directory => {
+            let what = format!(
+                "{}: standard output takes a file; `offshoot extract --tar -` writes a directory",
+                Escaped(path)
+            );
+            return Err(Error::posix(Errno::ISDIR, what).into());
+        }
+        _ => {
+            let what = format!("{} is no regular file", Escaped(path));
+            return Err(Error::posix(Errno::INVAL, what).into());
+        }
+    }
+    write_contents(fs, file, attr.size, out, |_| {}).map_err(|failure| match failure {
+        StreamFailure::Source(error) => error.in_file(Escaped(path)).into(),
+        StreamFailure::Target(error) => Failure::Output(error),
+    })
 }
 
 fn sources(texts: &[OsString]) -> Result<Vec<Side>> {
@@ -238,8 +291,7 @@ impl Copying<'_> {
             return Err(Failure::Usage(mistake));
         }
         if !sources.iter().all(|source| matches!(source, Opened::Volume(..))) {
-            let message = "neither side is in a volume: a place is VOLUME:/PATH";
-            return Err(Failure::Usage(message.into()));
+            return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
         }
         let is_directory = path.is_dir();
         let into = is_directory && !self.arguments.no_target_directory;
@@ -248,7 +300,9 @@ impl Copying<'_> {
             return Err(Failure::Host(path.display().to_string(), errno.into()));
         }
         let onto = Onto {
-            overwrite: Overwrite { preserve: self.shared.preserve, devices: self.shared.devices },
+            preserve: self.shared.preserve,
+            devices: self.shared.devices,
+            is_recursive: self.arguments.recursive,
             problems: self.shared.problems,
             progress: self.shared.progress,
             counters: self.shared.counters,

@@ -11,6 +11,7 @@ use offshoot_vfs::FileSystem;
 use crate::args::ExtractArguments;
 use crate::exit::{Failure, Result};
 use crate::extract::{Archive, Outcome, Source, extract, extract_tar};
+use crate::occupied;
 use crate::output::{Console, write_line};
 use crate::place::Place;
 use crate::resolve::{LastLink, climb_file};
@@ -37,6 +38,7 @@ pub(super) fn run(
         }
         (Some(file), _) => {
             refuse_devices(arguments, file)?;
+            occupied::refuse(file)?;
             let fail = |error| Failure::Host(file.display().to_string(), error);
             let writer = BufWriter::with_capacity(1 << 20, File::create(file).map_err(fail)?);
             extract_tar(&source, Archive { writer, failure: archive_failure }, console)?

@@ -3,6 +3,7 @@
 //! | module | judge |
 //! |---|---|
 //! | `coreutils` | the core utilities of the host, which do the same beside it |
+//! | `onto` | the core utilities again: what `cp` does with a file of the host that is there |
 //! | `judged` | `btrfs check`, and the kernel, which mounts what was made |
 //! | `refused` | what must not be done: volumes in use, no space, no rights |
 //! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
@@ -12,6 +13,7 @@
 
 mod coreutils;
 mod judged;
+mod onto;
 mod properties;
 mod refused;
 mod scrub;

@@ -186,3 +186,101 @@ fn mount_and_umount_with_a_line_of_fstab() {
     let read = fs::read_to_string(disks.mount("ro").path().join("file"));
     assert_eq!(read.ok().as_deref(), Some("contents"));
 }
+
+/// The verbs on subvolumes are refused to a user what the kernel refuses: each is run beside the
+/// call that needs the same permission of the directory.
+#[test]
+fn subvolumes_need_the_permissions_of_directories() {
+    let Some(_judges) = require() else { return };
+    let home = Home::new();
+    // As root: whose directories these are decides what nobody may do on a mount of nobody's.
+    let ours = Mounted::new(&home.image(), "rw");
+    let root = ours.path();
+    let make = |name: &str, mode: u32, owner: u32, group: u32| {
+        let path = root.join(name);
+        fs::create_dir(&path).expect("a directory");
+        chown(&path, Some(owner), Some(group)).expect("an owner");
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+    };
+    make("open", 0o777, 0, 0);
+    make("mine", 0o700, NOBODY, NOBODY);
+    make("group", 0o070, 0, NOBODY);
+    make("others", 0o755, 0, 0);
+    make("read-only", 0o555, NOBODY, NOBODY);
+    make("no-search", 0o766, 0, 0);
+    make("sticky", 0o1777, 0, 0);
+    make("listed", 0o700, 0, 0);
+    make("denied", 0o777, 0, 0);
+    make("closed", 0o700, 0, 0);
+    make("closed/open", 0o777, 0, 0);
+    for (list, name) in [("u:65534:rwx", "listed"), ("u:65534:r-x", "denied")] {
+        let path = root.join(name);
+        let set = Command::new("setfacl").args(["-m", list]).arg(&path).status();
+        assert!(set.is_ok_and(|status| status.success()), "setfacl (Debian package acl)");
+    }
+    for (name, owner) in [("sticky/roots", 0), ("sticky/mine", NOBODY), ("others/mine", NOBODY)] {
+        let path = root.join(name);
+        let words = ["subvolume".as_ref(), "create".as_ref(), path.as_os_str()];
+        super::does(&words);
+        chown(&path, Some(owner), Some(owner)).expect("an owner");
+        let mode = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(&path, mode).expect("a mode");
+    }
+    ours.unmount();
+    fs::remove_file(home.image().with_extension("log")).expect("a log of root's");
+    chown(home.image(), Some(NOBODY), Some(NOBODY)).expect("an owner");
+    let mounted = home.mount();
+    // Nobody sees that in nobody's own mount, so the words are all run there.
+    let run = |words: &str| {
+        let script = format!("cd $DIR && {words} 2>&1");
+        let mut command = as_nobody("sh".as_ref());
+        command.args(["-c", &script, home.program().to_str().expect("a plain path")]);
+        let output = command.env("DIR", mounted.path()).output().expect("a shell");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let reason = |said: &str| said.trim().rsplit(": ").next().unwrap_or_default().to_owned();
+    let dirs = [
+        ("open", true),
+        ("mine", true),
+        ("group", true),
+        ("others", false),
+        ("read-only", false),
+        ("no-search", false),
+        ("listed", true),
+        ("denied", false),
+        ("closed/open", false),
+        (".", false),
+    ];
+    for (dir, is_allowed) in dirs {
+        let (made, said) = run(&format!("mkdir {dir}/directory"));
+        assert_eq!(made, is_allowed, "mkdir in {dir}: {said}");
+        for verb in ["create", "snapshot sticky/mine"] {
+            let name = verb.replace([' ', '/'], "-");
+            let (done, answer) = run(&format!("$0 subvolume {verb} {dir}/{name}"));
+            assert_eq!(done, made, "{verb} in {dir}: {answer}");
+            assert_eq!(reason(&answer), reason(&said), "{verb} in {dir}");
+        }
+    }
+    for (words, expected) in [
+        // What another user owns.
+        ("snapshot sticky/roots open/snapshot", "Operation not permitted"),
+        ("set sticky/roots ro=true", "Operation not permitted"),
+        ("delete sticky/roots", "Operation not permitted"),
+        ("delete others/mine", "Permission denied"),
+        ("delete sticky/nothing", "No such file"),
+        ("delete sticky/mine", ""),
+        ("delete open/create", ""),
+        ("delete group/create", ""),
+    ] {
+        let (done, said) = run(&format!("$0 subvolume {words}"));
+        assert_eq!(done, expected.is_empty(), "{words}: {said}");
+        assert!(said.contains(expected), "{words}: {said}");
+    }
+    let (_, listed) = run("$0 subvolume list .");
+    let is_there = |name: &str| listed.contains(name);
+    assert!(is_there("sticky/roots") && is_there("others/mine") && is_there("mine/create"));
+    assert!(!is_there("sticky/mine") && !is_there("open/create"), "{listed}");
+    let unmounted = home.run(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    assert!(unmounted.status.success(), "{unmounted:?}");
+    mounted.ends_well();
+}

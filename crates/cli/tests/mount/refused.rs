@@ -94,3 +94,34 @@ fn read_only() {
     assert_eq!(std::fs::read_to_string(&file).ok().as_deref(), Some("x"));
     mounted.unmount();
 }
+
+/// What is no directory is named for what it is, and nothing is started: the volume is not opened.
+#[test]
+fn what_is_no_directory_is_not_mounted_over() {
+    let dir = scratch_dir();
+    let path = |name: &str| dir.path().join(name);
+    let image = path("v.img");
+    super::does(&["mkfs".as_ref(), image.as_os_str(), "--size=128M".as_ref()]);
+    std::fs::write(path("text"), "text").expect("a file");
+    std::os::unix::fs::symlink("v.img", path("link")).expect("a link");
+    let fifo = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), fifo, mode, 0).expect("a FIFO");
+    let before = std::fs::read(&image).expect("an image");
+    for (name, what) in [
+        ("v.img", "not a directory, but a file that holds btrfs"),
+        ("link", "not a directory, but a file that holds btrfs"),
+        ("text", "not a directory, but a file;"),
+        ("fifo", "not a directory, but a FIFO"),
+        ("/dev/null", "not a directory, but a character device"),
+        ("none", "No such file or directory"),
+    ] {
+        for way in ["--foreground", "--log=log"] {
+            let place = path(name);
+            let words = ["mount".as_ref(), OsStr::new(way), image.as_os_str(), place.as_os_str()];
+            let said = fails(&words, 1);
+            assert!(said.contains(what) && said.lines().count() == 1, "{name} {way}: {said}");
+        }
+    }
+    assert!(std::fs::read(&image).expect("an image") == before, "it was written");
+}

@@ -55,6 +55,13 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     for (text, spot) in texts.iter().zip(spots) {
         let Some(spot) = spot.filter(|spot| spot.inside.device == device) else {
             let (shown, other) = (directory.display(), Escaped(text.as_bytes()));
+            // Without the right to search its directory, this process cannot tell where it is.
+            match Path::new(&**text).symlink_metadata() {
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    return Err(Failure::Host(other.to_string(), error));
+                }
+                _ => {}
+            }
             return Err(Failure::Usage(format!(
                 "{other} is not in the mounted volume of {shown}, and a command works on one of these"
             )));

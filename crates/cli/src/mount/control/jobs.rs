@@ -29,6 +29,7 @@ use crate::edit::Caller;
 use crate::exit::{self, Failure};
 use crate::live::Live;
 use crate::output::Console;
+use crate::rights::Rights;
 use crate::verbs;
 
 /// What a job keeps of what it printed.
@@ -41,6 +42,8 @@ pub(in crate::mount) struct Jobs {
     owner: Owner,
     /// Who has everything done, beside root.
     uid: u32,
+    /// The groups of that user.
+    groups: Vec<u32>,
     /// Where threads run that are started by one of the mount, which is bound to a CPU.
     cpus: Option<CpuSet>,
     /// It is there when the filesystem is mounted.
@@ -81,6 +84,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The groups that this process is in besides its own. One that cannot tell is in none.
+fn groups() -> Vec<u32> {
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    groups.into_iter().map(rustix::process::Gid::as_raw).collect()
+}
+
 impl Jobs {
     /// None yet, on a mount of `fs` that shows files with this owner.
     pub(in crate::mount) fn new(fs: Filesystem, volume: PathBuf, owner: Owner) -> Self {
@@ -89,6 +98,7 @@ impl Jobs {
             volume,
             owner,
             uid: rustix::process::geteuid().as_raw(),
+            groups: groups(),
             cpus: sched_getaffinity(None).ok(),
             caches: OnceLock::new(),
             table: Mutex::default(),
@@ -134,6 +144,7 @@ impl Jobs {
             volume: self.volume.clone(),
             caches,
             caller,
+            rights: self.rights_of(ioctl),
             is_wanted: Box::new(move || !lock(&wanted.state).is_dropped),
         };
         let cpus = self.cpus;
@@ -154,6 +165,12 @@ impl Jobs {
             self.closed(ioctl.directory);
             Error::io("starting a thread", error)
         })
+    }
+
+    /// What the caller may do. FUSE tells one group; the others are those of this process, whose user it is.
+    fn rights_of(&self, ioctl: &Ioctl<'_>) -> Option<Rights> {
+        let groups = || [&[ioctl.gid], &self.groups[..]].concat();
+        (ioctl.uid != 0).then(|| Rights { uid: ioctl.uid, groups: groups(), shown: self.owner })
     }
 
     fn next(&self, directory: u64) -> Result<Next> {

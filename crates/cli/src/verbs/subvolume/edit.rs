@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_vfs::{Errno, Error, FileId, Place, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, Place, Timestamp};
 
 use super::subvolume_at;
 use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumesArguments};
@@ -24,6 +24,9 @@ pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Co
         let (None, Some((dir, name))) = (end.file, end.place) else {
             return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
         };
+        if let Some(rights) = open.rights() {
+            rights.require_new_name(fs, dir).map_err(|error| at_path(error, path))?;
+        }
         let new = new_file(fs, dir, 0o777, &caller)?;
         let place = Place { dir, name: &name };
         fs.create_subvolume(place, &new).map_err(|error| at_path(error, path))?;
@@ -56,6 +59,11 @@ fn take(
     at: Timestamp,
 ) -> Result<(), Error> {
     let id = subvolume_at(fs, source)?;
+    let rights = arguments.edit.tree.open.rights();
+    if let Some(rights) = rights {
+        let root = fs.volume().filesystem(id)?.root();
+        rights.require_source(fs, root).map_err(|error| at_path(error, source))?;
+    }
     let aim = Aim::of(fs, destination, false, 1, LastLink::Keep)?;
     if let (Aim::Into(_), None) = (&aim, last_name(source)) {
         let what = format!("{} is there, and the root has no name", Escaped(destination));
@@ -64,6 +72,9 @@ fn take(
     let name = last_name(source).unwrap_or_default();
     let new = aim.new_name(fs, destination, name, true)?;
     let place = Place { dir: new.dir, name: &new.name };
+    if let Some(rights) = rights {
+        rights.require_new_name(fs, place.dir).map_err(|error| at_path(error, destination))?;
+    }
     let taken = fs.snapshot(id, place, arguments.read_only, at);
     taken.map_err(|error| at_path(error, destination))?;
     arguments.edit.tree.open.changed(place)
@@ -75,6 +86,9 @@ pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Co
     at_every_place(parsed(arguments), &arguments.edit, console, |fs, path, _| {
         let (dir, name) = named_place(fs, path)?;
         let place = Place { dir, name };
+        if let Some(rights) = open.rights() {
+            rights.require_removal(fs, place).map_err(|error| at_path(error, path))?;
+        }
         let root = open.deleting(place)?;
         fs.delete_subvolume(place, at).map_err(|error| explained(error, path))?;
         open.changed(place)?;
@@ -104,8 +118,13 @@ pub(in crate::verbs) fn set_default(
 }
 
 pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) -> Result {
-    let at = Caller::of(&arguments.subvolume.edit.tree.open)?.at;
+    let open = &arguments.subvolume.edit.tree.open;
+    let at = Caller::of(open)?.at;
     change(&arguments.subvolume, console, |fs, path| {
+        if let Some(rights) = open.rights() {
+            let root = fs.volume().filesystem(subvolume_at(fs, path)?)?.root();
+            rights.require_settings(fs, root).map_err(|error| at_path(error, path))?;
+        }
         set_read_only(fs, path, arguments.read_only, arguments.force, at)
     })
 }

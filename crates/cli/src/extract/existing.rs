@@ -1,0 +1,179 @@
+//! What a copy does with a name that is there already.
+//!
+//! A regular file whose destination the caller named is written into what is there, as `cp` does:
+//! its symbolic link is followed, its other names are kept, and a device or a FIFO takes the data
+//! and keeps its attributes. Everything else is removed, and then its name is given again: what
+//! is below a directory that is copied, and what is no regular file. With `-r` a file with
+//! several names is removed too, because the copy has names of its own.
+//!
+//! What holds a filesystem is neither written into nor removed.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use offshoot_vfs::{Attr, Errno};
+use rustix::fs::{self, AtFlags, Mode, OFlags, Stat};
+
+use super::context::{Context, Trouble};
+use super::directory::DirectoryRef;
+use super::name::SafeName;
+use super::onto::Overwrite;
+use crate::args::Attribute;
+use crate::edit::HostId;
+use crate::occupied::{look_at, refusal};
+
+/// A file that is to be filled.
+pub(crate) struct Target {
+    /// The file, open to be written.
+    pub(crate) file: File,
+    /// What it was.
+    pub(crate) kind: TargetKind,
+}
+
+/// What a file was before it is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TargetKind {
+    /// It was made for this, and is removed when it cannot be filled.
+    New,
+    /// A regular file that was there, and is empty now.
+    Emptied,
+    /// A device, a FIFO or a terminal, which takes one byte after the other.
+    Stream,
+}
+
+/// What a name of the destination leads to.
+enum Found {
+    /// It is written into.
+    Open(Target),
+    /// It is replaced.
+    Replace,
+}
+
+/// Opens what has the name `name` in `directory` to be filled with a regular file. `None` when
+/// that is to be replaced instead.
+pub(crate) fn open(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+) -> Result<Option<Target>, Trouble> {
+    let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.is_named) else {
+        return Ok(None);
+    };
+    match find(context, &overwrite, directory, name)? {
+        Found::Open(target) => Ok(Some(target)),
+        Found::Replace => Ok(None),
+    }
+}
+
+fn find(
+    context: &Context<'_>,
+    overwrite: &Overwrite<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+) -> Result<Found, Trouble> {
+    let fail = |errno| Trouble::Host("cannot open what is there", errno);
+    let stat = match fs::statat(directory.fd(), &**name, AtFlags::empty()) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => {
+            let path = context.host_path(directory.file(), name);
+            let what = format!("{} is a symbolic link to nothing", path.display());
+            return Err(Trouble::Refused(format!("{what}, and is not written through")));
+        }
+        Err(errno) => return Err(fail(errno)),
+    };
+    let file_type = fs::FileType::from_raw_mode(stat.st_mode);
+    if overwrite.devices.contains(&host_id_of(&stat)) {
+        return Err(fail(Errno::BUSY));
+    }
+    if file_type.is_dir() {
+        return Err(fail(Errno::ISDIR));
+    }
+    let is_regular = file_type.is_file();
+    if is_regular || file_type.is_block_device() {
+        refuse_occupied(context, directory, name)?;
+    }
+    if is_regular && overwrite.is_recursive && stat.st_nlink > 1 {
+        return Ok(Found::Replace);
+    }
+    let truncate = if is_regular { OFlags::empty() } else { OFlags::TRUNC };
+    let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | truncate;
+    let file = fs::openat(directory.fd(), &**name, flags, Mode::empty()).map_err(fail)?;
+    let file = File::from(file);
+    // Another program may have exchanged it since it was looked at.
+    let is_same = fs::fstat(&file).is_ok_and(|now| {
+        (now.st_dev, now.st_ino, now.st_mode) == (stat.st_dev, stat.st_ino, stat.st_mode)
+    });
+    if !is_same {
+        return Err(fail(Errno::AGAIN));
+    }
+    if !is_regular {
+        return Ok(Found::Open(Target { file, kind: TargetKind::Stream }));
+    }
+    fs::ftruncate(&file, 0).map_err(|errno| Trouble::Host("cannot empty what is there", errno))?;
+    Ok(Found::Open(Target { file, kind: TargetKind::Emptied }))
+}
+
+/// Removes what has the name `name` in `directory`, so that it can be given again.
+///
+/// The inner error is that of the host.
+pub(crate) fn remove(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+    overwrite: &Overwrite<'_>,
+) -> Result<rustix::io::Result<()>, Trouble> {
+    let stat = match fs::statat(directory.fd(), &**name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(errno) => return Ok(Err(errno)),
+    };
+    if overwrite.devices.contains(&host_id_of(&stat)) {
+        return Ok(Err(Errno::BUSY));
+    }
+    // Of a device only its node goes, and of a symbolic link only itself.
+    if fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+        refuse_occupied(context, directory, name)?;
+    }
+    Ok(fs::unlinkat(directory.fd(), &**name, AtFlags::empty()))
+}
+
+/// Refuses what holds a filesystem. What may not be read is left to the call that opens it.
+fn refuse_occupied(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    name: &SafeName,
+) -> Result<(), Trouble> {
+    let file = match look_at(directory.fd(), &**name) {
+        Ok(file) => file,
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(Trouble::Host("cannot look at what is there", errno)),
+    };
+    let path = context.host_path(directory.file(), name);
+    let found = refusal(&path, &file);
+    match found.map_err(|error| Trouble::from_io("cannot look at what is there", &error))? {
+        Some(why) => Err(Trouble::Refused(why)),
+        None => Ok(()),
+    }
+}
+
+/// The attributes that a file gets that was there before: those that are not kept of the source
+/// stay as they are.
+pub(crate) fn wanted(context: &Context<'_>, attr: &Attr, file: &File) -> Attr {
+    let (Some(overwrite), Ok(now)) = (context.overwrite, file.metadata()) else { return *attr };
+    let mut wanted = *attr;
+    if !overwrite.preserve.keeps(Attribute::Mode) {
+        wanted.permissions = now.mode() & 0o7777;
+    }
+    if !overwrite.preserve.keeps(Attribute::Ownership) {
+        (wanted.uid, wanted.gid) = (now.uid(), now.gid());
+    }
+    wanted
+}
+
+/// The identity of a file of the host, as [`crate::edit::host_id`] has it.
+fn host_id_of(stat: &Stat) -> HostId {
+    let file_type = fs::FileType::from_raw_mode(stat.st_mode);
+    match file_type {
+        fs::FileType::BlockDevice | fs::FileType::CharacterDevice => (stat.st_rdev, 0),
+        _ => (stat.st_dev, stat.st_ino),
+    }
+}

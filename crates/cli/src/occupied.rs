@@ -1,0 +1,87 @@
+//! Files and devices of the host that hold a filesystem, and so are not written over.
+//!
+//! `cp v.img:/file w.img` is one `:/` away from `cp v.img:/file w.img:/`, and would replace a
+//! volume by a file. Every verb that writes to a path of the host asks here before it does.
+//! What to look for is known to `mkfs`, which refuses the same devices.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+
+use offshoot_btrfs::{Occupant, occupant};
+use offshoot_vfs::Errno;
+use rustix::fs::{CWD, Mode, OFlags, SeekFrom, openat, seek};
+
+use crate::exit::{Failure, Result};
+use crate::output::Escaped;
+
+/// What the open file holds, if it is a regular file or a block device with a filesystem or
+/// anything else on it that is known.
+pub(crate) fn held_by(file: &File) -> io::Result<Option<&'static str>> {
+    let metadata = file.metadata()?;
+    let size_bytes = if metadata.file_type().is_block_device() {
+        seek(file, SeekFrom::End(0))?
+    } else if metadata.is_file() {
+        metadata.len()
+    } else {
+        return Ok(None);
+    };
+    let read_at = |offset, buf: &mut [u8]| file.read_exact_at(buf, offset);
+    let found = match occupant(size_bytes, read_at) {
+        // Files of the kernel have a size and less in them.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+        found => found?,
+    };
+    // Nobody keeps a filesystem of which only two bytes are right, and any file may have these.
+    Ok(found.filter(|Occupant { is_certain, .. }| *is_certain).map(|found| found.what))
+}
+
+/// Why the file or device at `path`, which is `file`, is not written over; `None` when it may be.
+pub(crate) fn refusal(path: &Path, file: &File) -> io::Result<Option<String>> {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(what) = held_by(file)? else { return Ok(None) };
+    let shown = Escaped(path.as_os_str().as_bytes());
+    let instead = if file.metadata()?.file_type().is_block_device() {
+        "wipe the device first (wipefs -a)"
+    } else {
+        "remove the file first"
+    };
+    Ok(Some(format!(
+        "{shown} holds {what}, and would be overwritten: a place in a volume is {shown}:/ and a \
+         path; to overwrite it, {instead}"
+    )))
+}
+
+/// Opens what is at `path` from `directory` to look at it, links followed. Nothing waits for the
+/// other end of a FIFO, and no terminal becomes that of the program.
+pub(crate) fn look_at(
+    directory: impl std::os::fd::AsFd,
+    path: impl rustix::path::Arg,
+) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    openat(directory, path, flags, Mode::empty()).map(File::from)
+}
+
+/// Refuses to write to `path` when a filesystem is there already. What cannot be looked at is
+/// left to the call that opens it for writing.
+///
+/// # Errors
+/// The refusal, and what failed in looking.
+pub(crate) fn refuse(path: &Path) -> Result {
+    let is_storage =
+        |file_type: std::fs::FileType| file_type.is_file() || file_type.is_block_device();
+    if !path.metadata().is_ok_and(|metadata| is_storage(metadata.file_type())) {
+        return Ok(());
+    }
+    let file = match look_at(CWD, path) {
+        Ok(file) => file,
+        Err(Errno::ACCESS) => return Ok(()),
+        Err(errno) => return Err(Failure::Host(path.display().to_string(), errno.into())),
+    };
+    let found = refusal(path, &file);
+    match found.map_err(|error| Failure::Host(path.display().to_string(), error))? {
+        Some(why) => Err(Failure::Refused(why)),
+        None => Ok(()),
+    }
+}

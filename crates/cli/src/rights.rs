@@ -1,0 +1,142 @@
+//! What a user may do in a volume that is mounted: the rules of the kernel, for verbs that the
+//! process which serves the mount does for others.
+//!
+//! Before `mkdir` the kernel looks at the permissions of the directory. Of `subvolume create`
+//! on a mount it sees an ioctl, which takes none, so the verbs ask here, and are refused what the kernel's
+//! btrfs would refuse. Root may do everything.
+//!
+//! | verb | what the caller needs |
+//! |---|---|
+//! | `create` | to write and search the directory |
+//! | `snapshot` | the same, to read the source, and to own it |
+//! | `delete` | what `rmdir` needs, and to write and search the subvolume: the rule of `user_subvol_rm_allowed` |
+//! | `set` | to own the subvolume |
+//!
+//! And the right to search every directory above.
+
+use offshoot_btrfs::Filesystem;
+use offshoot_fuse::Owner;
+use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Place, Result};
+
+/// The right to read a file, to write it, and to search a directory: the bits of one class of permissions.
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const SEARCH: u32 = 1;
+
+/// The bit of a directory in which users may remove only what is theirs.
+const STICKY: u32 = 0o1000;
+
+/// The most directories that lie in each other on the way to a file.
+const LEVELS_MAX: u32 = 1 << 16;
+
+/// A user who is not root, on a mount.
+pub(crate) struct Rights {
+    /// The user.
+    pub(crate) uid: u32,
+    /// All groups of that user.
+    pub(crate) groups: Vec<u32>,
+    /// Whom all files of the mount are shown to belong to.
+    pub(crate) shown: Owner,
+}
+
+impl Rights {
+    /// Whether `dir` may get a new name.
+    pub(crate) fn require_new_name(&self, fs: &Filesystem, dir: FileId) -> Result<()> {
+        self.require_way(fs, dir)?;
+        self.require(fs, dir, WRITE | SEARCH)
+    }
+
+    /// Whether a snapshot of the subvolume with this root may be taken.
+    pub(crate) fn require_source(&self, fs: &Filesystem, root: FileId) -> Result<()> {
+        self.require_way_above(fs, root)?;
+        self.require(fs, root, READ)?;
+        self.require_owner(fs, root)
+    }
+
+    /// Whether the subvolume with this root may become read-only, or writable again.
+    pub(crate) fn require_settings(&self, fs: &Filesystem, root: FileId) -> Result<()> {
+        self.require_way_above(fs, root)?;
+        self.require_owner(fs, root)
+    }
+
+    /// Whether the subvolume at `place` may be deleted.
+    pub(crate) fn require_removal(&self, fs: &Filesystem, place: Place<'_>) -> Result<()> {
+        self.require_way(fs, place.dir)?;
+        let root = fs.lookup(place.dir, place.name)?;
+        self.require(fs, root, WRITE | SEARCH)?;
+        self.require(fs, place.dir, WRITE)?;
+        let dir = self.shown(fs, place.dir)?;
+        let is_kept = dir.permissions & STICKY != 0
+            && dir.uid != self.uid
+            && self.shown(fs, root)?.uid != self.uid;
+        if is_kept {
+            return Err(Error::posix(Errno::PERM, "what others have in a sticky directory"));
+        }
+        Ok(())
+    }
+
+    /// The right to search `dir` and every directory above it.
+    fn require_way(&self, fs: &Filesystem, dir: FileId) -> Result<()> {
+        self.require(fs, dir, SEARCH)?;
+        self.require_way_above(fs, dir)
+    }
+
+    fn require_way_above(&self, fs: &Filesystem, directory: FileId) -> Result<()> {
+        let mut at = directory;
+        for _ in 0..LEVELS_MAX {
+            if at == fs.root() {
+                return Ok(());
+            }
+            let Some(parent) = fs.parent(at)? else { return Ok(()) };
+            at = parent.dir;
+            self.require(fs, at, SEARCH)?;
+        }
+        Err(Error::corrupt("directory", "the way to it has no end"))
+    }
+
+    fn require_owner(&self, fs: &Filesystem, file: FileId) -> Result<()> {
+        if self.shown(fs, file)?.uid == self.uid {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::PERM, "a subvolume of another user"))
+    }
+
+    fn require(&self, fs: &Filesystem, file: FileId, wanted: u32) -> Result<()> {
+        if self.may(fs, file, wanted)? {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::ACCESS, "what the caller has no permission for"))
+    }
+
+    fn may(&self, fs: &Filesystem, file: FileId, wanted: u32) -> Result<bool> {
+        let attr = self.shown(fs, file)?;
+        let has = |shift: u32| attr.permissions >> shift & wanted == wanted;
+        if attr.uid == self.uid {
+            return Ok(has(6));
+        }
+        // A list says nothing to the kernel where its mask leaves nothing.
+        let value = match attr.permissions & 0o070 {
+            0 => None,
+            _ => match fs.xattr(file, ACCESS) {
+                Ok(value) => Some(value),
+                Err(Error::Posix { errno: Errno::NODATA, .. }) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let is_member = |gid: u32| self.groups.contains(&gid);
+        if let Some(list) = value.map(|value| Acl::parse(&value)).transpose()?.flatten() {
+            let accessor = Accessor { uid: self.uid, is_member: &is_member };
+            return Ok(list.allows(&accessor, attr.uid, attr.gid, wanted));
+        }
+        Ok(has(if is_member(attr.gid) { 3 } else { 0 }))
+    }
+
+    /// The attributes of a file as the mount shows them.
+    fn shown(&self, fs: &Filesystem, file: FileId) -> Result<Attr> {
+        let mut attr = fs.attr(file)?;
+        attr.uid = self.shown.uid.unwrap_or(attr.uid);
+        attr.gid = self.shown.gid.unwrap_or(attr.gid);
+        Ok(attr)
+    }
+}
