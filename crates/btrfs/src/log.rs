@@ -25,7 +25,7 @@
 //! their copies are made to tell of it too: a primary that is torn then loses nothing.
 //!
 //! When the volume is opened for reading, that engine and the one behind it work on devices in memory over the real ones, so there is one replay. It
-//! may make no more of them different than [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such as quotas, and of a member that is
+//! may make no more of them different than [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such as the numbers of quotas, and of a member that is
 //! missing other copies are enough; but what the engine cannot write to at all, such as RAID5, can only be read without its log.
 //!
 //! # Writing

@@ -19,6 +19,7 @@ use offshoot_btrfs_format::extent::Extent;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_flags, inode_refs};
 use offshoot_btrfs_format::key::{DiskKey, objectid};
+use offshoot_btrfs_format::quota::STATUS_SIMPLE;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::space::{
     BlockGroupItem, DevReplaceItem, DevStatsItem, DirLogItem, FreeSpaceHeader, FreeSpaceInfo,
@@ -208,7 +209,10 @@ fn touch_small_item(key: Key, data: &[u8]) {
             black_box(DevReplaceItem::view(data).expect("verified"));
         }
         ItemType::QGROUP_STATUS => {
-            black_box(QgroupStatusItem::view(data).expect("verified"));
+            let status = black_box(QgroupStatusItem::view(data).expect("verified"));
+            if status.has(STATUS_SIMPLE) {
+                black_box(QgroupStatusItem::enabled_in(data).expect("verified"));
+            }
         }
         ItemType::QGROUP_INFO => {
             black_box(QgroupInfoItem::view(data).expect("verified"));
