@@ -36,6 +36,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::UNIX_EPOCH;
 
 use offshoot_device::BlockDevice;
@@ -57,6 +58,8 @@ pub struct Opened {
     pub files: Box<dyn FileSystemMut>,
     /// What is done to its subvolumes.
     pub subvolumes: Box<dyn Subvolumes>,
+    /// How many failures of writes and flushes the engine has reported as survived.
+    pub survived: Arc<AtomicUsize>,
 }
 
 impl Opened {

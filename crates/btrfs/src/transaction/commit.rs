@@ -338,11 +338,22 @@ impl Handle<'_> {
         loop {
             self.run_references()?;
             let stored = self.store_quotas()? + self.store_block_groups()? + self.store_roots()?;
-            if stored == 0 && self.transaction.refs.is_empty() {
+            if stored == 0 && self.transaction.refs.is_empty() && !self.touch_root_tree()? {
                 break;
             }
         }
         self.superblock()
+    }
+
+    /// Has the root tree change in this transaction, if nothing else did: its generation has to be that of the superblock. Whether that was so.
+    fn touch_root_tree(&self) -> Result<bool> {
+        let is_due = self.volume.tree(TreeId::ROOT)?.generation != self.generation();
+        if is_due {
+            let some_root = root_item_key(self.volume, TreeId::FS)?;
+            let same = |data: Option<&[u8]>| Ok(data.unwrap_or_default().to_vec());
+            self.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, same))?;
+        }
+        Ok(is_due)
     }
 
     /// Stores how much of each block group is used, where that changed.

@@ -59,6 +59,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use offshoot_btrfs_format::Generation;
@@ -97,6 +98,8 @@ pub(super) struct Condition {
     has_failed: AtomicBool,
     /// A copy of something could not be written, and the member did not fail for it.
     has_bad_copies: AtomicBool,
+    /// Whether one that is a generation behind has what the newest commit wrote, once somebody needs to know.
+    has_newest: OnceLock<bool>,
     /// Errors that are not stored yet.
     errors: [AtomicU64; DeviceError::COUNTERS],
 }
@@ -134,6 +137,25 @@ pub(crate) struct WrittenCopy {
 }
 
 impl Engine {
+    /// Whether the member `index` has all that the newest commit wrote: its superblock says so, or a power cut left that a generation behind.
+    ///
+    /// # Errors
+    /// When a block of the newest commit cannot be read.
+    pub(super) fn is_current(&self, index: usize) -> Result<bool> {
+        let member = &self.members()[index];
+        match member.missed() {
+            0 => Ok(true),
+            1 => {
+                let known = &member.condition.has_newest;
+                match known.get() {
+                    Some(has_newest) => Ok(*has_newest),
+                    None => self.has_newest_commit(index).map(|found| *known.get_or_init(|| found)),
+                }
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// Begins to follow failures, as a volume does that is written.
     pub(super) fn follow_failures(&mut self) {
         let newest = self.superblock.generation;

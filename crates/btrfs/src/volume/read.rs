@@ -161,11 +161,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Without checksums a member that missed commits is not believed where others have the same.
+    /// Without checksums a member that missed commits is not believed where others have the same. A power cut between superblocks may leave all of these
+    /// a generation behind: then those are believed that have what the newest commit wrote.
     fn leave_out_stale(&self, segment: &mut Segment, checksums: Option<&[u8]>) {
-        if checksums.is_none() && segment.redundant {
-            segment.ways.retain(|way| !way.is_stale(&self.members));
+        if checksums.is_some() || !segment.redundant {
+            return;
         }
+        if segment.ways.iter().any(|way| !way.is_stale(&self.members)) {
+            segment.ways.retain(|way| !way.is_stale(&self.members));
+            return;
+        }
+        let is_whole = |place: Place| {
+            // What cannot be found out is not believed.
+            let is_current = || self.is_current(place.member).unwrap_or(false);
+            !self.members.get(place.member).has_failed() && is_current()
+        };
+        segment.ways.retain(|way| way.places().all(is_whole));
     }
 
     /// Reads the sector `offset` bytes into the segment at `segment_start` by the first

@@ -129,13 +129,8 @@ impl Engine {
             }
         }
         let mut behind = Vec::new();
-        for (index, member) in self.members().iter().enumerate() {
-            let is_current = match member.missed() {
-                0 => true,
-                1 => self.has_newest_commit(index)?,
-                _ => false,
-            };
-            if !is_current {
+        for index in 0..self.members().len() {
+            if !self.is_current(index)? {
                 behind.push(index);
             }
         }

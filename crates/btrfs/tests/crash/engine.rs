@@ -2,8 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use offshoot_btrfs::{Compress, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{
+    Compress, MkfsOptions, OpenOptions, Report, Reporter, SubvolumeId, Volume, mkfs,
+};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -58,19 +61,27 @@ impl Engine for Ours {
         let compress = self
             .compress
             .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
+        let survived = Arc::<AtomicUsize>::default();
+        let count = survived.clone();
+        let reporter: Reporter = Arc::new(move |report| {
+            if matches!(report, Report::MemberFailed { .. } | Report::BadWrite { .. }) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
         let options = OpenOptions {
             commit_interval: None,
             dirty_bytes,
             compress,
             tree_log,
             discard,
+            reporter: Some(reporter),
             ..OpenOptions::default()
         };
         let volume = Volume::open_writable(devices, &options)?;
         if discard {
             volume.trim()?;
         }
-        opened(&volume)
+        Ok(Opened { survived, ..opened(&volume)? })
     }
 
     fn check(&self, devices: Devices) -> Result<()> {
@@ -80,7 +91,8 @@ impl Engine for Ours {
 
 fn opened(volume: &Arc<Volume>) -> Result<Opened> {
     let fs = volume.filesystem(SubvolumeId::FS)?;
-    Ok(Opened { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)) })
+    let survived = Arc::default();
+    Ok(Opened { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
 }
 
 /// What a volume is made of.

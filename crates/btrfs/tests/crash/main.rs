@@ -16,6 +16,7 @@
 //! | `subvolumes` | pairs of operations on subvolumes, with drops of deleted ones; a drop, cut between its steps |
 //! | `faults` | an error, a short write, silent corruption at every request of some of these |
 //! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
+//! | `members` | writes and flushes that fail on members of every profile, for each kind of write; power cuts after that; members that come back |
 //! | `superblocks`, `truncation`, `sharing` | what the explorer found there |
 //! | `synchronous` | every call on synchronous files and directories, without a sync |
 //! | `sabotage` | that the explorer finds what is broken |
@@ -24,6 +25,7 @@ mod accounts;
 mod campaign;
 mod engine;
 mod judge;
+mod members;
 mod sabotage;
 mod sharing;
 #[path = "../shared/shown.rs"]
@@ -39,6 +41,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{CrashDevice, CrashEntry, CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
@@ -349,13 +352,17 @@ const BEARERS: [(&Ours, Shape, bool); 5] = [
 /// Inflicts every fault while these workloads are done by each of [`BEARERS`].
 fn inflict(seed: u64, workloads: impl Fn() -> Vec<Workload>) {
     for (engine, shape, has_copies) in BEARERS {
-        let inflicter = Inflicter { engine, image: volume(seed, shape), has_copies };
+        // Of several members one can be done without here.
+        let spares_members = shape.members > 1;
+        let inflicter =
+            Inflicter { engine, image: volume(seed, shape), has_copies, spares_members };
         let mut all = Inflicted::default();
         for workload in workloads() {
             all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
         }
         report(format_args!("{shape}: {all}"));
         assert!(all.faults > 0, "there were no requests");
+        assert!(all.survived > 0 || shape.profiles[0] == Profile::Single, "{shape}: {all}");
     }
 }
 

@@ -97,8 +97,8 @@ impl Engine for Pretending {
     }
 
     fn open_writable(&self, devices: Devices) -> Result<Opened> {
-        let Opened { files, subvolumes } = OURS.open_writable(devices)?;
-        Ok(Opened { files: Box::new(WithoutFsync(files)), subvolumes })
+        let Opened { files, subvolumes, survived } = OURS.open_writable(devices)?;
+        Ok(Opened { files: Box::new(WithoutFsync(files)), subvolumes, survived })
     }
 
     fn check(&self, devices: Devices) -> Result<()> {

@@ -4,8 +4,9 @@
 //! must be in it; and a reader, which finds at any moment only what this file may have at that place. Little may
 //! be buffered and commits come fast, so extents come and go under the readers all the time.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
@@ -15,7 +16,7 @@ use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr};
+use offshoot_vfs::{FileFlags, FileId, FileSystem, FileSystemMut, SetAttr};
 
 use crate::common::{AT, NEW, at, check, in_memory, place};
 
@@ -141,4 +142,120 @@ fn read(fs: &Filesystem, file: FileId, number: u8, random: &mut Random) {
         assert!(found == 0 || found == byte(number, at), "file {number} has {found} at {at}");
     }
     fs.next_data(file, offset).expect("it is looked for");
+}
+
+/// The size of tree blocks in bytes: what is read in one go and is longer is data.
+const NODE_SIZE: u32 = 4096;
+
+/// How many reads are disturbed at the most: a reader that is put off without end comes to its end then.
+const MOST_READS: u64 = 200;
+
+/// A device that has a commit made whenever the reader reads a piece.
+#[derive(Debug)]
+struct Busy {
+    below: Arc<dyn BlockDevice>,
+    reader: Mutex<Option<ThreadId>>,
+    volume: OnceLock<Weak<Volume>>,
+    /// Pieces that were read while commits wait, when the last one was read.
+    held: AtomicU64,
+    reads: AtomicU64,
+    commits: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Busy {
+    /// Has another thread change the volume and commit, and waits for that, unless it waits for this read.
+    fn disturb(&self) {
+        let volume = self.volume.get().and_then(Weak::upgrade).expect("it is open");
+        let before = volume.stats();
+        let committer = volume.clone();
+        self.commits.lock().expect("no panic").push(std::thread::spawn(move || {
+            let fs = committer.filesystem(TreeId::FS).expect("the top level");
+            fs.set_attr(fs.root(), &SetAttr::default(), AT).expect("a change");
+            fs.sync().expect("a commit");
+        }));
+        if self.held.swap(before.reads_held, Ordering::Relaxed) < before.reads_held {
+            return;
+        }
+        while volume.stats().commits == before.commits {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl BlockDevice for Busy {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        let is_reader = *self.reader.lock().expect("no panic") == Some(std::thread::current().id());
+        let is_data = buf.len() > NODE_SIZE as usize;
+        if is_reader && is_data && self.reads.fetch_add(1, Ordering::Relaxed) < MOST_READS {
+            self.disturb();
+        }
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        self.below.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.below.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// A reader beside commits that follow each other without a pause was put off without bound: 54 tries for one piece were seen.
+#[test]
+fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
+    let busy = Arc::new(Busy {
+        below: in_memory(NODE_SIZE, 300),
+        reader: Mutex::default(),
+        volume: OnceLock::new(),
+        held: AtomicU64::new(0),
+        reads: AtomicU64::new(0),
+        commits: Mutex::default(),
+    });
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let volume = Volume::open_writable(vec![busy.clone()], &options).expect("it opens");
+    busy.volume.set(Arc::downgrade(&volume)).expect("it is set once");
+    let fs = volume.filesystem(TreeId::FS).expect("the top level");
+    let mut random = Random::new(seed_of_run());
+    // As it is in pieces of 1 MiB, compressed in extents of 128 KiB.
+    for (name, data, pieces) in
+        [("plain", random.bytes(4 << 20), 4), ("compressed", random.text(1 << 20), 8)]
+    {
+        let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        if name == "compressed" {
+            fs.set_flags(file, FileFlags::COMPRESS, AT).expect("flags");
+        }
+        fs.write(file, 0, &data, AT).expect("there is room");
+        fs.sync().expect("a commit");
+        let before = volume.stats();
+        busy.reads.store(0, Ordering::Relaxed);
+        busy.held.store(before.reads_held, Ordering::Relaxed);
+        *busy.reader.lock().expect("no panic") = Some(std::thread::current().id());
+        let mut found = vec![0; data.len()];
+        let read = fs.read(file, 0, &mut found).expect("it reads");
+        *busy.reader.lock().expect("no panic") = None;
+        for commit in busy.commits.lock().expect("no panic").drain(..) {
+            commit.join().expect("it commits");
+        }
+        assert!(read == data.len() && found == data, "{name}: something else is read");
+        let (reads, now) = (busy.reads.load(Ordering::Relaxed), volume.stats());
+        let held = now.reads_held - before.reads_held;
+        let put_off = now.reads_put_off - before.reads_put_off;
+        assert!(reads <= 3 * pieces, "{name}: {reads} reads of {pieces} pieces");
+        assert!((1..=pieces).contains(&held), "{name}: {held} of {pieces} were held");
+        assert!(put_off <= 2 * pieces, "{name}: {put_off} times of {pieces} pieces");
+    }
+    drop((fs, volume));
 }

@@ -3,18 +3,22 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::{ControlFlow, Range};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use offshoot_btrfs::{ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, Volume};
+use offshoot_btrfs::{
+    Member, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, Volume,
+};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::damage::flip;
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::disks::{Disks, Mount};
 use offshoot_testkit::fill::{self, subvolumes};
 use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::progs::Progs;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::run::run;
 use offshoot_vfs::Errno;
 
 use crate::{kernel_scrub, scrub, scrubs_clean, stored};
@@ -255,21 +259,58 @@ fn it_can_be_broken_off() {
     assert_eq!(ended.err().map(|error| error.errno()), Some(Errno::INTR));
 }
 
-/// With tree blocks of the last commit a member that missed it would be taken for a complete one, and believed in data that has no checksum.
+/// A member that missed commits is brought up to date: everything on it that differs is written, data without checksums before all else, and its superblock last.
+/// A scrub that is broken off leaves it as one that missed commits.
 #[test]
 fn members_that_missed_commits() {
     let Some(judges) = judges::require() else { return };
     let disks = made(&judges, 2, "-m raid1 -d raid1");
+    let in_place = |mount: &Mount, byte: u8| {
+        let path = mount.path().join("in-place");
+        if !path.exists() {
+            fill::write(&path, b"");
+            run("chattr", &["+C".as_ref(), path.as_os_str()]);
+        }
+        let file = std::fs::File::options().write(true).open(&path).expect("it is there");
+        file.write_all_at(&vec![byte; 3 << 20], 0).expect("in place");
+        fill::sync(mount.path());
+    };
+    in_place(&disks.mount("noatime"), b'o');
     let old = std::fs::read(&disks.images()[1]).expect("an image");
     {
         let mount = disks.mount("noatime");
+        in_place(&mount, b'n');
         fill::write(&mount.path().join("later"), &vec![7; 100_000]);
         fill::sync(mount.path());
     }
     std::fs::write(&disks.images()[1], &old).expect("an image");
     let before = bytes_of(&disks);
-    let (counts, found) = scrub(&stored(disks.writable_devices(), false), false).expect("a scrub");
+    let volume = stored(disks.writable_devices(), false);
+    let (counts, found) = scrub(&volume, true).expect("a scrub");
     assert!(before == bytes_of(&disks), "something was written");
     assert!(found.iter().any(|one| one.outcome == ScrubOutcome::NotWritten), "{found:?}");
     assert_eq!((counts.corrected_errors, counts.left_errors > 0), (0, true), "{counts:?}");
+    // Broken off when the data without checksums is written.
+    let stop = |event: &ScrubEvent<'_>| match event {
+        ScrubEvent::Found(_) => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    let ended = volume.scrub(&ScrubOptions::default(), &stop);
+    assert_eq!(ended.err().map(|error| error.errno()), Some(Errno::INTR));
+    drop(volume);
+    let volume = stored(disks.writable_devices(), false);
+    assert!(volume.members().iter().any(Member::is_stale), "a scrub that ended is believed");
+    let (counts, found) = scrub(&volume, false).expect("a scrub");
+    drop(volume);
+    assert!(counts.corrected_errors > 0 && counts.left_errors == 0, "{counts:?} {found:?}");
+    let is_superblock = |one: &&ScrubFinding| one.structure == "superblock";
+    let superblocks: Vec<_> = found.iter().filter(is_superblock).collect();
+    assert!(superblocks.iter().all(|one| one.outcome == ScrubOutcome::Corrected), "{found:?}");
+    assert!(superblocks.len() > 1, "the primary one and a copy: {found:?}");
+    scrubs_clean(&disks);
+    disks.assert_checks();
+    let mount = disks.mount_some(&[1], "ro,noatime,degraded");
+    let found = std::fs::read(mount.path().join("in-place")).expect("it reads");
+    assert!(found == vec![b'n'; 3 << 20], "an old copy was left");
+    assert!(std::fs::read(mount.path().join("later")).expect("it reads") == vec![7; 100_000]);
 }

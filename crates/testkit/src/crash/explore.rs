@@ -7,11 +7,11 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice};
+use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, Requests};
 use offshoot_vfs::{Errno, NewFile, Place, Result, Timestamp};
 
 use super::picture::{Id, Picture, ROOT};
-use super::record::{Progress, Recorded, as_devices};
+use super::record::{Progress, Recorded, Strike, as_devices};
 use super::{Engine, Opened, Workload};
 
 /// The owner of the file that is made in every state. No workload makes so many.
@@ -105,12 +105,50 @@ impl Explorer<'_> {
         self.explore_counted(workload, &AtomicUsize::new(0))
     }
 
+    /// Explores all states of one workload during which a request to a member fails, for every so many of the writes and for all flushes of each member.
+    /// The engine has to survive each of them.
+    ///
+    /// # Errors
+    /// The first failure that is not survived, or state that is not what was promised.
+    pub fn explore_failing(
+        &self,
+        workload: &Workload,
+        every: usize,
+    ) -> std::result::Result<Tally, String> {
+        let sound = Recorded::new(self.engine, &self.image, workload, None)?;
+        let (mut tally, entered) = (Tally::default(), AtomicUsize::new(0));
+        for (member, counts) in sound.requests.iter().enumerate() {
+            let kinds = [(Requests::Writes, every), (Requests::Flushes, 1)];
+            for ((requests, every), count) in kinds.into_iter().zip(counts) {
+                // Not the same ones of each member.
+                for number in (member as u64 % every as u64..*count).step_by(every) {
+                    let strike = Strike { member, requests, number };
+                    let recorded =
+                        Recorded::new(self.engine, &self.image, workload, Some(strike));
+                    let explored =
+                        recorded.and_then(|one| self.explore_recorded(one, workload, &entered));
+                    tally += explored.map_err(|e| format!("with {strike:?}: {e}"))?;
+                }
+            }
+        }
+        Ok(tally)
+    }
+
     fn explore_counted(
         &self,
         workload: &Workload,
         entered: &AtomicUsize,
     ) -> std::result::Result<Tally, String> {
-        let Recorded { history, log } = Recorded::new(self.engine, &self.image, workload)?;
+        let recorded = Recorded::new(self.engine, &self.image, workload, None)?;
+        self.explore_recorded(recorded, workload, entered)
+    }
+
+    fn explore_recorded(
+        &self,
+        Recorded { history, log, .. }: Recorded,
+        workload: &Workload,
+        entered: &AtomicUsize,
+    ) -> std::result::Result<Tally, String> {
         let mut tally = Tally { workloads: 1, ..Tally::default() };
         let mut seen: HashMap<u64, Picture> = HashMap::new();
         let plan = CrashPlan { torn: self.plan.torn && !workload.writes_in_place(), ..self.plan };

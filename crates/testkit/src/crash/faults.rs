@@ -4,7 +4,7 @@
 //!
 //! | fault | what must hold |
 //! |---|---|
-//! | a write or flush that fails, or writes its beginning only | the step reports it; after a failed `fsync` or `sync` everything is refused with `EROFS` |
+//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a failed `fsync` or `sync` everything is refused with `EROFS`; or the engine says that it survived it, and nothing is lost. Where each member can be done without, all of these are survived |
 //! | a read that fails | another copy does, or the step reports it |
 //! | a read or a write of which every byte is inverted | found by checksums: another copy does, or it is reported, of one file or of those that share the data; what is read is never wrong |
 //! | any of these but an error, in a workload that writes data in place | not inflicted: such data has no checksums |
@@ -12,6 +12,7 @@
 
 use std::ops::AddAssign;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
 use offshoot_vfs::{Errno, Error, FileSystemMut, NewFile, Place, Timestamp};
@@ -44,6 +45,8 @@ pub struct Inflicter<'a> {
     pub image: Vec<Arc<dyn BlockDevice>>,
     /// Whether there are several copies of data, as there must be of all else.
     pub has_copies: bool,
+    /// Whether the volume can do without any one of its members.
+    pub spares_members: bool,
 }
 
 /// What was inflicted.
@@ -53,6 +56,8 @@ pub struct Inflicted {
     pub faults: usize,
     /// Those that a step, or opening the volume, reported.
     pub reported: usize,
+    /// Those that were survived, as the engine said.
+    pub survived: usize,
     /// Those after which data was corrupt, and reading it said so.
     pub corrupt: usize,
 }
@@ -61,14 +66,18 @@ impl AddAssign for Inflicted {
     fn add_assign(&mut self, other: Self) {
         self.faults += other.faults;
         self.reported += other.reported;
+        self.survived += other.survived;
         self.corrupt += other.corrupt;
     }
 }
 
 impl std::fmt::Display for Inflicted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { faults, reported, corrupt } = self;
-        write!(f, "{faults} faults, {reported} reported, {corrupt} left corrupt data")
+        let Self { faults, reported, survived, corrupt } = self;
+        write!(
+            f,
+            "{faults} faults, {reported} reported, {survived} survived, {corrupt} left corrupt data"
+        )
     }
 }
 
@@ -78,6 +87,8 @@ struct Attempt {
     devices: Vec<Arc<FaultDevice>>,
     kept: Vec<usize>,
     begun: usize,
+    /// How many failures were survived.
+    survived: usize,
     /// The steps that were refused, and may be.
     outcome: Result<Vec<usize>, Error>,
 }
@@ -131,7 +142,7 @@ impl Inflicter<'_> {
         if let Some((member, requests, number, fault)) = strike {
             devices[member].strike(requests, number, fault);
         }
-        let (mut kept, mut begun) = (Vec::new(), 0);
+        let (mut kept, mut begun, mut survived) = (Vec::new(), 0, 0);
         let shared = devices.iter().map(|device| device.clone() as Arc<_>).collect();
         let outcome = match self.engine.open_writable(shared) {
             Err(error) => Err(error),
@@ -144,10 +155,11 @@ impl Inflicter<'_> {
                 {
                     require_refusal(&*fs)?;
                 }
+                survived = fs.survived.load(Ordering::Relaxed);
                 done.map_err(|(_, error)| error)
             }
         };
-        Ok(Attempt { memory, devices, kept, begun, outcome })
+        Ok(Attempt { memory, devices, kept, begun, survived, outcome })
     }
 
     fn judge(
@@ -160,7 +172,12 @@ impl Inflicter<'_> {
         let struck = attempt.devices[member].count(requests) > number;
         let must_be_told = requests != Requests::Reads && fault != Fault::Garbage;
         match &attempt.outcome {
-            Ok(_) if struck && must_be_told => return Err("nobody was told".into()),
+            Ok(_) if struck && must_be_told && attempt.survived == 0 => {
+                return Err("nobody was told".into());
+            }
+            Err(error) if must_be_told && self.spares_members => {
+                return Err(format!("it is not survived: {error}"));
+            }
             Ok(_) | Err(Error::Io { .. }) => {}
             Err(Error::Corrupt(_)) if fault == Fault::Garbage => {}
             Err(error) => return Err(format!("it is reported as {error}")),
@@ -178,7 +195,8 @@ impl Inflicter<'_> {
             return Err(format!("promises {kept:?}, moment {begun} at the latest:\n  {problems}"));
         }
         let reported = usize::from(attempt.outcome.is_err());
-        Ok(Inflicted { faults: usize::from(struck), reported, corrupt })
+        let survived = usize::from(attempt.survived > 0);
+        Ok(Inflicted { faults: usize::from(struck), reported, survived, corrupt })
     }
 }
 

@@ -1,8 +1,11 @@
 //! Doing a workload to an engine and to the model at the same time.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashState, MemoryDevice};
+use offshoot_device::{
+    BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, Requests,
+};
 
 use super::oracle::{History, Promise, Whose};
 use super::picture::{self, Id, Picture, ROOT};
@@ -22,6 +25,16 @@ pub(super) struct Ready {
 pub(super) struct Recorded {
     pub(super) history: History,
     pub(super) log: CrashLog,
+    /// How many writes and flushes there were to each member.
+    pub(super) requests: Vec<[u64; 2]>,
+}
+
+/// A request to a member that fails with an error: the one before which there were so many of its kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strike {
+    pub(super) member: usize,
+    pub(super) requests: Requests,
+    pub(super) number: u64,
 }
 
 /// How far a cut may have been.
@@ -142,16 +155,22 @@ pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> Devices {
 }
 
 impl Recorded {
-    /// Does the whole workload on a copy of the volume `image`.
+    /// Does the whole workload on a copy of the volume `image`, while a request fails if one is to. The engine has to survive that, and to say so.
     pub(super) fn new(
         engine: &dyn Engine,
         image: &[Arc<dyn BlockDevice>],
         workload: &Workload,
+        strike: Option<Strike>,
     ) -> Result<Self, String> {
         let ready = Ready::new(engine, image, workload)?;
         let set = CrashDevice::set(as_devices(&ready.devices));
         let set: Vec<Arc<CrashDevice>> = set.into_iter().map(Arc::new).collect();
-        let devices = set.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect();
+        let faulty = |device: &Arc<CrashDevice>| Arc::new(FaultDevice::new(device.clone()));
+        let faulty: Vec<_> = set.iter().map(faulty).collect();
+        if let Some(Strike { member, requests, number }) = strike {
+            faulty[member].strike(requests, number, Fault::Error);
+        }
+        let devices = faulty.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect();
         let fs = engine.open_writable(devices).map_err(|e| e.to_string())?;
         let mark = |what: &str, number: usize| set[0].mark(&format!("{what} {number}"));
         let outcome =
@@ -160,14 +179,25 @@ impl Recorded {
             });
         let refused = outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
         let shown = fs.picture().map_err(|e| format!("before any cut: {e}"))?;
+        let survived = fs.survived.load(Ordering::Relaxed);
         drop(fs);
+        let counts = |device: &Arc<FaultDevice>| {
+            [Requests::Writes, Requests::Flushes].map(|requests| device.count(requests))
+        };
+        let requests: Vec<_> = faulty.iter().map(counts).collect();
+        if let Some(Strike { member, requests, number }) = strike
+            && faulty[member].count(requests) > number
+            && survived == 0
+        {
+            return Err("nobody was told of the failure".into());
+        }
         let history = ready.history(workload, &refused)?;
         let shown = shown.without_space();
         let model = history.pictures.last().map(Picture::without_space);
         if model.as_ref() != Some(&shown) {
             return Err(format!("before any cut: ours {shown:?}\nthe model {model:?}"));
         }
-        Ok(Self { history, log: set[0].log() })
+        Ok(Self { history, log: set[0].log(), requests })
     }
 }
 

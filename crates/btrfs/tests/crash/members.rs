@@ -1,0 +1,464 @@
+//! Members that fail while they are written: what each profile survives, for each kind of write, and how members that come back are brought up to date.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, Mutex};
+
+use offshoot_btrfs::{
+    Filesystem, OpenOptions, Report, ScrubCounts, ScrubOptions, SubvolumeId, Volume,
+};
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_testkit::crash::explore::{Explorer, Judge, Tally};
+use offshoot_testkit::crash::generate::Generator;
+use offshoot_testkit::crash::{Devices, Engine, Workload, report, seed};
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::run::command;
+use offshoot_vfs::{
+    Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp,
+};
+
+use crate::engine::{OURS, SETS, Shape, volume};
+use crate::judge::Outside;
+use crate::{plan, some_twos};
+
+const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
+const NEW: NewFile = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: AT };
+
+/// How long each file is, in bytes: several units of a striped profile.
+const LEN: usize = 512 << 10;
+
+/// The name of the file with checksums, and of that without.
+const NAMES: [&[u8]; 2] = [b"summed", b"plain"];
+
+/// A kind of write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Data,
+    /// Tree blocks, of a commit or of a log.
+    Blocks,
+    Primary,
+    /// The copies of the superblock.
+    Copies,
+    Flush,
+}
+
+const KINDS: [Kind; 5] = [Kind::Data, Kind::Blocks, Kind::Primary, Kind::Copies, Kind::Flush];
+
+/// What makes changes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Sync,
+    Fsync,
+}
+
+/// The profiles of metadata and data, and how many members.
+const SHAPES: [(Profile, usize); 7] = [
+    (Profile::Single, 2),
+    (Profile::Dup, 1),
+    (Profile::Raid0, 2),
+    (Profile::Raid1, 2),
+    (Profile::Raid1c3, 3),
+    (Profile::Raid1c4, 4),
+    (Profile::Raid10, 4),
+];
+
+/// A volume with both files, of which some members are to fail.
+struct Struck {
+    memory: Vec<Arc<MemoryDevice>>,
+    faulty: Vec<Arc<FaultDevice>>,
+    reports: Arc<Mutex<Vec<Report>>>,
+    chunks: Vec<Chunk>,
+}
+
+fn devices<D: BlockDevice + 'static>(all: &[Arc<D>]) -> Devices {
+    all.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
+}
+
+fn options(reports: &Arc<Mutex<Vec<Report>>>) -> OpenOptions {
+    let reports = reports.clone();
+    OpenOptions {
+        commit_interval: None,
+        degraded: true,
+        reporter: Some(Arc::new(move |report: &Report| {
+            reports.lock().expect("no panic").push(report.clone());
+        })),
+        ..OpenOptions::default()
+    }
+}
+
+fn open_writable(devices: Devices, reports: &Arc<Mutex<Vec<Report>>>) -> Result<Filesystem> {
+    Volume::open_writable(devices, &options(reports))?.filesystem(SubvolumeId::FS)
+}
+
+fn file(fs: &Filesystem, name: &[u8]) -> FileId {
+    fs.lookup(fs.root(), name).expect("the file is there")
+}
+
+/// Overwrites both files with this byte, and makes that durable.
+fn write(fs: &Filesystem, byte: u8, by: By) -> Result<()> {
+    for name in NAMES {
+        fs.write(file(fs, name), 0, &vec![byte; LEN], AT)?;
+        if by == By::Fsync {
+            fs.fsync(file(fs, name))?;
+        }
+    }
+    if by == By::Sync { fs.sync() } else { Ok(()) }
+}
+
+/// What both files hold, of which all is the same byte; an error otherwise.
+#[track_caller]
+fn require(devices: Devices, byte: u8, what: &str) {
+    let reports = Arc::default();
+    let volume = Volume::open(devices, &options(&reports));
+    let fs = volume.and_then(|volume| volume.filesystem(SubvolumeId::FS));
+    let fs = fs.unwrap_or_else(|e| panic!("{what}: {e}"));
+    for name in NAMES {
+        let mut found = vec![0; LEN];
+        let read = fs.read(file(&fs, name), 0, &mut found);
+        assert_eq!(read.map_err(|e| e.to_string()), Ok(LEN), "{what}: {reports:?}");
+        let other = found.iter().position(|&one| one != byte);
+        assert_eq!(other, None, "{what}: {} is not {byte}", String::from_utf8_lossy(name));
+    }
+}
+
+impl Struck {
+    fn new(profile: Profile, members: usize) -> Self {
+        let shape = Shape { members, profiles: [profile; 2], ..SETS[0] };
+        let memory: Vec<_> =
+            volume(7, shape).into_iter().map(|one| Arc::new(MemoryDevice::over(one))).collect();
+        let reports = Arc::default();
+        let fs = open_writable(devices(&memory), &reports).expect("it opens");
+        for name in NAMES {
+            let file = fs.create(Place { dir: fs.root(), name }, &NEW).expect("a file");
+            if name == NAMES[1] {
+                fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
+            }
+        }
+        write(&fs, b'a', By::Sync).expect("nothing fails yet");
+        let chunks = fs.volume().chunks().collect();
+        let faulty: Vec<_> =
+            memory.iter().map(|one| Arc::new(FaultDevice::new(one.clone()))).collect();
+        Self { memory, faulty, reports, chunks }
+    }
+
+    /// Has this kind of writes fail on `members` from now on; of DUP on the first copy, if it is not to be on both.
+    fn strike(&self, kind: Kind, members: &[usize], both: bool) {
+        let flag = match kind {
+            Kind::Data => BlockGroupFlags::DATA,
+            _ => BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM,
+        };
+        for &member in members {
+            let device = &self.faulty[member];
+            match kind {
+                Kind::Data | Kind::Blocks => {
+                    for chunk in self.chunks.iter().filter(|chunk| chunk.flags.0 & flag != 0) {
+                        let copies = if both { usize::MAX } else { 1 };
+                        let own = chunk.stripes.iter().filter(|one| one.device.0 == member as u64 + 1);
+                        for stripe in own.take(copies) {
+                            let at = stripe.physical.0;
+                            device.add(at..at + chunk.stripe_bytes(), Fault::Error);
+                        }
+                    }
+                }
+                Kind::Primary => device.add(superblock(SUPERBLOCK_OFFSETS[0]), Fault::Error),
+                Kind::Copies => device.add(superblock(SUPERBLOCK_OFFSETS[1]), Fault::Error),
+                Kind::Flush => {
+                    let next = device.count(Requests::Flushes);
+                    (next..next + 64).for_each(|number| {
+                        device.strike(Requests::Flushes, number, Fault::Error);
+                    });
+                }
+            }
+        }
+    }
+
+    /// Whether each chunk has all it holds on others than these.
+    fn can_do_without(&self, members: &[usize]) -> bool {
+        let is_gone = |stripe: &offshoot_btrfs_format::chunk::Stripe| {
+            members.iter().any(|&member| stripe.device.0 == member as u64 + 1)
+        };
+        self.chunks.iter().all(|chunk| match chunk.profile {
+            Profile::Raid0 => !chunk.stripes.iter().any(is_gone),
+            Profile::Raid10 => chunk.stripes.chunks(2).all(|pair| !pair.iter().all(is_gone)),
+            _ => !chunk.stripes.iter().all(is_gone),
+        })
+    }
+
+    fn without(&self, gone: &[usize]) -> Devices {
+        let all = devices(&self.memory).into_iter().enumerate();
+        all.filter(|(index, _)| !gone.contains(index)).map(|(_, device)| device).collect()
+    }
+
+    fn said(&self, is_so: impl Fn(&Report) -> bool) -> usize {
+        self.reports.lock().expect("no panic").iter().filter(|one| is_so(one)).count()
+    }
+}
+
+fn superblock(at: u64) -> Range<u64> {
+    at..at + SUPERBLOCK_SIZE as u64
+}
+
+/// Scrubs a volume that nothing else uses.
+fn scrub(devices: Devices) -> ScrubCounts {
+    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+    let volume = Volume::open(devices, &options).expect("it opens");
+    let watch = |_: &offshoot_btrfs::ScrubEvent<'_>| ControlFlow::Continue(());
+    volume.scrub(&ScrubOptions::default(), &watch).expect("a scrub")
+}
+
+fn stale(devices: Devices) -> usize {
+    let volume = Volume::open(devices, &OpenOptions::default()).expect("it opens");
+    volume.members().iter().filter(|member| member.is_stale()).count()
+}
+
+/// Members of the volume fail, and come back.
+fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -> Struck {
+    let what = format!("{kind:?} by {by:?} on {gone:?} of {count} with {profile}");
+    let struck = Struck::new(profile, count);
+    let spared = struck.can_do_without(gone);
+    let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
+    struck.strike(kind, gone, true);
+    let mut outcome = write(&fs, b'b', by);
+    // A log is written without the copies of the superblock, and one file at a time.
+    if outcome.is_ok() && by == By::Fsync {
+        outcome = write(&fs, b'b', by);
+    }
+    if !spared {
+        assert!(matches!(outcome, Err(Error::Io { .. })), "{what}: {outcome:?}");
+        let refused = fs.sync().expect_err("nothing is written any more");
+        assert_eq!(refused.errno(), Errno::ROFS, "{what}: {refused}");
+        drop(fs);
+        OURS.check(devices(&struck.memory)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        return struck;
+    }
+    outcome.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let failed = struck.said(|one| matches!(one, Report::MemberFailed { .. }));
+    assert_eq!(failed, gone.len(), "{what}: {:?}", struck.reports);
+    // What a crash leaves now, with the members back and without them.
+    let cut: Vec<_> = struck.memory.iter().map(|one| Arc::new(one.snapshot())).collect();
+    require(devices(&cut), b'b', &what);
+    require(struck.without(gone), b'b', &format!("{what}, which are gone"));
+    write(&fs, b'c', by).unwrap_or_else(|e| panic!("{what}, going on: {e}"));
+    drop(fs);
+    require(devices(&struck.memory), b'c', &what);
+    require(struck.without(gone), b'c', &format!("{what}, which are gone"));
+    assert_eq!(stale(devices(&struck.memory)), gone.len(), "{what}");
+    // They are left out when the volume is written again.
+    let before: Vec<_> = gone.iter().map(|&one| hash_of(&struck.memory[one])).collect();
+    let fs = open_writable(devices(&struck.memory), &struck.reports).expect("it opens");
+    let left_out = struck.said(|one| matches!(one, Report::LeftOut { .. }));
+    assert_eq!(left_out, gone.len(), "{what}: {:?}", struck.reports);
+    write(&fs, b'd', By::Sync).unwrap_or_else(|e| panic!("{what}, opened again: {e}"));
+    drop(fs);
+    for (&member, before) in gone.iter().zip(&before) {
+        assert!(hash_of(&struck.memory[member]) == *before, "{what}: {member} was written");
+    }
+    require(devices(&struck.memory), b'd', &what);
+    let counts = scrub(devices(&struck.memory));
+    assert_eq!(counts.left_errors, 0, "{what}: {counts:?}");
+    assert_eq!(stale(devices(&struck.memory)), 0, "{what}: {counts:?}");
+    let counts = scrub(devices(&struck.memory));
+    assert_eq!(counts.found_errors(), 0, "{what}: {counts:?}");
+    // Now they have everything: others may be gone.
+    for member in gone {
+        let others: Vec<_> = (0..count).filter(|other| other != member).collect();
+        if profile == Profile::Raid10 {
+            for other in others {
+                require(struck.without(&[other]), b'd', &format!("{what}, without {other}"));
+            }
+        } else {
+            require(struck.without(&others), b'd', &format!("{what}, {member} alone"));
+        }
+    }
+    struck
+}
+
+/// What tells whether the device was written.
+fn hash_of(device: &MemoryDevice) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    device.hash_changes(&mut hasher);
+    hasher.finish()
+}
+
+/// One failed write on one mirror ended all writing, although another copy was whole.
+#[test]
+fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
+    let (mut survived, mut refused) = (0, 0);
+    for (profile, count) in SHAPES {
+        for kind in KINDS {
+            for by in [By::Sync, By::Fsync] {
+                // DUP is on one member.
+                for failing in 1..=count {
+                    let first = (failing + kind as usize) % (count - failing + 1);
+                    let gone: Vec<_> = (first..first + failing).collect();
+                    let struck = Struck::new(profile, count);
+                    if !is_certain(&struck, kind, profile, &gone) {
+                        continue;
+                    }
+                    if struck.can_do_without(&gone) {
+                        survived += 1;
+                    } else {
+                        refused += 1;
+                    }
+                    survive(kind, by, profile, count, &gone);
+                }
+            }
+        }
+    }
+    report(format_args!("{survived} survived, {refused} refused"));
+    assert!(survived >= 60 && refused >= 40, "{survived} survived, {refused} refused");
+}
+
+/// Whether these members, if the volume cannot do without them, get some of these writes for certain. A few tree blocks may all be on a part of the stripes,
+/// and with single copies a chunk is on one member.
+fn is_certain(struck: &Struck, kind: Kind, profile: Profile, gone: &[usize]) -> bool {
+    let is_striped = matches!(profile, Profile::Single | Profile::Raid0 | Profile::Raid10);
+    let is_few = kind == Kind::Blocks || kind == Kind::Data && profile == Profile::Single;
+    let has_all = gone.len() == struck.memory.len();
+    !is_striped || !is_few || has_all || struck.can_do_without(gone)
+}
+
+/// One copy of DUP that cannot be written is survived for what has checksums, and found by a scrub.
+#[test]
+fn one_copy_of_dup_stays_bad_and_is_repaired() {
+    for kind in [Kind::Blocks, Kind::Data] {
+        let struck = Struck::new(Profile::Dup, 1);
+        let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
+        struck.strike(kind, &[0], false);
+        let summed = file(&fs, NAMES[0]);
+        fs.write(summed, 0, &vec![b'b'; LEN], AT).expect("in memory");
+        fs.sync().unwrap_or_else(|e| panic!("{kind:?}: {e}"));
+        assert!(struck.said(|one| matches!(one, Report::BadWrite { .. })) > 0, "{kind:?}");
+        if kind == Kind::Data {
+            // Nothing would show that one copy of this is old.
+            fs.write(file(&fs, NAMES[1]), 0, &vec![b'b'; LEN], AT).expect("in memory");
+            assert!(matches!(fs.sync(), Err(Error::Io { .. })));
+        }
+        drop(fs);
+        OURS.check(devices(&struck.memory)).expect("it is in order");
+        let counts = scrub(devices(&struck.memory));
+        assert!(counts.corrected_errors > 0 && counts.left_errors == 0, "{kind:?}: {counts:?}");
+        assert_eq!(scrub(devices(&struck.memory)).found_errors(), 0, "{kind:?}");
+        let fs = open_writable(devices(&struck.memory), &struck.reports).expect("it opens");
+        let mut found = vec![0; LEN];
+        fs.read(file(&fs, NAMES[0]), 0, &mut found).expect("it reads");
+        assert!(found.iter().all(|&byte| byte == b'b'), "{kind:?}");
+    }
+}
+
+/// Where a chunk is on one member alone, a tree block of which another copy was written is survived, and a barrier is not.
+#[test]
+fn a_member_that_has_something_alone_is_not_done_without() {
+    for (kind, is_survived) in [(Kind::Blocks, true), (Kind::Flush, false), (Kind::Primary, false)] {
+        let shape = Shape { profiles: [Profile::Raid1, Profile::Raid0], ..SETS[1] };
+        let base = volume(8, shape);
+        let fs = open_writable(base.clone(), &Arc::default()).expect("it opens");
+        fs.create(Place { dir: fs.root(), name: b"before" }, &NEW).expect("a file");
+        fs.sync().expect("a commit");
+        let chunks: Vec<_> = fs.volume().chunks().collect();
+        drop(fs);
+        let memory: Vec<_> =
+            base.into_iter().map(|one| Arc::new(MemoryDevice::over(one))).collect();
+        let faulty: Vec<_> =
+            memory.iter().map(|one| Arc::new(FaultDevice::new(one.clone()))).collect();
+        let struck = Struck { memory, faulty, reports: Arc::default(), chunks };
+        let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
+        struck.strike(kind, &[1], true);
+        fs.create(Place { dir: fs.root(), name: b"new" }, &NEW).expect("a file");
+        assert_eq!(fs.sync().is_ok(), is_survived, "{kind:?}");
+        drop(fs);
+        OURS.check(devices(&struck.memory)).expect("it is in order");
+        // As after a power cut between two superblocks.
+        assert_eq!(stale(devices(&struck.memory)), usize::from(kind == Kind::Primary), "{kind:?}");
+        assert_eq!(scrub(devices(&struck.memory)).left_errors, 0, "{kind:?}");
+        assert_eq!(stale(devices(&struck.memory)), 0, "{kind:?}");
+    }
+}
+
+/// The kernel shows what we counted, and finds nothing wrong when a scrub of ours has brought the members up to date.
+#[test]
+fn the_kernel_shows_the_errors_and_a_whole_volume() {
+    let Some(judges) = judges::require() else { return };
+    let shapes = [(Profile::Raid1, 2), (Profile::Raid1c3, 3), (Profile::Raid10, 4)];
+    for (profile, count) in shapes {
+        for kind in [Kind::Data, Kind::Blocks, Kind::Flush] {
+            let gone = count - 1;
+            let struck = survive(kind, By::Sync, profile, count, &[gone]);
+            let disks = Disks::create(&judges, count, struck.memory[0].size_bytes() >> 20);
+            let contents: Vec<_> =
+                struck.memory.iter().map(|device| &**device as &dyn BlockDevice).collect();
+            disks.fill(&contents).expect("a copy");
+            disks.assert_checks();
+            let mount = disks.mount_watched("rw,noatime", &["errs: wr", "checking UUID tree"]);
+            let output = command("btrfs").args(["device", "stats"]).arg(mount.path()).output();
+            let output = output.expect("btrfs runs");
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let (name, other) =
+                if kind == Kind::Flush { ("flush", "write") } else { ("write", "flush") };
+            for (member, device) in mount.devices().iter().enumerate() {
+                let value = |of: &str| -> u64 {
+                    let key = format!("[{device}].{of}_io_errs");
+                    let line = said.lines().find(|line| line.starts_with(&key));
+                    let line = line.unwrap_or_else(|| panic!("no {key} in {said}"));
+                    line.rsplit(' ').next().expect("a number").parse().expect("a number")
+                };
+                assert_eq!(value(name) > 0, member == gone, "{profile}, {kind:?}: {said}");
+                assert_eq!(value(other), 0, "{profile}, {kind:?}: {said}");
+            }
+            for name in NAMES {
+                let path = mount.path().join(String::from_utf8_lossy(name).as_ref());
+                let found = std::fs::read(path).expect("it reads");
+                assert!(found == vec![b'd'; LEN], "{profile}, {kind:?}");
+            }
+            let scrub = command("btrfs").args(["scrub", "start", "-BrR"]).arg(mount.path()).output();
+            let scrub = scrub.expect("btrfs scrub runs");
+            let said = String::from_utf8_lossy(&scrub.stdout);
+            for counter in ["csum_errors: 0", "verify_errors: 0", "super_errors: 0"] {
+                assert!(said.contains(counter), "{profile}, {kind:?}: {said}");
+            }
+        }
+    }
+}
+
+/// Brings members up to date, as somebody does whose volume failed: a pending log is replayed first.
+fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), String> {
+    let failed = |what: &'static str| move |e: Error| format!("{what}: {e}");
+    drop(OURS.open_writable(devices(memory)).map_err(failed("replaying"))?);
+    let counts = scrub(devices(memory));
+    if counts.left_errors > 0 || stale(devices(memory)) > 0 {
+        return Err(format!("a scrub leaves errors: {counts:?}"));
+    }
+    Ok(())
+}
+
+/// A power cut after a member failed, at every moment: what was promised is there, the member is not believed, and comes back.
+#[test]
+fn cuts_behind_failures() {
+    let (seed, generator) = (seed(), Generator::default());
+    let outside = Outside::new();
+    let judge = |devices: &[Arc<MemoryDevice>]| {
+        let copy: Vec<_> = devices.iter().map(|one| Arc::new(one.snapshot())).collect();
+        bring_up_to_date(&copy)?;
+        match &outside {
+            Some(outside) => outside.judge(&copy),
+            None => Ok(()),
+        }
+    };
+    let threes = Shape { members: 3, profiles: [Profile::Raid1c3; 2], ..SETS[0] };
+    for shape in [SETS[0], threes, SETS[2]] {
+        let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 3, ..plan(seed) };
+        let judge = Some((&judge as &Judge<'_>, 400));
+        let explorer = Explorer { engine: &OURS, image: volume(seed, shape), plan, judge };
+        let in_place = some_twos(&generator, usize::MAX, seed).filter(Workload::writes_in_place);
+        let mut tally = Tally::default();
+        for workload in in_place.take(1).chain(some_twos(&generator, 1, seed ^ 1)) {
+            let explored = explorer.explore_failing(&workload, 5 * shape.members);
+            tally += explored.unwrap_or_else(|e| panic!("{shape}: {workload}: {e}"));
+        }
+        report(format_args!("{shape}: {tally}"));
+        assert!(tally.states > 0 && tally.judged > 0, "nothing was explored");
+    }
+}
