@@ -52,6 +52,7 @@ const CAMPAIGNS: [Campaign; 8] = [
         test: Some("campaign"),
         options: &[
             ("--mutants", "OFFSHOOT_MUTANTS"),
+            ("--structures", "OFFSHOOT_STRUCTURES"),
             ("--keep", "OFFSHOOT_KEEP"),
             ("--seed", "OFFSHOOT_SEED"),
         ],

@@ -3,7 +3,7 @@
 //! The images of a volume are kept in files. Before a judge looks, what differs is written there, and what differed the last time is
 //! undone: that is far less than an image.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -124,10 +124,12 @@ impl Judge {
     pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<View, String> {
         self.hold(devices);
         let options = "ro,noatime,subvolid=5";
-        let mount = Mount::try_new(self.disks.images(), options).or_else(|_| {
-            // It may still have been busy with the one before.
-            std::thread::sleep(Duration::from_millis(300));
-            Mount::try_new(self.disks.images(), options)
+        let mount = |options: &str| Mount::try_new(self.disks.images(), options);
+        let mount = mount(options).or_else(|error| {
+            // It may still have been busy with the one before. Of a volume that ours stopped to write a log may be left that cannot be replayed, because
+            // it meets what was wrong.
+            std::thread::sleep(Duration::from_millis(200));
+            mount(&format!("{options},rescue=nologreplay")).map_err(|_| error)
         })?;
         let host = HostFilesystem::new(mount.path()).map_err(|error| error.to_string())?;
         let seen = view(&host);
@@ -234,12 +236,16 @@ impl Complaints {
     /// What is complained of here and was not `before`: the kind, and an example.
     pub(crate) fn beyond(&self, before: &Self) -> BTreeMap<String, String> {
         let mut new = BTreeMap::new();
+        // What is wrong with an extent may be said in another way when it was changed once more.
+        let addresses: HashSet<_> = before.kinds.values().flatten().filter_map(address).collect();
+        let is_new = |object: &&String| address(object).is_none_or(|at| !addresses.contains(at));
         for (kind, objects) in &self.kinds {
+            let objects: Vec<_> = objects.iter().filter(is_new).collect();
             let known = before.kinds.get(kind).map_or(0, BTreeSet::len);
             // A snapshot doubles what is wrong in its source.
             let allowed = if known == 0 { 0 } else { 4 * known + 8 };
             if objects.len() > allowed {
-                let example = objects.first().map_or("", |object| object);
+                let example = objects.first().map_or("", |object| object.as_str());
                 let shown = format!("{kind} [{example}] ({known} before, {})", objects.len());
                 new.insert(kind.clone(), shown);
             }
@@ -250,6 +256,12 @@ impl Complaints {
         }
         new
     }
+}
+
+/// The logical address that the numbers of a complaint begin with.
+fn address(numbers: &String) -> Option<&str> {
+    let first = numbers.split(' ').next()?;
+    first.parse::<u64>().ok().filter(|&number| number >= 1 << 16).map(|_| first)
 }
 
 /// A line without names of files, which may be anything.

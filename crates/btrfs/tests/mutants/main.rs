@@ -18,7 +18,8 @@
 //! mutant as much, leaves the same behind.
 //!
 //! `OFFSHOOT_SEED` repeats a run, `OFFSHOOT_MUTANT` does one mutant of each layout alone and says what was done to it, `OFFSHOOT_MUTANTS` is how many
-//! there are for each layout, and `OFFSHOOT_KEEP` a directory for images of those that fail.
+//! there are for each layout, `OFFSHOOT_STRUCTURES` names the types of items that are patched (`INODE_ITEM,SUPERBLOCK`), and `OFFSHOOT_KEEP` is a
+//! directory for images of those that fail.
 
 mod churn;
 #[path = "../hostile/damage.rs"]

@@ -37,6 +37,16 @@ pub(crate) struct Structures {
     pointed: HashSet<usize>,
 }
 
+/// Stands for the superblock among types of items.
+const SUPERBLOCK: u8 = 255;
+
+/// Whether structures of this type are patched: all, or those that `OFFSHOOT_STRUCTURES` names.
+fn is_asked_for(item_type: u8) -> bool {
+    let Ok(names) = std::env::var("OFFSHOOT_STRUCTURES") else { return true };
+    let name = ItemType(item_type).name().unwrap_or("SUPERBLOCK");
+    names.split(',').any(|asked| asked == name)
+}
+
 impl Structures {
     pub(crate) fn of(target: &Target) -> Self {
         let mut leaves = BTreeMap::new();
@@ -68,10 +78,10 @@ impl Structures {
 
     /// A patch of a structure of any type, all types alike; `None` when what was drawn cannot be done.
     pub(crate) fn draw(&self, target: &Target, random: &mut Random) -> Option<Patch> {
-        let types: Vec<_> = self.by_type.keys().copied().collect();
+        let types: Vec<_> = self.by_type.keys().copied().filter(|&one| is_asked_for(one)).collect();
         let drawn = index(random, types.len() + 1);
         let Some(item_type) = types.get(drawn) else {
-            return Some(superblock(target, random));
+            return is_asked_for(SUPERBLOCK).then(|| superblock(target, random));
         };
         let places = &self.by_type[item_type];
         let (leaf, slot) = places[index(random, places.len())];
