@@ -4,7 +4,7 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: what runs them, and their options with the variables that they set.
-const CAMPAIGNS: [Campaign; 7] = [
+const CAMPAIGNS: [Campaign; 8] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
@@ -35,6 +35,14 @@ const CAMPAIGNS: [Campaign; 7] = [
         targets: &["--test", "files"],
         test: Some("campaign"),
         options: &[("--files", "OFFSHOOT_FILES"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
+    },
+    Campaign {
+        what: "fits",
+        package: "offshoot-btrfs",
+        targets: &["--test", "enospc"],
+        test: Some("fits::campaign"),
+        options: &[("--tib", "OFFSHOOT_TIB")],
         always: &[],
     },
     Campaign {

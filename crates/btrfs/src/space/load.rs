@@ -1,7 +1,5 @@
 //! Finding out what is free in a block group.
 
-use std::ops::Range;
-
 use offshoot_btrfs_format::superblock::CompatRo;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
@@ -15,30 +13,25 @@ use crate::volume::Engine;
 /// Loads the free ranges of `group`.
 pub(super) fn load_free_space(volume: &Engine, group: &BlockGroup) -> Result<FreeSpace> {
     let valid = CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID);
-    // Superblocks are no extents: both trees show the place that they occupy as free.
-    let superblocks = volume.superblock_ranges(group.start);
-    let mut free = FreeSpace::default();
+    // What is left out is no extent: both trees show it as free.
+    let left_out = volume.left_out_ranges(group.start);
+    let node_size = u64::from(volume.superblock().node_size);
+    let mut free = if group.flags.has_data() {
+        FreeSpace::of_bytes(group.start.0, left_out)
+    } else {
+        FreeSpace::of_blocks(group.start.0, node_size, left_out)
+    };
     if volume.superblock().compat_ro.has(valid) {
-        for_each_free_range(volume, group, |range| add_without(&mut free, range, &superblocks))?;
+        for_each_free_range(volume, group, |range| free.add(range.start, range.end))?;
         return Ok(free);
     }
     let mut at = group.start.0;
     for (start, end) in extents(volume, group)? {
-        add_without(&mut free, at..start.max(at), &superblocks);
+        free.add(at, start.max(at));
         at = at.max(end);
     }
-    add_without(&mut free, at..group.end(), &superblocks);
+    free.add(at, group.end());
     Ok(free)
-}
-
-/// Adds `range` but for what of it is in `without`, which ascends.
-fn add_without(free: &mut FreeSpace, range: Range<u64>, without: &[Range<u64>]) {
-    let mut at = range.start;
-    for hole in without.iter().filter(|hole| hole.start < range.end && hole.end > range.start) {
-        free.add(at, hole.start.max(at));
-        at = at.max(hole.end);
-    }
-    free.add(at, range.end.max(at));
 }
 
 /// The extents of a block group, from the extent tree.

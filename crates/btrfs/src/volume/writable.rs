@@ -50,7 +50,7 @@ impl Engine {
         volume.require_whole_members(change)?;
         let chunk_root = chunk_tree_root(&volume).expected();
         volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let space = Space::new(volume.block_groups()?, &volume);
+        let space = Space::new(volume.block_groups()?, &volume)?;
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
