@@ -38,6 +38,14 @@ const CAMPAIGNS: [Campaign; 8] = [
         always: &[],
     },
     Campaign {
+        what: "fits",
+        package: "offshoot-btrfs",
+        targets: &["--test", "enospc"],
+        test: Some("fits::campaign"),
+        options: &[("--tib", "OFFSHOOT_TIB")],
+        always: &[],
+    },
+    Campaign {
         what: "mount",
         package: "offshoot",
         targets: &["--test", "mount"],

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::view;
 use crate::key::{DiskKey, objectid};
 use crate::{DeviceId, ItemType, Key, Logical, Malformed, Physical};
-pub use place::Run;
+pub use place::{LOWEST_ALLOCATED, Run};
 
 /// The unit in which striped profiles spread data over devices. The format has a
 /// field for it, and this is the only value that is in use.

@@ -20,12 +20,16 @@
 //!    A free range that is being discarded is taken when that is done (`discard`).
 //! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
 //!    happens inside changes of trees, where no tree can be read. Who replays a log is alone, and reserves nothing.
+//! 5. Space is taken, and counted as free, where the profile is that of a new chunk (`profile`), a tree block where it crosses no
+//!    border of 64 KiB (`free_space`), and nothing below the lowest 64 KiB of the logical space (`Chunk::left_out_ranges`).
 
 mod allocated;
 mod block_group;
 mod chunk_plan;
 mod chunks;
 mod discard;
+#[cfg(test)]
+mod foreign_tests;
 mod free_space;
 mod free_space_tree;
 mod ledger;
@@ -33,6 +37,7 @@ mod ledger;
 mod line_tests;
 mod load;
 mod place;
+mod profile;
 mod reclaim;
 mod reserve;
 mod stats;
@@ -56,6 +61,7 @@ pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 pub(crate) use discard::Freed;
 pub use discard::Trimmed;
+use free_space::Fit;
 use ledger::Ledger;
 pub(crate) use ledger::{Promise, Reservation};
 pub(crate) use reserve::{
@@ -79,6 +85,9 @@ pub(crate) struct Space {
     /// too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves alone.
     ledgers: [Ledger; 3],
     is_mixed: bool,
+    /// The flags of new chunks for data, metadata and the chunk tree, which do not change: the last block group of a
+    /// profile that is taken from stays. Space is taken from block groups that have all of them.
+    taken_from: [BlockGroupFlags; 3],
     node_size: u64,
     /// The highest level that the root of a tree has had.
     tallest: AtomicU8,
@@ -141,6 +150,17 @@ impl fmt::Display for Purpose {
 }
 
 impl Purpose {
+    /// All, in the order in which they own a block group that serves several.
+    const ALL: [Self; 3] = [Self::System, Self::Metadata, Self::Data];
+
+    /// Where in free space what is for this may lie, what is best first.
+    fn fits(self) -> &'static [Fit] {
+        match self {
+            Self::Data => &[Fit::Anywhere],
+            Self::Metadata | Self::System => &[Fit::Aligned, Fit::InWindow],
+        }
+    }
+
     fn flag(self) -> u64 {
         match self {
             Self::Data => BlockGroupFlags::DATA,
@@ -170,22 +190,26 @@ impl Drop for Sharing<'_> {
 
 impl Space {
     /// The space of `volume` with these block groups. `stop` is told when its accounts turn out to be wrong.
-    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine, stop: Arc<Stop>) -> Self {
-        let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
-        let is_mixed = groups.iter().any(|group| group.flags.0 & mixed == mixed);
+    ///
+    /// # Errors
+    /// When a block group has a profile that there is not.
+    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine, stop: Arc<Stop>) -> Result<Self> {
+        let kinds = groups.iter().map(|group| group.flags);
+        let is_mixed = profile::has_mixed(kinds.clone());
+        let members = volume.members().iter().filter(|member| !member.is_seed).count();
+        let new_chunk = |purpose| profile::flags_of_new_chunk(purpose, kinds.clone(), members);
+        let taken_from =
+            [new_chunk(Purpose::Data)?, new_chunk(Purpose::Metadata)?, new_chunk(Purpose::System)?];
         let superblock = volume.superblock();
         let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
-        Self {
+        Ok(Self {
             groups: RwLock::new(groups.collect()),
-            bytes_used: Counter::starting_at(
-                superblock.item.bytes_used.get(),
-                "bytes used",
-                &stop,
-            ),
+            bytes_used: Counter::starting_at(superblock.item.bytes_used.get(), "bytes used", &stop),
             last: Default::default(),
             ledgers: [Purpose::Data, Purpose::Metadata, Purpose::System]
                 .map(|purpose| Ledger::new(purpose, &stop)),
             is_mixed,
+            taken_from,
             node_size: u64::from(superblock.node_size),
             tallest: AtomicU8::new(0),
             sharing: Counter::new("trees that share blocks with snapshots", &stop),
@@ -196,7 +220,7 @@ impl Space {
             outside: discard::Outside::default(),
             stats: stats::Counters::default(),
             stop,
-        }
+        })
     }
 
     /// The size of a tree block, in bytes.
@@ -235,24 +259,27 @@ impl Space {
         len: u64,
     ) -> Result<bool> {
         self.load(volume, group)?;
-        let is_taken = group.take_range(logical, len);
-        if is_taken && let Some(ledger) = self.ledger_of(group) {
-            ledger.remove_free(len);
+        let taken = group.take_range(logical, len);
+        if let (Some(less), Some(ledger)) = (taken, self.ledger_of(group)) {
+            ledger.remove_free(less);
         }
-        Ok(is_taken)
+        Ok(taken.is_some())
     }
 
     fn take_known(&self, purpose: Purpose, len: u64) -> Option<Logical> {
-        let flags = self.flags_for(purpose);
         let last = &self.last[usize::from(purpose == Purpose::Data)];
         let begin = *last.lock();
-        let groups = self.groups.read();
-        let mut groups = groups.range(begin..).chain(groups.range(..begin)).map(|(_, group)| group);
-        let (group, logical) = groups.find_map(|group| {
-            group.serves(flags).then(|| group.take(len))?.map(|at| (group, at))
-        })?;
+        let all = self.groups.read();
+        let groups = || {
+            let groups = all.range(begin..).chain(all.range(..begin)).map(|(_, group)| group);
+            groups.filter(|group| self.may_take(purpose, group))
+        };
+        let (group, (logical, less)) = purpose
+            .fits()
+            .iter()
+            .find_map(|&fit| groups().find_map(|group| Some((group, group.take(len, fit)?))))?;
         *last.lock() = group.start.0;
-        self.ledger(purpose).remove_free(len);
+        self.ledger(purpose).remove_free(less);
         Some(logical)
     }
 
@@ -277,10 +304,9 @@ impl Space {
     /// Gives back a range that was taken and that nothing refers to, or that is not pinned any more.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
-        if self.counted(group.give_back(logical, len))?
-            && let Some(ledger) = self.ledger_of(&group)
-        {
-            ledger.add_free(len);
+        let more = self.counted(group.give_back(logical, len))?;
+        if let (Some(more), Some(ledger)) = (more, self.ledger_of(&group)) {
+            ledger.add_free(more);
         }
         Ok(())
     }
@@ -324,27 +350,35 @@ impl Space {
         }
     }
 
-    /// The block groups for `purpose`.
+    /// The block groups of the type for `purpose`, whatever their profile.
     fn groups_for(&self, purpose: Purpose) -> Vec<Arc<BlockGroup>> {
-        let flags = self.flags_for(purpose);
-        self.groups.read().values().filter(|group| group.serves(flags)).cloned().collect()
+        let types = profile::types_for(purpose, self.is_mixed);
+        self.groups.read().values().filter(|group| group.serves(types)).cloned().collect()
     }
 
-    /// The type flags that a block group needs to serve for `purpose`.
-    fn flags_for(&self, purpose: Purpose) -> u64 {
-        match purpose {
-            Purpose::Data | Purpose::Metadata if self.is_mixed => {
-                Purpose::Data.flag() | Purpose::Metadata.flag()
-            }
-            _ => purpose.flag(),
-        }
+    /// The flags of a new chunk for `purpose`.
+    fn flags_for(&self, purpose: Purpose) -> BlockGroupFlags {
+        self.taken_from[match purpose {
+            Purpose::Data => 0,
+            Purpose::Metadata => 1,
+            Purpose::System => 2,
+        }]
+    }
+
+    /// Whether space for `purpose` is taken from `group`: it has the type and the profile of a new chunk.
+    fn may_take(&self, purpose: Purpose, group: &BlockGroup) -> bool {
+        group.serves(self.flags_for(purpose).0)
+    }
+
+    /// Whether only the profile of `group` is why nothing is taken from it.
+    fn is_of_other_profile(&self, group: &BlockGroup) -> bool {
+        let has_type = |purpose| group.serves(profile::types_for(purpose, self.is_mixed));
+        Purpose::ALL.into_iter().any(has_type) && self.ledger_of(group).is_none()
     }
 
     /// The ledger that counts what is free in `group`: none, where nothing is allocated from it.
     fn ledger_of(&self, group: &BlockGroup) -> Option<&Ledger> {
-        let purposes = [Purpose::System, Purpose::Metadata, Purpose::Data];
-        let purpose =
-            purposes.into_iter().find(|&purpose| group.serves(self.flags_for(purpose)))?;
+        let purpose = Purpose::ALL.into_iter().find(|&purpose| self.may_take(purpose, group))?;
         Some(self.ledger(purpose))
     }
 
@@ -362,24 +396,23 @@ impl Space {
     fn load_one(&self, volume: &Engine, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
-            let flags = self.flags_for(purpose);
-            groups.values().find(|g| g.serves(flags) && !g.is_loaded()).cloned()
+            let is_unknown = |g: &&Arc<BlockGroup>| self.may_take(purpose, g) && !g.is_loaded();
+            groups.values().find(is_unknown).cloned()
         };
         unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())
     }
 
-    /// The bytes of all block groups for `purpose`, and what of them is free.
+    /// The bytes of all block groups that space for `purpose` is taken from, and what of them is free.
     fn totals(&self, purpose: Purpose) -> (u64, u64) {
-        let groups = self.groups_for(purpose);
-        groups
-            .iter()
-            .fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
+        let groups = self.groups.read();
+        let groups = groups.values().filter(|group| self.may_take(purpose, group));
+        groups.fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
     }
 
-    /// What kinds of block groups there are, each as often as there are groups of it.
-    fn all_flags(&self) -> impl Iterator<Item = BlockGroupFlags> {
-        let flags: Vec<_> = self.groups.read().values().map(|group| group.flags).collect();
-        flags.into_iter()
+    /// Whether there are no more block groups with the flags of `group`.
+    fn is_last_of_its_kind(&self, group: &BlockGroup) -> bool {
+        let groups = self.groups.read();
+        groups.values().filter(|other| other.flags == group.flags).take(2).count() < 2
     }
 
     /// Adds a block group of a chunk that was allocated.
@@ -404,14 +437,15 @@ impl Space {
     }
 
     /// Lets nobody allocate from `group` any more, when it is empty, not the last of its kind, and
-    /// `keep` bytes of the kind stay free without it; says whether that is so.
+    /// `keep` bytes of the kind stay free without it; says whether that is so. One that nothing is taken from because of its profile
+    /// may be the last.
     fn retire(&self, group: &BlockGroup, keep: u64) -> bool {
-        let is_last = self.all_flags().filter(|flags| *flags == group.flags).count() < 2;
+        let is_last = self.is_last_of_its_kind(group) && !self.is_of_other_profile(group);
         // What is for trees is needed at once; a data chunk is as easily allocated again.
         let keep = if group.flags.has_metadata() { keep } else { 0 };
         !is_last
             && match self.ledger_of(group) {
-                Some(ledger) => ledger.withdraw(group.known_free(), keep, || group.retire()),
+                Some(ledger) => ledger.withdraw(group.known_usable(), keep, || group.retire()),
                 None => group.retire().is_some(),
             }
     }

@@ -225,7 +225,12 @@ impl Live {
         let delayed = Delayed::new(options, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         Self {
-            phases: RwLock::new(Phases { running, before: None, is_complete: true, is_postponed: false }),
+            phases: RwLock::new(Phases {
+                running,
+                before: None,
+                is_complete: true,
+                is_postponed: false,
+            }),
             gate: RwLock::new(()),
             commit: Mutex::new(()),
             trees: RwLock::default(),
@@ -394,7 +399,7 @@ impl Live {
         ];
         if self.quotas.are_on() {
             // Each commit may move the root of the quota tree.
-            self.space.pending.roots.fetch_add(1, Ordering::Relaxed);
+            self.space.pending.roots.add(1);
         }
         trees.into_iter().flatten().try_for_each(|id| self.tree(volume, id).map(drop))
     }

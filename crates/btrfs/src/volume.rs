@@ -198,10 +198,11 @@ impl Engine {
         Uuid::from_bytes(self.chunk_tree_uuid)
     }
 
-    /// The ranges of the block group at `start` where superblocks are, which nothing else may use.
-    pub(crate) fn superblock_ranges(&self, start: Logical) -> Vec<Range<u64>> {
+    /// The ranges of the block group at `start` that are never allocated, ascending and apart: where
+    /// superblocks are, and the lowest logical addresses.
+    pub(crate) fn left_out_ranges(&self, start: Logical) -> Vec<Range<u64>> {
         let map = self.chunk_map();
-        let ranges = map.find(start).map(|mapped| mapped.chunk.superblock_ranges());
+        let ranges = map.find(start).map(|mapped| mapped.chunk.left_out_ranges());
         let plain = |range: Range<Logical>| range.start.0..range.end.0;
         ranges.unwrap_or_default().into_iter().map(plain).collect()
     }
@@ -236,7 +237,8 @@ impl Engine {
                 }
             }
             if places.len() == before {
-                let what = format!("writing at {}: no member that it goes to is there and whole", at.0);
+                let what =
+                    format!("writing at {}: no member that it goes to is there and whole", at.0);
                 return Err(Error::io(what, Errno::NXIO));
             }
             done += run.len;

@@ -7,13 +7,18 @@
 //!
 //! A block group may lie over the places of superblocks. What of it a superblock would
 //! overwrite is never allocated. It is not used space either: `used` of a block group and the
-//! free space tree know nothing of it, every allocator has to leave it out by itself.
+//! free space tree know nothing of it, every allocator has to leave it out by itself. The same is
+//! true of the lowest 64 KiB of the logical space.
 
 use std::ops::Range;
 
 use super::{Chunk, Profile, STRIPE_LEN};
 use crate::superblock::SUPERBLOCK_OFFSETS;
 use crate::{Logical, Physical};
+
+/// Nothing is allocated below this logical address. `btrfs-progs` takes a tree root at address 0
+/// for no root at all, and the kernel leaves out as much as the superblock of a device has before it.
+pub const LOWEST_ALLOCATED: Logical = Logical(SUPERBLOCK_OFFSETS[0]);
 
 /// A run of bytes that is contiguous on every stripe that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,15 +76,19 @@ impl Chunk {
                 }
             }
         }
-        starts.sort_by_key(|range| range.start);
-        starts.dedup_by(|next, range| {
-            let joins = next.start <= range.end;
-            if joins {
-                range.end = range.end.max(next.end);
-            }
-            joins
-        });
-        starts
+        joined(starts)
+    }
+
+    /// The logical ranges of the chunk that are never allocated, ascending and apart: those that
+    /// superblocks cover, and what of it lies below [`LOWEST_ALLOCATED`].
+    #[must_use]
+    pub fn left_out_ranges(&self) -> Vec<Range<Logical>> {
+        let mut ranges = self.superblock_ranges();
+        let lowest = self.start..LOWEST_ALLOCATED.min(self.end());
+        if lowest.start < lowest.end {
+            ranges.push(lowest);
+        }
+        joined(ranges)
     }
 
     /// What a superblock at `offset` of the stripe `index` covers.
@@ -96,6 +105,19 @@ impl Chunk {
         let start = self.start.0 + start;
         Logical(start)..Logical((start + len).min(self.end().0))
     }
+}
+
+/// The same ranges, ascending, with those joined that overlap or touch.
+fn joined(mut ranges: Vec<Range<Logical>>) -> Vec<Range<Logical>> {
+    ranges.sort_by_key(|range| range.start);
+    ranges.dedup_by(|next, range| {
+        let joins = next.start <= range.end;
+        if joins {
+            range.end = range.end.max(next.end);
+        }
+        joins
+    });
+    ranges
 }
 
 #[cfg(test)]
@@ -142,6 +164,21 @@ mod tests {
         let physical = Physical(5 * MIB + STRIPE_LEN + 100);
         assert_eq!(run.copies, [(2, physical), (3, physical)]);
         assert_eq!(chunk(Profile::Raid5, &[1, 1, 1], 4).run(Logical(512 * MIB), 1), None);
+    }
+
+    /// Chunks of old volumes begin at logical address 0, where also their first superblock may be.
+    #[test]
+    fn the_lowest_addresses_are_left_out() {
+        let at = |start| Chunk { start: Logical(start), ..chunk(Profile::Single, &[40], 4) };
+        let kib = |from: u64, to: u64| Logical(from << 10)..Logical(to << 10);
+        assert_eq!(at(0).left_out_ranges(), [kib(0, 64)]);
+        assert_eq!(at(60 << 10).left_out_ranges(), [kib(60, 64)]);
+        assert_eq!(at(64 << 10).left_out_ranges(), []);
+        let mut over_superblock = at(0);
+        over_superblock.stripes[0].physical = Physical(0);
+        assert_eq!(over_superblock.left_out_ranges(), [kib(0, 128)]);
+        over_superblock.start = Logical(1 << 20);
+        assert_eq!(over_superblock.left_out_ranges(), over_superblock.superblock_ranges());
     }
 
     /// The way there and the way back agree: the bytes of every range that is left out are

@@ -276,7 +276,7 @@ impl Places {
             next: chunk.start.0,
             end: chunk.end().0,
             node_size: node_size.into(),
-            left_out: chunk.superblock_ranges(),
+            left_out: chunk.left_out_ranges(),
         }
     }
 

@@ -7,10 +7,10 @@ use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
-use super::free_space::FreeSpace;
+use super::free_space::{Fit, FreeSpace};
 use super::load::load_free_space;
 use crate::counter::below_zero;
-use crate::volume::Engine;
+use crate::volume::{Engine, Report};
 
 /// A block group: a range of the logical space for data or metadata.
 #[derive(Debug)]
@@ -66,28 +66,30 @@ impl BlockGroup {
         self.flags.0 & flags == flags
     }
 
-    /// Takes `len` bytes in one piece; `None` when no such piece is known.
-    pub(crate) fn take(&self, len: u64) -> Option<Logical> {
+    /// Takes `len` bytes in one piece: where, and by how much less can be taken now. `None` when no
+    /// such piece is known.
+    pub(crate) fn take(&self, len: u64, fit: Fit) -> Option<(Logical, u64)> {
         let mut state = self.state.lock();
         if state.is_retired {
             return None;
         }
-        let taken = state.free.as_mut().and_then(|free| free.take(len));
-        if taken.is_some() {
-            state.between += len;
-        }
-        taken.map(Logical)
+        let before = state.known_usable();
+        let logical = state.free.as_mut()?.take(len, fit)?;
+        state.between += len;
+        Some((Logical(logical), before - state.known_usable()))
     }
 
-    /// Takes exactly this range, if it is known that all of it is free; whether it is.
-    pub(crate) fn take_range(&self, logical: Logical, len: u64) -> bool {
+    /// Takes exactly this range, if it is known that all of it is free: by how much less can be taken
+    /// now.
+    pub(crate) fn take_range(&self, logical: Logical, len: u64) -> Option<u64> {
         let mut state = self.state.lock();
-        let Some(end) = logical.0.checked_add(len) else { return false };
-        let is_taken = state.free.as_mut().is_some_and(|free| free.take_range(logical.0, end));
-        if is_taken {
-            state.between += len;
+        let end = logical.0.checked_add(len)?;
+        let before = state.known_usable();
+        if !state.free.as_mut()?.take_range(logical.0, end) {
+            return None;
         }
-        is_taken
+        state.between += len;
+        Some(before - state.known_usable())
     }
 
     /// Takes out the first piece in `within` that is free, of at most so many bytes: nobody takes it until it is back. There must be none out.
@@ -111,9 +113,9 @@ impl BlockGroup {
     }
 
     /// Whether `len` bytes in one piece will be free when the piece is back that is out.
-    pub(super) fn awaits(&self, len: u64) -> bool {
+    pub(super) fn awaits(&self, len: u64, fit: Fit) -> bool {
         let state = self.state.lock();
-        let with = |free: &FreeSpace| free.len_with(&state.out) >= len;
+        let with = |free: &FreeSpace| free.fits_with(&state.out, len, fit);
         !state.out.is_empty() && state.free.as_ref().is_some_and(with)
     }
 
@@ -122,21 +124,27 @@ impl BlockGroup {
         self.state.lock().free.is_some()
     }
 
-    /// Finds out what is free here, unless that is known, and says how much it is.
+    /// Finds out what is free here, unless that is known, and says how much of it can be taken.
     pub(crate) fn load(&self, volume: &Engine) -> Result<Option<u64>> {
         if self.is_loaded() {
             return Ok(None);
         }
         // The trees are read without the lock, which others take while they change them. Until free
         // ranges are known nothing is taken here, so all who read find the same.
-        let free = load_free_space(volume, self)?;
-        let total = free.total();
-        let mut state = self.state.lock();
-        if state.free.is_some() {
-            return Ok(None);
+        let (free, wrong) = load_free_space(volume, self)?;
+        let usable = {
+            let mut state = self.state.lock();
+            if state.free.is_some() {
+                return Ok(None);
+            }
+            state.free = Some(free);
+            state.known_usable()
+        };
+        if let Some(what) = wrong {
+            let problem = format!("{what}; what may be in use is left alone");
+            volume.report(&Report::WrongFreeSpace { group: self.start, problem });
         }
-        state.free = Some(free);
-        Ok(Some(total))
+        Ok(Some(usable))
     }
 
     /// Whether nothing in it is used, taken, pinned or being discarded.
@@ -149,32 +157,39 @@ impl BlockGroup {
         self.state.lock().is_retired
     }
 
-    /// Lets nobody take space here any more, if it is empty; what was known to be free.
+    /// Lets nobody take space here any more, if it is empty; what of it could be taken until then.
     pub(crate) fn retire(&self) -> Option<u64> {
         let mut state = self.state.lock();
         if !state.is_empty() || state.is_retired {
             return None;
         }
         state.is_retired = true;
-        Some(state.known_free())
+        Some(state.known_usable())
     }
 
     /// What is known to be free here, in bytes.
+    #[cfg(test)]
     pub(crate) fn known_free(&self) -> u64 {
         self.state.lock().known_free()
     }
 
-    /// Makes a range free that was taken, or pinned; whether what is free here is known.
+    /// What can be taken of what is known to be free here, in bytes.
+    pub(crate) fn known_usable(&self) -> u64 {
+        self.state.lock().known_usable()
+    }
+
+    /// Makes a range free that was taken, or pinned: by how much more can be taken now, where it is
+    /// known what is free here.
     ///
     /// # Errors
     /// When less is taken and pinned.
-    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<bool> {
+    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<Option<u64>> {
         let mut state = self.state.lock();
         state.leave_between(len)?;
-        if let Some(free) = &mut state.free {
-            free.add(logical.0, logical.0 + len);
-        }
-        Ok(state.free.is_some())
+        let before = state.known_usable();
+        let Some(free) = &mut state.free else { return Ok(None) };
+        free.add(logical.0, logical.0 + len);
+        Ok(Some(state.known_usable() - before))
     }
 
     /// An extent of `len` bytes was taken and is used now, or was used and is pinned now.
@@ -241,5 +256,10 @@ impl State {
     fn known_free(&self) -> u64 {
         let out = self.out.end - self.out.start;
         self.free.as_ref().map_or(0, FreeSpace::total) + out
+    }
+
+    /// What of that can be taken.
+    fn known_usable(&self) -> u64 {
+        self.free.as_ref().map_or(0, |free| free.usable_with(&self.out))
     }
 }

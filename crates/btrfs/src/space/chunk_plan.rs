@@ -45,6 +45,17 @@ pub(super) struct MemberSpace {
 pub(super) struct Plan {
     pub(super) stripes: Vec<(usize, u64)>,
     pub(super) stripe_bytes: u64,
+    /// What it holds.
+    pub(super) bytes: u64,
+}
+
+impl Plan {
+    /// Takes the place of its stripes from what members have.
+    pub(super) fn take_from(&self, members: &mut [MemberSpace]) {
+        for &(index, at) in &self.stripes {
+            members[index].take(at..at + self.stripe_bytes);
+        }
+    }
 }
 
 impl MemberSpace {
@@ -131,7 +142,8 @@ pub(super) fn plan(
     offers.truncate(count);
 
     let tightest = offers.last().map_or(0, |(_, _, len)| len / per_member);
-    let data_stripes = count as u64 * per_member / u64::from(shape.copies);
+    let whole_stripes = count as u64 * per_member - u64::from(shape.parity);
+    let data_stripes = whole_stripes / u64::from(shape.copies);
     let stripe_bytes = if tightest * data_stripes > most_chunk {
         tightest.min((most_chunk / data_stripes).max(1).next_multiple_of(STRIPE_STEP))
     } else {
@@ -144,7 +156,7 @@ pub(super) fn plan(
             (0..per_member).map(move |i| (member.index, start + i * stripe_bytes))
         })
         .collect();
-    Some(Plan { stripes, stripe_bytes })
+    Some(Plan { stripes, stripe_bytes, bytes: stripe_bytes * data_stripes })
 }
 
 /// The most that a chunk of this kind holds.
@@ -159,22 +171,6 @@ fn most_bytes(flags: BlockGroupFlags, volume_bytes: u64) -> u64 {
     } else {
         256 * MIB
     }
-}
-
-/// The profile for new chunks, of those that chunks of the kind have: the safest.
-pub(super) fn safest(profiles: impl Iterator<Item = Profile>) -> Option<Profile> {
-    const SAFEST_FIRST: [Profile; 9] = [
-        Profile::Raid1c4,
-        Profile::Raid6,
-        Profile::Raid1c3,
-        Profile::Raid5,
-        Profile::Raid10,
-        Profile::Raid1,
-        Profile::Dup,
-        Profile::Raid0,
-        Profile::Single,
-    ];
-    profiles.min_by_key(|profile| SAFEST_FIRST.iter().position(|one| one == profile))
 }
 
 #[cfg(test)]
@@ -206,7 +202,10 @@ mod tests {
     #[test]
     fn a_chunk_is_a_tenth_of_a_small_volume_in_whole_steps() {
         let found = plan(&[member(0, 1000, &[(1, 9)])], METADATA, Profile::Single, 9).unwrap();
-        assert_eq!(found, Plan { stripes: vec![(0, 9 * MIB)], stripe_bytes: 112 * MIB });
+        assert_eq!(
+            found,
+            Plan { stripes: vec![(0, 9 * MIB)], stripe_bytes: 112 * MIB, bytes: 112 * MIB }
+        );
     }
 
     #[test]
@@ -226,12 +225,5 @@ mod tests {
         assert_eq!(found.stripe_bytes, 100 * MIB);
         assert_eq!(plan(&members, DATA, Profile::Raid1c3, 9), None);
         assert_eq!(plan(&members, DATA, Profile::Raid1, 1), None);
-    }
-
-    #[test]
-    fn the_safest_profile_is_kept() {
-        let all = [Profile::Single, Profile::Raid1, Profile::Raid0];
-        assert_eq!(safest(all.into_iter()), Some(Profile::Raid1));
-        assert_eq!(safest(std::iter::empty()), None);
     }
 }

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::{
-    BlockGroupFlags, Chunk, DevExtent, DevItem, Profile, Stripe, parse_system_chunks,
+    BlockGroupFlags, Chunk, DevExtent, DevItem, STRIPE_LEN, Stripe, parse_system_chunks,
 };
 use offshoot_btrfs_format::encode::{chunk_item, chunk_key, system_chunk_array};
 use offshoot_btrfs_format::key::objectid;
@@ -40,26 +40,66 @@ use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
 use crate::volume::Engine;
 
+/// What is worth a chunk that is not enough for it alone, in bytes: commits give back as much.
+const LITTLE_BYTES: u64 = 16 << 20;
+
 /// The highest address that a chunk may end at.
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Engine {
-    /// Allocates a chunk if a device has room for one, or else removes block groups that hold nothing and tries again. The
-    /// caller must hold no handle, and leads the line of this kind of space.
+    /// Allocates chunks for the first in line of this kind of space, until it is served: of what the devices have room for, or else
+    /// of that and what block groups leave that hold nothing, which are removed. The caller must hold no handle, and leads the line.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
-        let space = &self.live()?.space;
-        let is_awaited = || space.ledger(purpose).is_awaited();
-        if self.try_grow(purpose, is_awaited)? {
+        if self.grow_for_first(purpose)? {
             return Ok(());
         }
+        let space = &self.live()?.space;
         let is_data = !space.counts_as_metadata(purpose);
         self.remove_empty(is_data)?;
-        let grew = self.try_grow(purpose, is_awaited)?;
+        if self.grow_for_first(purpose)? || !is_data || !space.is_roomy() {
+            return Ok(());
+        }
         // Where promises count on the next chunk of metadata, that comes first.
-        if !grew && is_data && space.is_roomy() && self.try_grow(Purpose::Metadata, is_awaited)? {
-            self.try_grow(purpose, is_awaited)?;
+        let is_awaited = || space.ledger(purpose).is_awaited();
+        if self.chunks_would_do(purpose)? && self.try_grow(Purpose::Metadata, is_awaited)? {
+            self.grow_for_first(purpose)?;
         }
         Ok(())
+    }
+
+    /// Allocates chunks until the first in line is served, if so many can be, or one if it wants little; whether there was one.
+    fn grow_for_first(&self, purpose: Purpose) -> Result<bool> {
+        let space = &self.live()?.space;
+        let is_awaited = || space.ledger(purpose).is_awaited();
+        let would_do = self.chunks_would_do(purpose)?;
+        let wants_little = || space.first_in_line(purpose).is_some_and(|d| d.bytes <= LITTLE_BYTES);
+        if !would_do && !wants_little() {
+            return Ok(false);
+        }
+        let mut has_grown = false;
+        while is_awaited() && self.try_grow(purpose, is_awaited)? {
+            has_grown = true;
+            space.serve(purpose);
+            if !would_do {
+                break;
+            }
+        }
+        Ok(has_grown)
+    }
+
+    /// Whether the first in line would be served with all chunks that the members have place for. The caller must hold no handle.
+    fn chunks_would_do(&self, purpose: Purpose) -> Result<bool> {
+        let space = &self.live()?.space;
+        let Some(first) = space.first_in_line(purpose) else { return Ok(false) };
+        let handle = self.enter()?;
+        let _chunks = space.chunk_lock.lock();
+        let (mut members, mut more) = (self.member_spaces()?, 0u64);
+        while !space.would_fit(purpose, first, more) {
+            let Some(plan) = handle.chunk_plan(purpose, &members)? else { return Ok(false) };
+            more = more.saturating_add(plan.bytes);
+            plan.take_from(&mut members);
+        }
+        Ok(true)
     }
 
     /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room for one that is not promised; whether
@@ -246,9 +286,7 @@ impl Handle<'_> {
         let mut members = self.volume().member_spaces()?;
         let Some((chunk, plan)) = self.next_chunk(purpose, &members)? else { return Ok(false) };
         if !self.space().counts_as_metadata(purpose) {
-            for &(index, at) in &plan.stripes {
-                members[index].take(at..at + plan.stripe_bytes);
-            }
+            plan.take_from(&mut members);
             let space = self.space();
             let taken = plan.stripe_bytes * plan.stripes.len() as u64;
             let floor = space.floor(Purpose::Metadata);
@@ -292,28 +330,29 @@ impl Handle<'_> {
         members: &[MemberSpace],
     ) -> Result<Option<(Chunk, Plan)>> {
         let volume = self.volume();
-        let kinds: Vec<BlockGroupFlags> =
-            self.space().all_flags().filter(|flags| flags.0 & purpose.flag() != 0).collect();
-        let types =
-            kinds.iter().fold(purpose.flag(), |all, flags| all | flags.0) & BlockGroupFlags::TYPES;
-        let profiles = kinds.iter().map(|flags| flags.profile().map_err(malformed));
-        let profiles = profiles.collect::<Result<Vec<_>>>()?;
-        // A kind without block groups, as data may be, has no copies.
-        let profile = chunk_plan::safest(profiles.into_iter()).unwrap_or(Profile::Single);
-        let flags = BlockGroupFlags(types | profile.bits());
-        let most = self.most_members(flags);
-        let Some(plan) = chunk_plan::plan(members, flags, profile, most) else { return Ok(None) };
-        let start = volume.chunks().last().map_or(Logical(0), |chunk| chunk.end());
+        let Some(plan) = self.chunk_plan(purpose, members)? else { return Ok(None) };
+        // Converted volumes have chunks that end anywhere.
+        let end = volume.chunks().last().map_or(0, |chunk| chunk.end().0);
+        let Some(start) = end.checked_next_multiple_of(STRIPE_LEN) else { return Ok(None) };
+        let start = Logical(start);
         let stripes = plan.stripes.iter().map(|&(index, at)| {
             let member = &volume.members()[index];
             Stripe { device: member.id, physical: Physical(at), device_uuid: member.uuid }
         });
         let stripes = stripes.collect();
-        let mut chunk = Chunk { start, length: plan.stripe_bytes, flags, profile, stripes };
-        chunk.length *= chunk.data_stripes();
+        let flags = self.space().flags_for(purpose);
+        let profile = flags.profile().map_err(malformed)?;
+        let chunk = Chunk { start, length: plan.bytes, flags, profile, stripes };
         let fits = start.0.checked_add(chunk.length).is_some_and(|end| end <= MOST_LOGICAL);
         let fits = fits && (purpose != Purpose::System || self.fits_superblock(&chunk));
         Ok(fits.then_some((chunk, plan)))
+    }
+
+    /// Where the next chunk would be with so much on the members, if there is place for one.
+    fn chunk_plan(&self, purpose: Purpose, members: &[MemberSpace]) -> Result<Option<Plan>> {
+        let flags = self.space().flags_for(purpose);
+        let profile = flags.profile().map_err(malformed)?;
+        Ok(chunk_plan::plan(members, flags, profile, self.most_members(flags)))
     }
 
     /// How many members a chunk of this kind can have, as its item must fit.
@@ -363,7 +402,8 @@ impl Handle<'_> {
         Ok(())
     }
 
-    fn add_chunk(&self, chunk: Chunk, plan: &Plan) -> Result<()> {
+    /// Writes a new chunk down everywhere, with the stripes that were planned.
+    pub(super) fn add_chunk(&self, chunk: Chunk, plan: &Plan) -> Result<()> {
         let volume = self.volume();
         let item = chunk_item(&chunk, volume.superblock().sector_size);
         self.change(TreeId::CHUNK, |tree| tree.insert(chunk_key(&chunk), &item))?;

@@ -86,8 +86,11 @@ impl Space {
             if let Some(logical) = self.take_known(purpose, len) {
                 return Some(logical);
             }
-            let flags = self.flags_for(purpose);
-            if !out.as_ref().is_some_and(|group| group.serves(flags) && group.awaits(len)) {
+            let fits = purpose.fits();
+            let may_come = |group: &Arc<BlockGroup>| {
+                self.may_take(purpose, group) && fits.iter().any(|&fit| group.awaits(len, fit))
+            };
+            if !out.as_ref().is_some_and(may_come) {
                 return None;
             }
             self.outside.back.wait(&mut out);
@@ -326,6 +329,7 @@ impl Trimmed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::space::Fit;
     use crate::test_volumes::in_memory_of;
     use crate::{OpenOptions, Volume};
 
@@ -340,10 +344,10 @@ mod tests {
         let (free, all) = (group.known_free(), group.start.0..group.end());
         let out = space.take_out(&group, &all).unwrap();
         assert_eq!((group.known_free(), group.free_bytes(), group.retire()), (free, free, None));
-        assert!(!group.is_empty() && group.awaits(PIECE_BYTES.min(free)));
-        assert!(!group.take_range(Logical(out.piece.start), 4096), "it is out");
+        assert!(!group.is_empty() && group.awaits(PIECE_BYTES.min(free), Fit::Anywhere));
+        assert!(group.take_range(Logical(out.piece.start), 4096).is_none(), "it is out");
         drop(out);
-        assert!(group.is_empty() && !group.awaits(1));
+        assert!(group.is_empty() && !group.awaits(1, Fit::Anywhere));
         assert_eq!(group.retire(), Some(free));
         assert!(space.take_out(&group, &all).is_none(), "it is gone");
     }

@@ -1,26 +1,111 @@
 //! Free ranges of one block group.
+//!
+//! A tree block lies within a *window* of 64 KiB. Windows are counted from the start of the block group, as
+//! stripes are: `btrfs check` complains of a tree block that crosses the border between two, and the kernel's scrub leaves it out. So
+//! free ranges hold fewer tree blocks than their length says, where they do not begin and end at multiples of
+//! the node size: other programs leave such ranges where they convert volumes, or put tree blocks anywhere.
+//!
+//! ```text
+//! window of 64 KiB    |       |       |       |       |   nodes of 16 KiB
+//! free                    ################                 32 KiB: two tree blocks, not aligned
+//! the aligned one             ########                     leaves room for none beside it
+//! ```
+//!
+//! Where a block group is for tree blocks alone, *usable* is what tree blocks can take. To take one
+//! makes it less by exactly that: who has reserved so many blocks can take them, one by one. An
+//! aligned place is taken where that is true of it, and one that is not aligned only where no other is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use offshoot_btrfs_format::chunk::STRIPE_LEN;
+
+/// What no tree block crosses a multiple of, counted from the start of the block group, in bytes.
+const WINDOW: u64 = STRIPE_LEN;
+
+/// Where in free space something may lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// Anywhere: data.
+    Anywhere,
+    /// At a multiple of its own length, from the start of the block group: a tree block where it lies best.
+    Aligned,
+    /// Anywhere within a window: a tree block where no aligned place is left.
+    InWindow,
+}
+
 /// Ranges that do not touch each other, by their start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FreeSpace {
     ranges: BTreeMap<u64, u64>,
     total: u64,
+    /// What of `total` can be taken.
+    usable: u64,
+    /// The start of the block group.
+    origin: u64,
+    /// The length of a tree block, where nothing else is taken.
+    block: Option<u64>,
+    /// What is never free, ascending and apart.
+    left_out: Vec<Range<u64>>,
     /// Where the last range was taken: the next search begins here, so that what is taken one after
     /// the other lies one behind the other.
     next: u64,
 }
 
 impl FreeSpace {
+    /// Nothing is free yet, of a block group at `origin` that holds data. `left_out` ascends, and is never free.
+    pub(crate) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
+        let ranges = BTreeMap::new();
+        Self { ranges, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
+    }
+
+    /// The same of a block group that holds nothing but tree blocks of `node_size` bytes.
+    pub(crate) fn of_blocks(origin: u64, node_size: u64, left_out: Vec<Range<u64>>) -> Self {
+        Self { block: Some(node_size), ..Self::of_bytes(origin, left_out) }
+    }
+
     /// All free bytes.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Adds `start..end`, which is not free yet, and joins it with its neighbours.
-    pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {
+    /// The bytes that would be usable if `out` were free too, which is not.
+    pub(crate) fn usable_with(&self, out: &Range<u64>) -> u64 {
+        if out.is_empty() {
+            return self.usable;
+        }
+        let (start, end) = self.with(out);
+        let apart = self.usable_in(start, out.start) + self.usable_in(out.end, end);
+        self.usable - apart + self.usable_in(start, end)
+    }
+
+    /// What can be taken of a free range.
+    fn usable_in(&self, start: u64, end: u64) -> u64 {
+        let Some(block) = self.block else { return end - start };
+        let (start, end) = (start - self.origin, end - self.origin);
+        let first_border = start.next_multiple_of(WINDOW).min(end);
+        let last_border = (end / WINDOW * WINDOW).max(first_border);
+        let whole_blocks = |len: u64| len / block * block;
+        whole_blocks(first_border - start)
+            + (last_border - first_border) / WINDOW * whole_blocks(WINDOW)
+            + whole_blocks(end - last_border)
+    }
+
+    /// Adds `start..end`, which is not free yet, but for what of it is left out.
+    pub(crate) fn add(&mut self, start: u64, end: u64) {
+        let mut at = start;
+        for i in 0..self.left_out.len() {
+            let hole = self.left_out[i].clone();
+            if hole.start < end && hole.end > at {
+                self.add_whole(at, hole.start.max(at));
+                at = hole.end;
+            }
+        }
+        self.add_whole(at, end);
+    }
+
+    /// Adds a range, and joins it with its neighbours.
+    fn add_whole(&mut self, mut start: u64, mut end: u64) {
         if start >= end {
             return;
         }
@@ -28,18 +113,30 @@ impl FreeSpace {
         if let Some((&before, &before_end)) = self.ranges.range(..=start).next_back() {
             debug_assert!(before_end <= start, "a range is freed once");
             if before_end == start {
-                self.ranges.remove(&before);
+                self.remove(before, start);
                 start = before;
             }
         }
         if let Some((&after, &after_end)) = self.ranges.range(start..).next() {
             debug_assert!(end <= after, "a range is freed once");
             if after == end {
-                self.ranges.remove(&after);
+                self.remove(after, after_end);
                 end = after_end;
             }
         }
-        self.ranges.insert(start, end);
+        self.insert(start, end);
+    }
+
+    fn insert(&mut self, start: u64, end: u64) {
+        if start < end {
+            self.usable += self.usable_in(start, end);
+            self.ranges.insert(start, end);
+        }
+    }
+
+    fn remove(&mut self, start: u64, end: u64) {
+        self.usable -= self.usable_in(start, end);
+        self.ranges.remove(&start);
     }
 
     /// Takes exactly `start..end`, if all of it is free; whether it is.
@@ -48,12 +145,9 @@ impl FreeSpace {
         let Some((from, to)) = around.filter(|&(_, to)| start < end && end <= to) else {
             return false;
         };
-        self.ranges.remove(&from);
-        for (from, to) in [(from, start), (end, to)] {
-            if from < to {
-                self.ranges.insert(from, to);
-            }
-        }
+        self.remove(from, to);
+        self.insert(from, start);
+        self.insert(end, to);
         self.total -= end - start;
         true
     }
@@ -69,31 +163,52 @@ impl FreeSpace {
         self.take_range(start, end).then_some(start..end)
     }
 
-    /// How long the range would be that `range`, which is not free, were in if it were.
-    pub(crate) fn len_with(&self, range: &Range<u64>) -> u64 {
-        let before = self.ranges.range(..range.start).next_back();
-        let start = before.filter(|&(_, &to)| to == range.start).map_or(range.start, |one| *one.0);
-        self.ranges.get(&range.end).copied().unwrap_or(range.end) - start
+    /// Whether `len` bytes in one piece would be free if `out` were, which is not.
+    pub(crate) fn fits_with(&self, out: &Range<u64>, len: u64, fit: Fit) -> bool {
+        let (start, end) = self.with(out);
+        self.place_in(start, end, len, fit).is_some()
     }
 
-    /// Takes `len` bytes in one piece, the first that fits from the last place on.
-    pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
-        if len > self.total {
+    /// The free range that `out` would be in if it were free.
+    fn with(&self, out: &Range<u64>) -> (u64, u64) {
+        let before = self.ranges.range(..out.start).next_back();
+        let start = before.filter(|&(_, &to)| to == out.start).map_or(out.start, |one| *one.0);
+        (start, self.ranges.get(&out.end).copied().unwrap_or(out.end))
+    }
+
+    /// Takes `len` bytes in one piece, the first that fits from the last place on. A tree block has
+    /// the length that was given for all of them.
+    pub(crate) fn take(&mut self, len: u64, fit: Fit) -> Option<u64> {
+        if len > self.usable {
             return None;
         }
-        let fits = |(&start, &end): (&u64, &u64)| (end - start >= len).then_some((start, end));
-        let (start, end) = self
+        let place = |(&start, &end): (&u64, &u64)| self.place_in(start, end, len, fit);
+        let start = self
             .ranges
             .range(self.next..)
-            .find_map(fits)
-            .or_else(|| self.ranges.range(..self.next).find_map(fits))?;
-        self.ranges.remove(&start);
-        if start + len < end {
-            self.ranges.insert(start + len, end);
-        }
+            .find_map(place)
+            .or_else(|| self.ranges.range(..self.next).find_map(place))?;
         self.next = start + len;
-        self.total -= len;
-        Some(start)
+        self.take_range(start, start + len).then_some(start)
+    }
+
+    /// Where in a free range `len` bytes may lie.
+    fn place_in(&self, start: u64, end: u64, len: u64, fit: Fit) -> Option<u64> {
+        let fits = |at: &u64| at.checked_add(len).is_some_and(|to| to <= end);
+        let next = |unit: u64| {
+            (start - self.origin).checked_next_multiple_of(unit)?.checked_add(self.origin)
+        };
+        match fit {
+            Fit::Anywhere => Some(start).filter(fits),
+            Fit::Aligned => next(len).filter(fits).filter(|&at| {
+                let left = self.usable_in(start, at) + self.usable_in(at + len, end);
+                left + len == self.usable_in(start, end)
+            }),
+            Fit::InWindow if (start - self.origin) % WINDOW + len <= WINDOW => {
+                Some(start).filter(fits)
+            }
+            Fit::InWindow => next(WINDOW).filter(fits),
+        }
     }
 }
 
@@ -101,26 +216,123 @@ impl FreeSpace {
 mod tests {
     use super::*;
 
+    /// Whether so many bytes would be free in one piece with `out`, and not one more.
+    fn longest_with(free: &FreeSpace, out: Range<u64>, len: u64) -> bool {
+        let fits = |len| free.fits_with(&out, len, Fit::Anywhere);
+        fits(len) && !fits(len + 1)
+    }
+
+    const KIB: u64 = 1 << 10;
+    const NODE: u64 = 16 * KIB;
+
+    fn of_blocks(ranges: &[(u64, u64)]) -> FreeSpace {
+        let mut free = FreeSpace::of_blocks(0, NODE, Vec::new());
+        ranges.iter().for_each(|(from, to)| free.add(from * KIB, to * KIB));
+        free
+    }
+
+    fn take_block(free: &mut FreeSpace) -> Option<u64> {
+        let taken = free.take(NODE, Fit::Aligned).or_else(|| free.take(NODE, Fit::InWindow));
+        taken.map(|at| at / KIB)
+    }
+
+    #[test]
+    fn a_tree_block_crosses_no_window() {
+        // 12 KiB before the border, and 4 KiB behind it.
+        let mut free = of_blocks(&[(52, 68)]);
+        assert_eq!((free.total(), free.usable), (NODE, 0));
+        assert_eq!(take_block(&mut free), None);
+        free.add(68 * KIB, 80 * KIB);
+        assert_eq!((free.usable, take_block(&mut free)), (NODE, Some(64)));
+        assert_eq!(free.total(), 12 * KIB);
+    }
+
+    #[test]
+    fn an_aligned_place_is_taken_unless_that_costs_another() {
+        let mut free = of_blocks(&[(4, 40), (68, 100)]);
+        assert_eq!(free.usable, 4 * NODE);
+        // The aligned ones at 16 and 80 would leave 12 KiB and less.
+        let taken: Vec<_> = std::iter::from_fn(|| take_block(&mut free)).collect();
+        assert_eq!(taken, [4, 20, 68, 84]);
+        let mut free = of_blocks(&[(20, 128)]);
+        let taken: Vec<_> = std::iter::from_fn(|| take_block(&mut free)).collect();
+        assert_eq!(taken, [32, 48, 64, 80, 96, 112]);
+    }
+
+    #[test]
+    fn windows_are_counted_from_the_start_of_the_block_group() {
+        let mut free = FreeSpace::of_blocks(20 * KIB, NODE, Vec::new());
+        free.add(20 * KIB, 100 * KIB);
+        let taken: Vec<_> = std::iter::from_fn(|| take_block(&mut free)).collect();
+        assert_eq!(taken, [20, 36, 52, 68, 84]);
+    }
+
+    /// Whatever is free, as many tree blocks can be taken as are usable, and each lies in one window.
+    #[test]
+    fn what_is_usable_can_be_taken() {
+        for seed in 0..200 {
+            let mut random = offshoot_testkit::random::Random::new(seed);
+            let mut free = of_blocks(&[]);
+            let mut at = 0;
+            while at < 1000 {
+                let from = at + 4 * random.below(8);
+                at = from + 4 * (1 + random.below(30));
+                free.add(from * KIB, at * KIB);
+            }
+            let mut taken = Vec::new();
+            while free.usable > 0 {
+                let before = free.usable;
+                let block = take_block(&mut free);
+                let block = block.unwrap_or_else(|| panic!("seed {seed}: {before} usable"));
+                assert_eq!(free.usable, before - NODE, "seed {seed}: {block}");
+                assert!(block % 64 <= 48, "seed {seed}: {block} crosses a window");
+                taken.push(block * KIB);
+            }
+            assert_eq!(take_block(&mut free), None, "seed {seed}");
+            let out = taken.pop().expect("there was room");
+            let with = free.usable_with(&(out..out + NODE));
+            free.add(out, out + NODE);
+            assert_eq!(free.usable, with, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_never_free() {
+        let left_out = vec![0..64 * KIB, 128 * KIB..192 * KIB];
+        let mut free = FreeSpace::of_bytes(0, left_out.clone());
+        free.add(0, 1024 * KIB);
+        assert_eq!(free.total(), 896 * KIB);
+        assert_eq!(free.take(64 * KIB, Fit::Anywhere), Some(64 * KIB));
+        let mut free = FreeSpace::of_bytes(0, left_out);
+        free.add(32 * KIB, 48 * KIB);
+        free.add(60 * KIB, 68 * KIB);
+        assert_eq!((free.total(), free.take_range(60 * KIB, 64 * KIB)), (4 * KIB, false));
+    }
+
     #[test]
     fn ranges_join_and_are_taken_in_order() {
-        let mut free = FreeSpace::default();
+        let mut free = FreeSpace::of_bytes(0, Vec::new());
         free.add(100, 200);
         free.add(300, 400);
         free.add(200, 300);
         assert_eq!(free.ranges.len(), 1);
-        assert_eq!(free.take(50), Some(100));
-        assert_eq!(free.take(250), Some(150));
-        assert_eq!(free.take(1), None);
+        assert_eq!(free.take(50, Fit::Anywhere), Some(100));
+        assert_eq!(free.take(250, Fit::Anywhere), Some(150));
+        assert_eq!(free.take(1, Fit::Anywhere), None);
         free.add(100, 150);
         free.add(250, 300);
-        assert_eq!(free.take(20), Some(100), "what lies before the last place is found too");
-        assert_eq!(free.take(50), Some(250));
+        assert_eq!(
+            free.take(20, Fit::Anywhere),
+            Some(100),
+            "what lies before the last place is found too"
+        );
+        assert_eq!(free.take(50, Fit::Anywhere), Some(250));
         assert_eq!(free.total(), 30);
     }
 
     #[test]
     fn a_range_is_taken_when_all_of_it_is_free() {
-        let mut free = FreeSpace::default();
+        let mut free = FreeSpace::of_bytes(0, Vec::new());
         free.add(100, 200);
         free.add(300, 400);
         for (start, end) in [(90, 110), (190, 210), (150, 350), (120, 120), (500, 510)] {
@@ -128,19 +340,19 @@ mod tests {
         }
         assert!(free.take_range(120, 150) && !free.take_range(149, 151));
         assert!(free.take_range(300, 400) && free.take_range(100, 120));
-        assert_eq!((free.total(), free.take(50)), (50, Some(150)));
+        assert_eq!((free.total(), free.take(50, Fit::Anywhere)), (50, Some(150)));
     }
 
     #[test]
     fn pieces_are_taken_from_one_end_to_the_other() {
-        let mut free = FreeSpace::default();
+        let mut free = FreeSpace::of_bytes(0, Vec::new());
         free.add(100, 200);
         free.add(300, 400);
         free.add(500, 600);
         assert_eq!(free.take_first(&(150..550), 20), Some(150..170));
-        assert_eq!(free.len_with(&(150..170)), 100);
+        assert!(longest_with(&free, 150..170, 100));
         assert_eq!(free.take_first(&(170..550), 100), Some(170..200));
-        assert_eq!(free.len_with(&(170..200)), 30);
+        assert!(longest_with(&free, 170..200, 30));
         assert_eq!(free.take_first(&(200..550), 100), Some(300..400));
         assert_eq!(free.take_first(&(400..550), 100), Some(500..550));
         assert_eq!(free.take_first(&(200..550), 100), None);

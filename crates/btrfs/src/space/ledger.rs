@@ -74,13 +74,39 @@ pub(super) struct Floor {
     pub(super) last: u64,
 }
 
+/// The most room that there was for a kind of space since somebody was served last. Work that makes room without end
+/// sets no new mark, so a cycle that takes room and gives as much back does not count as one that helped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HighWater {
+    free: u64,
+    promised: u64,
+}
+
+impl HighWater {
+    /// What there is now.
+    pub(super) fn of(ledger: &Ledger) -> Self {
+        Self { free: ledger.free(), promised: ledger.promised() }
+    }
+
+    /// Whether more is free now than ever, or less is promised, which makes it the new mark.
+    pub(super) fn rises(&mut self, ledger: &Ledger) -> bool {
+        let now = Self::of(ledger);
+        let rises = now.free > self.free || now.promised < self.promised;
+        self.free = self.free.max(now.free);
+        self.promised = self.promised.min(now.promised);
+        rises
+    }
+}
+
 impl Ledger {
     /// The ledger of this kind of space, in which nothing is free yet.
     pub(super) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
-            Purpose::System => ["free system space", "reserved system space", "promised system space"],
+            Purpose::System => {
+                ["free system space", "reserved system space", "promised system space"]
+            }
         };
         Self {
             free: Counter::new(free, stop),
@@ -190,7 +216,7 @@ impl Ledger {
     /// Grants `demand` when it fits. The caller holds the line.
     pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
-        if !self.fits(kind, bytes, floor) {
+        if !self.fits(demand, 0, floor) {
             return false;
         }
         if kind == Kind::Promise {
@@ -221,11 +247,12 @@ impl Ledger {
         }
     }
 
-    /// Whether the invariants hold with `bytes` more.
-    fn fits(&self, kind: Kind, bytes: u64, floor: &impl Fn() -> Floor) -> bool {
+    /// Whether the invariants would hold with `demand` granted, if `more` bytes were free.
+    pub(super) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
+        let Demand { kind, bytes } = demand;
         let (reserved, promised) = (self.reserved(), self.promised());
         let Floor { commit, kept, last } = floor();
-        let (free, next_chunk) = (self.free(), self.next_chunk());
+        let (free, next_chunk) = (self.free().saturating_add(more), self.next_chunk());
         let kept = match kind {
             Kind::Work | Kind::Promise => kept,
             // A chunk is allocated with what is kept.

@@ -10,12 +10,12 @@ use super::BlockGroup;
 use super::free_space::FreeSpace;
 use super::free_space_tree::for_each_free_range;
 use crate::tree::Cursor;
-use crate::volume::{Engine, Report};
+use crate::volume::Engine;
 
-/// Loads the free ranges of `group`.
+/// Loads the free ranges of `group`, and says what is wrong with what the volume tells of them.
 ///
-/// What the block group item counts as used says whether the tree that they come from can be believed. Where that is not so, the volume is
-/// damaged: what may be in use is left alone, and the damage is reported.
+/// What the block group item counts as used says whether the tree that they come from can be
+/// believed. Where it cannot, the volume is damaged, and what may be in use is left alone.
 ///
 /// | from | how much of the group is used | what is free |
 /// |---|---|---|
@@ -23,52 +23,55 @@ use crate::volume::{Engine, Report};
 /// | the free-space tree | less or more than that | what neither that tree nor the extent tree has in use |
 /// | the extent tree | as the item says, or more | what is in no extent |
 /// | the extent tree | less: an extent may be missing | nothing |
-pub(super) fn load_free_space(volume: &Engine, group: &BlockGroup) -> Result<FreeSpace> {
+pub(super) fn load_free_space(
+    volume: &Engine,
+    group: &BlockGroup,
+) -> Result<(FreeSpace, Option<String>)> {
     let valid = CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID);
-    // Superblocks are no extents: both trees show the place that they occupy as free.
-    let superblocks = volume.superblock_ranges(group.start);
     let used = group.usage().used;
-    let mut free = FreeSpace::default();
     if !volume.superblock().compat_ro.has(valid) {
         let extents = extents(volume, group)?;
         let found: u64 = extents.iter().fold(0, |all, one| all.saturating_add(one.end - one.start));
-        if found != used {
-            let what = format!("its item counts {used} bytes as used, its extents have {found}");
-            report(volume, group, &what);
-        }
+        let mut free = nothing_free(volume, group);
         if found >= used {
-            add_without(&mut free, &[group.start.0..group.end()], &joined(extents, superblocks));
+            add_without(&mut free, &[group.start.0..group.end()], &joined(extents));
         }
-        return Ok(free);
+        let what = format!("its item counts {used} bytes as used, its extents have {found}");
+        return Ok((free, (found != used).then_some(what)));
     }
-    let mut shown = 0u64;
+    let (mut free, mut shown) = (nothing_free(volume, group), 0u64);
     for_each_free_range(volume, group, |range| {
         shown = shown.saturating_add(range.end - range.start);
-        add_without(&mut free, &[range], &superblocks);
+        free.add(range.start, range.end);
     })?;
-    if shown.checked_add(used) == Some(group.len) {
-        return Ok(free);
-    }
     let len = group.len;
+    if shown.checked_add(used) == Some(len) {
+        return Ok((free, None));
+    }
     let what = format!(
         "its item counts {used} bytes of {len} as used, the free-space tree has {shown} bytes as free"
     );
-    report(volume, group, &what);
     let mut ranges = Vec::new();
     for_each_free_range(volume, group, |range| ranges.push(range))?;
-    let mut free = FreeSpace::default();
-    add_without(&mut free, &ranges, &joined(extents(volume, group)?, superblocks));
-    Ok(free)
+    let mut free = nothing_free(volume, group);
+    add_without(&mut free, &ranges, &joined(extents(volume, group)?));
+    Ok((free, Some(what)))
 }
 
-fn report(volume: &Engine, group: &BlockGroup, what: &str) {
-    let problem = format!("{what}; what may be in use is left alone");
-    volume.report(&Report::WrongFreeSpace { group: group.start, problem });
+/// The free space of `group` before any range is added. What is left out is no extent: both trees
+/// show it as free.
+fn nothing_free(volume: &Engine, group: &BlockGroup) -> FreeSpace {
+    let left_out = volume.left_out_ranges(group.start);
+    if group.flags.has_data() {
+        FreeSpace::of_bytes(group.start.0, left_out)
+    } else {
+        let node_size = u64::from(volume.superblock().node_size);
+        FreeSpace::of_blocks(group.start.0, node_size, left_out)
+    }
 }
 
 /// All of these ranges in ascending order, where those that touch or overlap are one.
-fn joined(mut ranges: Vec<Range<u64>>, more: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.extend(more);
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut all: Vec<Range<u64>> = Vec::new();
     for range in ranges {
@@ -145,8 +148,8 @@ mod tests {
                 ranges.iter().any(|range| range.contains(&byte))
                     && !some.iter().chain(&others).any(|hole| hole.contains(&byte))
             };
-            let mut free = FreeSpace::default();
-            add_without(&mut free, &ranges, &joined(some.clone(), others.clone()));
+            let mut free = FreeSpace::of_bytes(0, Vec::new());
+            add_without(&mut free, &ranges, &joined([some.clone(), others.clone()].concat()));
             for byte in 0..LEN + 30 {
                 let is_free = free.take_range(byte, byte + 1);
                 assert_eq!(is_free, is_left(byte), "byte {byte} of {ranges:?}");

@@ -19,9 +19,20 @@
 //! both passes. Where most of the members belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
 //! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
 //! the second pass only; there it comes right after looking around too: what it is allocated with, write-back takes as well, and is whole
-//! behind a commit. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew. When a whole cycle
-//! helped nobody the oldest ticket is refused, and younger ones are served if they fit. But when something was changed after the commit of the
-//! cycle, what that gave up is not free yet, and there is one more cycle before.
+//! behind a commit. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew.
+//!
+//! A cycle that granted nothing may still have brought the oldest ticket nearer: more is free than before, or less is promised. Then
+//! there is one more. What was free and promised at best is remembered until a ticket comes to its end, so there are so many and no
+//! more. After a cycle that made nothing better the oldest ticket is refused, and younger ones are served if they fit. But when
+//! something was changed after the commit of the cycle, what that gave up is not free yet, and there is one more cycle before.
+//!
+//! Chunks are allocated one after the other until the first in line has what it wants. Where it wants more than all chunks would
+//! hold that there is place for, none is: it is refused, and the members are there for other things.
+//!
+//! ```text
+//! fallocate of 300 MiB on 1 GiB   chunks of 112 MiB: three, and it is granted
+//! fallocate of 2 GiB on 1 GiB     no chunk, one commit, and it is refused
+//! ```
 //!
 //! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is reserved: it allocates a chunk where
 //! most of the members belongs to none, and a GiB at least, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
@@ -43,6 +54,7 @@ use std::sync::atomic::Ordering;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::Purpose;
+use super::ledger::HighWater;
 use super::place::{PlaceInLine, Turn};
 use super::stats::{FlushState, When};
 use super::tickets::{Demand, Outcome, Waiter};
@@ -103,16 +115,22 @@ impl Engine {
 
     /// Makes room until the ticket of `own` has come to its end.
     fn lead(&self, live: &Live, purpose: Purpose, own: &Waiter) -> Result<()> {
+        let ledger = live.space.ledger(purpose);
         // A cycle that helped nobody is not the last while what was given up after its commit is not free yet.
         let mut is_last = false;
+        let mut most = HighWater::of(ledger);
         while own.outcome().is_none() {
-            let ledger = live.space.ledger(purpose);
             let before = ledger.line().begin_cycle();
             if self.cycle(live, purpose, own, before)? {
+                most = HighWater::of(ledger);
+                is_last = false;
+            } else if most.rises(ledger) {
+                // What was made was not enough for the first in line, and brought it nearer.
                 is_last = false;
             } else if is_last || !self.frees_more(live)? {
                 ledger.line().refuse_oldest(before);
                 live.space.serve(purpose);
+                most = HighWater::of(ledger);
                 is_last = false;
             } else {
                 is_last = true;
@@ -136,7 +154,10 @@ impl Engine {
             for state in states {
                 let is_due = match state {
                     FlushState::Commit => pass < live.commits_per_cycle,
-                    FlushState::AllocateChunk => is_chunk_first || !space.is_mostly_free(purpose),
+                    FlushState::AllocateChunk => {
+                        let wanted = ledger.line().front().map_or(0, |demand| demand.bytes);
+                        is_chunk_first || wanted > ledger.free() || !space.is_mostly_free(purpose)
+                    }
                     _ => true,
                 };
                 if !is_due {
@@ -152,7 +173,8 @@ impl Engine {
                 space.serve(purpose);
             }
         }
-        Ok(own.outcome().is_some() || ledger.line().granted() != before)
+        // Others may have had all there was for a moment.
+        Ok(ledger.wait_for_those_under_way(own, before))
     }
 
     /// Makes room for metadata before anybody waits: the work of the thread of the volume.

@@ -313,6 +313,16 @@ impl Space {
         self.ledger(purpose).serve(&|| self.floor(purpose));
     }
 
+    /// What the first in line of this kind of space wants.
+    pub(super) fn first_in_line(&self, purpose: Purpose) -> Option<Demand> {
+        self.ledger(purpose).line().front()
+    }
+
+    /// Whether `demand` would be granted if `more` bytes were free.
+    pub(super) fn would_fit(&self, purpose: Purpose, demand: Demand, more: u64) -> bool {
+        self.ledger(purpose).fits(demand, more, &|| self.floor(purpose))
+    }
+
     /// Whether somebody waits for space of any kind.
     pub(crate) fn is_awaited(&self) -> bool {
         self.ledgers.iter().any(super::ledger::Ledger::is_awaited)

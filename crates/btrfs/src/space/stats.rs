@@ -118,6 +118,8 @@ pub struct KindStats {
     pub free_bytes: u64,
     /// What was not looked into, and is not in use.
     pub unknown_bytes: u64,
+    /// What is not in use of block groups whose profile is not that of new ones, so that nothing is taken from it.
+    pub other_profile_bytes: u64,
     /// What operations under way may take.
     pub reserved_bytes: u64,
     /// What has been promised for later.
@@ -283,6 +285,7 @@ impl Space {
             pinned_bytes: 0,
             free_bytes: ledger.free(),
             unknown_bytes: 0,
+            other_profile_bytes: 0,
             reserved_bytes: ledger.reserved(),
             promised_bytes: ledger.promised(),
             next_chunk_bytes: ledger.next_chunk(),
@@ -295,8 +298,11 @@ impl Space {
             stats.total_bytes += group.len;
             stats.used_bytes += usage.used;
             stats.pinned_bytes += usage.between;
-            if !usage.is_known {
-                stats.unknown_bytes += group.len.saturating_sub(usage.used + usage.between);
+            let unused = group.len.saturating_sub(usage.used + usage.between);
+            if !self.may_take(purpose, &group) {
+                stats.other_profile_bytes += unused;
+            } else if !usage.is_known {
+                stats.unknown_bytes += unused;
             }
         }
         stats

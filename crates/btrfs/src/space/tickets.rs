@@ -132,6 +132,11 @@ impl Line {
         self.classes[..=kind.class()].iter().any(|class| !class.is_empty())
     }
 
+    /// What the ticket at the front wants.
+    pub(super) fn front(&self) -> Option<Demand> {
+        self.classes.iter().find_map(VecDeque::front).map(|ticket| ticket.demand)
+    }
+
     /// How many tickets have been granted so far.
     pub(super) fn granted(&self) -> u64 {
         self.granted

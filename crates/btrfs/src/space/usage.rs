@@ -9,7 +9,7 @@
 use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
-use super::{BlockGroup, Purpose, RESERVED_BYTES, chunk_plan};
+use super::{BlockGroup, Purpose, RESERVED_BYTES, profile};
 use crate::subvolume::malformed;
 use crate::volume::Engine;
 
@@ -20,15 +20,16 @@ impl Engine {
     /// When a block group has a profile that there is not.
     pub(crate) fn statfs(&self) -> Result<StatFs> {
         let item = &self.superblock().item;
-        let (used_bytes, free, profiles) = if let Some(live) = self.live_part() {
+        let members = self.members().iter().filter(|member| !member.is_seed).count();
+        let (used_bytes, free, profile) = if let Some(live) = self.live_part() {
             let ledger = live.space.ledger(Purpose::Data);
             let groups = live.space.groups.read();
-            let (free, profiles) = of_data(groups.values().map(AsRef::as_ref))?;
-            (live.space.bytes_used(), free.saturating_sub(ledger.reserved()), profiles)
+            let (free, profile) = of_data(groups.values().map(AsRef::as_ref), members)?;
+            (live.space.bytes_used(), free.saturating_sub(ledger.reserved()), profile)
         } else {
             let groups = self.block_groups().unwrap_or_else(|_| self.full_groups());
-            let (free, profiles) = of_data(groups.iter())?;
-            (item.bytes_used.get(), free, profiles)
+            let (free, profile) = of_data(groups.iter(), members)?;
+            (item.bytes_used.get(), free, profile)
         };
         let allocated = self.live_part().map(|live| live.space.allocated());
         let unallocated = self.members().iter().enumerate().map(|(i, member)| {
@@ -36,7 +37,6 @@ impl Engine {
             let usable = if member.is_seed { 0 } else { member.usable_bytes() };
             usable.saturating_sub(RESERVED_BYTES).saturating_sub(allocated)
         });
-        let profile = chunk_plan::safest(profiles.into_iter()).unwrap_or(Profile::Single);
         Ok(StatFs {
             total_bytes: item.total_bytes.get(),
             used_bytes,
@@ -53,19 +53,16 @@ impl Engine {
     }
 }
 
-/// What is free in the block groups for data, and their profiles. Where there are mixed ones, data goes to these only.
+/// What is free in the block groups that data goes to, and their profile, which is that of new ones.
 fn of_data<'g>(
     groups: impl Iterator<Item = &'g BlockGroup> + Clone,
-) -> Result<(u64, Vec<Profile>)> {
-    let mixed = Purpose::Data.flag() | Purpose::Metadata.flag();
-    let is_mixed = groups.clone().any(|group| group.serves(mixed));
-    let flags = if is_mixed { mixed } else { Purpose::Data.flag() };
-    let (mut free, mut profiles) = (0u64, Vec::new());
-    for group in groups.filter(|group| group.serves(flags)) {
-        free = free.saturating_add(group.free_bytes());
-        profiles.push(group.flags.profile().map_err(malformed)?);
-    }
-    Ok((free, profiles))
+    members: usize,
+) -> Result<(u64, Profile)> {
+    let kinds = groups.clone().map(|group| group.flags);
+    let flags = profile::flags_of_new_chunk(Purpose::Data, kinds, members)?;
+    let groups = groups.filter(|group| group.serves(flags.0));
+    let free = groups.fold(0u64, |free, group| free.saturating_add(group.free_bytes()));
+    Ok((free, flags.profile().map_err(malformed)?))
 }
 
 /// How much data chunks of this profile hold that take all there is on members with so much room. What damaged
@@ -152,7 +149,7 @@ mod tests {
         let device = in_memory(16384);
         let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
         let sound = volume.statfs().unwrap();
-        let free = of_data(volume.block_groups().unwrap().iter()).unwrap().0;
+        let free = of_data(volume.block_groups().unwrap().iter(), 1).unwrap().0;
         assert!(free > 0);
         let tree = volume.tree(TreeId::BLOCK_GROUP).unwrap();
         edit_root(&device, &volume, tree, |bytes| bytes.fill(0xaa));

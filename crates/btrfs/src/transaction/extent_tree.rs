@@ -30,10 +30,10 @@ use zerocopy::IntoBytes;
 
 use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
-use verify::{keyed_owner, wrong};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, ItemEdit, Tree};
+use verify::{keyed_owner, wrong};
 
 /// An item of the extent tree, taken apart.
 struct Record {
@@ -391,7 +391,7 @@ impl Handle<'_> {
         let in_items = known.in_items;
         if left == 0 {
             self.require_all_given_up(&known, logical, pending)?;
-            return self.remove_extent(logical, pending, known.record.key, in_items > 0, run);
+            return self.remove_extent(logical, pending, &known.record, in_items > 0, run);
         }
         let mut record = known.record;
         let is_own = |owner: &Owner| record.inline.iter().all(|(one, _)| one == owner);
@@ -571,7 +571,7 @@ impl Handle<'_> {
         &self,
         logical: Logical,
         pending: &Pending,
-        key: Key,
+        record: &Record,
         has_items: bool,
         run: &mut Run,
     ) -> Result<()> {
@@ -593,7 +593,7 @@ impl Handle<'_> {
             ExtentKind::Block { .. } => {}
         }
         run.expected.removed += 1;
-        run.edits.push((key, None));
+        run.edits.push((record.key, None));
         run.freed.push(logical.0..logical.0 + pending.len);
         Ok(())
     }

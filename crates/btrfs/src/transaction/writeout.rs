@@ -211,7 +211,11 @@ impl Engine {
             return Ok(());
         }
         let part = |piece: &Piece| (piece.block, piece.part.start as u64..piece.part.end as u64);
-        let copy = |piece: &Piece| WrittenCopy { member: piece.member, part: part(piece), is_written: true };
+        let copy = |piece: &Piece| WrittenCopy {
+            member: piece.member,
+            part: part(piece),
+            is_written: true,
+        };
         let mut copies: Vec<_> = pieces.iter().map(copy).collect();
         for index in unwritten.into_iter().flatten() {
             copies[index].is_written = false;
@@ -228,13 +232,16 @@ impl Engine {
         if self.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
             return Ok(());
         }
-        let (logical, generation) = (Logical(block.header().bytenr.get()), block.header().generation());
+        let (logical, generation) =
+            (Logical(block.header().bytenr.get()), block.header().generation());
         let passes = found.len() == block.bytes().len()
             && check::verify(&found, self.geometry(), logical).is_ok()
-            && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation() == generation;
+            && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation()
+                == generation;
         if passes && found[..] != block.bytes()[piece.part.clone()] {
             let name = self.members()[piece.member].name();
-            let what = format!("{name}: writing at {}, where an older block passes", piece.physical);
+            let what =
+                format!("{name}: writing at {}, where an older block passes", piece.physical);
             return Err(Error::io(what, offshoot_vfs::Errno::IO));
         }
         Ok(())

@@ -229,7 +229,8 @@ impl Engine {
     pub(crate) fn has_errors_of_writing(&self) -> bool {
         let kinds = [DeviceError::Write, DeviceError::Flush];
         let of_member = |member: &Member| {
-            let count = |kind: &DeviceError| member.condition.errors[kind.index()].load(Ordering::Relaxed);
+            let count =
+                |kind: &DeviceError| member.condition.errors[kind.index()].load(Ordering::Relaxed);
             kinds.iter().any(|kind| count(kind) > 0)
         };
         self.members().iter().any(of_member)
@@ -267,7 +268,11 @@ impl Engine {
     ///
     /// # Errors
     /// `error`, or another one, when nothing of a part was written.
-    pub(crate) fn require_copies(&self, copies: &[WrittenCopy], error: Option<Error>) -> Result<()> {
+    pub(crate) fn require_copies(
+        &self,
+        copies: &[WrittenCopy],
+        error: Option<Error>,
+    ) -> Result<()> {
         let has_failed = |copy: &WrittenCopy| self.members()[copy.member].has_failed();
         let mut parts: BTreeMap<(usize, u64), bool> = BTreeMap::new();
         for copy in copies {

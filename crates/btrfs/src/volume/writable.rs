@@ -60,7 +60,7 @@ impl Engine {
         volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let stop = Stop::new(options.reporter.clone());
         volume.buffers = Buffers::new(&stop);
-        let space = Space::new(volume.block_groups()?, &volume, stop.clone());
+        let space = Space::new(volume.block_groups()?, &volume, stop.clone())?;
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();

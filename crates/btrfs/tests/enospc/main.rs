@@ -11,11 +11,12 @@
 //! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
 //! | removals are refused nothing | `worker`; at last everything is removed by all, and the volume is as empty as before |
 //!
-//! `faults` has devices fail while room is made. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again, and `promises` writes what makes trees much larger.
+//! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again, and `promises` writes what makes trees much larger.
 //!
 //! `cargo xtask campaign enospc` does it for as long as one likes, on volumes of several kinds.
 
 mod faults;
+mod fits;
 mod moves;
 mod promises;
 mod quiet;

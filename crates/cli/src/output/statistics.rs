@@ -74,6 +74,7 @@ fn kinds(space: &SpaceStats) -> Value {
             "pinned_bytes": kind.pinned_bytes,
             "free_bytes": kind.free_bytes,
             "unknown_bytes": kind.unknown_bytes,
+            "other_profile_bytes": kind.other_profile_bytes,
             "reserved_bytes": kind.reserved_bytes,
             "promised_bytes": kind.promised_bytes,
             "next_chunk_bytes": kind.next_chunk_bytes,

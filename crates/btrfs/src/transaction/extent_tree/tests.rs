@@ -265,7 +265,8 @@ fn a_leaf_of_a_deleted_snapshot_that_counts_the_top_level_alone() {
 /// The extent of a file, with its record.
 fn extent_of(fs: &Filesystem, name: &str) -> Record {
     let file = fs.lookup(fs.root(), name.as_bytes()).unwrap();
-    let is_its = |(owner, _): &(Owner, u32)| matches!(owner, Owner::File { ino, .. } if *ino == file.ino);
+    let is_its =
+        |(owner, _): &(Owner, u32)| matches!(owner, Owner::File { ino, .. } if *ino == file.ino);
     extents(fs.volume(), |one| one.inline.iter().any(is_its)).pop().expect("it has an extent")
 }
 
@@ -378,10 +379,14 @@ fn a_reference_in_an_item_of_its_own_that_is_not_counted() {
     let disks = Recipe::new().fill(cloned).make(&judges);
     let mut extent = extent_of(&open(&disks), "one");
     let at = extent.key.objectid;
-    let (clone, count) = *extent.inline.iter().max_by_key(|(owner, _)| match owner {
-        Owner::File { ino, .. } => *ino,
-        _ => 0,
-    }).expect("it has two");
+    let (clone, count) = *extent
+        .inline
+        .iter()
+        .max_by_key(|(owner, _)| match owner {
+            Owner::File { ino, .. } => *ino,
+            _ => 0,
+        })
+        .expect("it has two");
     forget_the_clone(&mut extent);
     let mut data = Vec::new();
     clone.encode(count, false, &mut data);

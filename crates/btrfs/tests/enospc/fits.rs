@@ -1,0 +1,238 @@
+//! As much fits as the kernel takes: preallocated space, large files and small ones, on equal volumes, up to the last byte.
+//!
+//! Preallocation writes items and no data, so it fills volumes of any size: the images are sparse.
+
+use std::fs;
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::run::try_run;
+use offshoot_vfs::{Fallocate, FileId, FileSystem, FileSystemMut, Place};
+
+use crate::shapes::{accepted, name};
+use crate::worker::{AT, NEW};
+
+const GIB_IN_MIB: u64 = 1 << 10;
+const TIB_IN_MIB: u64 = 1 << 20;
+
+/// The smallest piece that is preallocated, in bytes.
+const LEAST_PIECE: u64 = 64 << 10;
+
+/// What of what the kernel takes must fit at least, in percent.
+const LEAST_PERCENT: u64 = 98;
+
+/// How much is written to a large file at once.
+const PIECE: usize = 1 << 20;
+
+fn open(disks: &Disks) -> Filesystem {
+    let opened = Volume::open_writable(disks.writable_devices(), &OpenOptions::default());
+    opened.expect("it opens").filesystem(SubvolumeId::FS).expect("every volume has one")
+}
+
+fn file(fs: &Filesystem, name: &str) -> FileId {
+    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room")
+}
+
+/// What belongs to chunks, in bytes.
+fn allocated(fs: &Filesystem) -> u64 {
+    let bytes = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
+    fs.volume().chunks().map(bytes).sum()
+}
+
+/// Preallocates for a file; whether that was done. A refusal leaves it as it was.
+fn preallocate(fs: &Filesystem, file: FileId, at: u64, len: u64) -> bool {
+    let what = Fallocate::Allocate { keep_size: false };
+    let is_done = accepted(fs.fallocate(file, what, at, len, AT));
+    let attr = fs.attr(file).expect("it is there");
+    let expected = if is_done { at + len } else { at };
+    assert_eq!((attr.size, attr.allocated_bytes), (expected, expected), "{len} bytes at {at}");
+    is_done
+}
+
+/// Takes pieces one behind the other, large ones first; how many bytes they have.
+fn take_all(all: u64, mut take: impl FnMut(u64, u64) -> bool) -> u64 {
+    let (mut at, mut len) = (0, all / 2 / LEAST_PIECE * LEAST_PIECE);
+    while len >= LEAST_PIECE {
+        if take(at, len) {
+            at += len;
+        } else {
+            len = len / 2 / LEAST_PIECE * LEAST_PIECE;
+        }
+    }
+    at
+}
+
+/// Whether the kernel did it; only a lack of space is a reason why not.
+fn kernel_preallocates(file: &Path, at: u64, len: u64) -> bool {
+    let [at, len] = [at.to_string(), len.to_string()];
+    let path = file.to_str().expect("it is plain");
+    match try_run("fallocate", &["-o", &at, "-l", &len, path]) {
+        Ok(_) => true,
+        Err(reason) if reason.contains("No space left") => false,
+        Err(reason) => panic!("{reason}"),
+    }
+}
+
+/// Two equal volumes of so many MiB: for the kernel, and for us.
+fn twins(judges: &Judges, mib: u64, mkfs: &[&str]) -> [Disks; 2] {
+    let disks = Disks::create(judges, 1, mib);
+    disks.mkfs(mkfs);
+    let other = disks.copy(judges);
+    [disks, other]
+}
+
+#[track_caller]
+fn assert_nearly_as_much(what: &str, kernel: u64, ours: u64) {
+    println!("{what}: the kernel takes {kernel}, we take {ours}");
+    assert!(kernel > 0 && ours >= kernel * LEAST_PERCENT / 100, "{what}: {ours} of {kernel}");
+}
+
+/// A volume of so many MiB holds as much preallocated space as the kernel gives.
+fn preallocation_fits(mib: u64, mkfs: &[&str]) {
+    let Some(judges) = judges::require() else { return };
+    let [theirs, ours] = twins(&judges, mib, mkfs);
+    let mount = theirs.mount("rw,noatime");
+    let path = mount.path().join("file");
+    let kernel = take_all(mib << 20, |at, len| kernel_preallocates(&path, at, len));
+    drop(mount);
+    let fs = open(&ours);
+    let file = file(&fs, "file");
+    let taken = take_all(mib << 20, |at, len| preallocate(&fs, file, at, len));
+    fs.sync().expect("a commit");
+    drop(fs);
+    assert_nearly_as_much(&format!("{mib} MiB {mkfs:?}"), kernel, taken);
+    ours.assert_checks();
+}
+
+#[test]
+fn preallocation_fits_on_volumes_of_all_sizes() {
+    for mib in [300, GIB_IN_MIB, 10 * GIB_IN_MIB, 100 * GIB_IN_MIB, TIB_IN_MIB] {
+        preallocation_fits(mib, &[]);
+    }
+    preallocation_fits(300, &["--mixed"]);
+    preallocation_fits(10 * GIB_IN_MIB, &["-d", "dup"]);
+}
+
+/// More than one chunk holds was refused on an empty volume: a cycle that allocated one counted as one that helped nobody.
+#[test]
+fn one_preallocation_takes_as_many_chunks_as_it_needs() {
+    let Some(judges) = judges::require() else { return };
+    for (mib, wanted) in [(1, 300), (10, 8 << 10), (100, 20 << 10), (100, 90 << 10)] {
+        let disks = Disks::create(&judges, 1, mib * GIB_IN_MIB);
+        disks.mkfs(&[]);
+        let fs = open(&disks);
+        let file = file(&fs, "file");
+        assert!(preallocate(&fs, file, 0, wanted << 20), "{wanted} MiB on {mib} GiB");
+        drop(fs);
+        disks.assert_checks();
+    }
+}
+
+/// What no chunks would be enough for is refused, and they are not allocated for it.
+#[test]
+fn what_can_never_fit_takes_no_chunk() {
+    let Some(judges) = judges::require() else { return };
+    for mkfs in [&[][..], &["--mixed"], &["-d", "dup"]] {
+        let disks = Disks::create(&judges, 1, GIB_IN_MIB);
+        disks.mkfs(mkfs);
+        let fs = open(&disks);
+        let file = file(&fs, "file");
+        let before = allocated(&fs);
+        for wanted in [GIB_IN_MIB, 2 * GIB_IN_MIB, TIB_IN_MIB] {
+            assert!(!preallocate(&fs, file, 0, wanted << 20), "{wanted} MiB on a GiB");
+        }
+        assert_eq!(allocated(&fs), before, "{mkfs:?}");
+        drop(fs);
+        disks.assert_checks();
+    }
+}
+
+/// Writes files of `len` bytes until one is refused; how many bytes were accepted.
+fn kernel_fills(dir: &Path, len: usize) -> u64 {
+    let bytes = vec![7; PIECE.min(len)];
+    let mut all = 0;
+    for number in 0.. {
+        let mut write = || -> std::io::Result<()> {
+            let mut file = fs::File::create(dir.join(name(number)))?;
+            for _ in 0..len.div_ceil(PIECE) {
+                file.write_all(&bytes)?;
+                all += bytes.len() as u64;
+            }
+            Ok(())
+        };
+        match write() {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::StorageFull => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    all
+}
+
+/// The same on a volume of ours.
+fn we_fill(fs: &Filesystem, len: usize) -> u64 {
+    let bytes = vec![7; PIECE.min(len)];
+    let mut all = 0;
+    for number in 0.. {
+        let name = name(number);
+        let made = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+        let Ok(file) = made else {
+            assert!(!accepted(made), "there is no more room");
+            break;
+        };
+        for piece in 0..len.div_ceil(PIECE) {
+            if !accepted(fs.write(file, (piece * PIECE) as u64, &bytes, AT)) {
+                return all;
+            }
+            all += bytes.len() as u64;
+        }
+    }
+    all
+}
+
+#[test]
+fn files_fit_on_a_small_volume() {
+    let Some(judges) = judges::require() else { return };
+    for len in [1 << 30, 5000, 1000] {
+        let [theirs, ours] = twins(&judges, 300, &[]);
+        let mount = theirs.mount("rw,noatime");
+        let t = std::time::Instant::now();
+        let kernel = kernel_fills(mount.path(), len);
+        println!("TMP kernel {:?}", t.elapsed());
+        println!(
+            "TMP {}",
+            offshoot_testkit::run::run(
+                "btrfs",
+                &["filesystem", "usage", "-b", mount.path().to_str().unwrap()]
+            )
+        );
+        drop(mount);
+        println!("TMP kernel umount {:?}", t.elapsed());
+        let fs = open(&ours);
+        let t = std::time::Instant::now();
+        let taken = we_fill(&fs, len);
+        println!("TMP ours {:?} {:#?}", t.elapsed(), crate::quiet::metadata(&fs));
+        fs.sync().unwrap();
+        println!(
+            "TMP ours {:?} {:#?} {:#?}",
+            t.elapsed(),
+            crate::quiet::metadata(&fs),
+            crate::quiet::data(&fs)
+        );
+        fs.sync().expect("what was accepted can be stored");
+        drop(fs);
+        assert_nearly_as_much(&format!("files of {len} bytes"), kernel, taken);
+        ours.assert_checks();
+    }
+}
+
+/// On a volume of so many TiB.
+#[test]
+#[ignore = "takes as long as one likes; cargo xtask campaign fits runs it"]
+fn campaign() {
+    preallocation_fits(crate::number("OFFSHOOT_TIB", 4) * TIB_IN_MIB, &[]);
+}
