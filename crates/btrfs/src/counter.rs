@@ -107,8 +107,7 @@ mod tests {
     fn a_counter_that_would_fall_below_zero_stays_and_ends_writing() {
         let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let telling = told.clone();
-        let reporter: Reporter =
-            Arc::new(move |report| telling.lock().push(report.to_string()));
+        let reporter: Reporter = Arc::new(move |report| telling.lock().push(report.to_string()));
         let stop = Stop::new(Some(reporter));
         let counter = Counter::starting_at(5, "apples", &stop);
         counter.add(2);

@@ -177,11 +177,7 @@ impl Space {
         let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
         Self {
             groups: RwLock::new(groups.collect()),
-            bytes_used: Counter::starting_at(
-                superblock.item.bytes_used.get(),
-                "bytes used",
-                &stop,
-            ),
+            bytes_used: Counter::starting_at(superblock.item.bytes_used.get(), "bytes used", &stop),
             last: Default::default(),
             ledgers: [Purpose::Data, Purpose::Metadata, Purpose::System]
                 .map(|purpose| Ledger::new(purpose, &stop)),

@@ -62,8 +62,7 @@ impl Allocated {
     pub(super) fn change(&self, member: usize, bytes: u64, is_new: bool) -> Result<u64> {
         let mut members = self.members.lock();
         let count = &mut members[member];
-        let changed =
-            if is_new { count.checked_add(bytes) } else { count.checked_sub(bytes) };
+        let changed = if is_new { count.checked_add(bytes) } else { count.checked_sub(bytes) };
         *count = changed.ok_or_else(|| {
             let problem = format!("it counts {count} bytes as allocated, and a chunk has {bytes}");
             Error::corrupt("device item", problem)

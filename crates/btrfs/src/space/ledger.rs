@@ -80,7 +80,9 @@ impl Ledger {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
-            Purpose::System => ["free system space", "reserved system space", "promised system space"],
+            Purpose::System => {
+                ["free system space", "reserved system space", "promised system space"]
+            }
         };
         Self {
             free: Counter::new(free, stop),

@@ -30,10 +30,10 @@ use zerocopy::IntoBytes;
 
 use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
-use verify::{keyed_owner, wrong};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, ItemEdit, Tree};
+use verify::{keyed_owner, wrong};
 
 /// An item of the extent tree, taken apart.
 struct Record {

@@ -190,7 +190,8 @@ impl Handle<'_> {
         }
         let in_items = record.in_items(has_items).map_err(|problem| wrong(&problem))?;
         let known = Known { record, in_items, before, behind: next.filter(|_| !has_items) };
-        let beside = [known.before, known.behind].into_iter().flatten().filter(|key| is_extent(*key));
+        let beside =
+            [known.before, known.behind].into_iter().flatten().filter(|key| is_extent(*key));
         for other in beside.map(|key| range_of(key, node_size)) {
             self.require_apart(logical, len, &other)?;
         }
@@ -205,7 +206,8 @@ impl Handle<'_> {
             return Ok(());
         }
         let (start, bytes) = (other.start, other.end - other.start);
-        let problem = format!("the extent, {len} bytes, overlaps the one of {bytes} bytes at {start}");
+        let problem =
+            format!("the extent, {len} bytes, overlaps the one of {bytes} bytes at {start}");
         Err(self.contradicted(logical, &problem))
     }
 
@@ -287,17 +289,18 @@ impl Handle<'_> {
             }
             let going: Vec<_> = pending.changes.keys().map(|&owner| (owner, 1)).collect();
             let going = names(&going);
-            let problem =
-                format!("its last reference goes, that of {going}, but it counts {count} of {owner}");
+            let problem = format!(
+                "its last reference goes, that of {going}, but it counts {count} of {owner}"
+            );
             Err(self.contradicted(logical, &problem))
         };
         known.record.inline.iter().try_for_each(|(owner, count)| require(*owner, *count))?;
         let mut behind = known.behind;
         if known.in_items > 0 {
             let first = Key::new(logical.0, ItemType::TREE_BLOCK_REF, 0);
-            let mut cursor =
-                Cursor::seek(self.volume, self.volume.tree(TreeId::EXTENT)?, first)?;
-            while let Some((key, data)) = cursor.item().filter(|(key, _)| is_reference(*key, logical))
+            let mut cursor = Cursor::seek(self.volume, self.volume.tree(TreeId::EXTENT)?, first)?;
+            while let Some((key, data)) =
+                cursor.item().filter(|(key, _)| is_reference(*key, logical))
             {
                 if let Some((owner, count)) = keyed_owner(key, data)? {
                     require(owner, count)?;

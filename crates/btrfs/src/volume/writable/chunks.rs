@@ -72,8 +72,7 @@ impl Engine {
         let mut stripes: HashMap<DevicePlace, &Chunk> = HashMap::new();
         for chunk in chunks {
             for stripe in &chunk.stripes {
-                let place =
-                    DevicePlace { device: stripe.device, physical: stripe.physical.0 };
+                let place = DevicePlace { device: stripe.device, physical: stripe.physical.0 };
                 if let Some(other) = stripes.insert(place, chunk) {
                     let at = place.describe(chunk.stripe_bytes());
                     let problem =
@@ -92,12 +91,13 @@ impl Engine {
                 let place = DevicePlace { device: DeviceId(key.objectid), physical: key.offset };
                 let len = extent.length.get();
                 self.require_device_extent(place, extent, stripes.remove(&place))?;
-                if let Some((other, end)) = before.filter(|(other, end)| {
-                    other.device == place.device && *end > place.physical
-                }) {
+                if let Some((other, end)) = before
+                    .filter(|(other, end)| other.device == place.device && *end > place.physical)
+                {
                     let (at, other) = (place.describe(len), other.physical);
-                    let problem =
-                        format!("{at} overlap the device extent at byte {other}, which ends at {end}");
+                    let problem = format!(
+                        "{at} overlap the device extent at byte {other}, which ends at {end}"
+                    );
                     return Err(wrong_extent(extent.chunk_offset.get(), &problem));
                 }
                 before = Some((place, place.physical.saturating_add(len)));
@@ -170,8 +170,7 @@ impl Engine {
             let first = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, 0);
             let mut cursor = Cursor::seek(self, root, first)?;
             let mut found = 0;
-            while let Some((key, data)) =
-                cursor.item_of(chunk.start.0, ItemType::BLOCK_GROUP_ITEM)
+            while let Some((key, data)) = cursor.item_of(chunk.start.0, ItemType::BLOCK_GROUP_ITEM)
             {
                 require_group(key, data, Some(chunk).filter(|_| found == 0))?;
                 found += 1;
