@@ -1,9 +1,11 @@
 //! What unit tests that write volumes share.
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::dir::name_hash;
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_btrfs_format::encode::seal_block;
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
 use offshoot_testkit::checked::CheckedDevice;
 use offshoot_testkit::disks::{Attached, Disks};
@@ -13,7 +15,7 @@ use offshoot_vfs::Timestamp;
 use uuid::Uuid;
 
 use crate::shown::show;
-use crate::tree::TreeRoot;
+use crate::tree::{Cursor, ItemEdit, TreeRoot};
 use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
 
 /// The size of a volume that has far more room than there is memory.
@@ -72,6 +74,42 @@ pub(crate) fn edit_root(
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         device.write_at(physical.0, &bytes[part]).unwrap();
     }
+}
+
+/// Changes the bytes of the leaf that has an item on all members, given the slot of the item, and gives it a fitting checksum. No writer would leave
+/// it so.
+pub(crate) fn patch_leaf(
+    disks: &Disks,
+    tree: TreeId,
+    key: Key,
+    change: impl FnOnce(&mut [u8], usize),
+) {
+    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let root = match tree {
+        TreeId::CHUNK => crate::subvolume::chunk_tree_root(&volume),
+        tree => volume.tree(tree).unwrap(),
+    };
+    let mut cursor = Cursor::seek(&volume, root, key).unwrap();
+    let (leaf, slots) = cursor.take_run(key).unwrap().expect("the item is there");
+    let mut bytes = leaf.bytes().to_vec();
+    change(&mut bytes, slots.start);
+    seal_block(&mut bytes, volume.superblock().checksum);
+    let (at, len) = (Logical(leaf.header().bytenr.get()), bytes.len() as u64);
+    for (member, physical, part) in volume.write_places(at, len).unwrap() {
+        let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
+        let image = std::fs::File::options().write(true).open(&disks.images()[member]).unwrap();
+        image.write_all_at(&bytes[part], physical.0).unwrap();
+    }
+}
+
+/// Puts items into a tree, or takes them out, with a commit.
+pub(crate) fn edit(disks: &Disks, tree: TreeId, edits: &[(Key, Option<Vec<u8>>)]) {
+    let volume = open(disks);
+    let mut edits: Vec<ItemEdit<'_>> =
+        edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+    edits.sort_by_key(|(key, _)| *key);
+    volume.join().unwrap().change(tree, |tree| tree.apply_batch(&edits)).unwrap();
+    volume.commit().unwrap();
 }
 
 /// `btrfs check` finds nothing.

@@ -323,3 +323,24 @@ fn space_that_is_free_twice_is_damage() {
     drop(handle);
     assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
+
+/// What was never reserved is given back: it wrapped to more than there is, and nothing was refused any more.
+#[test]
+fn a_release_of_what_was_not_reserved_ends_writing() {
+    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let telling = told.clone();
+    let reporter = Arc::new(move |report: &crate::Report| telling.lock().push(report.to_string()));
+    let options =
+        OpenOptions { commit_interval: None, reporter: Some(reporter), ..OpenOptions::default() };
+    let device = crate::test_volumes::in_memory(16384);
+    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let space = &volume.live().unwrap().space;
+    let before = space.ledger(Purpose::Data).reserved();
+    Reservation::give_up(space, Purpose::Data, before + 4096);
+    assert_eq!(space.ledger(Purpose::Data).reserved(), before, "it stays");
+    let refused = volume.join().err().expect("nothing is written any more");
+    assert_eq!(refused.errno(), Errno::ROFS);
+    assert!(refused.to_string().contains("reserved data"), "{refused}");
+    let reports = told.lock();
+    assert!(reports.len() == 1 && reports[0].contains("reserved data"), "{reports:?}");
+}

@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::encode::seal_block;
+use offshoot_btrfs_format::U64;
+use offshoot_btrfs_format::chunk::{Chunk, ChunkItem, DevExtent, StripeItem};
+use offshoot_btrfs_format::edit::data_mut;
+use offshoot_btrfs_format::encode::{chunk_key, seal_block};
 use offshoot_btrfs_format::quota::STATUS_KEY;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_device::{BlockDevice, FileDevice};
@@ -15,10 +18,10 @@ use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Errno;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::*;
-use crate::test_volumes::{edit_root, in_memory, xattr};
+use crate::test_volumes::{edit, edit_root, in_memory, patch_leaf, xattr};
 
 /// The least that a comparison must have seen.
 const AT_LEAST: u64 = 40;
@@ -33,6 +36,8 @@ struct Refused {
     shown: Option<Disks>,
     mounted: Vec<usize>,
     mount: &'static str,
+    /// Its trees contradict each other.
+    is_corrupt: bool,
 }
 
 impl Refused {
@@ -40,7 +45,15 @@ impl Refused {
     fn whole(disks: Disks) -> Self {
         let present: Vec<_> = (0..disks.images().len()).collect();
         let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-        Self { mounted: present.clone(), disks, present, options, shown: None, mount: "" }
+        Self {
+            mounted: present.clone(),
+            disks,
+            present,
+            options,
+            shown: None,
+            mount: "",
+            is_corrupt: false,
+        }
     }
 
     /// One that `change` makes of a volume that the kernel filled.
@@ -63,7 +76,12 @@ impl Refused {
         let refused = crate::Volume::open_writable(devices, &self.options).err();
         let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
         println!("{said}");
-        assert!(matches!(refused, Some(Error::Unsupported(_))), "{name}: {refused:?}");
+        let is_it = match &refused {
+            Some(Error::Corrupt(_)) => self.is_corrupt,
+            Some(Error::Unsupported(_)) => !self.is_corrupt,
+            _ => false,
+        };
+        assert!(is_it, "{name}: {refused:?}");
         assert!(said.contains(name), "{said} does not name {name}");
         for (image, copy) in self.disks.images().iter().zip(before.images()) {
             run("cmp", &[image, copy]);
@@ -247,6 +265,180 @@ refused! {
         // The kernel is shown the current one alone.
         Refused { mounted: vec![0], mount: "degraded", ..Refused::whole(disks) }
     };
+}
+
+/// A volume with these options of which one item does not fit the others. The kernel mounts hardly any such volume either, so it is shown what was
+/// there before.
+fn contradicting(judges: &Judges, mkfs: &'static str, change: fn(&Disks)) -> Refused {
+    let disks = Recipe::new().mkfs(mkfs).fill(little).make(judges);
+    let before = disks.copy(judges);
+    change(&disks);
+    Refused { shown: Some(before), is_corrupt: true, ..Refused::whole(disks) }
+}
+
+macro_rules! contradictions {
+    ($($(#[$doc:meta])* $test:ident, $mkfs:literal, $name:literal: $change:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[test]
+            fn $test() {
+                let Some(judges) = judges::require() else { return };
+                contradicting(&judges, $mkfs, $change).judge(&judges, $name);
+            }
+        )*
+    };
+}
+
+/// The first chunk of this kind.
+fn chunk_of(disks: &Disks, flag: u64) -> Chunk {
+    let volume = crate::Volume::open(disks.devices(), &OpenOptions::default()).unwrap();
+    volume.chunks().find(|chunk| chunk.flags.0 & flag != 0).expect("there is one")
+}
+
+/// The item with this key of a tree.
+fn stored(disks: &Disks, tree: TreeId, key: Key) -> Vec<u8> {
+    let volume = crate::Volume::open(disks.devices(), &OpenOptions::default()).unwrap();
+    let root = volume.tree(tree).unwrap();
+    with_item(&volume, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
+}
+
+/// Puts the device extent of the data chunk elsewhere, or makes another one of it.
+fn change_device_extent(disks: &Disks, change: impl FnOnce(&mut Key, &mut DevExtent)) {
+    let chunk = chunk_of(disks, BlockGroupFlags::DATA);
+    let old = Key::new(1, ItemType::DEV_EXTENT, chunk.stripes[0].physical.0);
+    let data = stored(disks, TreeId::DEV, old);
+    let mut extent = *DevExtent::ref_from_prefix(&data).unwrap().0;
+    let mut key = old;
+    change(&mut key, &mut extent);
+    edit(disks, TreeId::DEV, &[(key, Some(extent.as_bytes().to_vec()))]);
+}
+
+/// The key of the block group of the data chunk.
+fn group_key(disks: &Disks) -> Key {
+    let chunk = chunk_of(disks, BlockGroupFlags::DATA);
+    Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length)
+}
+
+/// Makes another block group of that of the data chunk.
+fn change_group(disks: &Disks, tree: TreeId, change: impl FnOnce(&mut Key, &mut BlockGroupItem)) {
+    let old = group_key(disks);
+    let mut item = *BlockGroupItem::view(&stored(disks, tree, old)).unwrap();
+    let mut key = old;
+    change(&mut key, &mut item);
+    let mut edits = vec![(key, Some(item.as_bytes().to_vec()))];
+    if key != old {
+        edits.push((old, None));
+    }
+    edit(disks, tree, &edits);
+}
+
+/// Adds a block group where no chunk is.
+fn add_group(disks: &Disks, tree: TreeId) {
+    let item = BlockGroupItem { flags: 1.into(), ..BlockGroupItem::new_zeroed() };
+    let key = Key::new(8 << 30, ItemType::BLOCK_GROUP_ITEM, 8 << 20);
+    edit(disks, tree, &[(key, Some(item.as_bytes().to_vec()))]);
+}
+
+/// Has the second copy of metadata be at another place of the device.
+fn move_copy(disks: &Disks, place: u64) {
+    let metadata = chunk_of(disks, BlockGroupFlags::METADATA);
+    patch_leaf(disks, TreeId::CHUNK, chunk_key(&metadata), |leaf, slot| {
+        let at = size_of::<ChunkItem>() + size_of::<StripeItem>() + size_of::<U64>();
+        data_mut(leaf, slot)[at..at + 8].copy_from_slice(&place.to_le_bytes());
+    });
+}
+
+contradictions! {
+    device_extent_that_is_missing, "", "has no device extent": |disks| {
+        let chunk = chunk_of(disks, BlockGroupFlags::DATA);
+        let key = Key::new(1, ItemType::DEV_EXTENT, chunk.stripes[0].physical.0);
+        edit(disks, TreeId::DEV, &[(key, None)]);
+    };
+    device_extent_of_another_length, "", "are a stripe of": |disks| {
+        change_device_extent(disks, |_, extent| extent.length -= 65536);
+    };
+    device_extent_of_another_chunk, "", "are a stripe of the chunk at": |disks| {
+        let other = chunk_of(disks, BlockGroupFlags::METADATA).start.0;
+        change_device_extent(disks, |_, extent| extent.chunk_offset = other.into());
+    };
+    device_extent_without_a_chunk, "", "are no stripe of any chunk": |disks| {
+        change_device_extent(disks, |key, extent| {
+            key.offset = 400 << 20;
+            extent.length = (1 << 20).into();
+        });
+    };
+    /// Those of one leaf do not even read.
+    device_extents_that_overlap, "", "overlaps the extent before it": |disks| {
+        let chunk = chunk_of(disks, BlockGroupFlags::DATA);
+        let key = Key::new(1, ItemType::DEV_EXTENT, chunk.stripes[0].physical.0);
+        let longer = chunk.stripe_bytes() + 65536;
+        patch_leaf(disks, TreeId::DEV, key, |leaf, slot| {
+            data_mut(leaf, slot)[24..32].copy_from_slice(&longer.to_le_bytes());
+        });
+    };
+    /// The second copy of metadata lies where data is.
+    chunks_that_overlap, "-m dup", "overlaps one of the chunk at": |disks| {
+        move_copy(disks, chunk_of(disks, BlockGroupFlags::DATA).stripes[0].physical.0);
+    };
+    /// No two stripes begin at the same place, but one reaches into the other.
+    chunk_that_reaches_into_another, "-m dup", "are no stripe of any chunk": |disks| {
+        move_copy(disks, chunk_of(disks, BlockGroupFlags::DATA).stripes[0].physical.0 + 65536);
+    };
+    chunk_behind_the_end_of_its_device, "-m dup", "end behind": |disks| {
+        let metadata = chunk_of(disks, BlockGroupFlags::METADATA);
+        let (old, new) = (metadata.stripes[1].physical.0, 500 << 20);
+        let key = |at| Key::new(1, ItemType::DEV_EXTENT, at);
+        let extent = stored(disks, TreeId::DEV, key(old));
+        edit(disks, TreeId::DEV, &[(key(old), None), (key(new), Some(extent))]);
+        move_copy(disks, new);
+    };
+    chunk_without_a_block_group, "-O block-group-tree", "has no block group": |disks| {
+        edit(disks, TreeId::BLOCK_GROUP, &[(group_key(disks), None)]);
+    };
+    chunk_without_a_group_among_extents, "-O ^block-group-tree", "has no block group": |disks| {
+        edit(disks, TreeId::EXTENT, &[(group_key(disks), None)]);
+    };
+    block_group_without_a_chunk, "-O block-group-tree", "are those of no chunk": |disks| {
+        add_group(disks, TreeId::BLOCK_GROUP);
+    };
+    group_without_a_chunk_among_extents, "-O ^block-group-tree", "are those of no chunk": |disks| {
+        add_group(disks, TreeId::EXTENT);
+    };
+    block_group_of_another_length, "-O block-group-tree", "are those of no chunk": |disks| {
+        change_group(disks, TreeId::BLOCK_GROUP, |key, _| key.offset /= 2);
+    };
+    group_of_another_length_among_extents, "-O ^block-group-tree", "are those of no chunk": |disks| {
+        change_group(disks, TreeId::EXTENT, |key, _| key.offset /= 2);
+    };
+    block_group_of_another_kind, "-O block-group-tree", "its flags are": |disks| {
+        change_group(disks, TreeId::BLOCK_GROUP, |_, item| item.flags = 4.into());
+    };
+    block_group_that_uses_more_than_it_has, "-O block-group-tree", "as used": |disks| {
+        let key = group_key(disks);
+        patch_leaf(disks, TreeId::BLOCK_GROUP, key, |leaf, slot| {
+            data_mut(leaf, slot)[..8].copy_from_slice(&(key.offset + 4096).to_le_bytes());
+        });
+    };
+}
+
+/// Volumes of many shapes that the kernel made are written, with what they say of chunks as it is.
+#[test]
+fn sound_chunks_of_every_profile_are_written() {
+    let Some(judges) = judges::require() else { return };
+    for (devices, mkfs) in [
+        (1, "-m dup -d single"),
+        (1, "-m single -d dup -O ^block-group-tree"),
+        (1, "--mixed"),
+        (2, "-m raid1 -d raid0"),
+        (3, "-m raid1c3 -d raid0 -O ^block-group-tree"),
+        (4, "-m raid10 -d raid10"),
+        (4, "-m raid1c4 -d raid1"),
+    ] {
+        let disks = Recipe::new().devices(devices).mkfs(mkfs).fill(little).make(&judges);
+        let (key, data) = xattr(b"user.written", b"on");
+        insert(&disks, TreeId::FS, key, &data);
+        disks.assert_checks();
+    }
 }
 
 /// A replacement in this state. The kernel mounts it with the device that takes the other one's place alone, so it is shown what was there before.
