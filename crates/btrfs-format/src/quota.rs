@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn groups_are_written_as_tools_write_them() {
-        let level_2 = QgroupId(2 << 48 | 77);
+        let level_2 = QgroupId((2 << 48) + 77);
         assert_eq!(level_2.to_string(), "2/77");
         assert_eq!(level_2.level(), 2);
         assert_eq!(QgroupId::of_subvolume(TreeId(256)).to_string(), "0/256");

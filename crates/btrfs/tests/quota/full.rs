@@ -43,7 +43,7 @@ fn what_is_written_is_counted_anew() {
         subvolumes.create_subvolume(named("new"), &NEW).expect("a subvolume");
         write(&fs, at(&fs, "new"), "data", 500_000);
         let data = at(&fs, "a/data");
-        fs.write(data, 100_000, &[1; 50_000], AT).expect("there is room");
+        fs.write(data, 100_000, &vec![1; 50_000], AT).expect("there is room");
         fs.sync().expect("a commit");
         assert_eq!(told.not_kept(), 1);
         let groups = Groups::in_volume(fs.volume());
