@@ -228,7 +228,9 @@ fn read_held(
             (Source::Inline { stored, decode }, _) => with_scratch(|buf| {
                 sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
             })?,
-            (Source::Plain { .. }, None) => unreachable!("what is on disk as it is has a place there"),
+            (Source::Plain { .. }, None) => {
+                unreachable!("what is on disk as it is has a place there")
+            }
         }
         Ok(Some(piece.end))
     })

@@ -218,7 +218,12 @@ impl Live {
         let delayed = Delayed::new(options, node_size);
         let max_inline = options.max_inline.min(most_inline(node_size));
         Self {
-            phases: RwLock::new(Phases { running, before: None, is_complete: true, is_postponed: false }),
+            phases: RwLock::new(Phases {
+                running,
+                before: None,
+                is_complete: true,
+                is_postponed: false,
+            }),
             gate: RwLock::new(()),
             commit: Mutex::new(()),
             trees: RwLock::default(),

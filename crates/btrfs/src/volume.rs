@@ -236,7 +236,8 @@ impl Engine {
                 }
             }
             if places.len() == before {
-                let what = format!("writing at {}: no member that it goes to is there and whole", at.0);
+                let what =
+                    format!("writing at {}: no member that it goes to is there and whole", at.0);
                 return Err(Error::io(what, Errno::NXIO));
             }
             done += run.len;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check;
 use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
-use offshoot_btrfs_format::{Generation, Logical, Physical};
+use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::dirty::Latch;
@@ -90,7 +90,7 @@ impl Engine {
         Ok(is_written && !self.hides_failures())
     }
 
-    /// Writes blocks, and then the superblock that names them, unless that is to wait for a later generation: whether it was written.
+    /// Writes blocks, and then the superblock that names them, unless a member has failed that nothing tells of: whether it was written.
     fn write_state(
         &self,
         blocks: &[Addressed],
@@ -100,8 +100,7 @@ impl Engine {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
-        let generation = Generation(superblock.generation.get());
-        let Some(failed) = self.begin_superblocks(generation) else { return Ok(false) };
+        let Some(failed) = self.begin_superblocks() else { return Ok(false) };
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
         self.end_superblocks(failed);
@@ -211,7 +210,11 @@ impl Engine {
             return Ok(());
         }
         let part = |piece: &Piece| (piece.block, piece.part.start as u64..piece.part.end as u64);
-        let copy = |piece: &Piece| WrittenCopy { member: piece.member, part: part(piece), is_written: true };
+        let copy = |piece: &Piece| WrittenCopy {
+            member: piece.member,
+            part: part(piece),
+            is_written: true,
+        };
         let mut copies: Vec<_> = pieces.iter().map(copy).collect();
         for index in unwritten.into_iter().flatten() {
             copies[index].is_written = false;
@@ -228,13 +231,16 @@ impl Engine {
         if self.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
             return Ok(());
         }
-        let (logical, generation) = (Logical(block.header().bytenr.get()), block.header().generation());
+        let (logical, generation) =
+            (Logical(block.header().bytenr.get()), block.header().generation());
         let passes = found.len() == block.bytes().len()
             && check::verify(&found, self.geometry(), logical).is_ok()
-            && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation() == generation;
+            && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation()
+                == generation;
         if passes && found[..] != block.bytes()[piece.part.clone()] {
             let name = self.members()[piece.member].name();
-            let what = format!("{name}: writing at {}, where an older block passes", piece.physical);
+            let what =
+                format!("{name}: writing at {}, where an older block passes", piece.physical);
             return Err(Error::io(what, offshoot_vfs::Errno::IO));
         }
         Ok(())

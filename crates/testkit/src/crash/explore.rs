@@ -123,8 +123,7 @@ impl Explorer<'_> {
                 // Not the same ones of each member.
                 for number in (member as u64 % every as u64..*count).step_by(every) {
                     let strike = Strike { member, requests, number };
-                    let recorded =
-                        Recorded::new(self.engine, &self.image, workload, Some(strike));
+                    let recorded = Recorded::new(self.engine, &self.image, workload, Some(strike));
                     let explored =
                         recorded.and_then(|one| self.explore_recorded(one, workload, &entered));
                     tally += explored.map_err(|e| format!("with {strike:?}: {e}"))?;
