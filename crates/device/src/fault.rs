@@ -4,7 +4,7 @@
 //! none needs a hook of its own. They are chosen in two ways:
 //!
 //! * by place, with [`FaultDevice::add`]: every request that touches a range, as a bad
-//!   spot of a medium does it;
+//!   spot of a medium does it, or with [`FaultDevice::add_to`] those of one kind;
 //! * by time, with [`FaultDevice::strike`]: the one request with a given number, so that
 //!   a test can count the requests of a workload once and then run it with a fault at
 //!   the first, the second, and so on to the last.
@@ -63,7 +63,7 @@ pub struct FaultDevice {
 
 #[derive(Debug, Default)]
 struct State {
-    places: Vec<(Range<u64>, Fault)>,
+    places: Vec<(Requests, Range<u64>, Fault)>,
     times: Vec<(Requests, u64, Fault)>,
     reads: u64,
     writes: u64,
@@ -92,7 +92,12 @@ impl FaultDevice {
 
     /// Makes all bytes of `range` faulty from now on.
     pub fn add(&self, range: Range<u64>, fault: Fault) {
-        self.state.lock().places.push((range, fault));
+        self.add_to(Requests::All, range, fault);
+    }
+
+    /// The same for requests of one kind alone.
+    pub fn add_to(&self, requests: Requests, range: Range<u64>, fault: Fault) {
+        self.state.lock().places.push((requests, range, fault));
     }
 
     /// Makes one request faulty: the one before which there were `number` of its kind,
@@ -117,7 +122,9 @@ impl FaultDevice {
         };
         let in_time = state.times.iter().find(|time| hit(time.0, time.1)).map(|time| time.2);
         let touched = |at: &Range<u64>| at.start.max(range.start)..at.end.min(range.end);
-        let in_place = state.places.iter().map(|(at, fault)| (touched(at), *fault));
+        let is_of_kind = |of: &Requests| *of == kind || *of == Requests::All;
+        let places = state.places.iter().filter(|(of, ..)| is_of_kind(of));
+        let in_place = places.map(|(_, at, fault)| (touched(at), *fault));
         let in_place = in_place.filter(|(at, _)| !at.is_empty()).collect();
         match kind {
             Requests::Reads => state.reads += 1,

@@ -151,3 +151,14 @@ fn a_place_is_faulty_for_everybody() {
     assert!(is_eio(device.write_at(3584, &[2; 4096])));
     assert_eq!(bytes(&*below, 4095, 2), [2, 0]);
 }
+
+#[test]
+fn a_place_can_be_bad_for_one_kind_of_requests() {
+    let device = FaultDevice::new(Arc::new(MemoryDevice::new(vec![7; 8192])));
+    device.add_to(Requests::Writes, 4096..4608, Fault::Error);
+    let mut buf = [0; 1024];
+    device.read_at(4096, &mut buf).expect("it is read");
+    assert_eq!(buf, [7; 1024]);
+    assert!(device.write_at(4500, &buf).is_err());
+    device.write_at(4608, &buf).expect("beside it");
+}

@@ -257,6 +257,25 @@ impl Handle<'_> {
         }
     }
 
+    /// Notes in the device item of the member `index` that only a superblock of this transaction, or of a later one, has everything; whether there is room for
+    /// that.
+    pub(crate) fn note_failed(&self, index: usize) -> Result<bool> {
+        let _chunks = self.space().chunk_lock.lock();
+        if !self.has_system_space()? {
+            return Ok(false);
+        }
+        let id = self.volume().members()[index].id;
+        let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, id.0);
+        self.change(TreeId::CHUNK, |tree| {
+            tree.modify(key, 0, |data| {
+                let mut item = *DevItem::view(data.unwrap_or_default()).map_err(malformed)?;
+                item.generation = self.generation().0.into();
+                Ok(item.as_bytes().to_vec())
+            })
+        })?;
+        Ok(true)
+    }
+
     /// Whether the chunk tree can be changed once; for the sake of other chunks, a system chunk is
     /// allocated when it can be changed only twice, if there is room for one.
     fn has_system_space(&self) -> Result<bool> {

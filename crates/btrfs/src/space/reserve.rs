@@ -275,7 +275,7 @@ impl Space {
     }
 
     /// Items that a chunk of all members changes.
-    pub(super) fn chunk_items(&self) -> u64 {
+    pub(crate) fn chunk_items(&self) -> u64 {
         CHUNK_ITEMS + 2 * self.allocated.member_count()
     }
 

@@ -215,6 +215,7 @@ impl Engine {
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
+        self.note_failures(live)?;
         self.store_device_errors(live)?;
         // What is queued until the gate is shut is little.
         self.flush_all_delayed(|| self.enter())?;

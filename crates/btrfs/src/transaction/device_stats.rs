@@ -1,9 +1,10 @@
-//! Errors of devices, counted where the kernel counts them: an item for each member in the device tree, which is there since the first error.
+//! What the trees say of devices: errors, counted where the kernel counts them, in an item for each member in the device tree, which is there since the
+//! first error; and that a member has failed (`volume/failing`).
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::DevStatsItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId, U64};
-use offshoot_vfs::Result;
+use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::{Handle, Live};
@@ -11,6 +12,28 @@ use crate::space::Claim;
 use crate::volume::{DeviceError, Engine};
 
 impl Engine {
+    /// Has the running transaction note the members that failed lately. The caller holds the commit lock and no handle.
+    ///
+    /// # Errors
+    /// When there is no room for that, or the chunk tree cannot be changed: all writing ends.
+    pub(super) fn note_failures(&self, live: &Live) -> Result<()> {
+        for index in self.failures_to_note() {
+            let handle = self.try_join(live, live.space.chunk_items(), Claim::LastResort)?;
+            live.whole(|| {
+                if let Some(handle) = &handle
+                    && handle.note_failed(index)?
+                {
+                    return Ok(());
+                }
+                let name = self.members()[index].name();
+                let what = format!("noting that {name} has failed");
+                Err(Error::posix(Errno::NOSPC, what))
+            })?;
+            self.failure_is_noted(index);
+        }
+        Ok(())
+    }
+
     /// Adds the errors that were counted lately to what is stored. Where there is no room for that, the next commit does it. The caller holds no handle.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check;
 use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
-use offshoot_btrfs_format::{Generation, Logical, Physical};
+use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::dirty::Latch;
@@ -90,7 +90,7 @@ impl Engine {
         Ok(is_written && !self.hides_failures())
     }
 
-    /// Writes blocks, and then the superblock that names them, unless that is to wait for a later generation: whether it was written.
+    /// Writes blocks, and then the superblock that names them, unless a member has failed that nothing tells of: whether it was written.
     fn write_state(
         &self,
         blocks: &[Addressed],
@@ -100,8 +100,7 @@ impl Engine {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
-        let generation = Generation(superblock.generation.get());
-        let Some(failed) = self.begin_superblocks(generation) else { return Ok(false) };
+        let Some(failed) = self.begin_superblocks() else { return Ok(false) };
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
         self.end_superblocks(failed);

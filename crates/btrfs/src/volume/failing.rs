@@ -35,22 +35,26 @@
 //!
 //! # Why a crash finds that it has failed
 //!
-//! What tells is the generation of its superblock. One generation less does not say enough: a power cut between the superblocks of two members leaves
-//! that behind, too, on a member that has everything (`newest`). Two generations less say it for certain, so:
+//! The superblock of the member stays as old as it is. One generation less does not say enough: a power cut between the superblocks of two members leaves
+//! that behind, too, on a member that has everything (`newest`). So the next commit notes it in the chunk tree: in the device item of the member, whose
+//! `generation` is the one that its superblock has to have at least. Nothing else uses that field, and the kernel leaves it alone. Then:
 //!
-//! 1. From the failure of a member on no superblock is written that is less than two generations ahead of the last one that the member may have. The
-//!    transaction that comes first is *postponed*: its blocks are written, and what it did becomes durable with the next one.
+//! 1. From the failure of a member on no superblock is written whose transaction does not note it. A transaction that was finished before is *postponed*: its
+//!    blocks are written, and what it did becomes durable with the next one.
 //! 2. As long as there is no such superblock, nothing is acknowledged as durable: an fsync makes a commit, and a commit is followed by another one.
 //!
 //! ```text
-//!   generation of the superblock   of the others   of the member
-//!   before                               7               7
-//!   the barrier of 8 fails               7               7       8 is postponed
-//!   the commit returns                   9               7
+//!                                superblock of the others   of the member   its device item
+//!   before                                              7               7                 0
+//!   the barrier of 8 fails                              7               7                 0   8 is postponed
+//!   the commit returns                                  9               7                 9
 //! ```
 //!
-//! A member that fails between its barrier and its superblock has all of that commit, and may keep being taken for complete, until there is the next
-//! superblock, which is two generations ahead of this one.
+//! A power cut between the superblocks of the others finds some of them at 7, too, whose device items say 0. These have everything: 7 is the commit before 9,
+//! as the roots say that the superblock remembers of earlier ones.
+//!
+//! A member that fails between its barrier and its superblock has all of that commit, and may keep being taken for complete until there is the next
+//! one, which notes the failure.
 //!
 //! # Counters
 //!
@@ -62,7 +66,6 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use offshoot_btrfs_format::Generation;
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_vfs::{Errno, Error, Result};
 
@@ -96,6 +99,8 @@ impl DeviceError {
 pub(super) struct Condition {
     /// Nothing is written to it any more.
     has_failed: AtomicBool,
+    /// That it failed is noted in the chunk tree, or need not be: it was seen when the volume was opened.
+    is_noted: AtomicBool,
     /// A copy of something could not be written, and the member did not fail for it.
     has_bad_copies: AtomicBool,
     /// Whether one that is a generation behind has what the newest commit wrote, once somebody needs to know.
@@ -119,10 +124,10 @@ impl Condition {
 pub(super) struct Failing {
     /// How many members failed since the volume was opened.
     failed: u64,
-    /// How many of these had failed when the last superblock was written that tells of them.
+    /// How many of these the running transaction or one before notes.
+    noted: u64,
+    /// How many of these the superblocks lead to.
     shown: u64,
-    /// The highest generation that the superblock of any member may have.
-    newest: Generation,
 }
 
 /// Where a copy of something goes, and whether it is there.
@@ -137,15 +142,26 @@ pub(crate) struct WrittenCopy {
 }
 
 impl Engine {
+    /// How many commits a member is behind. A transaction that was postponed leaves out a generation: then the roots of earlier commits that the superblock
+    /// remembers tell that there was no commit between.
+    fn commits_behind(&self, member: &Member) -> u64 {
+        let (own, newest) = (member.generation().0, self.superblock.generation.0);
+        let backups = self.superblock.item.super_roots.iter();
+        let known: Vec<_> = backups.map(|backup| backup.tree_root_gen.get()).collect();
+        let is_between = |generation: &u64| (own + 1..newest).contains(generation);
+        let is_last_but_one = known.contains(&own) && !known.iter().any(is_between);
+        if is_last_but_one && own < newest { 1 } else { member.missed() }
+    }
+
     /// Whether the member `index` has all that the newest commit wrote: its superblock says so, or a power cut left that a generation behind.
     ///
     /// # Errors
     /// When a block of the newest commit cannot be read.
     pub(super) fn is_current(&self, index: usize) -> Result<bool> {
         let member = &self.members()[index];
-        match member.missed() {
+        match self.commits_behind(member) {
             0 => Ok(true),
-            1 => {
+            1 if !member.is_noted_as_failed() => {
                 let known = &member.condition.has_newest;
                 match known.get() {
                     Some(has_newest) => Ok(*has_newest),
@@ -156,17 +172,13 @@ impl Engine {
         }
     }
 
-    /// Begins to follow failures, as a volume does that is written.
-    pub(super) fn follow_failures(&mut self) {
-        let newest = self.superblock.generation;
-        *self.failing.get_mut() = Failing { newest, ..Failing::default() };
-    }
-
     /// Writes nothing to the member `index` from the beginning; whether the volume can do without it.
     pub(super) fn leave_out(&self, index: usize) -> bool {
         let can = self.can_do_without(index);
         if can {
-            self.members()[index].condition.has_failed.store(true, Ordering::Release);
+            let condition = &self.members()[index].condition;
+            condition.is_noted.store(true, Ordering::Release);
+            condition.has_failed.store(true, Ordering::Release);
         }
         can
     }
@@ -248,15 +260,26 @@ impl Engine {
         failing.failed > failing.shown
     }
 
-    /// Begins to write superblocks of this generation, behind the barrier of all that they lead to: how many members have failed by now. `None` when they
-    /// would not tell of those.
-    pub(crate) fn begin_superblocks(&self, generation: Generation) -> Option<u64> {
-        let mut failing = self.failing.lock();
-        let tells = failing.failed == failing.shown || generation.0 >= failing.newest.0 + 2;
-        tells.then(|| {
-            failing.newest = failing.newest.max(generation);
-            failing.failed
-        })
+    /// The members that failed and are not noted yet.
+    pub(crate) fn failures_to_note(&self) -> Vec<usize> {
+        let is_due = |member: &Member| {
+            member.has_failed() && !member.condition.is_noted.load(Ordering::Acquire)
+        };
+        let members = self.members().iter().enumerate();
+        members.filter(|(_, member)| is_due(member)).map(|(index, _)| index).collect()
+    }
+
+    /// The running transaction notes that the member `index` failed.
+    pub(crate) fn failure_is_noted(&self, index: usize) {
+        self.members()[index].condition.is_noted.store(true, Ordering::Release);
+        self.failing.lock().noted += 1;
+    }
+
+    /// Begins to write superblocks, behind the barrier of all that they lead to: how many failures they tell of. `None` when a member has failed that they do
+    /// not tell of.
+    pub(crate) fn begin_superblocks(&self) -> Option<u64> {
+        let failing = self.failing.lock();
+        (failing.failed == failing.noted).then_some(failing.failed)
     }
 
     /// Superblocks are on the devices that tell of the first `failed` failures.

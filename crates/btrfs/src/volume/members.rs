@@ -42,6 +42,10 @@ pub struct Member {
     pub(crate) item: DevItem,
     /// How many generations its superblock is behind.
     missed: u64,
+    /// The generation that its superblock has to have at least, as the chunk tree says: it failed before that.
+    expected: Generation,
+    /// The generation of its superblock.
+    own: Generation,
     /// What became of it since. Clones share it.
     pub(super) condition: Arc<Condition>,
 }
@@ -66,6 +70,8 @@ impl Member {
             device: found.map(|found| found.device.clone()),
             item: found.map_or(*item, |found| found.superblock.item.dev_item),
             missed: newest.0.saturating_sub(own.0),
+            expected: Generation(item.generation.get()).min(newest),
+            own,
             condition: Arc::default(),
         }
     }
@@ -86,6 +92,16 @@ impl Member {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.condition.has_failed()
+    }
+
+    /// The generation of its superblock.
+    pub(super) fn generation(&self) -> Generation {
+        self.own
+    }
+
+    /// Whether the volume says that it failed, and did not get everything since.
+    pub(super) fn is_noted_as_failed(&self) -> bool {
+        self.own < self.expected
     }
 
     /// Whether errors of it were counted that are not stored.

@@ -64,7 +64,6 @@ impl Engine {
         // From here on the pointer to a block alone says how new it is.
         volume.geometry.generation = Generation(u64::MAX);
         let superblock = volume.superblock.item.clone();
-        volume.follow_failures();
         volume.live = Some(Live::new(space, superblock, quotas, options, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.live()?.subvolumes.load(&volume)?;
