@@ -114,6 +114,25 @@ pub(crate) fn root_item_key(volume: &Engine, id: TreeId) -> Result<Key> {
     found.ok_or_else(|| no_such_tree(id))
 }
 
+/// Refuses to change a tree that has several root items, which the format rules out: only one of them would know what became of
+/// the blocks, and the other would lead to what is used for something else then.
+pub(crate) fn require_one_root_item(volume: &Engine, id: TreeId) -> Result<()> {
+    if matches!(id, TreeId::ROOT | TreeId::CHUNK) {
+        return Ok(());
+    }
+    let key = root_item_key(volume, id)?;
+    let Some(below) = key.offset.checked_sub(1) else { return Ok(()) };
+    let below = Key { offset: below, ..key };
+    let cursor = Cursor::seek_floor(volume, volume.root_tree(), below)?;
+    match cursor.item_of(id.0, ItemType::ROOT_ITEM) {
+        None => Ok(()),
+        Some((other, _)) => {
+            let problem = format!("tree {id} has two, {other} and {key}, and is only read");
+            Err(Error::corrupt("root item", problem))
+        }
+    }
+}
+
 fn no_such_tree(id: TreeId) -> Error {
     Error::posix(Errno::NOENT, format!("tree {id}"))
 }

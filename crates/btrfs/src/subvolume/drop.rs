@@ -30,7 +30,7 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::items::orphan_key;
-use super::{root_item, root_item_key, root_of};
+use super::{require_one_root_item, root_item, root_item_key, root_of};
 use crate::block::TreeBlock;
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Handle, Owner};
@@ -129,6 +129,7 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
         handle.drop_quota_group(id);
         return Ok(true);
     };
+    require_one_root_item(volume, id)?;
     let root = volume.block(&root_of(id, &item).expected())?;
     let made_in = Generation(root_item_key(volume, id)?.offset);
     let mut walk = Walk { handle, id, made_in, path: Vec::new(), given_up: 0, dropping };

@@ -37,7 +37,17 @@ impl Story {
 
     /// The same, which ours changes then.
     fn of(judges: &Judges, fill: fn(&Path), change: impl FnOnce(&Filesystem)) -> Self {
-        let disks = Recipe::new().mib(256).mkfs("-n 4096").fill(fill).make(judges);
+        Self::made(judges, "-n 4096", fill, change)
+    }
+
+    /// The same with these options of `mkfs.btrfs`.
+    fn made(
+        judges: &Judges,
+        mkfs: &'static str,
+        fill: fn(&Path),
+        change: impl FnOnce(&Filesystem),
+    ) -> Self {
+        let disks = Recipe::new().mib(256).mkfs(mkfs).fill(fill).make(judges);
         let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
         let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
         change(&volume.filesystem(SubvolumeId::FS).expect("every volume has one"));

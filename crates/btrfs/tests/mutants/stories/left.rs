@@ -10,7 +10,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::fill;
 use offshoot_testkit::judges;
-use offshoot_vfs::{Error, FileSystem, FileSystemMut};
+use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut};
 
 use super::{AT, NEW, Story, at, place};
 
@@ -227,6 +227,37 @@ fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     drop(fs);
     let fs = story.open();
     assert_eq!(at(&fs, "new/file").dev, new.0);
+    drop(fs);
+    story.assert_no_worse_than(&before);
+}
+
+/// A tree with two root items was changed by one of them, and the other went on to lead to the blocks that it had.
+#[test]
+fn a_subvolume_with_two_root_items_is_not_changed() {
+    let Some(judges) = judges::require() else { return };
+    let mut trees = vec![];
+    let mut story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
+        trees.extend(["first", "second"].map(|name| TreeId(at(fs, name).dev)));
+        fs.delete_subvolume(place(fs.root(), "second"), AT).expect("it goes");
+        fs.sync().expect("a commit");
+    });
+    for tree in &trees {
+        let key = Key::new(tree.0, ItemType::ROOT_ITEM, 0);
+        story.edit(TreeId::ROOT, key, |items| {
+            let item = items.iter().find(|item| item.0 == key).expect("it is there").clone();
+            items.push((Key { offset: 7, ..key }, item.1));
+        });
+    }
+    let before = story.check();
+    let fs = story.open();
+    let is_corrupt = |outcome| matches!(outcome, Err(Error::Corrupt(_)));
+    let root = FileId { dev: trees[0].0, ino: 256 };
+    assert!(is_corrupt(fs.create(place(root, "new"), &NEW).map(drop)));
+    assert!(is_corrupt(fs.delete_subvolume(place(fs.root(), "first"), AT)));
+    assert!(is_corrupt(fs.snapshot(trees[0], place(fs.root(), "new"), false, AT).map(drop)));
+    assert!(is_corrupt(fs.volume().drop_deleted()));
+    fs.unlink(place(at(&fs, "third"), "file-1"), AT).expect("writing goes on");
+    fs.sync().expect("writing goes on");
     drop(fs);
     story.assert_no_worse_than(&before);
 }
