@@ -423,3 +423,29 @@ impl Drop for Promise<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A create was refused at the end of a cycle in which others had given up what was promised to them.
+    #[test]
+    fn the_mark_rises_with_what_is_free_and_falls_with_what_is_promised() {
+        let ledger = Ledger::default();
+        ledger.add_free(100);
+        ledger.promised.store(50, SeqCst);
+        let mut most = HighWater::of(&ledger);
+        assert!(!most.rises(&ledger), "nothing changed");
+        ledger.add_free(20);
+        assert!(most.rises(&ledger) && !most.rises(&ledger));
+        // What is taken and given back is no progress.
+        ledger.remove_free(60);
+        assert!(!most.rises(&ledger));
+        ledger.add_free(60);
+        assert!(!most.rises(&ledger));
+        ledger.promised.store(40, SeqCst);
+        assert!(most.rises(&ledger) && !most.rises(&ledger));
+        ledger.promised.store(45, SeqCst);
+        assert!(!most.rises(&ledger));
+    }
+}
