@@ -7,6 +7,7 @@
 mod apt;
 mod bench;
 mod campaign;
+mod counts;
 mod demo;
 mod licences;
 mod setup;
@@ -23,7 +24,8 @@ Usage: cargo xtask TASK
 Tasks:
   demo [--program FILE] [--dir DIRECTORY]
            Make a volume from a directory of the repository, and show what is in it
-  test     Run everything that has to pass: format, lints, tests, licences
+  test     Run everything that has to pass: format, lints, tests, licences. The last line counts
+           the tests: `N passed, N failed, N skipped`
   setup    Install the judges that the tests need (as root), or say how to
   licences Check that everything that is linked is under a permissive licence
   fixture  Make the carried volume anew with the kernel (as root)
@@ -68,7 +70,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match args[..] {
         ["demo", ref options @ ..] => demo::demo(options),
-        ["test"] => test::test(),
+        ["test"] => return test::test(),
         ["setup"] => setup::setup(),
         ["licences"] => licences::check(),
         ["fixture"] => make_fixture(),

@@ -1,8 +1,9 @@
 //! Commands: printed, run, and the end of the task when they fail.
 
 use std::ffi::OsStr;
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 
 /// The outcome of a task: the reason of a failure is printed once, by `main`.
 pub(crate) type Result<T = ()> = std::result::Result<T, String>;
@@ -14,15 +15,31 @@ pub(crate) fn run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result {
 
 /// As [`run`], with variables in the environment.
 fn run_with<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S]) -> Result {
+    let line = announce(variables, program, args);
+    let status = command(variables, program, args).status();
+    ended(&line, status.map_err(|error| not_started(&line, &error))?)
+}
+
+fn command<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).envs(variables.iter().copied());
+    command.current_dir(offshoot_testkit::fixture::repository());
+    command
+}
+
+/// Prints what is run, as a person would type it.
+fn announce<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S]) -> String {
     let set = variables.iter().map(|(name, value)| format!("{name}={value} "));
     let line = set.collect::<String>() + &show(program, args);
     println!("$ {line}");
-    let status = Command::new(program)
-        .args(args)
-        .envs(variables.iter().copied())
-        .current_dir(offshoot_testkit::fixture::repository())
-        .status()
-        .map_err(|error| format!("`{line}` cannot be started: {error}"))?;
+    line
+}
+
+fn not_started(line: &str, error: &io::Error) -> String {
+    format!("`{line}` cannot be started: {error}")
+}
+
+fn ended(line: &str, status: ExitStatus) -> Result {
     if status.success() { Ok(()) } else { Err(format!("`{line}` ended with {status}")) }
 }
 
@@ -33,8 +50,47 @@ pub(crate) fn cargo(args: &[&str]) -> Result {
 
 /// As [`cargo`], with variables in the environment.
 pub(crate) fn cargo_with(variables: &[(&str, &str)], args: &[&str]) -> Result {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    run_with(variables, &cargo, args)
+    run_with(variables, &cargo_program(), args)
+}
+
+fn cargo_program() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
+}
+
+/// As [`cargo_with`], and gives what it writes to standard output to `see` too, as it comes.
+pub(crate) fn cargo_seen(
+    variables: &[(&str, &str)],
+    args: &[&str],
+    see: &mut dyn FnMut(&[u8]),
+) -> Result {
+    let program = cargo_program();
+    let line = announce(variables, &program, args);
+    let mut child = command(variables, &program, args)
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| not_started(&line, &error))?;
+    let shown = child.stdout.take().map_or(Ok(()), |output| pass_on(output, see));
+    let status = child.wait().map_err(|error| not_started(&line, &error))?;
+    shown.map_err(|error| format!("`{line}`: what it writes cannot be shown: {error}"))?;
+    ended(&line, status)
+}
+
+/// Writes everything to standard output as soon as it is there: dots of tests come one by one.
+fn pass_on(mut from: impl Read, see: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let mut buf = [0; 8192];
+    loop {
+        match from.read(&mut buf) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                see(&buf[..count]);
+                out.write_all(&buf[..count])?;
+                out.flush()?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// What a program prints, or nothing when it fails or is not there.

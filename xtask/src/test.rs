@@ -1,35 +1,81 @@
 //! `cargo xtask test`: everything that has to pass.
 
+use std::process::ExitCode;
 use std::time::Instant;
 
+use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::io_uring;
+use offshoot_testkit::judges::SKIPPED_FILE;
 
-use crate::shell::{Result, cargo, cargo_with, output};
+use crate::counts::{Counts, Sums};
+use crate::shell::{Result, cargo, cargo_seen, output};
 use crate::{licences, setup};
 
-/// The judges, the format, the lints, the tests and the licences, in this order.
-pub(crate) fn test() -> Result {
+/// The judges, the format, the lints, the tests and the licences, in this order. The last line
+/// that it writes counts the tests, also when something failed.
+pub(crate) fn test() -> ExitCode {
+    let mut tests = Tests::default();
+    let result = run(&mut tests);
+    if let Err(reason) = &result {
+        eprintln!("xtask: {reason}");
+    }
+    println!("{}", tests.sums());
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(tests: &mut Tests) -> Result {
     let started = Instant::now();
     setup::ready()?;
     style()?;
     // The development profile compiles the engine with little and the checksums and
     // decompressors with full optimisation, which is the fastest way through both.
-    cargo(&["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    tests.run(None, &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
     match offshoot_testkit::judges::may_mount().and_then(|()| io_uring::can_be_had()) {
         Ok(()) => {
-            let over_ring = [("OFFSHOOT_TEST_TRANSPORT", "io_uring")];
+            let over_ring = ("OFFSHOOT_TEST_TRANSPORT", "io_uring");
             let mounts =
                 ["test", "--quiet", "--no-fail-fast", "--package", "offshoot", "--test", "mount"];
-            cargo_with(&over_ring, &mounts)?;
+            tests.run(Some(over_ring), &mounts)?;
         }
         Err(reason) => println!("mounts over io_uring: skipped: {reason}"),
     }
     // The latches of trees under the model checker, which has locks of its own.
     let checked = ["--package", "offshoot-btrfs", "--features", "shuttle"];
-    cargo(&[&["test", "--quiet", "--lib"], &checked[..], &["model::"]].concat())?;
+    tests.run(None, &[&["test", "--quiet", "--lib"], &checked[..], &["model::"]].concat())?;
     licences::check()?;
     println!("everything passed in {} s", started.elapsed().as_secs());
     Ok(())
+}
+
+/// Runs of `cargo test`, counted.
+#[derive(Default)]
+struct Tests {
+    counts: Counts,
+    /// What tests wrote that skipped themselves, of each run.
+    skipped: String,
+}
+
+impl Tests {
+    fn run(&mut self, variable: Option<(&str, &str)>, args: &[&str]) -> Result {
+        let dir = scratch_dir();
+        let file = dir.path().join("skipped");
+        let path = file.to_str().ok_or("the path of temporary files is not UTF-8")?;
+        std::fs::write(&file, "").map_err(|error| format!("{path}: {error}"))?;
+        let variables: Vec<_> = variable.into_iter().chain([(SKIPPED_FILE, path)]).collect();
+        let result = cargo_seen(&variables, args, &mut |piece| self.counts.see(piece));
+        let skipped = std::fs::read_to_string(&file);
+        let skipped = skipped.map_err(|error| format!("{path}: {error}"))?;
+        // The same test in another run is another one.
+        let run = args.join(" ") + variable.map_or("", |(_, value)| value);
+        for line in skipped.lines() {
+            self.skipped.push_str(&format!("{run}\t{line}\n"));
+        }
+        result
+    }
+
+    fn sums(&self) -> Sums {
+        self.counts.with_skipped(&self.skipped)
+    }
 }
 
 /// The toolchain whose formatter and lints the code is kept clean with.

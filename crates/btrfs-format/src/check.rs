@@ -168,9 +168,8 @@ fn verify_header(header: &Header, geometry: &Geometry, logical: Logical) -> Resu
 /// Whether a tree may have this id. Ids below 256 that nothing uses yet are left to
 /// features that a reader need not know.
 fn is_tree(id: TreeId) -> bool {
-    /// The log tree while it is replayed.
-    const TREE_LOG_FIXUP: TreeId = TreeId(0u64.wrapping_sub(7));
-    let special = [TreeId::TREE_LOG, TREE_LOG_FIXUP, TreeId::TREE_RELOC, TreeId::DATA_RELOC];
+    let special =
+        [TreeId::TREE_LOG, TreeId::TREE_LOG_FIXUP, TreeId::TREE_RELOC, TreeId::DATA_RELOC];
     id.0 != 0 && (id <= TreeId::LAST_FREE || special.contains(&id))
 }
 

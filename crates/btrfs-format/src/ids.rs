@@ -7,7 +7,11 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u64);
+    )*};
+}
 
+macro_rules! shown_as_numbers {
+    ($($name:ident),*) => {$(
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.fmt(f)
@@ -29,6 +33,19 @@ ids! {
     Ino;
     /// The object id of a tree: one of [`TreeId`]'s constants, or a subvolume.
     TreeId;
+}
+
+shown_as_numbers!(Logical, Physical, Generation, DeviceId, Ino);
+
+impl fmt::Display for TreeId {
+    /// The name of a special tree, as the tools of btrfs spell it, and the number of a subvolume:
+    /// `EXTENT_TREE`, `DATA_RELOC_TREE`, `5`, `257`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.special_name() {
+            Some(name) => f.pad(name),
+            None => self.0.fmt(f),
+        }
+    }
 }
 
 impl TreeId {
@@ -58,6 +75,8 @@ impl TreeId {
     pub const TREE_LOG: Self = Self(0u64.wrapping_sub(6));
     /// Roots of relocation trees, while a balance runs.
     pub const TREE_RELOC: Self = Self(0u64.wrapping_sub(8));
+    /// The log tree while it is replayed. No tree is stored under it.
+    pub const TREE_LOG_FIXUP: Self = Self(0u64.wrapping_sub(7));
     /// Relocation of data, while a balance runs.
     pub const DATA_RELOC: Self = Self(0u64.wrapping_sub(9));
 
@@ -65,6 +84,28 @@ impl TreeId {
     pub const FIRST_FREE: Self = Self(256);
     /// The highest id of a subvolume.
     pub const LAST_FREE: Self = Self(0u64.wrapping_sub(256));
+
+    /// The name of a tree that is no subvolume, as the tools of btrfs spell it.
+    #[must_use]
+    pub fn special_name(self) -> Option<&'static str> {
+        Some(match self {
+            Self::ROOT => "ROOT_TREE",
+            Self::EXTENT => "EXTENT_TREE",
+            Self::CHUNK => "CHUNK_TREE",
+            Self::DEV => "DEV_TREE",
+            Self::CSUM => "CSUM_TREE",
+            Self::QUOTA => "QUOTA_TREE",
+            Self::UUID => "UUID_TREE",
+            Self::FREE_SPACE => "FREE_SPACE_TREE",
+            Self::BLOCK_GROUP => "BLOCK_GROUP_TREE",
+            Self::RAID_STRIPE => "RAID_STRIPE_TREE",
+            Self::TREE_LOG => "TREE_LOG",
+            Self::TREE_LOG_FIXUP => "TREE_LOG_FIXUP",
+            Self::TREE_RELOC => "TREE_RELOC",
+            Self::DATA_RELOC => "DATA_RELOC_TREE",
+            _ => return None,
+        })
+    }
 
     /// Whether this is the id of a subvolume (the top level included).
     #[must_use]
@@ -85,4 +126,26 @@ impl Ino {
     /// The empty directory that stands where a snapshot holds an entry of a
     /// subvolume that was nested in its source.
     pub const EMPTY_SUBVOLUME_DIR: Self = Self(2);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_trees_have_names_and_subvolumes_numbers() {
+        let shown = |id: u64| TreeId(id).to_string();
+        assert_eq!(shown(1), "ROOT_TREE");
+        assert_eq!(shown(12), "RAID_STRIPE_TREE");
+        assert_eq!(shown(18_446_744_073_709_551_607), "DATA_RELOC_TREE");
+        assert_eq!(shown(18_446_744_073_709_551_610), "TREE_LOG");
+        assert_eq!((shown(5), shown(257)), ("5".to_owned(), "257".to_owned()));
+        assert_eq!(format!("{:>6}|{:>9}", TreeId::FS, TreeId::DEV), "     5| DEV_TREE");
+        // An id that nothing uses is a number, and none of the names belongs to a subvolume.
+        assert_eq!(shown(13), "13");
+        for id in (1..300).chain((1..300).map(|id: u64| id.wrapping_neg())) {
+            let id = TreeId(id);
+            assert!(!(id.is_subvolume() && id.special_name().is_some()), "{id}");
+        }
+    }
 }

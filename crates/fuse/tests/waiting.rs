@@ -176,7 +176,7 @@ fn over_the_device_others_are_served_while_calls_wait() {
 fn over_io_uring_others_are_served_while_calls_wait() {
     let Some(_judges) = judges::require() else { return };
     if let Err(reason) = io_uring::can_be_had() {
-        println!("skipped: {reason}");
+        judges::skip(&reason);
         return;
     }
     let _switched = SwitchedOn::new().expect("the switch can be turned");

@@ -4,7 +4,8 @@
 //!
 //! - Root (with the right to mount) on a machine with loop devices: the judges must
 //!   be there. One that is missing **fails** the test with the line that installs it.
-//! - Anything less: the kernel cannot judge, and the test says `skipped: ...`.
+//! - Anything less: the kernel cannot judge, and the test says `skipped: ...` and is counted
+//!   ([`skip`]).
 //!
 //! [`require`] returns a [`Judges`], without which no disk can be made; it also is
 //! the test's place in the line of those that use loop devices at the same time, so
@@ -46,14 +47,36 @@ pub fn are_present() -> bool {
     match VERDICT.get_or_init(examine) {
         Verdict::Present => true,
         Verdict::Impossible(reason) => {
-            let thread = std::thread::current();
-            let name = thread.name().unwrap_or("a test");
-            // Not `eprintln!`, which the test runner keeps for tests that fail.
-            let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
+            skip(reason);
             false
         }
         Verdict::Missing(reason) => panic!("{reason}"),
     }
+}
+
+/// The variable of the environment that names the file to which a test adds a line when it is
+/// skipped: its program, a tab and its name. The test command counts the lines.
+pub const SKIPPED_FILE: &str = "OFFSHOOT_TEST_SKIPPED";
+
+/// Says that this test ends without having tested anything, and why.
+///
+/// # Panics
+/// When it is to be counted and cannot be.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
+    // Not `eprintln!`, which the test runner keeps for tests that fail.
+    let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
+    let Some(file) = std::env::var_os(SKIPPED_FILE) else { return };
+    let program = std::env::current_exe().unwrap_or_default();
+    // In one write, so that lines of several programs stay apart.
+    let line = format!("{}\t{name}\n", program.display());
+    std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(file)
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .expect("a test that is skipped is counted");
 }
 
 enum Verdict {

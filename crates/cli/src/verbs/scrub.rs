@@ -15,6 +15,7 @@ use std::time::Duration;
 use offshoot_btrfs::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner,
 };
+use offshoot_btrfs_format::TreeId;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
@@ -169,7 +170,7 @@ fn of_owner(owner: &ScrubOwner) -> String {
     match owner {
         ScrubOwner::File { path: Some(path), .. } => format!("file /{}", Escaped(path)),
         ScrubOwner::File { file, path: None } => {
-            format!("inode {} of tree {}", file.ino, file.dev)
+            format!("inode {} of tree {}", file.ino, TreeId(file.dev))
         }
         ScrubOwner::Tree { tree: Some(tree), level } => format!("tree {tree}, level {level}"),
         ScrubOwner::Tree { tree: None, level } => format!("a tree, level {level}"),

@@ -13,7 +13,7 @@ use super::{Mounted, command, require, volume};
 fn is_served(command: Command, transport: &'static str) {
     let Some(judges) = require() else { return };
     if let Err(reason) = io_uring::can_be_had() {
-        println!("skipped: {reason}");
+        offshoot_testkit::judges::skip(&reason);
         return;
     }
     let switched = SwitchedOn::new().expect("the switch can be turned");

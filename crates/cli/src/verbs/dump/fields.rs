@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::Timespec;
 use offshoot_vfs::Timestamp;
 use serde::{Serialize, Serializer};
@@ -15,6 +16,8 @@ const NANOS_PER_SEC: u32 = 1_000_000_000;
 pub(super) enum Value {
     /// A number.
     Number(u64),
+    /// The id of a tree: a number for programs, and for people the name, if it has one.
+    Tree(TreeId),
     /// Text of ours.
     Text(String),
     /// Bytes from the volume: a name, a label.
@@ -41,6 +44,12 @@ impl Fields {
     #[must_use]
     pub(super) fn name(self, name: &'static str, bytes: &[u8]) -> Self {
         self.with(name, Value::Name(bytes.to_vec()))
+    }
+
+    /// Adds the id of a tree.
+    #[must_use]
+    pub(super) fn tree(self, name: &'static str, id: impl Into<u64>) -> Self {
+        self.with(name, Value::Tree(TreeId(id.into())))
     }
 
     /// Adds a UUID.
@@ -116,6 +125,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => number.fmt(f),
+            Self::Tree(id) => id.fmt(f),
             Self::Text(text) => f.write_str(text),
             Self::Name(name) => write!(f, "\"{}\"", Escaped(name)),
             Self::List(list) => {
@@ -143,6 +153,7 @@ impl Serialize for Value {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Tree(id) => serializer.serialize_u64(id.0),
             Self::Text(text) => serializer.serialize_str(text),
             Self::Name(name) => serializer.serialize_str(&json_name(name)),
             Self::List(list) => serializer.collect_seq(list),
@@ -180,10 +191,17 @@ mod tests {
     fn both_forms() {
         let fields = Fields::default()
             .with("number", 7u64)
+            .tree("tree", 7u64)
             .name("name", b"a\x1b\xff")
             .with("list", vec![Fields::default().with("x", 1u8), Fields::default()]);
-        assert_eq!(fields.to_string(), "number=7 name=\"a\\u{1b}\\xff\" list=[{x=1}, {}]");
+        assert_eq!(
+            fields.to_string(),
+            "number=7 tree=CSUM_TREE name=\"a\\u{1b}\\xff\" list=[{x=1}, {}]"
+        );
         let json = serde_json::to_string(&fields).unwrap();
-        assert_eq!(json, "{\"number\":7,\"name\":\"a\\u001b\\\\xff\",\"list\":[{\"x\":1},{}]}");
+        assert_eq!(
+            json,
+            "{\"number\":7,\"tree\":7,\"name\":\"a\\u001b\\\\xff\",\"list\":[{\"x\":1},{}]}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Every item type that the format crate knows, decoded.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem, RaidStride};
 use offshoot_btrfs_format::dir::{dir_entries, file_type};
@@ -34,6 +34,37 @@ pub(super) struct Source {
     pub(super) sector_size: u32,
 }
 
+/// A key for people: where a part of it is the id of a tree, that is shown as one.
+pub(super) struct ShownKey {
+    /// The tree that the key is in.
+    pub(super) tree: TreeId,
+    /// The key.
+    pub(super) key: Key,
+}
+
+impl fmt::Display for ShownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { objectid, item_type, offset } = self.key;
+        // Roots, and what leads from one to another. In a log tree the offset is the subvolume.
+        let holds_roots = matches!(self.tree, TreeId::ROOT | TreeId::TREE_LOG);
+        match item_type {
+            ItemType::ROOT_ITEM if holds_roots && TreeId(objectid) == TreeId::TREE_RELOC => {
+                write!(f, "({} {item_type} {})", TreeId(objectid), TreeId(offset))
+            }
+            ItemType::ROOT_ITEM if holds_roots => {
+                write!(f, "({} {item_type} {offset})", TreeId(objectid))
+            }
+            ItemType::ROOT_REF | ItemType::ROOT_BACKREF if holds_roots => {
+                write!(f, "({} {item_type} {})", TreeId(objectid), TreeId(offset))
+            }
+            ItemType::TREE_BLOCK_REF => {
+                write!(f, "({objectid} {item_type} {})", TreeId(offset))
+            }
+            _ => write!(f, "({objectid} {item_type} {offset})"),
+        }
+    }
+}
+
 /// Decodes an item.
 pub(super) fn decode(source: Source, key: Key, data: &[u8]) -> Result<Fields, Malformed> {
     Ok(match key.item_type {
@@ -53,7 +84,7 @@ pub(super) fn decode(source: Source, key: Key, data: &[u8]) -> Result<Fields, Ma
         ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => extent(key, data)?,
         ItemType::EXTENT_DATA_REF => data_ref(view(data)?),
         ItemType::SHARED_DATA_REF => Fields::default().with("count", *view::<U32>(data)?),
-        ItemType::EXTENT_OWNER_REF => Fields::default().with("root", *view::<U64>(data)?),
+        ItemType::EXTENT_OWNER_REF => Fields::default().tree("root", *view::<U64>(data)?),
         ItemType::BLOCK_GROUP_ITEM => {
             let item = BlockGroupItem::view(data)?;
             let flags = BlockGroupFlags(item.flags.get());
@@ -277,7 +308,7 @@ fn extent(key: Key, data: &[u8]) -> Result<Fields, Malformed> {
     for reference in extent.inline_refs() {
         let kind = |name| Fields::default().with("kind", name);
         list.push(match reference? {
-            InlineRef::TreeBlock(root) => kind("tree_block").with("root", root),
+            InlineRef::TreeBlock(root) => kind("tree_block").tree("root", root),
             InlineRef::SharedBlock(parent) => kind("shared_block").with("parent", parent),
             InlineRef::ExtentData(item) => {
                 let mut fields = kind("data");
@@ -287,7 +318,7 @@ fn extent(key: Key, data: &[u8]) -> Result<Fields, Malformed> {
             InlineRef::SharedData { parent, count } => {
                 kind("shared_data").with("parent", parent).with("count", count)
             }
-            InlineRef::Owner(root) => kind("owner").with("root", root),
+            InlineRef::Owner(root) => kind("owner").tree("root", root),
         });
     }
     Ok(fields.with("inline_refs", list))
@@ -295,7 +326,7 @@ fn extent(key: Key, data: &[u8]) -> Result<Fields, Malformed> {
 
 fn data_ref(item: &ExtentDataRef) -> Fields {
     Fields::default()
-        .with("root", item.root)
+        .tree("root", item.root)
         .with("objectid", item.objectid)
         .with("offset", item.offset)
         .with("count", item.count)
@@ -303,7 +334,7 @@ fn data_ref(item: &ExtentDataRef) -> Fields {
 
 fn dev_extent(item: &DevExtent) -> Fields {
     Fields::default()
-        .with("chunk_tree", item.chunk_tree)
+        .tree("chunk_tree", item.chunk_tree)
         .with("chunk_objectid", item.chunk_objectid)
         .with("chunk_offset", item.chunk_offset)
         .with("length", item.length)

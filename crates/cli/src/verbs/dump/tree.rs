@@ -88,8 +88,7 @@ pub(super) fn write_item(
         };
         return Ok(write_line(out, &Line { subvolume, key, size: data.len(), item: &item })?);
     }
-    let type_name = type_name(key.item_type);
-    write!(out, "({} {type_name} {}) size={}", key.objectid, key.offset, data.len())?;
+    write!(out, "{} size={}", items::ShownKey { tree: source.tree, key }, data.len())?;
     if item.0.is_empty() { writeln!(out) } else { writeln!(out, " {item}") }
 }
 
