@@ -330,6 +330,12 @@ impl Superblock {
         Logical(self.item.chunk_root.get())
     }
 
+    /// Whether the volume is a dump of trees without the data of files, as `btrfs-image` makes it.
+    #[must_use]
+    pub fn is_metadata_only(&self) -> bool {
+        self.item.flags.get() & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0
+    }
+
     /// Whether an fsync was logged that no commit has taken over yet.
     #[must_use]
     pub fn log_is_pending(&self) -> bool {

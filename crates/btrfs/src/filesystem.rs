@@ -102,6 +102,13 @@ impl FileSystem for Filesystem {
                 target.extend_from_slice(bytes);
                 Ok(())
             })?;
+            let is_zeroed = !target.is_empty() && target.iter().all(|&byte| byte == 0);
+            if is_zeroed && self.volume.superblock().is_metadata_only() {
+                return Err(Error::posix(
+                    Errno::NODATA,
+                    format!("the target of {file}, which a metadata dump does not hold"),
+                ));
+            }
             if target.len() as u64 != data.size() || target.is_empty() || target.contains(&0) {
                 return Err(Error::corrupt("file extent", "the target of a symbolic link is cut"));
             }

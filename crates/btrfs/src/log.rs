@@ -87,11 +87,25 @@ pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) ->
     if options.ignore_log || !engine.superblock().log_is_pending() {
         return Ok(engine);
     }
+    let is_dump = engine.superblock().is_metadata_only();
     drop(engine);
     let budget = MemoryBudget::new(options.replay_bytes);
     let in_memory = |below| Arc::new(MemoryDevice::over_within(below, &budget)) as Arc<_>;
-    let devices: Vec<_> = devices.into_iter().map(in_memory).collect();
-    replay::replay(Engine::open_again(devices.clone(), options)?, options, Change::InMemory)?;
+    let changed: Vec<_> = devices.iter().cloned().map(in_memory).collect();
+    let replayed =
+        replay::replay(Engine::open_again(changed.clone(), options)?, options, Change::InMemory);
+    match replayed {
+        Ok(()) => {}
+        // A dump need not hold all that a replay looks at, and it is there to be read.
+        Err(error) if is_dump => {
+            let options = OpenOptions { ignore_log: true, ..options.clone() };
+            let engine = Engine::open_again(devices, &options)?;
+            engine.report(&Report::LogNotReplayed { problem: error.to_string() });
+            return Ok(engine);
+        }
+        Err(error) => return Err(error),
+    }
+    let devices = changed;
     let engine = Engine::open_again(devices, options)?;
     engine.report(&Report::LogReplayed { is_stored: false });
     Ok(engine)

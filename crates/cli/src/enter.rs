@@ -10,7 +10,7 @@
 
 use std::ops::ControlFlow;
 
-use offshoot_vfs::{Error, FileId, FileSystem, Result};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Result, missing};
 
 /// How a directory may be entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,15 @@ pub(crate) fn may_enter(
         None if is_empty(fs, directory)? => Ok(Entrance::StandIn),
         None => Err(elsewhere("has no parent")),
     }
+}
+
+/// The attributes of `file`, which the entry `name` of a directory that was just read leads to. The
+/// volume is open here alone, or does not change, so a file that is not there is damage.
+pub(crate) fn attr_of(fs: &dyn FileSystem, name: &[u8], file: FileId) -> Result<Attr> {
+    fs.attr(file).map_err(|error| match error {
+        Error::Posix { errno: Errno::NOENT, .. } => missing(name, file),
+        error => error,
+    })
 }
 
 fn is_empty(fs: &dyn FileSystem, directory: FileId) -> Result<bool> {

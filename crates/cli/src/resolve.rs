@@ -65,7 +65,8 @@ pub(crate) fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> R
             }
             found => found.map_err(|error| at_path(error, path))?,
         };
-        let file_type = fs.attr(next)?.file_type;
+        let attr = fs.attr_of_entry(at, &name, next).map_err(|error| at_path(error, path))?;
+        let file_type = attr.file_type;
         let is_last = todo.is_empty();
         match file_type {
             FileType::Symlink if !is_last || must_be_directory || last == LastLink::Follow => {

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use offshoot_testkit::damage::{Features, edit_superblocks, set_features};
+use offshoot_testkit::damage::{Features, edit_superblocks, lead_nowhere, set_features};
 use offshoot_testkit::fixture;
 use serde_json::Value;
 
@@ -152,4 +152,107 @@ fn destroy_chunk_root(image: &Path, superblocks: &Value) {
         let offset = stripe["offset"].as_u64().expect("a number") + at;
         file.write_all_at(&[0xa5; 512], offset).expect("it is written");
     }
+}
+
+/// A name whose inode is not there is damage, said with the name, and no file that is not there.
+#[test]
+fn a_name_without_an_inode_is_corrupt() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let image = dir.path().join("v.img");
+    let place = |path: &str| format!("{}:{path}", text(&image));
+    let run = |words: &[&str]| {
+        let output = offshoot(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), said)
+    };
+    let done = |words: &[&str]| assert_eq!(run(words).0, Some(0), "{words:?}: {}", run(words).2);
+    done(&["mkfs", text(&image), "--size", "128M"]);
+    let host = dir.path().join("d");
+    std::fs::create_dir(&host).expect("a directory");
+    for name in ["before", "gone-file", "later"] {
+        std::fs::write(host.join(name), name).expect("a file");
+    }
+    done(&["cp", "-r", text(&host), &place("/d")]);
+    let ino = lead_nowhere(&image, "gone-file");
+    let sound = std::fs::read(&image).expect("an image");
+    let named = format!("leads to inode {ino} of subvolume 5, which is missing");
+    let corrupt = |words: &[&str]| {
+        let (code, out, said) = run(words);
+        assert_eq!(code, Some(3), "{words:?}: {said}");
+        assert!(said.contains("gone-file") && said.contains(&named), "{words:?}: {said}");
+        assert_eq!(said.matches(&named).count(), 1, "{words:?}: {said}");
+        out
+    };
+    assert_eq!(corrupt(&["ls", &place("/d")]), "before\ngone-file\nlater\n");
+    for words in [&["ls", "-l"][..], &["ls", "-R"], &["ls", "--json"]] {
+        let out = corrupt(&[words, &[&place("/d")[..]]].concat());
+        assert!(out.contains("before") && out.contains("later"), "{words:?}: {out}");
+    }
+    for verb in ["ls", "stat", "cat", "rm"] {
+        corrupt(&[verb, &place("/d/gone-file")]);
+    }
+    corrupt(&["mv", &place("/d/gone-file"), &place("/d/other")]);
+    corrupt(&["cp", &place("/d/gone-file"), text(&dir.path().join("copy"))]);
+    for (words, out) in [(&["extract"][..], "out/d"), (&["cp", "-r"], "copied/d")] {
+        let out = dir.path().join(out);
+        let parent = out.parent().expect("it has one");
+        corrupt(&[words, &[&place("/"), text(parent)]].concat());
+        for name in ["before", "later"] {
+            assert_eq!(std::fs::read_to_string(out.join(name)).expect("a file"), name);
+        }
+        assert!(!out.join("gone-file").exists());
+    }
+    let archive = dir.path().join("archive.tar");
+    corrupt(&["extract", "--tar", text(&archive), text(&image)]);
+    assert!(std::fs::read(&image).expect("an image") == sound, "it was changed");
+    // The way past it stays open, and the others stay.
+    done(&["cp", text(&host.join("later")), &place("/d/new")]);
+    assert_eq!(run(&["cat", &place("/d/before")]).1, "before");
+}
+
+/// Trees that are no subvolumes are shown by their names, and numbers stay for programs.
+#[test]
+fn special_trees_have_names() {
+    let (_dir, image) = volume();
+    let shown = |words: &[&str]| String::from_utf8(offshoot(words).stdout).expect("text");
+    let roots = shown(&["dump", "tree", text(&image), "root"]);
+    assert!(roots.contains("(DATA_RELOC_TREE ROOT_ITEM 0)"), "{roots}");
+    assert!(roots.contains("(EXTENT_TREE ROOT_ITEM 0)") && roots.contains("(5 ROOT_ITEM 0)"));
+    let extents = shown(&["dump", "tree", text(&image), "extent"]);
+    assert!(extents.contains("root=CSUM_TREE") && extents.contains("root=DATA_RELOC_TREE"));
+    for shown in [&roots, &extents] {
+        assert!(!shown.contains("18446744073709551607"), "{shown}");
+    }
+    let json = shown(&["dump", "tree", "--json", text(&image), "root"]);
+    assert!(json.contains("\"objectid\":18446744073709551607"), "{json}");
+    let output = offshoot(&["dump", "tree", text(&image), "18446744073709551610"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("tree TREE_LOG"), "{output:?}");
+}
+
+/// A socket is left out of an archive, which is an error, and the rest is in it.
+#[test]
+fn a_socket_in_an_archive_is_an_error() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (image, host) = (dir.path().join("v.img"), dir.path().join("d"));
+    std::fs::create_dir(&host).expect("a directory");
+    for name in ["socket-1", "socket-2"] {
+        std::os::unix::net::UnixListener::bind(host.join(name)).expect("a socket");
+    }
+    std::fs::write(host.join("z-file"), "z").expect("a file");
+    let archive = dir.path().join("archive.tar");
+    for words in [&["mkfs", text(&image), "--size", "128M"][..], &["cp", "-r", text(&host)]] {
+        let place = format!("{}:/", text(&image));
+        let words = if words[0] == "cp" { [words, &[&place[..]]].concat() } else { words.to_vec() };
+        assert_eq!(offshoot(&words).status.code(), Some(0), "{words:?}");
+    }
+    let output = offshoot(&["extract", "--tar", text(&archive), text(&image)]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for name in ["/d/socket-1", "/d/socket-2"] {
+        assert!(said.contains(&format!("{name}: a socket")), "{said}");
+    }
+    let listed = Command::new("tar").arg("-tf").arg(&archive).output().expect("tar is there");
+    assert!(listed.status.success(), "{listed:?}");
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    assert!(listed.contains("z-file") && !listed.contains("socket"), "{listed}");
 }

@@ -117,3 +117,86 @@ fn zero_log_is_offered_for_damaged_logs_only() {
     assert!(!said.contains("zero-log") && !said.contains("read what was"), "{said}");
     assert_eq!(done(&["cat", &place]), "newer");
 }
+
+/// The volume as `btrfs-image` makes it anew from a dump of its metadata.
+fn dumped(judges: &Judges, volume: &Disks) -> Disks {
+    let restored = Disks::create(judges, 1, 512);
+    let (from, to) = (volume.images()[0].as_os_str(), restored.images()[0].as_os_str());
+    let dump = restored.images()[0].with_extension("dump");
+    run("btrfs-image", &[from, dump.as_os_str()]);
+    run("btrfs-image", &["-r".as_ref(), dump.as_os_str(), to]);
+    restored
+}
+
+/// A dump is there to be read: its log is replayed in memory, and when that cannot be, the last
+/// commit is shown, with a word of it.
+#[test]
+fn a_dump_with_a_pending_log_is_read() {
+    let Some(judges) = judges::require() else { return };
+    let restored = dumped(&judges, &cut(&judges));
+    let image = restored.images()[0].to_str().expect("a plain path");
+    let place = format!("{image}:/x");
+    let before = std::fs::read(image).expect("an image");
+    assert!(done(&["info", "--json", image]).contains("\"log_pending\":true"));
+    assert!(done(&["dump", "log", image]).starts_with("log of subvolume 5\n"));
+    let size = |words: &[&str]| {
+        let json: serde_json::Value = serde_json::from_str(&done(words)).expect("JSON");
+        json["size"].as_u64().expect("a size")
+    };
+    let (old, newer) = ("old".len() as u64, "newer".len() as u64);
+    assert_eq!(size(&["stat", "--json", &place]), newer);
+    assert_eq!(size(&["stat", "--json", "--ignore-log", &place]), old);
+    let said = offshoot(&["ls", &place]).stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("replayed in memory"), "{said}");
+    // It is no volume to be written.
+    let refused = offshoot(&["mkdir", &format!("{image}:/dir")]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    assert!(std::fs::read(image).expect("an image") == before, "it was changed");
+    let file = File::options().write(true).open(image).expect("an image");
+    for at in (0..before.len() - 4096).step_by(4096) {
+        // The owner of a tree block of a log.
+        if before[at + 88..at + 96] == (-6i64).to_le_bytes() {
+            file.write_all_at(b"damage", at as u64 + 300).expect("it is written");
+        }
+    }
+    assert_eq!(size(&["stat", "--json", &place]), old);
+    let said = offshoot(&["ls", &place]).stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("the last commit of a metadata dump is shown"), "{said}");
+}
+
+/// A dump has zeros in the place of the targets of symbolic links, which is said once for all.
+#[test]
+fn links_of_a_dump_are_told_once() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let mount = disks.mount("rw");
+    for name in ["link-1", "link-2", "link-3"] {
+        std::os::unix::fs::symlink("somewhere", mount.path().join(name)).expect("a link");
+    }
+    std::fs::create_dir(mount.path().join("dir")).expect("a directory");
+    drop(mount);
+    let restored = dumped(&judges, &disks);
+    let image = restored.images()[0].to_str().expect("a plain path");
+    let out = restored.images()[0].with_extension("out");
+    let out = out.to_str().expect("a plain path");
+    let archive = restored.images()[0].with_extension("tar");
+    let archive = archive.to_str().expect("a plain path");
+    for (words, place) in [
+        (&["ls", "-l", image][..], "link-1"),
+        (&["extract", image, out], "link-1"),
+        (&["extract", "--tar", archive, image], "link-1"),
+    ] {
+        let output = offshoot(words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let lines: Vec<_> = said.lines().filter(|line| line.contains("link")).collect();
+        let [line] = lines[..] else { panic!("{words:?}: {said}") };
+        assert!(line.contains(place) && line.contains('3'), "{words:?}: {said}");
+        assert!(!said.contains("corrupt file extent"), "{words:?}: {said}");
+    }
+    assert!(std::path::Path::new(out).join("dir").is_dir());
+    assert_eq!(offshoot(&["stat", &format!("{image}:/link-1")]).status.code(), Some(1));
+}

@@ -74,6 +74,43 @@ pub fn edit_superblocks(image: &Path, edit: impl Fn(&mut [u8])) {
     }
 }
 
+/// Has every directory entry called `name` lead to an inode that is not there, in all copies of the
+/// leaves of an image with nodes of 16 KiB and CRC-32C; the number of that inode.
+///
+/// # Panics
+/// When no leaf has such an entry.
+pub fn lead_nowhere(image: &Path, name: &str) -> u64 {
+    const NODE_BYTES: usize = 16 << 10;
+    const MISSING: u64 = 30_583;
+    // An entry has its location, 17 bytes, its transaction, two lengths and a type before the name.
+    const BEFORE_NAME: usize = 17 + 8 + 2 + 2 + 1;
+    let mut bytes = std::fs::read(image).expect("an image is read");
+    let mut found = 0;
+    for at in (0..bytes.len().saturating_sub(NODE_BYTES)).step_by(4096) {
+        let block = &mut bytes[at..at + NODE_BYTES];
+        if block[..4] != crc32c::crc32c(&block[32..]).to_le_bytes() || block[100] != 0 {
+            continue;
+        }
+        for place in BEFORE_NAME..NODE_BYTES - name.len() {
+            let name_len = u16::from_le_bytes([block[place - 3], block[place - 2]]);
+            // The key of an inode has the type 1 and no offset.
+            let key_end = &block[place - BEFORE_NAME + 8..place - BEFORE_NAME + 17];
+            let is_entry = block[place..].starts_with(name.as_bytes())
+                && usize::from(name_len) == name.len()
+                && key_end == [1, 0, 0, 0, 0, 0, 0, 0, 0];
+            if is_entry {
+                block[place - BEFORE_NAME..][..8].copy_from_slice(&MISSING.to_le_bytes());
+                found += 1;
+            }
+        }
+        let sum = crc32c::crc32c(&block[32..]);
+        block[..4].copy_from_slice(&sum.to_le_bytes());
+    }
+    assert!(found > 0, "no entry is called {name}");
+    std::fs::write(image, bytes).expect("an image is written");
+    MISSING
+}
+
 /// The kinds of features in a superblock, by the place of their bits.
 #[derive(Clone, Copy, Debug)]
 pub enum Features {

@@ -56,6 +56,13 @@ pub struct Parent {
     pub name: Vec<u8>,
 }
 
+/// The error about an entry `name` that leads to `file`, which has no inode.
+#[must_use]
+pub fn missing(name: &[u8], file: FileId) -> Error {
+    let problem = format!("`{}` leads to {file}, which is missing", name.escape_ascii());
+    Error::corrupt("directory entry", problem)
+}
+
 /// A filesystem that is open.
 ///
 /// Every method fails with [`Error::Io`] when a device does, with
@@ -85,6 +92,21 @@ pub trait FileSystem: Send + Sync {
 
     /// The attributes of a file.
     fn attr(&self, file: FileId) -> Result<Attr>;
+
+    /// The attributes of `file`, which the entry `name` of `dir` was found to lead to.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the entry is there and its file is not. `ENOENT` when the name is
+    /// gone, or leads to another file: then another thread removed it meanwhile.
+    fn attr_of_entry(&self, dir: FileId, name: &[u8], file: FileId) -> Result<Attr> {
+        match self.attr(file) {
+            // A name goes before its file does, so one that is still there leads nowhere.
+            Err(Error::Posix { errno: Errno::NOENT, .. }) if self.lookup(dir, name)? == file => {
+                Err(missing(name, file).in_file(dir))
+            }
+            found => found,
+        }
+    }
 
     /// The flags of a file. A filesystem that has none need not say so.
     fn flags(&self, file: FileId) -> Result<FileFlags> {

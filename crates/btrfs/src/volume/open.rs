@@ -7,8 +7,7 @@ use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::superblock::{
     Incompat, SUPER_FLAG_CHANGING_BG_TREE, SUPER_FLAG_CHANGING_DATA_CSUM, SUPER_FLAG_CHANGING_FSID,
-    SUPER_FLAG_CHANGING_FSID_V2, SUPER_FLAG_CHANGING_META_CSUM, SUPER_FLAG_METADUMP,
-    SUPER_FLAG_METADUMP_V2, SUPER_FLAG_SEEDING, Superblock,
+    SUPER_FLAG_CHANGING_FSID_V2, SUPER_FLAG_CHANGING_META_CSUM, SUPER_FLAG_SEEDING, Superblock,
 };
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
@@ -371,7 +370,7 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
         // A copy, which is there for a primary one that is damaged, may not know of the log that others tell of.
         .max_by_key(|superblock| (superblock.generation, superblock.log_is_pending()))
         .expect("`main` is one of them");
-    if newest.item.flags.get() & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0 {
+    if newest.is_metadata_only() {
         reports.push(Report::MetadataOnly);
     }
     Ok(newest)

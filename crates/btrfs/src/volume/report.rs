@@ -44,6 +44,11 @@ pub enum Report {
         /// What is wrong with it.
         problem: String,
     },
+    /// The pending tree log of a metadata dump cannot be replayed: what is shown is the last commit.
+    LogNotReplayed {
+        /// What went wrong.
+        problem: String,
+    },
     /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone.
     CommitFailed {
         /// What went wrong.
@@ -160,6 +165,9 @@ impl fmt::Display for Report {
             Self::LogIgnored => f.write_str(
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",
             ),
+            Self::LogNotReplayed { problem } => {
+                write!(f, "the last commit of a metadata dump is shown, because its tree log cannot be replayed: {problem}")
+            }
             Self::LogReplayed { is_stored: true } => f.write_str("the tree log was replayed"),
             Self::LogReplayed { is_stored: false } => {
                 f.write_str("the tree log was replayed in memory: the devices stay as they are")

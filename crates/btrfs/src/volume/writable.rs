@@ -9,9 +9,7 @@ mod tests;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
-use offshoot_btrfs_format::superblock::{
-    CompatRo, Incompat, SUPER_FLAG_METADUMP, SUPER_FLAG_METADUMP_V2, SUPER_FLAG_SEEDING,
-};
+use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SUPER_FLAG_SEEDING};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
@@ -42,7 +40,7 @@ impl Engine {
     /// [`Error::Unsupported`] for what may only be read.
     pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
-        volume.require_writable_features()?;
+        volume.require_writable_features(change)?;
         if change == Change::Stored {
             volume.require_kept_features()?;
             volume.require_quiet_trees()?;
@@ -73,8 +71,9 @@ impl Engine {
         Err(Error::Unsupported(what))
     }
 
-    /// Refuses what cannot be written at all.
-    fn require_writable_features(&self) -> Result<()> {
+    /// Refuses what cannot be written at all. What is in memory may be a metadata dump: trees are
+    /// all that changes there.
+    fn require_writable_features(&self, change: Change) -> Result<()> {
         let refuse = |what: &str| Err(Error::Unsupported(format!("writing {what}")));
         let superblock = self.superblock();
         let has = |feature| superblock.compat_ro.has(feature);
@@ -88,7 +87,7 @@ impl Engine {
             return refuse("a volume with a RAID stripe tree");
         }
         let flags = superblock.item.flags.get();
-        if flags & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0 {
+        if superblock.is_metadata_only() && change == Change::Stored {
             return refuse("a volume that holds metadata only");
         }
         if flags & SUPER_FLAG_SEEDING != 0 {

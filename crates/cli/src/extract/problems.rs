@@ -41,10 +41,12 @@ pub(crate) enum Unapplied {
     HardLink,
     /// Sockets, which a tar archive cannot hold.
     Socket,
+    /// Symbolic links whose targets a metadata dump does not hold.
+    LinkTarget,
 }
 
 /// Name for JSON, and words for people, in the order of [`Unapplied`].
-const KINDS: [(&str, &str); 8] = [
+const KINDS: [(&str, &str); 9] = [
     ("owner", "owner or group"),
     ("set_id", "set-id bits, because the owner is another one"),
     ("mode", "permissions"),
@@ -53,6 +55,7 @@ const KINDS: [(&str, &str); 8] = [
     ("device", "device nodes, left out"),
     ("hard_link", "hard links, made files of their own"),
     ("socket", "sockets, left out because tar has none"),
+    ("link_target", "symbolic links, left out because a metadata dump holds no targets"),
 ];
 
 /// One line of the summary.
@@ -71,6 +74,8 @@ pub(crate) struct Refusal {
 #[derive(Default)]
 struct State {
     errors: u64,
+    /// Errors that one line of the summary tells.
+    errors_elsewhere: u64,
     status: Option<ExitStatus>,
     unapplied: [Option<Refusal>; KINDS.len()],
     shown: [String; KINDS.len()],
@@ -95,7 +100,21 @@ impl<'a> Problems<'a> {
 
     /// The file at `path` could not be read.
     pub(crate) fn unreadable(&self, path: &[u8], error: &vfs::Error) {
+        // Only a symbolic link is without data: each of them in a metadata dump, so it is said once.
+        if let vfs::Error::Posix { errno: Errno::NODATA, .. } = error {
+            self.unapplied(Unapplied::LinkTarget, || path.to_vec(), Errno::NODATA);
+            let mut state = self.state();
+            state.errors_elsewhere += 1;
+            state.status = state.status.max(Some(ExitStatus::Failed));
+            return;
+        }
         self.problem(path, ExitStatus::of(error), &Nameless(error));
+    }
+
+    /// The file at `path` is of a kind that the destination has none of.
+    pub(crate) fn not_representable(&self, kind: Unapplied, path: &[u8], reason: &dyn Display) {
+        self.unapplied(kind, || path.to_vec(), Errno::OPNOTSUPP);
+        self.problem(path, ExitStatus::Failed, reason);
     }
 
     /// The file at `path` could not be made, for a reason of the host.
@@ -162,7 +181,7 @@ impl<'a> Problems<'a> {
         }
         let counts = state.unapplied.into_iter().flatten().collect();
         let outcome = state.status.map_or(Ok(()), |status| Err(Failure::Reported(status)));
-        (counts, state.errors, outcome)
+        (counts, state.errors + state.errors_elsewhere, outcome)
     }
 }
 

@@ -18,7 +18,7 @@ use std::ops::ControlFlow;
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
 
 use super::name::SafeName;
-use crate::enter::{Entrance, may_enter};
+use crate::enter::{Entrance, attr_of, may_enter};
 
 /// How many entries of one directory are read at a time.
 const BATCH: usize = 512;
@@ -158,7 +158,7 @@ impl<D> Walk<'_, D> {
     ) -> Result<Option<D>> {
         let Some(level) = self.levels.last() else { return Ok(None) };
         let name = SafeName::new(&waiting.name)?;
-        let attr = self.fs.attr(waiting.file)?;
+        let attr = attr_of(self.fs, &waiting.name, waiting.file)?;
         let entry = Entry { parent: level.file, name: &name, path: &self.path, attr: &attr };
         if attr.file_type != FileType::Directory {
             visitor.visit(&level.directory, &entry);

@@ -14,10 +14,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
 
 use crate::args::LsArguments;
-use crate::enter::{Entrance, may_enter};
+use crate::enter::{Entrance, attr_of, may_enter};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{CivilTime, Console, Escaped, FileRecord, JsonArray, ModeLetters, json_name};
 use crate::places::{Failures, Places};
@@ -60,8 +60,16 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     };
     let is_recursive = arguments.recursive;
     let has_headers = is_recursive || arguments.places.places.len() > 1;
-    let mut listing =
-        Listing { form, console, failures, errors: 0, is_recursive, has_headers, is_empty: true };
+    let mut listing = Listing {
+        form,
+        console,
+        failures,
+        errors: 0,
+        without_target: None,
+        is_recursive,
+        has_headers,
+        is_empty: true,
+    };
     for top in files.into_iter().chain(directories) {
         listing.top(top)?;
     }
@@ -95,6 +103,8 @@ struct Listing<'a, 'o> {
     console: &'a Console,
     failures: Failures<'a>,
     errors: u64,
+    /// How many symbolic links a metadata dump has no target of, and the path of the first one.
+    without_target: Option<(u64, Vec<u8>)>,
     is_recursive: bool,
     /// Whether the path of a directory stands above what is in it.
     has_headers: bool,
@@ -146,6 +156,12 @@ impl Listing<'_, '_> {
     fn finish(self) -> Result {
         if let Form::Json(array) = self.form {
             array.finish()?;
+        }
+        if let Some((count, first)) = self.without_target {
+            self.console.error(&format_args!(
+                "{count} symbolic links without a target, which metadata dumps have none of (the first: {})",
+                Escaped(&first)
+            ));
         }
         if self.errors > ERRORS_PRINTED {
             let hidden = self.errors - ERRORS_PRINTED;
@@ -280,7 +296,11 @@ impl Tree<'_, '_, '_> {
         Ok((batch, is_last))
     }
 
+    /// Those of the entries that `-R` goes down to. What is wrong with the others was said.
     fn directories(&self, entries: Vec<Named>) -> Vec<Named> {
+        if !self.listing.is_recursive {
+            return Vec::new();
+        }
         let is_directory =
             |file| self.fs.attr(file).is_ok_and(|attr| attr.file_type == FileType::Directory);
         entries.into_iter().filter(|entry| is_directory(entry.file)).collect()
@@ -311,14 +331,16 @@ impl Tree<'_, '_, '_> {
     }
 
     fn entry(&mut self, directory: &[u8], entry: &Named) -> Result {
+        let found = attr_of(self.fs, &entry.name, entry.file);
         if let Form::Names(out) = &mut self.listing.form {
-            return Ok(writeln!(out, "{}", Escaped(&entry.name))?);
+            // The name is there, whatever it leads to.
+            writeln!(out, "{}", Escaped(&entry.name))?;
         }
-        let path = join(directory, &entry.name);
-        match self.fs.attr(entry.file) {
-            Ok(attr) => self.show(&path, &entry.name, &attr),
+        match found {
+            Ok(_) if matches!(self.listing.form, Form::Names(_)) => Ok(()),
+            Ok(attr) => self.show(&join(directory, &entry.name), &entry.name, &attr),
             Err(error) => {
-                self.error(&path, &error);
+                self.error(&join(directory, &entry.name), &error);
                 Ok(())
             }
         }
@@ -333,6 +355,7 @@ impl Tree<'_, '_, '_> {
         if attr.file_type == FileType::Symlink {
             match self.fs.read_link(attr.file) {
                 Ok(found) => target = Some(found),
+                Err(Error::Posix { errno: Errno::NODATA, .. }) => self.without_target(path),
                 Err(error) => self.error(path, &error),
             }
         }
@@ -359,6 +382,14 @@ impl Tree<'_, '_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Notes a symbolic link that a metadata dump has no target of.
+    fn without_target(&mut self, path: &[u8]) {
+        let Listing { failures, without_target, .. } = &mut *self.listing;
+        failures.note(ExitStatus::Failed);
+        let (count, _) = without_target.get_or_insert_with(|| (0, path.to_vec()));
+        *count += 1;
     }
 
     fn error(&mut self, path: &[u8], error: &Error) {
@@ -415,6 +446,7 @@ mod tests {
             console: &console,
             failures,
             errors: 0,
+            without_target: None,
             is_recursive: true,
             has_headers: true,
             is_empty: true,

@@ -125,3 +125,45 @@ fn what_is_no_directory_is_not_mounted_over() {
     }
     assert!(std::fs::read(&image).expect("an image") == before, "it was written");
 }
+
+/// A name whose inode is not there is shown, and whoever wants the file is told that it is damaged.
+#[test]
+fn a_name_without_an_inode_is_an_error() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = &disks.images()[0];
+    let mounted = Mounted::new(image, "rw");
+    for name in ["before", "gone-file", "later"] {
+        std::fs::write(mounted.path().join(name), name).expect("a file");
+    }
+    mounted.unmount();
+    offshoot_testkit::damage::lead_nowhere(image, "gone-file");
+    let names = |root: &std::path::Path| {
+        let entries = std::fs::read_dir(root).expect("a directory");
+        let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort();
+        names
+    };
+    let kernel = disks.mount("ro");
+    let expected = names(kernel.path());
+    assert!(kernel.path().join("gone-file").metadata().is_err());
+    drop(kernel);
+    let mounted = Mounted::new(image, "rw");
+    let root = mounted.path();
+    assert_eq!(names(root), expected);
+    let gone = root.join("gone-file");
+    let errno = |error: std::io::Error| error.raw_os_error();
+    let io = Some(rustix::io::Errno::IO.raw_os_error());
+    assert_eq!(gone.symlink_metadata().map_err(errno).err(), Some(io));
+    assert_eq!(std::fs::read(&gone).map_err(errno).err(), Some(io));
+    assert_eq!(std::fs::remove_file(&gone).map_err(errno).err(), Some(io));
+    assert_eq!(std::fs::rename(root.join("later"), &gone).map_err(errno).err(), Some(io));
+    for name in ["before", "later"] {
+        assert_eq!(std::fs::read_to_string(root.join(name)).expect("a file"), name);
+    }
+    assert_eq!(names(root), expected, "nothing was lost");
+    let log = mounted.log();
+    assert!(log.contains("gone-file") && log.contains("which is missing"), "{log}");
+    let unmounted = super::unmount(&[mounted.path().as_os_str()]);
+    assert!(unmounted.status.success(), "{unmounted:?}");
+}

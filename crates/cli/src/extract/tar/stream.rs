@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Error, FileId, FileType};
 
 use super::super::BATCH_FILES;
 use super::super::context::{Context, Trouble};
@@ -310,7 +310,9 @@ impl Stream<'_> {
             return Err(Error::Unsupported(what).into());
         }
         if attr.file_type == FileType::Socket {
-            self.context.unapplied(Unapplied::Socket, entry.parent, entry.name, Errno::OPNOTSUPP);
+            let path = self.context.shown(entry.path);
+            let reason = "a socket, which a tar archive cannot hold";
+            self.context.problems.not_representable(Unapplied::Socket, &path, &reason);
             return Ok(());
         }
         let mut link_to = None;
