@@ -59,6 +59,7 @@ use parking_lot::{Mutex, RwLock};
 use allocated::Allocated;
 pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
+pub(crate) use chunks::system_chunks_of;
 pub(crate) use discard::Freed;
 pub use discard::Trimmed;
 use free_space::Fit;

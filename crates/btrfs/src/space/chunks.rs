@@ -233,6 +233,15 @@ impl Engine {
     }
 }
 
+/// The system chunks that the superblock `item` names, by address.
+pub(crate) fn system_chunks_of(item: &SuperblockItem, sector_size: u32) -> Result<Vec<Chunk>> {
+    let len = item.sys_chunk_array_size.get() as usize;
+    let bytes = item.sys_chunk_array.get(..len).unwrap_or_default();
+    let mut chunks = parse_system_chunks(bytes, sector_size).map_err(malformed)?;
+    chunks.sort_by_key(|chunk| chunk.start);
+    Ok(chunks)
+}
+
 /// Leaves that the bitmaps of a block group may fill.
 fn bitmap_leaves(volume: &Engine, group: &BlockGroup) -> u64 {
     let sector = u64::from(volume.superblock().sector_size);
@@ -400,13 +409,8 @@ impl Handle<'_> {
     /// Names the system chunks in the superblock, if they are not those that it names.
     pub(crate) fn store_system_chunks(&self, item: &mut SuperblockItem) -> Result<()> {
         let sector_size = self.volume().superblock().sector_size;
-        let len = item.sys_chunk_array_size.get() as usize;
-        let stored =
-            parse_system_chunks(item.sys_chunk_array.get(..len).unwrap_or_default(), sector_size);
-        let mut stored = stored.map_err(malformed)?;
-        stored.sort_by_key(|chunk| chunk.start);
         let chunks = self.system_chunks();
-        if stored == chunks {
+        if system_chunks_of(item, sector_size)? == chunks {
             return Ok(());
         }
         let bytes = system_chunk_array(&chunks, sector_size);

@@ -1,12 +1,13 @@
 //! What chunks, device extents and block groups must say of each other before a volume is written.
 //!
-//! They say the same three times, in three trees, and a writer relies on each: it allocates from block groups, writes where chunks say, and puts
+//! They say the same three times, in three trees, and system chunks once more in the superblock. A writer relies on each: it allocates from block groups, writes where chunks say, and puts
 //! new chunks where there is no device extent. Where they differ it would write over what is there.
 //!
 //! ```text
 //!   chunk tree      | chunk 1: 4 MiB to 12 MiB, stripe on device 1 at 20 MiB |
 //!   device tree     | device 1, 20 MiB: 8 MiB of chunk 1                     |   one for each stripe, none for anything else
 //!   block groups    | 4 MiB, 8 MiB long, of the same type and profile        |   one for each chunk, none for anything else
+//!   superblock      | chunk 1 again, if it is a system chunk                 |   by which the chunk tree is found
 //! ```
 //!
 //! The kernel mounts no volume in which that is not so.
@@ -20,6 +21,7 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
 use super::Engine;
+use crate::space::system_chunks_of;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, TreeRoot};
 
@@ -59,11 +61,32 @@ impl Engine {
     /// [`Error::Corrupt`] with the address of the chunk or block group.
     pub(super) fn require_sound_chunks(&self, block_groups: TreeRoot) -> Result<()> {
         let chunks: Vec<Chunk> = self.chunks().collect();
+        self.require_system_chunks(&chunks)?;
         self.require_device_extents(&chunks)?;
         if block_groups.id == TreeId::EXTENT {
             self.require_groups_among_extents(&chunks, block_groups)
         } else {
             self.require_groups(&chunks, block_groups)
+        }
+    }
+
+    /// The superblock names the system chunks of the chunk tree, and no others. A commit makes what
+    /// it names from the chunk tree.
+    fn require_system_chunks(&self, chunks: &[Chunk]) -> Result<()> {
+        let is_system = |chunk: &&Chunk| chunk.flags.0 & BlockGroupFlags::SYSTEM != 0;
+        let mut stored = chunks.iter().filter(is_system);
+        let superblock = self.superblock();
+        let named = system_chunks_of(&superblock.item, superblock.sector_size)?;
+        let mut named = named.iter();
+        loop {
+            match (stored.next(), named.next()) {
+                (None, None) => return Ok(()),
+                (Some(stored), Some(named)) if stored == named => {}
+                (Some(chunk), _) | (None, Some(chunk)) => {
+                    let problem = "the superblock and the chunk tree have different system chunks";
+                    return Err(wrong_chunk(chunk, problem));
+                }
+            }
         }
     }
 

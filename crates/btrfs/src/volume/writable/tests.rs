@@ -341,14 +341,26 @@ fn add_group(disks: &Disks, tree: TreeId) {
 
 /// Has the second copy of metadata be at another place of the device.
 fn move_copy(disks: &Disks, place: u64) {
-    let metadata = chunk_of(disks, BlockGroupFlags::METADATA);
-    patch_leaf(disks, TreeId::CHUNK, chunk_key(&metadata), |leaf, slot| {
+    move_copy_of(disks, BlockGroupFlags::METADATA, place);
+}
+
+/// Has the second copy of the first chunk of this kind be at another place of the device.
+fn move_copy_of(disks: &Disks, kind: u64, place: u64) {
+    patch_leaf(disks, TreeId::CHUNK, chunk_key(&chunk_of(disks, kind)), |leaf, slot| {
         let at = size_of::<ChunkItem>() + size_of::<StripeItem>() + size_of::<U64>();
         data_mut(leaf, slot)[at..at + 8].copy_from_slice(&place.to_le_bytes());
     });
 }
 
 contradictions! {
+    /// The next commit would name no system chunk at all, and then nothing opens the volume.
+    system_chunk_that_only_the_superblock_has, "-m dup", "different system chunks": |disks| {
+        let system = chunk_of(disks, BlockGroupFlags::SYSTEM);
+        edit(disks, TreeId::CHUNK, &[(chunk_key(&system), None)]);
+    };
+    system_chunk_that_is_elsewhere_in_the_superblock, "-m dup", "different system chunks": |disks| {
+        move_copy_of(disks, BlockGroupFlags::SYSTEM, 400 << 20);
+    };
     device_extent_that_is_missing, "", "has no device extent": |disks| {
         let chunk = chunk_of(disks, BlockGroupFlags::DATA);
         let key = Key::new(1, ItemType::DEV_EXTENT, chunk.stripes[0].physical.0);
