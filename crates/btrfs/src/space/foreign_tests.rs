@@ -148,7 +148,7 @@ fn judge(disks: &Disks) {
     let path = mount.path().to_str().expect("it is plain");
     let said = run("btrfs", &["scrub", "start", "-B", path]);
     assert!(said.contains("no errors found"), "{said}");
-    fill::write(&mount.path().join("the kernel's"), &[3; 100_000]);
+    fill::write(&mount.path().join("the kernel's"), &vec![3; 100_000]);
     mount.sync();
     drop(mount);
     disks.assert_checks();
@@ -263,7 +263,7 @@ fn the_lowest_addresses_stay_free() {
         };
         let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
         let file = fs.create(Place { dir: fs.root(), name: b"first" }, &NEW);
-        fs.write(file.expect("there is room"), 0, &[5; 100_000], AT).expect("there is room");
+        fs.write(file.expect("there is room"), 0, &vec![5; 100_000], AT).expect("there is room");
         fs.sync().expect("a commit");
         let mut was_used = is_used();
         volume.try_grow(Purpose::Data, || true).expect("no device fails");
@@ -316,7 +316,7 @@ fn tree_blocks_cross_no_border_in_groups_that_begin_anywhere() {
         let said = run("btrfs", &["check", "--readonly", "--check-data-csum", image]);
         assert!(said.contains("no error found"), "{said}");
         let mount = disks.mount("rw,noatime");
-        fill::write(&mount.path().join("the kernel's"), &[3; 100_000]);
+        fill::write(&mount.path().join("the kernel's"), &vec![3; 100_000]);
         let path = mount.path().to_str().expect("it is plain");
         let said = run("btrfs", &["scrub", "start", "-B", path]);
         assert!(said.contains("no errors found"), "{said}");

@@ -227,7 +227,9 @@ mod tests {
 
     fn of_blocks(ranges: &[(u64, u64)]) -> FreeSpace {
         let mut free = FreeSpace::of_blocks(0, NODE, Vec::new());
-        ranges.iter().for_each(|(from, to)| free.add(from * KIB, to * KIB));
+        for (from, to) in ranges {
+            free.add(from * KIB, to * KIB);
+        }
         free
     }
 
