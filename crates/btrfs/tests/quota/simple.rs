@@ -9,11 +9,12 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Position};
 use crate::common::{AT, Groups, NEW, at, by_kernel, cut, made, open, write};
 use crate::subvolume_calls::Ours;
 
-/// Two subvolumes, one of them in groups.
-const BEGINNING: &str = "btrfs -q subvolume create a; btrfs -q subvolume create b
-    btrfs qgroup create 1/1 .; btrfs qgroup create 2/1 .; btrfs qgroup create 1/2 .
-    btrfs qgroup assign 0/256 1/1 .; btrfs qgroup assign 0/256 1/2 .
-    btrfs qgroup assign 1/1 2/1 .; btrfs qgroup assign 1/2 2/1 .; sync";
+/// Two subvolumes, one of them in groups. It is in them from the beginning: what a group already uses when it comes to
+/// another by two ways the kernel adds twice.
+const BEGINNING: &str =
+    "btrfs qgroup create 1/1 .; btrfs qgroup create 2/1 .; btrfs qgroup create 1/2 .
+    btrfs qgroup assign 1/1 2/1 .; btrfs qgroup assign 1/2 2/1 .
+    btrfs -q subvolume create -i 1/1 -i 1/2 a; btrfs -q subvolume create b; sync";
 
 /// The calls that the kernel does; [`ours`] does the same. Everything is in few tree blocks, so both have as many.
 const CALLS: &str = "btrfs -q subvolume create a/inner
