@@ -67,9 +67,7 @@ impl Tests {
         let skipped = skipped.map_err(|error| format!("{path}: {error}"))?;
         // The same test in another run is another one.
         let run = args.join(" ") + variable.map_or("", |(_, value)| value);
-        for line in skipped.lines() {
-            self.skipped.push_str(&format!("{run}\t{line}\n"));
-        }
+        self.skipped.extend(skipped.lines().map(|line| format!("{run}\t{line}\n")));
         result
     }
 

@@ -79,6 +79,7 @@ pub fn edit_superblocks(image: &Path, edit: impl Fn(&mut [u8])) {
 ///
 /// # Panics
 /// When no leaf has such an entry.
+#[must_use]
 pub fn lead_nowhere(image: &Path, name: &str) -> u64 {
     const NODE_BYTES: usize = 16 << 10;
     const MISSING: u64 = 30_583;

@@ -100,7 +100,7 @@ pub(crate) fn create(
             Some(target) => return Ok(target),
             None => directory.make_named(name, make)?,
         },
-        made => made,
+        result => result,
     };
     let file = first.map_err(|errno| Trouble::Host("cannot make the file", errno))?;
     Ok(Target { file: file.into(), kind: TargetKind::New })

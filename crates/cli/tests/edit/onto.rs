@@ -52,7 +52,9 @@ fn list(side: &Path, before: &[(String, u64)]) -> Vec<String> {
         let known = before.iter().find(|(known, _)| *known == name);
         let is_same = known.is_some_and(|(_, ino)| *ino == stat.ino());
         let contents = match stat.file_type() {
-            kind if kind.is_symlink() => format!("{:?}", fs::read_link(&path).expect("a link")),
+            kind if kind.is_symlink() => {
+                fs::read_link(&path).expect("a link").display().to_string()
+            }
             kind if kind.is_file() => fs::read_to_string(&path).expect("a file"),
             _ => String::new(),
         };

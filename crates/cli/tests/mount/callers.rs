@@ -252,12 +252,12 @@ fn subvolumes_need_the_permissions_of_directories() {
         (".", false),
     ];
     for (dir, is_allowed) in dirs {
-        let (made, said) = run(&format!("mkdir {dir}/directory"));
-        assert_eq!(made, is_allowed, "mkdir in {dir}: {said}");
+        let (is_done, said) = run(&format!("mkdir {dir}/directory"));
+        assert_eq!(is_done, is_allowed, "mkdir in {dir}: {said}");
         for verb in ["create", "snapshot sticky/mine"] {
             let name = verb.replace([' ', '/'], "-");
             let (done, answer) = run(&format!("$0 subvolume {verb} {dir}/{name}"));
-            assert_eq!(done, made, "{verb} in {dir}: {answer}");
+            assert_eq!(done, is_done, "{verb} in {dir}: {answer}");
             assert_eq!(reason(&answer), reason(&said), "{verb} in {dir}");
         }
     }

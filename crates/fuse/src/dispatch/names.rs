@@ -17,20 +17,13 @@ const SGID: u32 = 0o2000;
 impl Context<'_> {
     pub(super) fn lookup(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let name = self.name(&mut arguments)?;
-        match self.fs().lookup(self.file()?, name) {
-            Ok(file) => match self.fs().attr_of_entry(self.file()?, name, file) {
-                Ok(attr) => self.put_node(self.to.nodes.told(file)?, &attr, out),
-                Err(error) => self.put_none(error, out),
-            },
-            Err(error) => self.put_none(error, out),
-        }
-    }
-
-    /// Tells the kernel that a name is not there, or why that is not known.
-    fn put_none(&self, error: Error, out: &mut Output<'_>) -> Result<()> {
-        match error {
-            Error::Posix { errno: Errno::NOENT, .. } => out.put(&no_entry()),
-            error => Err(error),
+        let dir = self.file()?;
+        let found = self.fs().lookup(dir, name);
+        let found = found.and_then(|file| Ok((file, self.fs().attr_of_entry(dir, name, file)?)));
+        match found {
+            Ok((file, attr)) => self.put_node(self.to.nodes.told(file)?, &attr, out),
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
+            Err(error) => Err(error),
         }
     }
 
