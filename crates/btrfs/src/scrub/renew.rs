@@ -107,20 +107,20 @@ impl Renewal {
     pub(super) fn finish(&self, run: &Run<'_>) -> Result<()> {
         let is_clean = run.counts.lock().left_errors == 0 && run.failure.lock().is_none();
         for &(index, why) in &self.left {
-            self.tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
+            Self::tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
         }
         for &index in self.members.iter().filter(|_| !run.is_over()) {
             if is_clean {
-                self.renew_superblocks(run, index)?;
+                Self::renew_superblocks(run, index)?;
             } else {
                 let why = "not all that it missed could be repaired";
-                self.tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
+                Self::tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
             }
         }
         Ok(())
     }
 
-    fn renew_superblocks(&self, run: &Run<'_>, index: usize) -> Result<()> {
+    fn renew_superblocks(run: &Run<'_>, index: usize) -> Result<()> {
         let (volume, member) = (run.volume, &run.volume.members()[index]);
         // Its own says what was allocated before it missed anything.
         let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, member.id.0);
@@ -140,7 +140,7 @@ impl Renewal {
             let outcome = write(run, part, &bytes[..], &mut pages);
             // The copies come when the primary one is there for certain.
             volume.flush_members()?;
-            self.tell(run, index, offset, outcome, "now it is brought up to date");
+            Self::tell(run, index, offset, outcome, "now it is brought up to date");
             if outcome != ScrubOutcome::Corrected {
                 break;
             }
@@ -148,7 +148,7 @@ impl Renewal {
         Ok(())
     }
 
-    fn tell(&self, run: &Run<'_>, index: usize, offset: u64, outcome: ScrubOutcome, why: &str) {
+    fn tell(run: &Run<'_>, index: usize, offset: u64, outcome: ScrubOutcome, why: &str) {
         let member = &run.volume.members()[index];
         let newest = match run.volume.live_part() {
             Some(live) => Generation(live.last_superblock().generation.get()),
@@ -181,18 +181,18 @@ fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
     let len = usize::try_from(part.range.end - part.range.start).expect("no more than is read");
     let mut good = vec![0; len];
     let sectors = (len as u64).div_ceil(u64::from(volume.superblock().sector_size));
-    let (problem, outcome) = match volume.read_data(Logical(part.range.start), &mut good, None) {
-        Err(error) => (error.to_string(), ScrubOutcome::Uncorrectable),
-        Ok(()) => {
-            let own = pages.of(len);
-            let is_same = volume.read_medium(part.member, part.physical, own).is_ok();
-            if is_same && *own == *good {
-                return;
-            }
-            let place = Part { member: part.member, physical: part.physical };
-            let problem = "it is not what the other devices have".to_owned();
-            (problem, write(run, place, &good, pages))
+    let read = volume.read_data(Logical(part.range.start), &mut good, None);
+    let (problem, outcome) = if let Err(error) = read {
+        (error.to_string(), ScrubOutcome::Uncorrectable)
+    } else {
+        let own = pages.of(len);
+        let is_same = volume.read_medium(part.member, part.physical, own).is_ok();
+        if is_same && *own == *good {
+            return;
         }
+        let place = Part { member: part.member, physical: part.physical };
+        let problem = "it is not what the other devices have".to_owned();
+        (problem, write(run, place, &good, pages))
     };
     run.count_outcome(outcome, sectors);
     run.found(&ScrubFinding {

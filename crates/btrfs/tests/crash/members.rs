@@ -445,6 +445,13 @@ fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), Str
     Ok(())
 }
 
+/// Whether a log is pending.
+fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
+    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+    let volume = Volume::open(devices(memory), &options).expect("it opens");
+    volume.superblock().log_is_pending()
+}
+
 /// A power cut after a member failed, at every moment: what was promised is there, the member is not believed, and comes back.
 #[test]
 fn cuts_behind_failures() {
@@ -453,9 +460,13 @@ fn cuts_behind_failures() {
     let judge = |devices: &[Arc<MemoryDevice>]| {
         let copy: Vec<_> = devices.iter().map(|one| Arc::new(one.snapshot())).collect();
         bring_up_to_date(&copy)?;
-        match &outside {
-            Some(outside) => outside.judge(&copy),
-            None => Ok(()),
+        let Some(outside) = &outside else { return Ok(()) };
+        let judged = outside.judge(&copy);
+        // The judge allows for this look only where it sees a log, or files without names, itself.
+        let is_look = |line: &str| line.trim().is_empty() || line.contains("checking UUID tree");
+        match &judged {
+            Err(problem) if problem.lines().skip(1).all(is_look) && has_log(devices) => Ok(()),
+            _ => judged,
         }
     };
     let threes = Shape { members: 3, profiles: [Profile::Raid1c3; 2], ..SETS[0] };

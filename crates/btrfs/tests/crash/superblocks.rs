@@ -4,6 +4,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use offshoot_btrfs::{Member, OpenOptions, Volume};
+use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_testkit::crash::{Devices, Engine};
@@ -102,6 +103,7 @@ fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_o
 /// or not.
 #[test]
 fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
+    let (mut left_out, mut refusals) = (0, 0);
     for set in SETS {
         let old = volume(3, set);
         commit(old.clone(), 1);
@@ -116,16 +118,21 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
             let mut away: Devices = new.iter().map(over).collect();
             away[behind] = over(&old[behind]);
             // Where others have all that is on it, it is left out; else the volume is refused.
-            if [SETS[0], SETS[2]].iter().any(|one| one.profiles == set.profiles) {
+            let Err(refused) = OURS.open_writable(away.iter().map(over).collect()) else {
+                assert!(set.profiles[1] != Profile::Raid0, "{set} without {behind}");
                 require_left_out(away, behind);
+                left_out += 1;
                 continue;
-            }
-            let refused = OURS.open_writable(away).err();
-            let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
-            assert!(matches!(refused, Some(Error::Unsupported(_))), "{set}: {refused:?}");
+            };
+            let said = refused.to_string();
+            assert!(matches!(refused, Error::Unsupported(_)), "{set}: {refused:?}");
             assert!(said.contains("missed commits"), "{set} without {behind}: {refused:?}");
+            let has_alone = matches!(set.profiles[1], Profile::Raid0 | Profile::Single);
+            assert!(has_alone, "{set} without {behind}: {refused:?}");
+            refusals += 1;
         }
     }
+    assert!(left_out >= 6 && refusals >= 2, "{left_out} left out, {refusals} refused");
 }
 
 /// A commit that put no block on a member left nothing there to tell a cut by, and the volume was refused for writing.
