@@ -30,6 +30,10 @@ impl State {
     /// A number for a new subvolume.
     pub(super) fn take_id(&self) -> Result<TreeId> {
         let mut next = self.next.lock();
+        // In a damaged volume the orphan item may be all that tells of a deleted one. A new one with its number would be dropped.
+        while self.deleted.lock().contains_key(&TreeId(*next)) {
+            *next += 1;
+        }
         if *next > TreeId::LAST_FREE.0 {
             return Err(Error::posix(Errno::NOSPC, "a number for a subvolume"));
         }
@@ -82,7 +86,7 @@ impl State {
 
     /// Finds the highest number in use, and the subvolumes that were deleted before the volume was opened.
     pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
-        let mut highest = highest_id(volume)?;
+        *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
         let first = orphan_key(TreeId(0));
         let mut cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
         while let Some((key, _)) = cursor.item_of(first.objectid, first.item_type) {
@@ -91,12 +95,9 @@ impl State {
             let is_alive = root_item(volume, id)?.is_some_and(|item| item.refs.get() > 0);
             if id.is_subvolume() && !is_alive {
                 self.add_deleted(id, Generation(0));
-                // In a damaged volume the orphan item may be all that tells of it. A new subvolume with its number would be dropped.
-                highest = highest.max(id.0);
             }
             cursor.advance()?;
         }
-        *self.next.lock() = highest.saturating_add(1).max(TreeId::FIRST_FREE.0);
         Ok(())
     }
 }

@@ -178,7 +178,8 @@ impl Complaints {
 
     fn parse(output: &str) -> Self {
         // Which range it is that a group counts as free changes with every write. What stays is told in one more line: which group.
-        const HARMLESS: [&str; 26] = [
+        const HARMLESS: [&str; 27] = [
+            "warning line #",
             "wanted bytes #, found #",
             "wanted offset #, found #",
             "there is no free space entry for",
@@ -237,7 +238,8 @@ impl Complaints {
     pub(crate) fn beyond(&self, before: &Self) -> BTreeMap<String, String> {
         let mut new = BTreeMap::new();
         // What is wrong with an extent may be said in another way when it was changed once more.
-        let addresses: HashSet<_> = before.kinds.values().flatten().filter_map(address).collect();
+        let addresses: HashSet<_> =
+            before.kinds.values().flatten().filter_map(|one| address(one)).collect();
         let is_new = |object: &&String| address(object).is_none_or(|at| !addresses.contains(at));
         for (kind, objects) in &self.kinds {
             let objects: Vec<_> = objects.iter().filter(is_new).collect();
@@ -259,7 +261,7 @@ impl Complaints {
 }
 
 /// The logical address that the numbers of a complaint begin with.
-fn address(numbers: &String) -> Option<&str> {
+fn address(numbers: &str) -> Option<&str> {
     let first = numbers.split(' ').next()?;
     first.parse::<u64>().ok().filter(|&number| number >= 1 << 16).map(|_| first)
 }
