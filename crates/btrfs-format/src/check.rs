@@ -280,7 +280,10 @@ pub fn expect(bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
     }
     let owner = header.owner();
     if !may_own(expected.owner, owner) {
-        return Err(bad(format!("owner {} expected, {owner} found", expected.owner)));
+        // Beside each other two small ids are told apart at a glance; the others have names.
+        let shown = |id: TreeId| if id.0 < 256 { id.0.to_string() } else { id.to_string() };
+        let (wanted, found) = (shown(expected.owner), shown(owner));
+        return Err(bad(format!("owner {wanted} expected, {found} found")));
     }
     if let Some(first_key) = expected.first_key {
         let found = first_key_of(bytes, header)?;
