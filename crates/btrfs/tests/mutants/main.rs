@@ -59,7 +59,7 @@ use volumes::{LAYOUTS, Layout, Sound};
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Mutants of each layout in an ordinary run.
-const MUTANTS: u64 = 150;
+const MUTANTS: u64 = 300;
 
 /// The kernel looks at one of so many without being asked.
 const KERNEL_EVERY: u64 = 40;
