@@ -37,14 +37,15 @@ pub(super) fn load_free_space(volume: &Engine, group: &BlockGroup) -> Result<Fre
             report(volume, group, &what);
         }
         if found >= used {
-            add_without(&mut free, &[group.start.0..group.end()], &joined(extents, superblocks));
+            let whole = group.start.0..group.end();
+            add_without(&mut free, std::slice::from_ref(&whole), &joined(extents, superblocks));
         }
         return Ok(free);
     }
     let mut shown = 0u64;
     for_each_free_range(volume, group, |range| {
         shown = shown.saturating_add(range.end - range.start);
-        add_without(&mut free, &[range], &superblocks);
+        add_without(&mut free, std::slice::from_ref(&range), &superblocks);
     })?;
     if shown.checked_add(used) == Some(group.len) {
         return Ok(free);
