@@ -33,7 +33,13 @@ impl Stop {
 
     /// Ends all writing and reports it. The first cause is the one that is told.
     pub(crate) fn set(&self, problem: &str) {
+        self.set_and(problem, || ());
+    }
+
+    /// The same, with `between` called when writing has ended and before that is reported: a reporter may panic.
+    pub(crate) fn set_and(&self, problem: &str, between: impl FnOnce()) {
         let is_first = self.cause.set(problem.to_owned()).is_ok();
+        between();
         if let Some(reporter) = self.reporter.as_ref().filter(|_| is_first) {
             reporter(&Report::ReadOnly { problem: problem.to_owned() });
         }

@@ -407,8 +407,7 @@ impl Live {
 
     /// Allows no more writing, because of this.
     fn break_off(&self, cause: &Error) {
-        self.stop.set(&cause.to_string());
-        self.tell_of_commit();
+        self.stop.set_and(&cause.to_string(), || self.tell_of_commit());
     }
 
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.

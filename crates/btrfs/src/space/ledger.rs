@@ -431,9 +431,9 @@ mod tests {
     /// A create was refused at the end of a cycle in which others had given up what was promised to them.
     #[test]
     fn the_mark_rises_with_what_is_free_and_falls_with_what_is_promised() {
-        let ledger = Ledger::default();
+        let ledger = Ledger::new(Purpose::Metadata, &Arc::default());
         ledger.add_free(100);
-        ledger.promised.store(50, SeqCst);
+        ledger.promised.add(50);
         let mut most = HighWater::of(&ledger);
         assert!(!most.rises(&ledger), "nothing changed");
         ledger.add_free(20);
@@ -443,9 +443,9 @@ mod tests {
         assert!(!most.rises(&ledger));
         ledger.add_free(60);
         assert!(!most.rises(&ledger));
-        ledger.promised.store(40, SeqCst);
+        ledger.promised.STORE(40, SeqCst);
         assert!(most.rises(&ledger) && !most.rises(&ledger));
-        ledger.promised.store(45, SeqCst);
+        ledger.promised.STORE(45, SeqCst);
         assert!(!most.rises(&ledger));
     }
 }

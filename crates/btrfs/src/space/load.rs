@@ -34,7 +34,8 @@ pub(super) fn load_free_space(
         let found: u64 = extents.iter().fold(0, |all, one| all.saturating_add(one.end - one.start));
         let mut free = nothing_free(volume, group);
         if found >= used {
-            add_without(&mut free, &[group.start.0..group.end()], &joined(extents));
+            let whole = group.start.0..group.end();
+            add_without(&mut free, std::slice::from_ref(&whole), &joined(extents));
         }
         let what = format!("its item counts {used} bytes as used, its extents have {found}");
         return Ok((free, (found != used).then_some(what)));

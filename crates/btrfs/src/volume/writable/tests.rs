@@ -425,7 +425,7 @@ contradictions! {
     block_group_of_another_kind, "-O block-group-tree", "its flags are": |disks| {
         change_group(disks, TreeId::BLOCK_GROUP, |_, item| item.flags = 4.into());
     };
-    block_group_that_uses_more_than_it_has, "-O block-group-tree", "as used": |disks| {
+    block_group_that_uses_more_than_it_has, "-O block-group-tree", "bytes used of": |disks| {
         let key = group_key(disks);
         patch_leaf(disks, TreeId::BLOCK_GROUP, key, |leaf, slot| {
             data_mut(leaf, slot)[..8].copy_from_slice(&(key.offset + 4096).to_le_bytes());
