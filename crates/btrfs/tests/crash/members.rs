@@ -169,10 +169,18 @@ impl Struck {
                     }
                 }
                 Kind::Primary => {
-                    device.add_to(Requests::Writes, superblock(SUPERBLOCK_OFFSETS[0]), Fault::Error)
+                    device.add_to(
+                        Requests::Writes,
+                        superblock(SUPERBLOCK_OFFSETS[0]),
+                        Fault::Error,
+                    );
                 }
                 Kind::Copies => {
-                    device.add_to(Requests::Writes, superblock(SUPERBLOCK_OFFSETS[1]), Fault::Error)
+                    device.add_to(
+                        Requests::Writes,
+                        superblock(SUPERBLOCK_OFFSETS[1]),
+                        Fault::Error,
+                    );
                 }
                 Kind::Flush => {
                     let next = device.count(Requests::Flushes);
@@ -477,8 +485,8 @@ fn cuts_behind_failures() {
         let in_place = some_twos(&generator, usize::MAX, seed).filter(Workload::writes_in_place);
         let mut tally = Tally::default();
         for workload in in_place.take(1).chain(some_twos(&generator, 1, seed ^ 1)) {
-            let explored = explorer.explore_failing(&workload, 5 * shape.members);
-            tally += explored.unwrap_or_else(|e| panic!("{shape}: {workload}: {e}"));
+            let outcome = explorer.explore_failing(&workload, 5 * shape.members);
+            tally += outcome.unwrap_or_else(|e| panic!("{shape}: {workload}: {e}"));
         }
         report(format_args!("{shape}: {tally}"));
         assert!(tally.states > 0 && tally.judged > 0, "nothing was explored");

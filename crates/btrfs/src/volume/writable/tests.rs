@@ -254,16 +254,19 @@ refused! {
         let options = OpenOptions { degraded: true, ..refused.options.clone() };
         Refused { present: vec![1], mounted: vec![1], mount: "degraded", options, ..refused }
     };
+    /// One that has data which nothing else has: without such data it would be left out.
     stale_member, "missed commits": |judges| {
-        let disks = Recipe::new().devices(2).mkfs("-d raid1 -m raid1").fill(little).make(judges);
-        let mount = disks.mount_some(&[0], "rw,noatime,degraded");
+        let disks = Recipe::new().devices(2).mkfs("-d raid0 -m raid1").fill(little).make(judges);
+        let old = std::fs::read(&disks.images()[1]).expect("an image");
+        let mount = disks.mount("rw,noatime");
         for number in 0..3 {
-            fill::write(&mount.path().join(format!("later-{number}")), &[1; 10_000]);
+            let _ = fill::directory(mount.path(), &format!("later-{number}"));
             mount.sync();
         }
         drop(mount);
-        // The kernel is shown the current one alone.
-        Refused { mounted: vec![0], mount: "degraded", ..Refused::whole(disks) }
+        let whole = disks.copy(judges);
+        std::fs::write(&disks.images()[1], old).expect("an image");
+        Refused { shown: Some(whole), ..Refused::whole(disks) }
     };
 }
 
