@@ -443,9 +443,9 @@ mod tests {
         assert!(!most.rises(&ledger));
         ledger.add_free(60);
         assert!(!most.rises(&ledger));
-        ledger.promised.STORE(40, SeqCst);
+        ledger.promised.sub(10);
         assert!(most.rises(&ledger) && !most.rises(&ledger));
-        ledger.promised.STORE(45, SeqCst);
+        ledger.promised.add(5);
         assert!(!most.rises(&ledger));
     }
 }
