@@ -5,7 +5,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Mounted, does, require, volume};
+use super::{Mounted, is_done, require, unmount, volume};
 
 /// The lines of the status that say what a thread may do.
 const RIGHTS: [&str; 5] = ["CapInh:", "CapPrm:", "CapEff:", "NoNewPrivs:", "Seccomp:"];
@@ -62,7 +62,8 @@ fn without_its_helper() {
     }
     assert!(mounted.log().contains("asking the process that mounts"), "{}", mounted.log());
     fs::write(mounted.path().join("file"), "contents").expect("it serves on");
-    does(&["unmount".as_ref(), mounted.path().as_os_str()]);
+    let args = [mounted.path().as_os_str()];
+    is_done(&args, &unmount(&args));
     drop(mounted);
     disks.assert_checks();
     assert!(disks.mount("ro").path().join("file").exists());
