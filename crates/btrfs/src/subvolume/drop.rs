@@ -71,8 +71,9 @@ impl Engine {
                 }
                 Ok(Progress::Waits) => self.commit()?,
                 // It was given up, and the next one comes first.
-                Err(error) if live.subvolumes.first_deleted() != first => {
-                    live.require_whole()?;
+                Err(error)
+                    if live.subvolumes.first_deleted() != first && live.require_whole().is_ok() =>
+                {
                     failed.get_or_insert(error);
                 }
                 Err(error) => return Err(error),

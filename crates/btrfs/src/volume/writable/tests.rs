@@ -359,7 +359,10 @@ contradictions! {
     /// The next commit would name no system chunk at all, and then nothing opens the volume.
     system_chunk_that_only_the_superblock_has, "-m dup", "different system chunks": |disks| {
         let system = chunk_of(disks, BlockGroupFlags::SYSTEM);
-        edit(disks, TreeId::CHUNK, &[(chunk_key(&system), None)]);
+        let flags = system.flags.0 & !BlockGroupFlags::SYSTEM | BlockGroupFlags::METADATA;
+        patch_leaf(disks, TreeId::CHUNK, chunk_key(&system), |leaf, slot| {
+            data_mut(leaf, slot)[24..32].copy_from_slice(&flags.to_le_bytes());
+        });
     };
     system_chunk_that_is_elsewhere_in_the_superblock, "-m dup", "different system chunks": |disks| {
         move_copy_of(disks, BlockGroupFlags::SYSTEM, 400 << 20);
