@@ -203,7 +203,7 @@ impl Engine {
     pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
         self.require_scrubbable(*options)?;
         let renewal = Renewal::of(self, options.read_only);
-        let run = Run {
+        let mut run = Run {
             volume: self,
             options: *options,
             watch,
@@ -214,7 +214,12 @@ impl Engine {
         };
         superblocks::scrub(&run)?;
         let chunks = run.chunks_in_order();
+        let left_before = run.counts.lock().left_errors;
         renewal.plain_data(&run, &chunks)?;
+        if run.counts.lock().left_errors > left_before || run.failure.lock().is_some() {
+            // With newer tree blocks the members would be believed in what is still old.
+            run.renewed.clear();
+        }
         run.extents(&chunks)?;
         let counts = run.counts.lock().clone();
         if counts.corrected_errors + counts.corrected_superblocks > 0 {

@@ -305,11 +305,7 @@ impl Space {
     /// Gives back a range that was taken and that nothing refers to, or that is not pinned any more.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
-        let more = self.counted(group.give_back(logical, len))?;
-        if let (Some(more), Some(ledger)) = (more, self.ledger_of(&group)) {
-            ledger.add_free(more);
-        }
-        Ok(())
+        self.counted(group.give_back(logical, len, |more| self.count_free(&group, more)))
     }
 
     /// Block groups whose items no longer say how much of them is used.
@@ -385,19 +381,23 @@ impl Space {
 
     /// Finds out what is free in `group`, unless that is known.
     pub(crate) fn load(&self, volume: &Engine, group: &BlockGroup) -> Result<()> {
-        if let Some(free) = group.load(volume)?
-            && let Some(ledger) = self.ledger_of(group)
-        {
-            ledger.add_free(free);
+        group.load(volume, |free| self.count_free(group, free)).map(drop)
+    }
+
+    /// Counts so much more that can be taken of `group`.
+    fn count_free(&self, group: &BlockGroup, bytes: u64) {
+        if let Some(ledger) = self.ledger_of(group) {
+            ledger.add_free(bytes);
         }
-        Ok(())
     }
 
     /// Finds out what is free in one more block group for `purpose`; whether there was one.
     fn load_one(&self, volume: &Engine, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
-            let is_unknown = |g: &&Arc<BlockGroup>| self.may_take(purpose, g) && !g.is_loaded();
+            let is_unknown = |g: &&Arc<BlockGroup>| {
+                self.may_take(purpose, g) && !g.is_loaded() && !g.is_retired()
+            };
             groups.values().find(is_unknown).cloned()
         };
         unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())

@@ -49,7 +49,7 @@ use crate::transaction::Live;
 use crate::tree::TreeRoot;
 use chunk_map::{ChunkMap, MappedChunk};
 pub(crate) use copies::CopyPart;
-pub(crate) use failing::{DeviceError, WrittenCopy};
+pub(crate) use failing::{DeviceError, Tells, WrittenCopy};
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;

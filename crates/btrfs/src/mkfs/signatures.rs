@@ -190,7 +190,7 @@ fn is_boot_sector(fields: &[u8; 520]) -> bool {
 pub(super) fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
     let read_at = |offset, buf: &mut [u8]| device.read_at(offset, buf);
     let found = occupant(device.size_bytes(), read_at)
-        .map_err(|e| Error::io(format!("{}: looking at what it holds", device.name()), e))?;
+        .map_err(|e| Error::io(format!("{}: reading what it holds", device.name()), e))?;
     let Some(Occupant { what, .. }) = found else { return Ok(()) };
     Err(Error::posix(
         Errno::EXIST,

@@ -124,27 +124,34 @@ impl BlockGroup {
         self.state.lock().free.is_some()
     }
 
-    /// Finds out what is free here, unless that is known, and says how much of it can be taken.
-    pub(crate) fn load(&self, volume: &Engine) -> Result<Option<u64>> {
+    /// Finds out what is free here, unless that is known or the group is being removed; whether it
+    /// did. `count` is told how much of it can be taken.
+    ///
+    /// `count` is called under the lock: a group that is retired in between would take away what was
+    /// never counted.
+    pub(crate) fn load(&self, volume: &Engine, count: impl FnOnce(u64)) -> Result<bool> {
         if self.is_loaded() {
-            return Ok(None);
+            return Ok(false);
         }
         // The trees are read without the lock, which others take while they change them. Until free
         // ranges are known nothing is taken here, so all who read find the same.
-        let (free, wrong) = load_free_space(volume, self)?;
-        let usable = {
+        let loaded = load_free_space(volume, self);
+        let wrong = {
             let mut state = self.state.lock();
-            if state.free.is_some() {
-                return Ok(None);
+            if state.free.is_some() || state.is_retired {
+                // The items of a group that is being removed may be gone in part.
+                return Ok(false);
             }
+            let (free, wrong) = loaded?;
             state.free = Some(free);
-            state.known_usable()
+            count(state.known_usable());
+            wrong
         };
         if let Some(what) = wrong {
             let problem = format!("{what}; what may be in use is left alone");
             volume.report(&Report::WrongFreeSpace { group: self.start, problem });
         }
-        Ok(Some(usable))
+        Ok(true)
     }
 
     /// Whether nothing in it is used, taken, pinned or being discarded.
@@ -178,18 +185,25 @@ impl BlockGroup {
         self.state.lock().known_usable()
     }
 
-    /// Makes a range free that was taken, or pinned: by how much more can be taken now, where it is
-    /// known what is free here.
+    /// Makes a range free that was taken, or pinned. Where it is known what is free here, `count` is
+    /// told under the lock how much more can be taken now.
     ///
     /// # Errors
     /// When less is taken and pinned.
-    pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<Option<u64>> {
+    pub(crate) fn give_back(
+        &self,
+        logical: Logical,
+        len: u64,
+        count: impl FnOnce(u64),
+    ) -> Result<()> {
         let mut state = self.state.lock();
         state.leave_between(len)?;
         let before = state.known_usable();
-        let Some(free) = &mut state.free else { return Ok(None) };
-        free.add(logical.0, logical.0 + len);
-        Ok(Some(state.known_usable() - before))
+        if let Some(free) = &mut state.free {
+            free.add(logical.0, logical.0 + len);
+            count(state.known_usable() - before);
+        }
+        Ok(())
     }
 
     /// An extent of `len` bytes was taken and is used now, or was used and is pinned now.

@@ -76,11 +76,13 @@ impl Engine {
         if !would_do && !wants_little() {
             return Ok(false);
         }
-        let mut has_grown = false;
+        let granted = || space.ledger(purpose).line().granted();
+        let (before, mut has_grown) = (granted(), false);
         while is_awaited() && self.try_grow(purpose, is_awaited)? {
             has_grown = true;
             space.serve(purpose);
-            if !would_do {
+            // What the next in line wants may be more than all chunks have.
+            if !would_do || granted() != before {
                 break;
             }
         }

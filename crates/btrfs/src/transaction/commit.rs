@@ -98,7 +98,7 @@ impl Engine {
         let _commit = live.commit.lock();
         live.require_whole()?;
         // Whoever had the lock before is done with its commit.
-        if live.phases.read().running.id != generation {
+        if live.phases.read().running.id != generation && !self.hides_failures() {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
@@ -200,7 +200,9 @@ impl Engine {
         // One more stores the errors of this one, if there is room for that.
         let mut stores_errors = self.has_errors_of_writing();
         while self.hides_failures() || std::mem::take(&mut stores_errors) {
-            if let Err(error) = self.commit_once(live, Cause::Member, || true, |_| Ok(())) {
+            // What was postponed waits for this one.
+            let follow = || self.commit_once(live, Cause::Member, || true, |_| Ok(()));
+            if let Err(error) = live.whole(follow) {
                 return outcome.and(Err(error));
             }
         }

@@ -60,6 +60,15 @@ struct Run {
     freed: Vec<Range<u64>>,
 }
 
+/// What a search for the reference of a file does at a gap between references whose hashes collide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gaps {
+    /// It ends there: a new reference belongs into the gap.
+    Stop,
+    /// It goes on behind it, through all references of the kind: one that is given up is somewhere.
+    Cross,
+}
+
 #[derive(Default)]
 struct Counts {
     inserted: usize,
@@ -460,7 +469,8 @@ impl Handle<'_> {
             }
             return Ok(());
         }
-        let keyed = if has_items { self.find_keyed(logical, owner)? } else { None };
+        let gaps = if delta < 0 { Gaps::Cross } else { Gaps::Stop };
+        let keyed = if has_items { self.find_keyed(logical, owner, gaps)? } else { None };
         if let Some((key, count)) = keyed {
             let count = changed(count)?;
             return self.change(TreeId::EXTENT, |tree| {
@@ -484,13 +494,20 @@ impl Handle<'_> {
         self.change(TreeId::EXTENT, |tree| tree.insert(key, &data))
     }
 
-    /// The item of `owner`, with its count. References of files whose hashes collide stand behind each other.
-    fn find_keyed(&self, logical: Logical, owner: Owner) -> Result<Option<(Key, u32)>> {
+    /// The item of `owner`, with its count. References of files whose hashes collide stand behind
+    /// each other. One of them that went leaves a gap.
+    fn find_keyed(&self, logical: Logical, owner: Owner, gaps: Gaps) -> Result<Option<(Key, u32)>> {
         let root = self.volume.tree(TreeId::EXTENT)?;
         let first = Key::new(logical.0, owner.item_type(), owner.sequence());
         let mut cursor = Cursor::seek(self.volume, root, first)?;
         let mut expected = first;
-        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key == expected) {
+        let crosses = gaps == Gaps::Cross && matches!(owner, Owner::File { .. });
+        let is_candidate = |key: Key, expected: Key| {
+            let is_alike = key.objectid == logical.0 && key.item_type == owner.item_type();
+            key == expected || (crosses && is_alike)
+        };
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| is_candidate(*key, expected))
+        {
             if let Some((_, count)) = keyed_owner(key, data)?.filter(|(found, _)| *found == owner) {
                 return Ok(Some((key, count)));
             }

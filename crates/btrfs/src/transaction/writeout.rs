@@ -31,7 +31,7 @@ use crate::block::TreeBlock;
 use crate::cores;
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
-use crate::volume::{DeviceError, Engine, WrittenCopy};
+use crate::volume::{DeviceError, Engine, Tells, WrittenCopy};
 
 /// The most that goes out in one request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -69,7 +69,7 @@ impl Engine {
         superblock: &SuperblockItem,
     ) -> Result<bool> {
         let allocated = transaction.allocated.get().map(Vec::as_slice);
-        self.write_state(&transaction.dirty.all(), superblock, allocated)
+        self.write_state(&transaction.dirty.all(), superblock, allocated, Tells::WhatIsNoted)
     }
 
     /// Writes what was written of a log lately, and the superblock of the last commit, which names the log now. The caller has a handle, and the commit
@@ -86,7 +86,7 @@ impl Engine {
         superblock.log_root_transid = 0.into();
         let last = live.phases.read().before.clone();
         let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
-        let is_written = self.write_state(blocks, &superblock, allocated)?;
+        let is_written = self.write_state(blocks, &superblock, allocated, Tells::WhatIsShown)?;
         Ok(is_written && !self.hides_failures())
     }
 
@@ -96,11 +96,12 @@ impl Engine {
         blocks: &[Addressed],
         superblock: &SuperblockItem,
         allocated: Option<&[u64]>,
+        tells: Tells,
     ) -> Result<bool> {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
-        let Some(failed) = self.begin_superblocks() else { return Ok(false) };
+        let Some(failed) = self.begin_superblocks(tells) else { return Ok(false) };
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
         self.end_superblocks(failed);

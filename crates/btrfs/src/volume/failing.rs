@@ -130,6 +130,15 @@ pub(super) struct Failing {
     shown: u64,
 }
 
+/// Which failures of members the superblock that is written leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tells {
+    /// Those that its own transaction notes: it is the superblock of a commit.
+    WhatIsNoted,
+    /// Those of the last commit, whose superblock it is once more, with a log.
+    WhatIsShown,
+}
+
 /// Where a copy of something goes, and whether it is there.
 #[derive(Clone, Debug)]
 pub(crate) struct WrittenCopy {
@@ -275,11 +284,15 @@ impl Engine {
         self.failing.lock().noted += 1;
     }
 
-    /// Begins to write superblocks, behind the barrier of all that they lead to: how many failures they tell of. `None` when a member has failed that they do
-    /// not tell of.
-    pub(crate) fn begin_superblocks(&self) -> Option<u64> {
+    /// Begins to write superblocks, behind the barrier of all that they lead to: how many failures
+    /// they tell of. `None` when a member has failed that they do not tell of.
+    pub(crate) fn begin_superblocks(&self, tells: Tells) -> Option<u64> {
         let failing = self.failing.lock();
-        (failing.failed == failing.noted).then_some(failing.failed)
+        let told = match tells {
+            Tells::WhatIsNoted => failing.noted,
+            Tells::WhatIsShown => failing.shown,
+        };
+        (failing.failed == told).then_some(told)
     }
 
     /// Superblocks are on the devices that tell of the first `failed` failures.

@@ -394,11 +394,14 @@ impl Engine {
         }
     }
 
-    /// Counts what failed for the members that are to blame.
-    fn count_failures(&self, failures: &[Failure]) {
+    /// Counts what failed for the members that are to blame. `has_good` says that another way was
+    /// good. Without one, and while the volume is written, the reader may have come too late: what is
+    /// there now is something else, and no error of the device.
+    fn count_failures(&self, failures: &[Failure], has_good: bool) {
         for failure in failures {
             let kind = match &failure.error {
                 Error::Io { .. } => DeviceError::Read,
+                _ if !has_good && self.live_part().is_some() => continue,
                 _ => DeviceError::Corruption,
             };
             // What a member holds that missed commits is no error of the device.
@@ -410,7 +413,7 @@ impl Engine {
     }
 
     fn report_failures(&self, structure: &'static str, logical: Logical, failures: &[Failure]) {
-        self.count_failures(failures);
+        self.count_failures(failures, true);
         for failure in failures {
             self.report(&Report::BadCopy {
                 structure,
@@ -423,7 +426,7 @@ impl Engine {
 
     /// The error of a read that failed in every way: the first, which tells most.
     fn first_error(&self, what: &str, logical: Logical, failures: Vec<Failure>) -> Error {
-        self.count_failures(&failures);
+        self.count_failures(&failures, false);
         let ways = failures.len();
         let Some(Failure { source, error, .. }) = failures.into_iter().next() else {
             return self.lost(what, logical);

@@ -14,6 +14,7 @@
 //!
 //! What is not so ends all writing before a commit is on the devices: they hold the last one.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef};
@@ -21,7 +22,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId, U32};
 use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
-use super::{Handle, Record};
+use super::{Gaps, Handle, Record};
 use crate::transaction::refs::{ExtentKind, Owner, Pending};
 use crate::tree::Cursor;
 use crate::volume::Engine;
@@ -223,7 +224,7 @@ impl Handle<'_> {
         let stored = match inline {
             Some((_, count)) => *count,
             None if known.in_items > 0 => {
-                self.find_keyed(logical, owner)?.map_or(0, |(_, count)| count)
+                self.find_keyed(logical, owner, Gaps::Cross)?.map_or(0, |(_, count)| count)
             }
             None => 0,
         };
@@ -281,20 +282,13 @@ impl Handle<'_> {
         logical: Logical,
         pending: &Pending,
     ) -> Result<()> {
-        let mut given_up = 0;
-        let mut require = |owner: Owner, count: u32| {
-            if pending.changes.get(&owner) == Some(&-i64::from(count)) {
-                given_up += 1;
-                return Ok(());
-            }
-            let going: Vec<_> = pending.changes.keys().map(|&owner| (owner, 1)).collect();
-            let going = names(&going);
-            let problem = format!(
-                "its last reference goes, that of {going}, but it counts {count} of {owner}"
-            );
-            Err(self.contradicted(logical, &problem))
+        // An owner may be named twice: where a reference with a colliding hash went, a new one of
+        // the same owner may have been put before the old one.
+        let mut named: BTreeMap<Owner, i64> = BTreeMap::new();
+        let mut name = |owner: Owner, count: u32| {
+            *named.entry(owner).or_default() += i64::from(count);
         };
-        known.record.inline.iter().try_for_each(|(owner, count)| require(*owner, *count))?;
+        known.record.inline.iter().for_each(|(owner, count)| name(*owner, *count));
         let mut behind = known.behind;
         if known.in_items > 0 {
             let first = Key::new(logical.0, ItemType::TREE_BLOCK_REF, 0);
@@ -303,13 +297,23 @@ impl Handle<'_> {
                 cursor.item().filter(|(key, _)| is_reference(*key, logical))
             {
                 if let Some((owner, count)) = keyed_owner(key, data)? {
-                    require(owner, count)?;
+                    name(owner, count);
                 }
                 cursor.advance()?;
             }
             behind = cursor.item().map(|(key, _)| key);
         }
-        if given_up != pending.changes.len() {
+        for (owner, count) in &named {
+            if pending.changes.get(owner) != Some(&-count) {
+                let going: Vec<_> = pending.changes.keys().map(|&owner| (owner, 1)).collect();
+                let going = names(&going);
+                let problem = format!(
+                    "its last reference goes, that of {going}, but it counts {count} of {owner}"
+                );
+                return Err(self.contradicted(logical, &problem));
+            }
+        }
+        if named.len() != pending.changes.len() {
             let problem = "it does not count all references that are given up";
             return Err(self.contradicted(logical, problem));
         }
