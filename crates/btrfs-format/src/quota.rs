@@ -86,7 +86,7 @@ impl QgroupStatusItem {
         self.flags.get() & flags == flags
     }
 
-    /// The transaction in which simple quotas were enabled: what is older counts for nobody.
+    /// The transaction in which simple quotas were enabled: older extents count for no group.
     /// `data` is the whole item.
     ///
     /// # Errors

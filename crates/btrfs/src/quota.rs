@@ -50,7 +50,7 @@ pub(crate) enum Quotas {
     },
     /// Simple ones.
     Simple {
-        /// The transaction that enabled them. What is older counts for nobody.
+        /// The transaction that enabled them. Older extents count for no group.
         enabled_in: Generation,
     },
 }

@@ -98,8 +98,8 @@ pub(crate) struct Live {
     /// How often space that a transaction freed became free: what a search found on its way may
     /// not be there any more when this changed since it began.
     pub(crate) epoch: AtomicU64,
-    /// Held shared by who looks up an extent and reads it, and cannot do so often enough to find the epoch the same. A commit that has shut the gate takes
-    /// it for a moment before it frees anything: who has it by then is done, and who takes it later finds nothing that this commit frees.
+    /// Held shared by a reader that looks up an extent and reads it, after commits put it off a few times. A commit that has shut the gate takes
+    /// it for a moment before it frees anything: a reader that has it by then is done, and one that takes it later finds nothing that this commit frees.
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,

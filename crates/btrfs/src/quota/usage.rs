@@ -3,7 +3,7 @@
 //! Data names its owner in the extent item; a tree block has it in its own header. An extent counts
 //! from the commit on that adds its item until the commit that removes it, whoever refers to it
 //! meanwhile. It counts for the group of the owner, and for every group that this one is in, once.
-//! What is older than the quotas, and what trees that are no subvolumes have, counts for nobody.
+//! What is older than the quotas, and what trees that are no subvolumes have, counts for no group.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -32,7 +32,7 @@ fn add_group(volume: &Engine, start: u64, kind: u64, profile: Profile) -> Arc<Bl
     let handle = volume.join_for(20, Claim::Work).expect("there is room");
     let live = volume.live().expect("it is writable");
     let _chunks = live.space.chunk_lock.lock();
-    // Who allocates chunks looks where the chunk tree has room.
+    // The allocator of chunks looks where the chunk tree has room.
     while live.space.load_one(volume, Purpose::System).expect("it reads") {}
     let flags = BlockGroupFlags(kind | profile.bits());
     let members = volume.member_spaces().expect("it reads");

@@ -74,7 +74,7 @@ pub(super) struct Floor {
     pub(super) last: u64,
 }
 
-/// The most room that there was for a kind of space since somebody was served last. Work that makes room without end
+/// The most room that there was for a kind of space since a ticket was granted last. Work that makes room without end
 /// sets no new mark, so a cycle that takes room and gives as much back does not count as one that helped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HighWater {

@@ -19,7 +19,7 @@
 //! both passes. Where most of the members belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
 //! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
 //! the second pass only; there it comes right after looking around too: what it is allocated with, write-back takes as well, and is whole
-//! behind a commit. A ticket that is granted, by the leader or because somebody let go of space, begins the cycle anew.
+//! behind a commit. A ticket that is granted, by the leader or because another thread let go of space, begins the cycle anew.
 //!
 //! A cycle that granted nothing may still have brought the oldest ticket nearer: more is free than before, or less is promised. Then
 //! there is one more. What was free and promised at best is remembered until a ticket comes to its end, so there are so many and no

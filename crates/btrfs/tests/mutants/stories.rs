@@ -9,6 +9,7 @@ use std::sync::Arc;
 use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, Reporter, SubvolumeId, Volume};
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::recipe::Recipe;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
@@ -52,6 +53,11 @@ impl Story {
         let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
         change(&volume.filesystem(SubvolumeId::FS).expect("every volume has one"));
         drop(volume);
+        Self::on(disks)
+    }
+
+    /// The volume on these disks as it is now.
+    fn on(disks: Disks) -> Self {
         let read = |path: &std::path::PathBuf| Arc::new(Image::read(path).expect("an image"));
         let images: Vec<_> = disks.images().iter().map(read).collect();
         let target = Target::new(images.clone(), false);
@@ -152,12 +158,7 @@ impl Story {
         let members = copies(&self.members);
         let changed = self.judge.kernel_changes(&members, work);
         let disks = changed.expect("the kernel mounts it for writing");
-        let read = |path: &std::path::PathBuf| Arc::new(Image::read(path).expect("an image"));
-        let images: Vec<_> = disks.images().iter().map(read).collect();
-        let target = Target::new(images.clone(), false);
-        let judge = Judge::new(disks, &images);
-        let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
-        Self { target, judge, members: images.iter().map(over).collect() }
+        Self::on(disks)
     }
 }
 

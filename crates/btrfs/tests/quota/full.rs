@@ -1,5 +1,6 @@
 //! Full quotas: the numbers are marked as wrong, and the kernel puts them right.
 
+use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::model::subvolumes::Subvolumes;
 use offshoot_vfs::{FileSystem, FileSystemMut, Place};
@@ -19,7 +20,7 @@ const BEGINNING: &str = "btrfs -q subvolume create a; btrfs -q subvolume create 
 const INHERITS: &str = "qgroup inherit needs a rescan";
 
 /// `BEGINNING`, which has its numbers right.
-fn beginning(judges: &judges::Judges, mkfs: &str) -> offshoot_testkit::disks::Disks {
+fn beginning(judges: &judges::Judges, mkfs: &str) -> Disks {
     let disks = made(judges, mkfs, "");
     by_kernel(&disks, BEGINNING, &[INHERITS]);
     let groups = Groups::of(&disks);
@@ -81,15 +82,20 @@ fn what_is_written_is_counted_anew() {
     }
 }
 
+/// Ours deletes the subvolume `b`, with a commit.
+fn delete_b(disks: &Disks) {
+    let (fs, _) = open(disks);
+    Ours(fs.clone()).delete_subvolume(Place { dir: fs.root(), name: b"b" }, AT).expect("it goes");
+    fs.sync().expect("a commit");
+    drop(fs);
+}
+
 /// A commit that only drops what was deleted before changes what counts, too.
 #[test]
 fn a_drop_alone_is_said() {
     let Some(judges) = judges::require() else { return };
     let disks = beginning(&judges, "-O quota");
-    let (fs, _) = open(&disks);
-    Ours(fs.clone()).delete_subvolume(Place { dir: fs.root(), name: b"b" }, AT).expect("it goes");
-    fs.sync().expect("a commit");
-    drop(fs);
+    delete_b(&disks);
     let before = Groups::of(&disks);
     assert!(before.is_inconsistent() && before.used.contains_key("0/257"), "{before:?}");
     let (fs, told) = open(&disks);
@@ -106,10 +112,7 @@ fn a_drop_alone_is_said() {
 fn groups_go_whoever_drops_the_subvolume() {
     let Some(judges) = judges::require() else { return };
     let disks = beginning(&judges, "-O quota");
-    let (fs, _) = open(&disks);
-    Ours(fs.clone()).delete_subvolume(Place { dir: fs.root(), name: b"b" }, AT).expect("it goes");
-    fs.sync().expect("a commit");
-    drop(fs);
+    delete_b(&disks);
     by_kernel(&disks, "btrfs -q filesystem sync .; btrfs -q subvolume sync .", &[]);
     assert!(!Groups::of(&disks).used.contains_key("0/257"));
     by_kernel(&disks, "btrfs -q subvolume delete -c c", &[]);

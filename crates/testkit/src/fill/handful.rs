@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate};
 use rustix::io::Errno;
 
 use super::data::{set_compression, set_nocow};
+use super::shapes::{create as new_file, put};
 use super::subvolumes::{create, snapshot};
 use super::{directory, sync, write};
 use crate::names::colliding;
@@ -38,19 +39,6 @@ pub fn fill(root: &Path) {
     clones(&directory(root, "clones"));
     subvolumes(&directory(root, "volumes"));
     sync(root);
-}
-
-fn new_file(dir: &Path, name: &str) -> File {
-    File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(dir.join(name))
-        .unwrap_or_else(|error| panic!("{name}: {error}"))
-}
-
-fn put(file: &File, offset: u64, bytes: &[u8]) {
-    file.write_all_at(bytes, offset).expect("a write into a new volume");
 }
 
 fn names(dir: &Path) {

@@ -37,7 +37,7 @@ pub fn fill_by(dir: &Path, methods: &[&str]) {
     preallocated(&nocow);
 }
 
-fn create(dir: &Path, name: &str) -> File {
+pub(super) fn create(dir: &Path, name: &str) -> File {
     File::options()
         .read(true)
         .write(true)
@@ -46,7 +46,7 @@ fn create(dir: &Path, name: &str) -> File {
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn put(file: &File, offset: u64, bytes: &[u8]) {
+pub(super) fn put(file: &File, offset: u64, bytes: &[u8]) {
     file.write_all_at(bytes, offset).expect("a write into a new volume");
 }
 
