@@ -128,12 +128,16 @@ impl State {
         if moved == other {
             return Ok(());
         }
-        for (file, dir) in [(moved, to.dir), (other, from.dir)] {
-            self.refuse(file, FIXED)?;
-            self.refuse(dir, FIXED)?;
+        let moves = [(moved, to.dir), (other, from.dir)];
+        // Linux looks at the way up of both before it asks the filesystem about either.
+        for (file, dir) in moves {
             if self.file_type(file)? == FileType::Directory && self.is_below(dir, file)? {
                 return posix(Errno::INVAL, file);
             }
+        }
+        for (file, dir) in moves {
+            self.refuse(file, FIXED)?;
+            self.refuse(dir, FIXED)?;
             if from.dir != to.dir {
                 self.require_writable(file)?;
             }
