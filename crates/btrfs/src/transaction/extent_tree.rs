@@ -33,7 +33,7 @@ use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
 use crate::subvolume::malformed;
 use crate::tree::{Cursor, ItemEdit, Tree};
-use verify::{keyed_owner, wrong};
+use verify::{keyed_owner, names, wrong};
 
 /// An item of the extent tree, taken apart.
 struct Record {
@@ -228,20 +228,22 @@ impl Handle<'_> {
             && (header.generation() <= tree.last_snapshot()
                 || header.flags.get() & HEADER_RELOC != 0);
         let owner = Owner::Tree { root: tree.id };
-        let _counting = may_be_shared.then(|| self.live.counting(logical));
-        if may_be_shared {
-            let (count, is_full) = self.count_of(logical, level, owner)?;
-            if count > 1 && header.owner() == tree.id && !is_full {
-                self.refer_to_children(old, None, 1)?;
-                self.transaction.refs.set_full_backref(logical, node_size, level);
-            } else if count > 1 {
-                self.refer_to_children(new, Some(tree.id), 1)?;
-            } else if is_full {
-                self.refer_to_children(new, Some(tree.id), 1)?;
-                self.refer_to_children(old, None, -1)?;
-            }
+        if !may_be_shared {
+            self.transaction.refs.give_up_unshared(logical, node_size, level, owner);
+            return Ok(());
         }
-        self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
+        let _counting = self.live.counting(logical);
+        let (count, is_full) = self.count_of(logical, level, owner)?;
+        if count > 1 && header.owner() == tree.id && !is_full {
+            self.refer_to_children(old, None, 1)?;
+            self.transaction.refs.set_full_backref(logical, node_size, level);
+        } else if count > 1 {
+            self.refer_to_children(new, Some(tree.id), 1)?;
+        } else if is_full {
+            self.refer_to_children(new, Some(tree.id), 1)?;
+            self.refer_to_children(old, None, -1)?;
+        }
+        self.leave_block(logical, level, owner);
         Ok(())
     }
 
@@ -401,6 +403,16 @@ impl Handle<'_> {
         if left == 0 {
             self.require_all_given_up(&known, logical, pending)?;
             return self.remove_extent(logical, pending, &known.record, in_items > 0, run);
+        }
+        if pending.must_go {
+            // The tree says that no snapshot is as young as the block, so it was copied without
+            // a look at its count. What is below it would now be counted once too little.
+            let found = names(&known.record.inline);
+            let problem = format!(
+                "the block is younger than the last snapshot of its tree, so only the tree may \
+                 refer to it, but {left} more references are counted; it names {found}"
+            );
+            return Err(self.contradicted(logical, &problem));
         }
         let mut record = known.record;
         let is_own = |owner: &Owner| record.inline.iter().all(|(one, _)| one == owner);

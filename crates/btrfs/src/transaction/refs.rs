@@ -61,6 +61,8 @@ pub(crate) struct Pending {
     pub(crate) changes: BTreeMap<Owner, i64>,
     /// Another length and kind that the extent was given by what refers to it.
     pub(crate) contradiction: Option<(u64, ExtentKind)>,
+    /// The writer took the owner that gives it up for the only one.
+    pub(crate) must_go: bool,
     /// What this may add to the trees of a commit, in bytes of items.
     growth: u64,
 }
@@ -132,6 +134,13 @@ impl DelayedRefs {
         self.with(logical, len, kind, |entry| entry.change(owner, delta));
     }
 
+    /// `owner` gives up a block that the writer copied as one that nobody else refers to. When
+    /// the extent tree counts others, the transaction does not commit.
+    pub(crate) fn give_up_unshared(&self, logical: Logical, len: u64, level: u8, owner: Owner) {
+        self.add(logical, len, ExtentKind::Block { level }, owner, -1);
+        self.with(logical, len, ExtentKind::Block { level }, |entry| entry.must_go = true);
+    }
+
     /// The block refers to what is below it by its own address from now on.
     pub(crate) fn set_full_backref(&self, logical: Logical, len: u64, level: u8) {
         let kind = ExtentKind::Block { level };
@@ -178,6 +187,7 @@ impl Pending {
             full_backref: false,
             changes: BTreeMap::new(),
             contradiction: None,
+            must_go: false,
             growth: 0,
         }
     }

@@ -234,6 +234,29 @@ shared_leaves! {
     };
 }
 
+/// The root item says that no snapshot was ever made: shared leaves counted as the tree's own, and
+/// what they refer to was counted once too little.
+#[test]
+fn a_root_that_forgot_its_last_snapshot() {
+    /// Where `last_snapshot` stands in a root item.
+    const LAST_SNAPSHOT: std::ops::Range<usize> = 200..208;
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().fill(shared).make(&judges);
+    let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
+    let is_shared = |one: &Record| both.iter().all(|owner| one.inline.contains(owner));
+    let lowest = extents(open(&disks).volume(), is_shared)[0].key.objectid;
+    let root = Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, 0);
+    patch_leaf(&disks, TreeId::ROOT, root, |leaf, slot| {
+        let field = &mut data_mut(leaf, slot)[LAST_SNAPSHOT];
+        assert_ne!(field, [0; 8], "a snapshot was made");
+        field.fill(0);
+    });
+    let fs = open(&disks);
+    stops(&judges, &disks, Logical(lowest), &fs, remove_files);
+    drop(fs);
+    is_still_there(&disks, 2 * FILES as u64);
+}
+
 /// Ours does not write a volume of which an item contradicts itself, and the error names the extent.
 #[track_caller]
 fn is_refused(judges: &Judges, disks: &Disks, at: Logical, work: fn(&Filesystem) -> Result<()>) {

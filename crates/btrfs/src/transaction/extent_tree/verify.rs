@@ -8,6 +8,7 @@
 //! |---|---|
 //! | its item is looked at | it is the kind, the level and the length that is referred to; it counts what it names inline, and more only if references with items of their own follow; no extent beside it in the leaf overlaps it |
 //! | a block counts as not shared | the one reference is that of the tree or block on the way to it |
+//! | a block is younger than the last snapshot of its tree | nothing refers to it when the tree has given it up |
 //! | a reference goes | the item names its owner, often enough |
 //! | the last one goes | all that is named, inline and in items, is what goes; no extent begins or ends in it |
 //! | an extent is new | nothing of its range is in an extent |
@@ -104,7 +105,7 @@ fn last_extent_before(volume: &Engine, end: u64) -> Result<Option<Range<u64>>> {
 }
 
 /// What an item names inline, for messages.
-fn names(inline: &[(Owner, u32)]) -> String {
+pub(super) fn names(inline: &[(Owner, u32)]) -> String {
     const MOST: usize = 4;
     let mut all: Vec<_> = inline.iter().take(MOST).map(|(owner, _)| owner.to_string()).collect();
     if inline.len() > MOST {
