@@ -7,6 +7,7 @@
 //!   chunk tree      | chunk 1: 4 MiB to 12 MiB, stripe on device 1 at 20 MiB |
 //!   device tree     | device 1, 20 MiB: 8 MiB of chunk 1                     |   one for each stripe, none for anything else
 //!   block groups    | 4 MiB, 8 MiB long, of the same type and profile        |   one for each chunk, none for anything else
+//!   device items    | device 1, 16 GiB                                       |   no longer than the device itself
 //!   superblock      | chunk 1 again, if it is a system chunk                 |   by which the chunk tree is found
 //! ```
 //!
@@ -60,6 +61,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Corrupt`] with the address of the chunk or block group.
     pub(super) fn require_sound_chunks(&self, block_groups: TreeRoot) -> Result<()> {
+        self.require_long_members()?;
         let chunks: Vec<Chunk> = self.chunks().collect();
         self.require_system_chunks(&chunks)?;
         self.require_device_extents(&chunks)?;
@@ -68,6 +70,24 @@ impl Engine {
         } else {
             self.require_groups(&chunks, block_groups)
         }
+    }
+
+    /// Each device is as long as its item says. A writer puts copies of the superblock, and new
+    /// chunks, wherever the item says that the device has room.
+    fn require_long_members(&self) -> Result<()> {
+        for member in self.members() {
+            let Some(device) = &member.device else { continue };
+            let (size, expected) = (device.size_bytes(), member.total_bytes);
+            if expected > size {
+                let (id, name) = (member.id, member.name());
+                let problem = format!(
+                    "device {id} is to have {expected} bytes, but {name} has {size}: make it as \
+                     long as it was; the volume can be read"
+                );
+                return Err(Error::corrupt("device item", problem));
+            }
+        }
+        Ok(())
     }
 
     /// The superblock names the system chunks of the chunk tree, and no others. A commit makes what

@@ -410,6 +410,12 @@ contradictions! {
         edit(disks, TreeId::DEV, &[(key(old), None), (key(new), Some(extent))]);
         move_copy(disks, new);
     };
+    /// A copy of the superblock went to where the device has nothing, and writing ended.
+    device_that_is_longer_in_its_item, "", "is to have 18446744073709551615 bytes": |disks| {
+        patch_leaf(disks, TreeId::CHUNK, Key::new(1, ItemType::DEV_ITEM, 1), |leaf, slot| {
+            data_mut(leaf, slot)[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+        });
+    };
     chunk_without_a_block_group, "-O block-group-tree", "has no block group": |disks| {
         edit(disks, TreeId::BLOCK_GROUP, &[(group_key(disks), None)]);
     };
