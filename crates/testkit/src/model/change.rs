@@ -128,14 +128,14 @@ impl State {
         if moved == other {
             return Ok(());
         }
-        let moves = [(moved, to.dir), (other, from.dir)];
+        let ways = [(moved, to.dir), (other, from.dir)];
         // Linux looks at the way up of both before it asks the filesystem about either.
-        for (file, dir) in moves {
+        for (file, dir) in ways {
             if self.file_type(file)? == FileType::Directory && self.is_below(dir, file)? {
                 return posix(Errno::INVAL, file);
             }
         }
-        for (file, dir) in moves {
+        for (file, dir) in ways {
             self.refuse(file, FIXED)?;
             self.refuse(dir, FIXED)?;
             if from.dir != to.dir {
