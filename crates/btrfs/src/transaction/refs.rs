@@ -134,11 +134,14 @@ impl DelayedRefs {
         self.with(logical, len, kind, |entry| entry.change(owner, delta));
     }
 
-    /// `owner` gives up a block that the writer copied as one that nobody else refers to. When
-    /// the extent tree counts others, the transaction does not commit.
+    /// The writer copied a block without a look at its count, as one that `owner` alone refers to,
+    /// and `owner` gives it up. When the extent tree counts others, the transaction does not commit.
     pub(crate) fn give_up_unshared(&self, logical: Logical, len: u64, level: u8, owner: Owner) {
-        self.add(logical, len, ExtentKind::Block { level }, owner, -1);
-        self.with(logical, len, ExtentKind::Block { level }, |entry| entry.must_go = true);
+        self.given_up.fetch_add(len, Relaxed);
+        self.with(logical, len, ExtentKind::Block { level }, |entry| {
+            entry.change(owner, -1);
+            entry.must_go = true;
+        });
     }
 
     /// The block refers to what is below it by its own address from now on.

@@ -165,15 +165,20 @@ fn is_still_there(disks: &Disks, at_least: u64) {
     compare(&fs, mount.path()).assert_same(at_least);
 }
 
-/// A leaf with files of the top level that the snapshot has too.
-fn shared_leaf(volume: &Volume) -> Record {
+/// The leaves of the top level that the snapshot has too, by address.
+fn leaves_in_both(volume: &Volume) -> Vec<Record> {
     let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
     let is_it = |one: &Record| {
         let is_block = one.flags & EXTENT_FLAG_TREE_BLOCK != 0;
         is_block && one.refs == 2 && both.iter().all(|owner| one.inline.contains(owner))
     };
+    extents(volume, is_it)
+}
+
+/// A leaf with files of the top level that the snapshot has too.
+fn shared_leaf(volume: &Volume) -> Record {
     // The first has the root directory, which changes with everything.
-    extents(volume, is_it).pop().expect("leaves are shared")
+    leaves_in_both(volume).pop().expect("leaves are shared")
 }
 
 fn remove_files(fs: &Filesystem) -> Result<()> {
@@ -242,9 +247,7 @@ fn a_root_that_forgot_its_last_snapshot() {
     const LAST_SNAPSHOT: std::ops::Range<usize> = 200..208;
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().fill(shared).make(&judges);
-    let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
-    let is_shared = |one: &Record| both.iter().all(|owner| one.inline.contains(owner));
-    let lowest = extents(open(&disks).volume(), is_shared)[0].key.objectid;
+    let lowest = leaves_in_both(open(&disks).volume())[0].key.objectid;
     let root = Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, 0);
     patch_leaf(&disks, TreeId::ROOT, root, |leaf, slot| {
         let field = &mut data_mut(leaf, slot)[LAST_SNAPSHOT];

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | its item is looked at | it is the kind, the level and the length that is referred to; it counts what it names inline, and more only if references with items of their own follow; no extent beside it in the leaf overlaps it |
 //! | a block counts as not shared | the one reference is that of the tree or block on the way to it |
-//! | a block is younger than the last snapshot of its tree | nothing refers to it when the tree has given it up |
+//! | a tree gives up a block younger than its last snapshot | no reference to the block remains |
 //! | a reference goes | the item names its owner, often enough |
 //! | the last one goes | all that is named, inline and in items, is what goes; no extent begins or ends in it |
 //! | an extent is new | nothing of its range is in an extent |

@@ -56,10 +56,11 @@ fn wrong_group(start: u64, problem: &str) -> Error {
 }
 
 impl Engine {
-    /// Refuses a volume whose chunks, device extents and block groups do not agree. Takes time for each of them, not for what they hold.
+    /// Refuses a volume whose devices, chunks, device extents and block groups do not agree. Takes time
+    /// for each of them, not for what they hold.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the address of the chunk or block group.
+    /// [`Error::Corrupt`] with the device, or the address of the chunk or block group.
     pub(super) fn require_sound_chunks(&self, block_groups: TreeRoot) -> Result<()> {
         self.require_long_members()?;
         let chunks: Vec<Chunk> = self.chunks().collect();
