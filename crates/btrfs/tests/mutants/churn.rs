@@ -117,6 +117,10 @@ impl Churn {
                 _ => {}
             }
         }
+        if places.is_empty() {
+            // The root is no directory any more. It is asked all the same.
+            places.push(fs.root());
+        }
         let calls = Ours(fs.clone());
         let (touched, deleted, told) = (HashSet::new(), BTreeSet::new(), Vec::new());
         let next = 0;

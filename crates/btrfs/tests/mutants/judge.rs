@@ -39,6 +39,24 @@ pub(crate) struct Complaints {
     pub(crate) is_broken: bool,
 }
 
+/// How `btrfs check` looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It keeps a record of each extent and inode.
+    Original,
+    /// It looks up what belongs to an item when it meets the item.
+    Lowmem,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Original => "original",
+            Self::Lowmem => "lowmem",
+        }
+    }
+}
+
 impl Judge {
     /// A judge of volumes that differ little from the one on `disks`, whose images these are.
     pub(crate) fn new(disks: Disks, images: &[Arc<Image>]) -> Self {
@@ -99,13 +117,14 @@ impl Judge {
         self.sound.iter().zip(disks.images()).map(member).collect()
     }
 
-    /// What `btrfs check` finds.
-    pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>]) -> Complaints {
+    /// What `btrfs check` finds in one of its modes.
+    pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>], mode: Mode) -> Complaints {
         self.hold(devices);
         // It finds several members only when they are block devices.
         let attached = (self.files.len() > 1).then(|| Attached::new(self.disks.images()));
         let mut check = command("timeout");
         check.args([CHECK_SECONDS, "btrfs", "check", "--readonly"]);
+        check.args(["--mode", mode.name()]);
         match &attached {
             Some(attached) => check.arg(attached.devices()[0]),
             None => check.arg(&self.disks.images()[0]),

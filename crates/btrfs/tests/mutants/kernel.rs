@@ -45,11 +45,16 @@ pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
             _ => drop(std::fs::hard_link(path, path.with_extension("linked"))),
         }
     }
-    let to = mount.join("kernel-snapshot");
     let command = |args: &[&OsStr]| drop(try_run("btrfs", args));
-    command(&["subvolume".as_ref(), "snapshot".as_ref(), mount.as_ref(), to.as_ref()]);
+    // An empty one first: it may get the number of one that the extent tree still knows.
     let to = mount.join("kernel-subvolume");
     command(&["subvolume".as_ref(), "create".as_ref(), to.as_ref()]);
+    let snapshot = mount.join("kernel-snapshot");
+    command(&["subvolume".as_ref(), "snapshot".as_ref(), mount.as_ref(), snapshot.as_ref()]);
+    // Ours may have removed any of these. A second, damaged name of a removed file stays.
+    for path in touched {
+        drop(std::fs::remove_file(snapshot.join(OsStr::from_bytes(path))));
+    }
     for path in &dirs {
         command(&["subvolume".as_ref(), "delete".as_ref(), path.as_ref()]);
         drop(std::fs::remove_dir(path));

@@ -16,7 +16,7 @@ use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 
 use crate::damage::{Target, header};
 use crate::image::{Image, Patched};
-use crate::judge::{Complaints, Judge};
+use crate::judge::{Complaints, Judge, Mode};
 use crate::mutation::{pack, unpack};
 use crate::{Members, copies, devices};
 
@@ -113,7 +113,7 @@ impl Story {
 
     /// What `btrfs check` says of the volume as it is now.
     fn check(&mut self) -> Complaints {
-        self.judge.check(&self.members)
+        self.judge.check(&self.members, Mode::Original)
     }
 
     /// `btrfs check` finds nothing that it did not find before.
