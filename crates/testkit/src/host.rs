@@ -272,13 +272,21 @@ impl FileSystem for HostFilesystem {
     ) -> Result<()> {
         let (_keep, path) = self.path(dir)?;
         let entries = std::fs::read_dir(&path).map_err(|e| Error::io(dir.to_string(), e))?;
+        let mut unseen = Ok(());
         for (place, entry) in (1..).zip(entries) {
             let entry = entry.map_err(|e| Error::io(dir.to_string(), e))?;
             if place <= after {
                 continue;
             }
             let name = entry.file_name();
-            let file = self.lookup(dir, name.as_bytes())?;
+            // What the kernel cannot open does not hide the names behind it.
+            let file = match self.lookup(dir, name.as_bytes()) {
+                Ok(file) => file,
+                Err(error) => {
+                    unseen = unseen.and(Err(error));
+                    continue;
+                }
+            };
             let file_type =
                 file_type(entry.file_type().map_err(|e| Error::io(dir.to_string(), e))?);
             debug_assert_ne!(entry.ino(), 0);
@@ -287,7 +295,7 @@ impl FileSystem for HostFilesystem {
                 break;
             }
         }
-        Ok(())
+        unseen
     }
 
     fn read_link(&self, file: FileId) -> Result<Vec<u8>> {

@@ -38,7 +38,6 @@ mod subvolume_calls;
 mod view;
 mod volumes;
 
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
@@ -252,33 +251,33 @@ impl Problem {
 
 /// What `btrfs check` finds in `now` that it does not find in `before`.
 ///
-/// Its original mode loses its records of inodes where an inode has the last number, or where a
-/// damaged entry stands in a leaf that snapshots share. So its other mode must confirm what it
-/// says of files.
+/// Its original mode loses its records of inodes where an entry names the last inode number, or
+/// where a damaged entry stands in a leaf that snapshots share. So its other mode must confirm what
+/// it says of files.
 fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem> {
-    let mut beyond = complaints_of(judge, before, now, Mode::Original);
-    let is_of_files = |kind: &String| kind.starts_with("root # ") || kind.starts_with("unresolved");
-    if beyond.keys().any(is_of_files) && complaints_of(judge, before, now, Mode::Lowmem).is_empty()
-    {
-        beyond.retain(|kind, _| !is_of_files(kind));
+    let after = judge.check(now, Mode::Original);
+    if after.is_empty() {
+        return vec![];
+    }
+    let known = judge.check(before, Mode::Original);
+    // Where it does not come to its end it says nothing.
+    if known.is_broken {
+        return vec![];
+    }
+    let mut beyond = after.beyond(&known);
+    if beyond.keys().any(|kind| is_of_files(kind)) {
+        let after = judge.check(now, Mode::Lowmem);
+        let known = judge.check(before, Mode::Lowmem);
+        if !after.is_worse_for_files_than(&known) {
+            beyond.retain(|kind, _| !is_of_files(kind));
+        }
     }
     beyond.into_iter().map(|(kind, text)| Problem::Complaint(kind, text)).collect()
 }
 
-/// What `btrfs check` finds in `now` in one mode and not in `before`: kinds with examples.
-fn complaints_of(
-    judge: &mut Judge,
-    before: &Members,
-    now: &Members,
-    mode: Mode,
-) -> BTreeMap<String, String> {
-    let after = judge.check(now, mode);
-    if after.is_empty() {
-        return BTreeMap::new();
-    }
-    let before = judge.check(before, mode);
-    // Where it does not come to its end it says nothing.
-    if before.is_broken { BTreeMap::new() } else { after.beyond(&before) }
+/// Whether a kind of complaints is of the inodes and names of a subvolume.
+fn is_of_files(kind: &str) -> bool {
+    kind.starts_with("root # ") || kind.starts_with("unresolved ref ")
 }
 
 /// Which of the paths that were left alone the kernel does not show any more; `None` when it did not mount it before.

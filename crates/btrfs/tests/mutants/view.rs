@@ -42,7 +42,7 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
             break;
         }
         let file_type = fs.attr(file).map(|attr| attr.file_type);
-        let mut contents = match &file_type {
+        let contents = match &file_type {
             Ok(file_type) => contents(fs, file, *file_type),
             Err(error) => Err(offshoot_vfs::Error::posix(error.errno(), "attributes")),
         };
@@ -50,7 +50,9 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
             && directories.insert(file);
         if is_new && depth < MOST_DEPTH {
             let mut entries = Vec::new();
-            let listed = fs.read_dir(file, 0, &mut |entry| {
+            // When it fails, names are missing, which is seen. A new name that cannot be opened, as
+            // that of a snapshot of a damaged subvolume, is no loss.
+            let _ = fs.read_dir(file, 0, &mut |entry| {
                 entries.push((entry.name.to_vec(), entry.file));
                 if entries.len() < MOST_NAMES {
                     ControlFlow::Continue(())
@@ -58,7 +60,6 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
                     ControlFlow::Break(())
                 }
             });
-            contents = contents.and_then(|sum| listed.map(|()| sum));
             // The first that leads to a directory is the one that has it: the order must not depend on what was made in between.
             entries.sort();
             for (name, file) in entries.into_iter().rev() {
