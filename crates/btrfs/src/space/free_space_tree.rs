@@ -44,6 +44,10 @@ fn info(volume: &Engine, group: &BlockGroup) -> Result<FreeSpaceInfo> {
 }
 
 /// Calls `visit` with every item of `group` that says what is free, in order.
+///
+/// # Errors
+/// When they overlap, leave the block group, are of another form than its info says, or are bitmaps
+/// with gaps between them.
 fn for_each_item(
     volume: &Engine,
     group: &BlockGroup,
@@ -61,6 +65,9 @@ fn for_each_item(
                 format!("{:#x} to {end:#x} is free twice, or in no block group", key.objectid);
             return Err(Error::corrupt_at("free space tree", key.objectid, what));
         }
+        if uses_bitmaps && key.objectid != behind {
+            return Err(no_bitmap(behind));
+        }
         behind = end;
         match key.item_type {
             ItemType::FREE_SPACE_EXTENT if !uses_bitmaps => visit(key, data),
@@ -72,7 +79,13 @@ fn for_each_item(
         }
         cursor.advance()?;
     }
-    Ok(())
+    if uses_bitmaps && behind != group.end() { Err(no_bitmap(behind)) } else { Ok(()) }
+}
+
+/// Bitmaps lie side by side from the beginning of a block group to its end.
+fn no_bitmap(at: u64) -> Error {
+    let what = "the bitmaps of its block group leave this address out";
+    Error::corrupt_at("free space tree", at, what)
 }
 
 /// Calls `visit` with the free ranges that an item stands for, in order.

@@ -6,14 +6,17 @@
 
 use std::sync::Arc;
 
+use offshoot_btrfs_format::space::{FREE_SPACE_USING_BITMAPS, FreeSpaceInfo};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error, Result};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::Claim;
 use super::{Purpose, Reservation};
 use crate::test_volumes::{check, in_memory_of, open, xattr};
+use crate::tree::ItemEdit;
 use crate::{OpenOptions, Volume};
 
 fn item(number: u32, len: usize) -> (Key, Vec<u8>) {
@@ -321,6 +324,43 @@ fn space_that_is_free_twice_is_damage() {
     let handle = volume.join_for(1, Claim::Work).expect("there is room");
     handle.change(TreeId::FREE_SPACE, |tree| tree.insert(again, &[])).expect("nothing fails");
     drop(handle);
+    assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
+}
+
+/// `btrfs check` passes a bitmap that is a sector too short, and complained once its group was written anew.
+#[test]
+fn bitmaps_that_leave_space_out_are_damage() {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let device = in_memory_of(16384, 1 << 30);
+    let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
+    let find = || super::free_space_tree::for_each_free_range(&volume, &group, |_| {});
+    let start = group.start.0;
+    let mut info = FreeSpaceInfo::new_zeroed();
+    info.flags = FREE_SPACE_USING_BITMAPS.into();
+    let mut extents = Vec::new();
+    super::free_space_tree::for_each_free_range(&volume, &group, |range| {
+        let len = range.end - range.start;
+        extents.push(Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len));
+    })
+    .expect("a new volume is sound");
+    let whole = Key::new(start, ItemType::FREE_SPACE_BITMAP, group.len);
+    let short = Key { offset: group.len - 4096, ..whole };
+    let late = Key { objectid: start + 4096, ..short };
+    let bits = vec![0; usize::try_from(group.len / 4096 / 8).expect("small")];
+    let change = |edits: &mut [ItemEdit<'_>]| {
+        edits.sort_unstable_by_key(|edit| edit.0);
+        let handle = volume.join_for(1, Claim::Work).expect("there is room");
+        handle.change(TreeId::FREE_SPACE, |tree| tree.apply_batch(edits)).expect("nothing fails");
+    };
+    let mut edits: Vec<_> = extents.iter().map(|&key| (key, None)).collect();
+    edits.push((Key::new(start, ItemType::FREE_SPACE_INFO, group.len), Some(info.as_bytes())));
+    edits.push((whole, Some(&bits)));
+    change(&mut edits);
+    find().expect("one bitmap of the whole group is sound");
+    change(&mut [(whole, None), (short, Some(&bits))]);
+    assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
+    change(&mut [(short, None), (late, Some(&bits))]);
     assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
 

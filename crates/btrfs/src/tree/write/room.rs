@@ -6,7 +6,10 @@
 //! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no block is added;
 //! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
 //!    a series, into leaves that stay full and a last one with what is left;
-//! 3. a single new item makes three leaves at the most, when it is so large that it stands alone.
+//! 3. a single new item makes three leaves at the most, when it is so large that it stands alone;
+//! 4. a batch that puts more than half a leaf into one, as the data of many small files does that
+//!    comes to their inodes, first fills the left sibling and then each leaf but the last. That
+//!    last one is the left sibling of the leaf that the batch, or the next one, comes to.
 //!
 //! The parent is held and has room for two pointers at least, which the way down saw to. A batch that would need more
 //! leaves than the parent has room for is cut short; what is left of it comes down once more.
@@ -14,8 +17,8 @@
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::KeyPtr;
 use offshoot_btrfs_format::edit::{
-    copy_pointers, insert_pointers, items_bytes, leaf_capacity, node_capacity, pointer_mut,
-    remove_pointers,
+    copy_pointers, insert_pointers, items_bytes, leaf_capacity, leaf_free, node_capacity,
+    pointer_mut, remove_pointers,
 };
 use offshoot_vfs::Result;
 
@@ -65,16 +68,28 @@ impl<'a> TreeWriter<'a> {
         if path.above.is_empty() {
             self.add_level(&mut path, &leaf, first)?;
         }
+        let capacity = leaf_capacity(self.node_size());
         let appended = is_appended(&path, &merged.sequence, sources);
-        if !appended && self.share_with_sibling(&mut path, &mut leaf, sources, &merged.sequence)? {
+        let is_dense = edits.bytes(0..merged.edits) > capacity / 2;
+        let mut left = None;
+        if is_dense && !appended {
+            left = self.lock_left(&mut path)?;
+        } else if !appended
+            && self.share_with_sibling(&mut path, &mut leaf, sources, &merged.sequence)?
+        {
             return Ok(merged.applied);
         }
+        let old_left = left.as_ref().map(|left| Copied::of(left));
+        let sources = Sources { sibling: old_left.as_deref(), ..sources };
         let parent = &path.above.last().expect(HAS_PARENT).node;
         let room = node_capacity(self.node_size()) - parent.len();
-        let capacity = leaf_capacity(self.node_size());
         let parts = loop {
-            let parts = merged.sequence.cut(sources, capacity, appended);
-            if parts.len() <= room + 1 {
+            let sequence = match sources.sibling {
+                Some(left) => merged.sequence.with_sibling(left, true),
+                None => std::mem::take(&mut merged.sequence),
+            };
+            let parts = sequence.cut(sources, capacity, appended || is_dense);
+            if parts.len() <= usize::from(left.is_some()) + 1 + room {
                 break parts;
             }
             assert!(merged.edits > 1, "one item adds two leaves at most, for which there is room");
@@ -83,8 +98,28 @@ impl<'a> TreeWriter<'a> {
                 return self.settle(path, leaf, edits.part(0..merged.edits), &merged);
             }
         };
-        self.write_parts(&mut path, &mut leaf, sources, &parts)?;
+        let parts = match &mut left {
+            Some(left) => {
+                parts[0].replace(left, sources);
+                &parts[1..]
+            }
+            None => &parts[..],
+        };
+        self.write_parts(&mut path, &mut leaf, sources, parts)?;
         Ok(merged.applied)
+    }
+
+    /// The left sibling below the same parent, held, if an eighth of it is free.
+    fn lock_left(&self, path: &mut Path<'a>) -> Result<Option<WriteLatch>> {
+        let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
+        let Some(at) = slot.checked_sub(1) else { return Ok(None) };
+        let capacity = leaf_capacity(self.node_size());
+        let has_room = |left: &TreeBlock| leaf_free(left.bytes()) >= capacity / 8;
+        if !self.peek(parent, at, has_room)? {
+            return Ok(None);
+        }
+        let left = self.lock_child(parent, at)?;
+        Ok(has_room(&left).then_some(left))
     }
 
     /// Writes the first of `parts` into the leaf, and the others into new leaves behind it.
