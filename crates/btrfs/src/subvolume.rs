@@ -133,6 +133,23 @@ pub(crate) fn require_one_root_item(volume: &Engine, id: TreeId) -> Result<()> {
     }
 }
 
+/// Refuses to change a subvolume whose root is a block of another one: what one of them gives up, the
+/// other one loses. A snapshot has a root of its own.
+///
+/// # Errors
+/// [`Error::Corrupt`] for such a subvolume, and when the root does not read.
+pub(crate) fn require_own_root(volume: &Engine, root: &TreeRoot) -> Result<()> {
+    if !root.id.is_subvolume() {
+        return Ok(());
+    }
+    let owner = volume.block(&root.expected())?.header().owner();
+    if owner == root.id {
+        return Ok(());
+    }
+    let problem = format!("the root of tree {} is a block of tree {owner}", root.id);
+    Err(Error::corrupt_at("root item", root.logical.0, problem))
+}
+
 fn no_such_tree(id: TreeId) -> Error {
     Error::posix(Errno::NOENT, format!("tree {id}"))
 }

@@ -367,6 +367,7 @@ impl Live {
         // Two threads may look it up at once; the first to store it wins, and nothing was changed by then.
         let stored = crate::subvolume::stored_root(volume, id)?;
         crate::subvolume::require_one_root_item(volume, id)?;
+        crate::subvolume::require_own_root(volume, &stored.root)?;
         self.space.note_level(stored.root.level);
         if stored.last_snapshot.0 > 0 {
             self.space.note_sharing();

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::drop::Dropping;
 use super::items::orphan_key;
-use super::root_item;
+use super::{require_own_root, root_item, root_of};
 use crate::tree::Cursor;
 use crate::volume::Engine;
 
@@ -85,6 +85,10 @@ impl State {
     }
 
     /// Finds the highest number in use, and the subvolumes that were deleted before the volume was opened.
+    ///
+    /// # Errors
+    /// When the root tree does not read, or when the root of one that is to be dropped is a block of
+    /// another subvolume: the kernel does not mount such a volume for writing either.
     pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
         *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
         let first = orphan_key(TreeId(0));
@@ -92,7 +96,13 @@ impl State {
         while let Some((key, _)) = cursor.item_of(first.objectid, first.item_type) {
             let id = TreeId(key.offset);
             // The kernel lets one be as well whose root item says that it is alive.
-            let is_alive = root_item(volume, id)?.is_some_and(|item| item.refs.get() > 0);
+            let item = root_item(volume, id)?;
+            let is_alive = item.as_ref().is_some_and(|item| item.refs.get() > 0);
+            let root = item.map(|item| root_of(id, &item));
+            // One whose root does not read stays, and is reported when it is dropped.
+            if let Some(root) = root.filter(|root| volume.block(&root.expected()).is_ok()) {
+                require_own_root(volume, &root)?;
+            }
             if id.is_subvolume() && !is_alive {
                 self.add_deleted(id, Generation(0));
             }

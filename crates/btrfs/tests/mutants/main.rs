@@ -355,9 +355,9 @@ fn excuse(
     problems: &mut Vec<Problem>,
 ) {
     let touched: Vec<_> = before.keys().filter(|path| !untouched.contains(path)).cloned().collect();
-    let Ok(disks) = judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched))
-    else {
-        return;
+    let disks = match judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched)) {
+        Ok(disks) => disks,
+        Err(error) => return println!("    the kernel does not change it: {error}"),
     };
     let theirs = judge.images_over(&disks);
     let kinds = complaints(judge, mutant, &theirs);
@@ -374,6 +374,10 @@ fn excuse(
         Problem::Lost(_) => !is_lost,
         Problem::Never(_) => true,
     });
+    if !problems.is_empty() {
+        let theirs = kinds.into_iter().map(Problem::text).collect::<Vec<_>>();
+        println!("    the kernel loses {is_lost}, and leaves: {}", theirs.join("; "));
+    }
 }
 
 /// Judges mutants of a layout, and tells what is wrong.

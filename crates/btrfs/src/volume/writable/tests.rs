@@ -416,6 +416,13 @@ contradictions! {
             data_mut(leaf, slot)[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         });
     };
+    /// What was dropped of it was lost for the other.
+    deleted_subvolume_with_the_root_of_another, "", "is a block of tree 5": |disks| {
+        let root = stored(disks, TreeId::ROOT, Key::new(5, ItemType::ROOT_ITEM, 0));
+        let copy = Key::new(300, ItemType::ROOT_ITEM, 0);
+        let orphan = Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, 300);
+        edit(disks, TreeId::ROOT, &[(copy, Some(root)), (orphan, Some(vec![]))]);
+    };
     chunk_without_a_block_group, "-O block-group-tree", "has no block group": |disks| {
         edit(disks, TreeId::BLOCK_GROUP, &[(group_key(disks), None)]);
     };
