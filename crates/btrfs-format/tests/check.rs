@@ -220,6 +220,7 @@ fn extended_attributes() {
             (hash_of_empty, entry(Key::MIN, 8, b"", b""), "a name of 1 to 255 bytes"),
             (at, right[..right.len() - 1].to_vec(), "its data is 5 bytes, but only 4"),
             (at, entry(Key::MIN, 8, b"user.b", b""), "the name user.b has the hash"),
+            (at, entry(key(0, ItemType(230), 0), 8, b"user.a", b""), "attribute leads to"),
         ],
     );
     // An xattr's name is not part of a path.

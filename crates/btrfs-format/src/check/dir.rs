@@ -63,6 +63,13 @@ fn verify_xattr(entry: &DirEntry<'_>) -> Checked {
     );
     verify_name_length(entry.name)?;
     ensure!(!entry.name.contains(&0), "the name {} holds a NUL", entry.name.escape_ascii());
+    // It leads nowhere, and the kernel does not read a leaf where it leads elsewhere than an entry.
+    let target = entry.location.item_type;
+    ensure!(
+        target.0 == 0 || target == ItemType::INODE_ITEM || target == ItemType::ROOT_ITEM,
+        "an extended attribute leads to {}",
+        entry.location
+    );
     Ok(())
 }
 
