@@ -44,8 +44,15 @@ pub fn repository() -> PathBuf {
 /// # Errors
 /// When the fixture cannot be read or the image cannot be written.
 pub fn unpack(image: &Path) -> io::Result<()> {
-    let packed = File::open(repository().join(VOLUME))?;
-    let mut plain = zstd::stream::read::Decoder::new(packed)?;
+    unpack_file(&repository().join(VOLUME), image)
+}
+
+/// Unpacks a file that [`pack_file`] made.
+///
+/// # Errors
+/// As [`unpack`].
+pub fn unpack_file(packed: &Path, image: &Path) -> io::Result<()> {
+    let mut plain = zstd::stream::read::Decoder::new(File::open(packed)?)?;
     let out = File::create(image)?;
     let mut piece = vec![0; 64 << 10];
     let mut offset = 0;
@@ -60,6 +67,14 @@ pub fn unpack(image: &Path) -> io::Result<()> {
         offset += count as u64;
     }
     out.set_len(offset)
+}
+
+/// Packs an image for the repository.
+///
+/// # Errors
+/// When the image cannot be read or `packed` cannot be written.
+pub fn pack_file(image: &Path, packed: &Path) -> io::Result<()> {
+    zstd::stream::copy_encode(File::open(image)?, File::create(packed)?, 19)
 }
 
 /// Fills `buf` as far as there is anything.
@@ -98,9 +113,7 @@ pub fn make(judges: &Judges) -> io::Result<()> {
     let root = repository();
     std::fs::create_dir_all(root.join("fixtures"))?;
     std::fs::write(root.join(MANIFEST), shown)?;
-    let image = File::open(&disks.images()[0])?;
-    let packed = File::create(root.join(VOLUME))?;
-    zstd::stream::copy_encode(image, packed, 19)
+    pack_file(&disks.images()[0], &root.join(VOLUME))
 }
 
 /// The contents: a machine of which a snapshot was taken before it was changed.

@@ -1,11 +1,15 @@
 //! The sound volumes: the kernel fills them, and ours leaves what a crash does.
+//!
+//! The repository carries one of each layout (`fixtures/mutants`), so that a run can be repeated. A
+//! campaign makes new ones, which differ in addresses, times and UUIDs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::fill::handful;
+use offshoot_testkit::fixture::{pack_file, repository, unpack_file};
 use offshoot_testkit::judges::Judges;
 use offshoot_testkit::recipe::Recipe;
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
@@ -49,12 +53,45 @@ pub(crate) struct Sound {
     pub(crate) judge: Judge,
 }
 
+/// The size of a member.
+const MIB: u64 = 256;
+
 impl Layout {
     /// Makes a volume.
     pub(crate) fn make(&self, judges: &Judges) -> Sound {
-        let recipe = Recipe::new().devices(self.members).mib(256).mkfs(self.mkfs);
+        self.sound(self.disks(judges))
+    }
+
+    /// The volume that the repository carries.
+    pub(crate) fn carried(&self, judges: &Judges) -> Sound {
+        let disks = Disks::create(judges, self.members, MIB);
+        for (member, image) in disks.images().iter().enumerate() {
+            unpack_file(&self.packed(member), image).expect("a carried volume unpacks");
+        }
+        self.sound(disks)
+    }
+
+    /// Makes the volume anew that the repository carries.
+    pub(crate) fn carry(&self, judges: &Judges) {
+        for (member, image) in self.disks(judges).images().iter().enumerate() {
+            let packed = self.packed(member);
+            std::fs::create_dir_all(packed.parent().expect("a directory")).expect("it is made");
+            pack_file(image, &packed).expect("a volume is packed");
+        }
+    }
+
+    fn packed(&self, member: usize) -> PathBuf {
+        repository().join(format!("fixtures/mutants/{}-{member}.zst", self.name))
+    }
+
+    fn disks(&self, judges: &Judges) -> Disks {
+        let recipe = Recipe::new().devices(self.members).mib(MIB).mkfs(self.mkfs);
         let disks = recipe.mount("commit=300").fill(handful::fill).make(judges);
         leave_orphans(&disks);
+        disks
+    }
+
+    fn sound(&self, disks: Disks) -> Sound {
         let read = |path: &std::path::PathBuf| {
             Arc::new(Image::read(Path::new(path)).expect("an image reads"))
         };

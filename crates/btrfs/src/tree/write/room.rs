@@ -7,9 +7,10 @@
 //! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
 //!    a series, into leaves that stay full and a last one with what is left;
 //! 3. a single new item makes three leaves at the most, when it is so large that it stands alone;
-//! 4. a batch that puts more than half a leaf into one, as the data of many small files does that
-//!    comes to their inodes, first fills the left sibling and then each leaf but the last. That
-//!    last one is the left sibling of the leaf that the batch, or the next one, comes to.
+//! 4. a *dense* batch, which puts many items into one leaf, first fills the left sibling and then
+//!    each leaf but the last. That last one is the left sibling of the leaf that the batch, or the
+//!    next one, comes to. So the data of small files and their inodes fill leaves, whichever of
+//!    both comes to the other.
 //!
 //! The parent is held and has room for two pointers at least, which the way down saw to. A batch that would need more
 //! leaves than the parent has room for is cut short; what is left of it comes down once more.
@@ -32,6 +33,9 @@ use crate::transaction::WriteLatch;
 
 /// The most leaves that one way down adds: whoever waits for what is latched above them waits so long.
 const MOST_LEAVES: usize = 32;
+
+/// A batch is dense where it puts so many items into one leaf.
+const DENSE_EDITS: usize = 8;
 
 const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
 
@@ -70,7 +74,7 @@ impl<'a> TreeWriter<'a> {
         }
         let capacity = leaf_capacity(self.node_size());
         let appended = is_appended(&path, &merged.sequence, sources);
-        let is_dense = edits.bytes(0..merged.edits) > capacity / 2;
+        let is_dense = merged.edits >= DENSE_EDITS;
         let mut left = None;
         if is_dense && !appended {
             left = self.lock_left(&mut path)?;
@@ -109,12 +113,12 @@ impl<'a> TreeWriter<'a> {
         Ok(merged.applied)
     }
 
-    /// The left sibling below the same parent, held, if an eighth of it is free.
+    /// The left sibling below the same parent, held, if a sixteenth of it is free.
     fn lock_left(&self, path: &mut Path<'a>) -> Result<Option<WriteLatch>> {
         let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
         let Some(at) = slot.checked_sub(1) else { return Ok(None) };
         let capacity = leaf_capacity(self.node_size());
-        let has_room = |left: &TreeBlock| leaf_free(left.bytes()) >= capacity / 8;
+        let has_room = |left: &TreeBlock| leaf_free(left.bytes()) >= capacity / 16;
         if !self.peek(parent, at, has_room)? {
             return Ok(None);
         }
