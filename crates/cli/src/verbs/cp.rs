@@ -15,12 +15,13 @@ use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish};
-use crate::output::{Console, Escaped, write_line};
+use crate::interrupt;
+use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::resolve::{LastLink, at_path, climb_file, last_name, resolve};
 use crate::session::Access;
-use crate::stream::{StreamFailure, write_contents};
+use crate::stream::{StreamFailure, TextOnly, write_contents};
 
 /// What is wrong with a copy from the host to the host.
 const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:/PATH";
@@ -51,6 +52,9 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         Side::Volume(place) => Some(place),
         Side::Host(_) | Side::Stream => None,
     });
+    if !to_stdout {
+        interrupt::watch(console)?;
+    }
     let mut volumes = Volumes::new(places.chain(&target), &arguments.edit, console)?;
     let mut failures = Failures::naming(false, console);
     let target = match target {
@@ -87,6 +91,14 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     console.stop_progress();
     result?;
     let (outcome, result) = finish(counters, problems);
+    if interrupt::is_interrupted() {
+        let (files, bytes) = (outcome.files, human_size(outcome.bytes));
+        console.error(&format_args!(
+            "interrupted: {files} files, {bytes}, were copied and are stored"
+        ));
+        console.detail(&"the others are not there, or not whole");
+        failures.note(ExitStatus::Failed);
+    }
     if let Err(failure) = result {
         failures.note(failure.status());
     }
@@ -131,9 +143,10 @@ fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
             return Err(Error::posix(Errno::INVAL, what).into());
         }
     }
-    write_contents(fs, file, attr.size, out, |_| {}).map_err(|failure| match failure {
+    let mut out = TextOnly::new(out);
+    write_contents(fs, file, attr.size, &mut out, |_| {}).map_err(|failure| match failure {
         StreamFailure::Source(error) => error.in_file(Escaped(path)).into(),
-        StreamFailure::Target(error) => Failure::Output(error),
+        StreamFailure::Target(error) => TextOnly::failure(error, path),
     })
 }
 

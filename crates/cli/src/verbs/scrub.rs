@@ -65,7 +65,7 @@ pub(super) fn run(
                 let _ = match event {
                     ScrubEvent::Progress(counts) => {
                         let bytes = counts.data_bytes_scrubbed + counts.tree_bytes_scrubbed;
-                        progress.set_position(bytes);
+                        progress.set_bytes(bytes);
                         Ok(())
                     }
                     ScrubEvent::Found(finding) => {

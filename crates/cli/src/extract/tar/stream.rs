@@ -436,7 +436,7 @@ impl Stream<'_> {
         let regular = Regular { path: &archived_path, attr, xattrs: &xattrs };
         match self.send_large(&path, &regular, map) {
             Ok(()) => {
-                self.context.counters.files.fetch_add(1, Ordering::Relaxed);
+                self.context.count_file();
             }
             Err(error) => self.send(0, |reply| {
                 let segments = vec![Segment::Broken { path, error }];
