@@ -61,6 +61,7 @@ pub(crate) use links::{Known, LinkTable, Name};
 pub(crate) use name::SafeName;
 pub(crate) use onto::Onto;
 pub(crate) use problems::{Problems, Unapplied};
+pub(crate) use total::{Counted, while_counting};
 pub(crate) use walk::{Entry, Visitor, walk};
 
 /// A filesystem in memory, for the tests of other modules.
@@ -120,6 +121,7 @@ pub(crate) fn extract(
     let problems = Problems::new(console);
     let everything = Preserve::all_but(&[], moment()?);
     let progress = console.start_progress("extracted");
+    let counted = Counted::InVolume(source.fs, source.top);
     let is_directory = attr.file_type == FileType::Directory;
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
@@ -140,7 +142,7 @@ pub(crate) fn extract(
         let fd = destination.give_away().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, Some(attr));
         let fill = || tree::extract_below(&context, limits, source.top, top.clone());
-        total::while_counting(source, &context.progress, fill);
+        while_counting(&[counted], &context.progress, fill);
         // Before the directory gets its attributes, which are those of the volume.
         unmark(&context).map_err(fail)?;
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
@@ -150,7 +152,7 @@ pub(crate) fn extract(
         let name = SafeName::new(source.path.get(prefix.len() + 1..).unwrap_or_default())?;
         let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
         let fill = || tree::extract_one(&context, limits, &top, &entry);
-        total::while_counting(source, &context.progress, fill);
+        while_counting(&[counted], &context.progress, fill);
         unmark(&context).map_err(fail)?;
         drop(top);
         destination.restore().map_err(fail)?;

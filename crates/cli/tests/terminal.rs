@@ -93,6 +93,17 @@ fn progress_says_how_far_it_is() {
         assert_eq!(shown.is_ascii(), is_ascii, "{shown:?}");
         assert!(!out.join(".offshoot-extract").exists());
     }
+    // With somebody who reads slowly there is time to count.
+    let words =
+        format!("{} extract {} --tar - | (head -c 1000000; sleep 2; cat) > /dev/null", program(), volume.image());
+    let (_, shown) = on_terminal(&words, "C");
+    let is_whole = |line: &str| {
+        line.contains(" of 38.1")
+            && line.contains("%), ")
+            && line.contains(" files, ")
+            && line.contains(" left")
+    };
+    assert!(shown.split('\r').any(is_whole), "{shown:?}");
     // Nobody watches a file.
     let out = volume.path("silent");
     let silent = Command::new(program()).arg("extract").arg(volume.path("v.img")).arg(out).output();

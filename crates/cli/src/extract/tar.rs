@@ -27,7 +27,7 @@ use offshoot_vfs::FileType;
 use super::context::Context;
 use super::name::SafeName;
 use super::problems::Problems;
-use super::total;
+use super::total::{Counted, while_counting};
 use super::walk::Entry;
 use super::{Outcome, Source, finish, parent_path, workers};
 use crate::exit::Result;
@@ -64,7 +64,8 @@ pub(super) fn extract_tar_with<W: Write>(
     let name = source.path.get(prefix.len() + 1..).unwrap_or_default();
     let name = if is_directory { None } else { Some(SafeName::new(name)?) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
-    let written = total::while_counting(source, &context.progress, || {
+    let counted = Counted::InVolume(source.fs, source.top);
+    let written = while_counting(&[counted], &context.progress, || {
         stream::write(&context, archive, workers, window, |stream| match &name {
             None => stream.directory(source.top, &attr),
             Some(name) => {

@@ -14,7 +14,9 @@ use crate::args::{CpArguments, Reflink};
 use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish};
+use crate::extract::{
+    Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
+};
 use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
@@ -83,10 +85,11 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         },
     };
     let job = Copying { arguments, shared, at };
-    let result = match &target {
+    let counted = counted(&opened, target.is_some() && job.shared.reflink != Reflink::Never);
+    let result = while_counting(&counted, &progress, || match &target {
         Some((fs, place)) => job.to_volume(&opened, fs, &place.path, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
-    };
+    });
     volumes.sync(&mut failures);
     console.stop_progress();
     result?;
@@ -106,6 +109,19 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         write_line(out, &outcome)?;
     }
     failures.result()
+}
+
+/// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps shared instead.
+fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
+    let count = |source: &'a Opened| match source {
+        Opened::Volume(fs, path) if !may_share => {
+            let top = resolve(fs, path, LastLink::Follow).ok()?;
+            Some(Counted::InVolume(fs, top))
+        }
+        Opened::Host(path) => Some(Counted::OnHost(path)),
+        Opened::Volume(..) | Opened::Stream => None,
+    };
+    sources.iter().map(count).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// Refuses what standard output cannot take besides one file.
