@@ -170,7 +170,7 @@ pub(crate) fn mount(
         return Ok(());
     }
     if arguments.foreground || arguments.in_background {
-        return serve::serve(&mounting, wanted, turn, out, console);
+        return serve::serve(&mounting, &wanted, turn, out, console);
     }
     background::start(&mounting)
 }

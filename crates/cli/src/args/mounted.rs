@@ -12,6 +12,7 @@ use super::{
 use crate::live::Live;
 
 /// What a verb says of volumes that may be mounted.
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct OnMount<'a> {
     /// The places.
     pub(crate) places: Vec<&'a mut OsString>,

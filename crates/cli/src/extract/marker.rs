@@ -58,6 +58,6 @@ pub(super) fn is_whole(stat: &Stat, attr: &Attr) -> bool {
     attr.file_type == Kind::Regular
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && u64::try_from(stat.st_size) == Ok(attr.size)
-        && i64::from(stat.st_mtime) == attr.mtime.secs
-        && u64::try_from(stat.st_mtime_nsec) == Ok(u64::from(attr.mtime.nanos))
+        && stat.st_mtime == attr.mtime.secs
+        && stat.st_mtime_nsec == u64::from(attr.mtime.nanos)
 }

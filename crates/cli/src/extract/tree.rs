@@ -87,7 +87,9 @@ fn work<'a>(context: &'a Context<'a>, queue: &Receiver<Job<'a>>) {
         match job {
             // When all must end, nothing is left that has less than its data.
             Job::Files(files) if context.problems.is_stopped() => {
-                files.into_iter().for_each(|file| file.give_up(context));
+                for file in files {
+                    file.give_up(context);
+                }
             }
             Job::Part(large, _) if context.problems.is_stopped() => large.give_up(),
             Job::Files(files) => files.into_iter().for_each(|file| file.run(context)),

@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use super::control::in_force;
 use super::long_names;
 use super::options::Wanted;
-use super::table::{Line, places_of_volume};
+use super::table::{Line, is_dead, places_of_volume};
 use super::{Mounting, flags_of};
 use crate::exit::{Failure, Result};
 use crate::output::Console;
@@ -47,9 +47,10 @@ impl Turn {
 
 /// Mounts the volume from where it is mounted already, by this program and for writing; whether it is.
 pub(super) fn mount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result<bool> {
+    let is_served =
+        |place: &Line| !place.is_read_only && place.is_on_top() && !is_dead(Path::new(&place.dir));
     let places = places_of_volume(mounting.volume)?.into_iter();
-    let mut places: Vec<_> =
-        places.filter(|place| !place.is_read_only && place.is_on_top()).collect();
+    let mut places: Vec<_> = places.filter(is_served).collect();
     // What is mounted as a whole shows everything that is served.
     places.sort_by_key(|place| place.root != Path::new("/"));
     match places.first() {
@@ -83,14 +84,14 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
         console.warning(&format_args!("{volume} is mounted over {there}, without {others}"));
     }
     // To the kernel the directory that is served as the root has no name.
-    let source = match served.subvolume == served.root {
-        false => there.join(long_names::name(served.subvolume)),
-        true if first.root == Path::new("/") => there.to_path_buf(),
-        true => {
-            let what = format!("{volume} is mounted, but not with this subvolume any more, which");
-            let what = format!("{what} came first: unmount {} and mount it anew", there.display());
-            return Err(Failure::Refused(what));
-        }
+    let source = if served.subvolume != served.root {
+        there.join(long_names::name(served.subvolume))
+    } else if first.root == Path::new("/") {
+        there.to_path_buf()
+    } else {
+        let there = there.display();
+        let what = format!("{volume} was mounted with this subvolume first, and that is unmounted");
+        return Err(Failure::Refused(format!("{what}: to mount it again, unmount {there} too")));
     };
     let failed = |errno: rustix::io::Errno| {
         Failure::Host(format!("mounting over {}", directory.display()), errno.into())

@@ -203,11 +203,7 @@ impl Wanted {
     }
 
     /// Those of `options` that want something else than this, beside what can be changed of a mount that is there: `ro`, `suid`, `dev` and `exec`.
-    pub(crate) fn others<'a>(
-        mut self,
-        options: &'a [String],
-        sloppy: bool,
-    ) -> Result<Vec<&'a str>> {
+    pub(crate) fn others(mut self, options: &[String], sloppy: bool) -> Result<Vec<&str>> {
         let mut others = Vec::new();
         for option in options.iter().filter(|option| !option.is_empty()) {
             let before = self.fixed();

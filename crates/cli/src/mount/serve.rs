@@ -41,7 +41,7 @@ use crate::session::{Access, Opening, open_tree};
 /// Mounts what `mounting` says, and serves it until it is unmounted.
 pub(super) fn serve(
     mounting: &Mounting<'_>,
-    wanted: Wanted,
+    wanted: &Wanted,
     turn: Option<Turn>,
     out: &mut dyn Write,
     console: &Arc<Console>,
@@ -96,7 +96,7 @@ pub(super) fn serve(
 /// Opens the volume and mounts it.
 fn start(
     mounting: &Mounting<'_>,
-    wanted: Wanted,
+    wanted: &Wanted,
     helper: &Arc<Helper>,
     sandbox: &Rc<RefCell<Option<Sandbox>>>,
     console: &Arc<Console>,

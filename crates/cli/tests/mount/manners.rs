@@ -271,6 +271,10 @@ fn a_dead_mount_is_named_and_taken_away() {
     assert!(line.is_some_and(|line| line.contains("has ended")), "{listed}");
     let output = offshoot(&["ls".as_ref(), dir]);
     assert!(said(&output).contains("offshoot unmount"), "{output:?}");
+    // Elsewhere it is mounted anew, and not from what is dead.
+    let other = scratch_dir();
+    does(&["mount".as_ref(), image, other.path().as_os_str()]);
+    does(&["umount".as_ref(), other.path().as_os_str()]);
     let output = mount("rw", &[image, dir]);
     assert!(
         output.status.success() && said(&output).contains("has ended: unmounted"),
