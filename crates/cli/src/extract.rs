@@ -47,6 +47,7 @@ use serde::Serialize;
 use crate::copy::Preserve;
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
+use crate::interrupt::is_interrupted;
 use crate::output::Console;
 use context::Context;
 use destination::Destination;
@@ -158,6 +159,11 @@ pub(crate) fn extract(
         destination.restore().map_err(fail)?;
     }
     console.stop_progress();
+    if problems.is_stopped() && !is_interrupted() {
+        let path = path.display();
+        console
+            .note(&format_args!("{path} is half done; the same command once more goes on there"));
+    }
     let counters = std::mem::take(&mut context.counters);
     drop(context);
     Ok(finish(counters, problems))
