@@ -18,8 +18,9 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use super::control::in_force;
 use super::long_names;
 use super::options::Wanted;
-use super::table::{Line, is_dead, places_of_volume};
+use super::table::{Line, find_line, is_dead, places_of_volume};
 use super::{Mounting, flags_of};
+use crate::edit::host_id;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 
@@ -99,6 +100,11 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
     let directory = directory
         .canonicalize()
         .map_err(|error| Failure::Host(directory.display().to_string(), error))?;
+    // Mounting all lines of fstab once more mounts nothing twice.
+    if find_line(&directory).is_ok() && host_id(&directory) == host_id(&source) {
+        console.warning(&format_args!("{volume} is mounted over {} already", directory.display()));
+        return Ok(());
+    }
     rustix::mount::mount_bind(source, &directory).map_err(failed)?;
     rustix::mount::mount_remount(&directory, MountFlags::BIND | flags_of(wanted), "").map_err(
         |errno| {

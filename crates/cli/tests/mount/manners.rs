@@ -128,6 +128,10 @@ fn lines_of_fstab_as_systems_write_them() {
             .iter()
             .map(|(path, options)| fs::write(place(path).join("written by"), options))
             .collect();
+        // Once more mounts nothing twice.
+        let again = Command::new("mount").arg("-a").arg("-T").arg(&fstab).output();
+        let again = again.expect("mount runs");
+        assert!(again.status.success(), "{}: {again:?}", system.name);
         let listed = String::from_utf8(offshoot(&["mount"]).stdout).expect("plain paths");
         for (path, _) in system.lines.iter().rev() {
             let umount = Command::new("umount").arg(place(path)).output().expect("umount runs");
@@ -138,6 +142,8 @@ fn lines_of_fstab_as_systems_write_them() {
         assert!(written.iter().all(Result::is_ok), "{}: {written:?}", system.name);
         let shown = listed.lines().filter(|line| line.contains(&*dir.path().to_string_lossy()));
         assert_eq!(shown.count(), system.lines.len(), "{}: {listed}", system.name);
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+        assert!(!table.contains(&*dir.path().to_string_lossy()), "{}: {table}", system.name);
         let lock = File::open(image).expect("an image");
         flock(&lock, FlockOperation::LockExclusive).expect("its server ends");
         drop(lock);
