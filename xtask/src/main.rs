@@ -10,6 +10,7 @@ mod campaign;
 mod counts;
 mod demo;
 mod licences;
+mod man;
 mod setup;
 mod shell;
 mod test;
@@ -26,6 +27,8 @@ Tasks:
            Make a volume from a directory of the repository, and show what is in it
   test     Run everything that has to pass: format, lints, tests, licences. The last line counts
            the tests: `N passed, N failed, N skipped`
+  man [DIRECTORY]
+           Write the man pages into DIRECTORY (target/man)
   setup    Install the judges that the tests need (as root), or say how to
   licences Check that everything that is linked is under a permissive licence
   fixture  Make the carried volume anew with the kernel (as root)
@@ -71,6 +74,8 @@ fn main() -> ExitCode {
     let result = match args[..] {
         ["demo", ref options @ ..] => demo::demo(options),
         ["test"] => return test::test(),
+        ["man"] => man::man("target/man"),
+        ["man", directory] => man::man(directory),
         ["setup"] => setup::setup(),
         ["licences"] => licences::check(),
         ["fixture"] => make_fixture(),

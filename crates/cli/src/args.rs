@@ -30,8 +30,8 @@ use edit::{
 };
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
+pub(crate) use mount::{InForceArguments, MountArguments, SyncArguments, UnmountArguments};
 use mount::{MOUNT_HELP, SYNC_HELP, UNMOUNT_HELP};
-pub(crate) use mount::{MountArguments, SyncArguments, UnmountArguments};
 pub(crate) use mounted::OnMount;
 pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
@@ -49,8 +49,9 @@ const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
-While a volume is mounted with `offshoot mount`, a path of a directory in it is a place too, for \
-scrub, stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it.
+While a volume is mounted with `offshoot mount`, a path in it is a place too, for info, ls, property, \
+scrub, stat, stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it. \
+An image that is kept in a mount is the volume in it.
 
 Examples:
   offshoot info disk.img
@@ -111,6 +112,7 @@ What the engine does while it changes a volume is shown for one that is mounted,
 Examples:
   offshoot stats disk.img
   offshoot stats /mnt
+  offshoot stats --locks /mnt
   offshoot stats /dev/sdb --device /dev/sdc --json";
 
 const TRIM_HELP: &str = "\
@@ -213,18 +215,21 @@ pub(crate) enum Verb {
     /// Make a volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),
-    /// Mount a volume
+    /// Mount a volume, or list what is mounted
     #[command(after_help = MOUNT_HELP)]
     Mount(MountArguments),
     /// Unmount a volume
-    #[command(after_help = UNMOUNT_HELP)]
+    #[command(after_help = UNMOUNT_HELP, visible_alias = "umount")]
     Unmount(UnmountArguments),
+    /// Show the options of a mount that are in force
+    #[command(hide = true)]
+    InForce(InForceArguments),
     /// Make everything durable that was done on a mounted volume
     #[command(after_help = SYNC_HELP)]
     Sync(SyncArguments),
     /// Show how much of a volume is used, by kind and profile
     #[command(after_help = STATS_HELP)]
-    Stats(InfoArguments),
+    Stats(StatsArguments),
     /// Tell the devices of a volume which ranges of them hold nothing
     #[command(after_help = TRIM_HELP)]
     Trim(InfoArguments),
@@ -246,6 +251,32 @@ pub(crate) enum Verb {
     #[command(subcommand, after_help = BENCH_HELP)]
     #[command(subcommand_value_name = "WORKLOAD", subcommand_help_heading = "Workloads")]
     Bench(BenchVerb),
+    /// Write what a shell needs to complete command lines
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions(CompletionsArguments),
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man(ManArguments),
+}
+
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  offshoot completions bash > /usr/share/bash-completion/completions/offshoot
+  offshoot completions zsh > ~/.zfunc/_offshoot
+  offshoot completions fish > ~/.config/fish/completions/offshoot.fish";
+
+#[derive(Args)]
+pub(crate) struct CompletionsArguments {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Args)]
+pub(crate) struct ManArguments {
+    /// The directory; it is made when it is not there
+    #[arg(value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
 }
 
 /// How a volume is opened.
@@ -381,6 +412,15 @@ pub(crate) struct InfoArguments {
 }
 
 #[derive(Args)]
+pub(crate) struct StatsArguments {
+    #[command(flatten)]
+    pub(crate) info: InfoArguments,
+    /// Of a volume that is mounted, also show how often locks were taken and waited for
+    #[arg(long)]
+    pub(crate) locks: bool,
+}
+
+#[derive(Args)]
 pub(crate) struct ScrubArguments {
     #[command(flatten)]
     pub(crate) volume: VolumeArguments,
@@ -423,7 +463,8 @@ pub(crate) struct CatArguments {
 }
 
 const EXTRACT_HELP: &str = "\
-The destination is made, or is an empty directory. It gets the contents and the attributes of \
+The destination is made, or is an empty directory, or one that an extraction of the same place left half done: \
+then what is whole there stays. Until it is done nobody else can enter it, and it holds a file `.offshoot-extract`. It gets the contents and the attributes of \
 the directory at PLACE; a file at PLACE is put into it. Nothing is ever written outside of it.
 
 Owner, mode, set-id bits, nanosecond times, extended attributes with ACLs and capabilities, \

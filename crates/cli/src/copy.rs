@@ -32,7 +32,6 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-use indicatif::ProgressBar;
 use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
 };
@@ -40,6 +39,7 @@ use offshoot_vfs::{
 use crate::args::Reflink;
 use crate::edit::{HostId, NewName};
 use crate::extract::{Counters, Limits, LinkTable, Problems};
+use crate::output::Progress;
 use crate::resolve::climb;
 pub(crate) use host::limits;
 use original::{HostFile, Original, Stream, VolumeFile};
@@ -58,7 +58,7 @@ pub(crate) struct IntoVolume<'a> {
     /// Everything that goes wrong.
     pub(crate) problems: &'a Problems<'a>,
     /// The line on the terminal.
-    pub(crate) progress: &'a ProgressBar,
+    pub(crate) progress: &'a Progress,
     /// Totals.
     pub(crate) counters: &'a Counters,
     /// The devices of the volumes, which cannot be copied into themselves.
@@ -74,7 +74,7 @@ pub(crate) struct IntoVolume<'a> {
 pub(crate) struct Shared<'a> {
     pub(crate) preserve: &'a Preserve,
     pub(crate) problems: &'a Problems<'a>,
-    pub(crate) progress: &'a ProgressBar,
+    pub(crate) progress: &'a Progress,
     pub(crate) counters: &'a Counters,
     pub(crate) devices: &'a [HostId],
     pub(crate) reflink: Reflink,
@@ -183,7 +183,7 @@ impl<'a> IntoVolume<'a> {
             return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
         };
         target::put(self, new.dir, &new.name, original, &mut Vec::new())?;
-        self.counters.files.fetch_add(1, Ordering::Relaxed);
+        self.count_file();
         Ok(())
     }
 
@@ -239,9 +239,14 @@ impl<'a> IntoVolume<'a> {
         shown(b"", climb(self.fs, self.fs.root(), place.dir, SHOWN_PATH_MAX), place.name)
     }
 
+    fn count_file(&self) {
+        self.counters.files.fetch_add(1, Ordering::Relaxed);
+        self.progress.add_file();
+    }
+
     fn count_bytes(&self, bytes: usize) {
         self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.progress.inc(bytes as u64);
+        self.progress.add_bytes(bytes as u64);
     }
 
     /// Reports that what is at `path` was not copied.

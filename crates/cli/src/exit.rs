@@ -95,6 +95,13 @@ impl Failure {
         if let Self::Volume(vfs::Error::Posix { errno: Errno::NODEV, .. }) = self {
             console.detail(&"name it with --device, or read without it with --degraded");
         }
+        if let Self::Host(_, error) = self
+            && error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error())
+        {
+            console.detail(
+                &"the program that served a mount there has ended: `offshoot unmount` takes it away",
+            );
+        }
         let Self::Volume(error) = self else { return };
         let Some(failure) = LogFailure::of(error) else { return };
         console.detail(&"read what was there before it with --ignore-log");

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`walk`] | goes through a tree that is not trusted |
 //! | [`name`] | the only way from a name in the volume to one in the destination |
-//! | [`destination`] | the directory that is filled, the limits of the process |
+//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, the limits of the process |
+//! | [`total`] | how much it will be |
 //! | [`tree`], [`mod@file`], [`large`], [`directory`] | making things in it, on all cores |
 //! | [`attributes`] | owner, mode, extended attributes, times |
 //! | [`links`] | hard links, in a table on disk |
@@ -25,12 +26,14 @@ mod existing;
 mod file;
 mod large;
 mod links;
+mod marker;
 mod name;
 mod onto;
 mod problems;
 mod tar;
 #[cfg(test)]
 mod tests;
+mod total;
 mod tree;
 mod walk;
 
@@ -41,11 +44,15 @@ use std::sync::atomic::Ordering;
 use offshoot_vfs::{FileId, FileSystem, FileType};
 use serde::Serialize;
 
+use crate::copy::Preserve;
+use crate::edit::moment;
 use crate::exit::{Failure, Result};
+use crate::interrupt::is_interrupted;
 use crate::output::Console;
 use context::Context;
 use destination::Destination;
 use directory::DirectoryRef;
+use onto::Overwrite;
 use problems::Refusal;
 
 pub(crate) use self::tar::{Archive, extract_tar};
@@ -55,6 +62,7 @@ pub(crate) use links::{Known, LinkTable, Name};
 pub(crate) use name::SafeName;
 pub(crate) use onto::Onto;
 pub(crate) use problems::{Problems, Unapplied};
+pub(crate) use total::{Counted, while_counting};
 pub(crate) use walk::{Entry, Visitor, walk};
 
 /// A filesystem in memory, for the tests of other modules.
@@ -103,38 +111,70 @@ pub(crate) struct Outcome {
 pub(crate) fn extract(
     source: &Source<'_>,
     path: &Path,
+    mark: &[u8],
     console: &Console,
 ) -> Result<(Outcome, Result<()>)> {
     let limits = Limits::raise(tree::batches_in_flight())
         .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
     let attr = source.fs.attr(source.top)?;
-    let destination = Destination::open(path)?;
+    let destination = Destination::open(path, mark)?;
     let fail = |error| Failure::Host(path.display().to_string(), error);
     let problems = Problems::new(console);
+    let everything = Preserve::all_but(&[], moment()?);
     let progress = console.start_progress("extracted");
+    let counted = Counted::InVolume(source.fs, source.top);
     let is_directory = attr.file_type == FileType::Directory;
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
     context.owner_of_new = destination.owner_of_new;
     context.destination = destination.fd.try_clone().map_err(fail)?.into();
+    if destination.is_resumed {
+        console.note(&format_args!("{}: going on where it was left half done", path.display()));
+        context.overwrite = Some(Overwrite {
+            preserve: &everything,
+            devices: &[],
+            is_recursive: true,
+            is_named: false,
+            is_resumed: true,
+            parent: path,
+        });
+    }
     if is_directory {
         let fd = destination.give_away().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, Some(attr));
-        tree::extract_below(&context, limits, source.top, top.clone());
+        let fill = || tree::extract_below(&context, limits, source.top, top.clone());
+        while_counting(&[counted], &context.progress, fill);
+        // Before the directory gets its attributes, which are those of the volume.
+        unmark(&context).map_err(fail)?;
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
     } else {
         let fd = destination.fd.try_clone().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, None);
         let name = SafeName::new(source.path.get(prefix.len() + 1..).unwrap_or_default())?;
         let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
-        tree::extract_one(&context, limits, &top, &entry);
+        let fill = || tree::extract_one(&context, limits, &top, &entry);
+        while_counting(&[counted], &context.progress, fill);
+        unmark(&context).map_err(fail)?;
         drop(top);
         destination.restore().map_err(fail)?;
     }
     console.stop_progress();
+    if problems.is_stopped() && !is_interrupted() {
+        let path = path.display();
+        console
+            .note(&format_args!("{path} is half done; the same command once more goes on there"));
+    }
     let counters = std::mem::take(&mut context.counters);
     drop(context);
     Ok(finish(counters, problems))
+}
+
+/// Takes the mark away, when nothing was left out because all had to end.
+fn unmark(context: &Context<'_>) -> std::io::Result<()> {
+    match context.destination.get() {
+        Some(directory) if !context.problems.is_stopped() => marker::remove(directory),
+        _ => Ok(()),
+    }
 }
 
 /// The path of the directory that holds `path`, without a `/` at its end.

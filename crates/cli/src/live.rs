@@ -20,6 +20,10 @@ pub(crate) struct Live {
     pub(crate) fs: Filesystem,
     /// The image or block device.
     pub(crate) volume: PathBuf,
+    /// The number of the subvolume that was mounted first.
+    pub(crate) first: u64,
+    /// The options that it was mounted with first.
+    pub(crate) options: Vec<String>,
     /// What the kernel has in its caches.
     pub(crate) caches: KernelCaches,
     /// Who asks.

@@ -20,6 +20,7 @@
 //! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
 //! | [`space`] | what of a volume is used |
 //! | [`workload`] | what the benchmarks do |
+//! | [`interrupt`] | Ctrl-C while something long is done |
 //! | [`output`], [`exit`] | what is printed, and how it ends |
 //!
 //! A verb writes to standard output and returns a failure; only [`exit`] prints it and chooses
@@ -33,6 +34,7 @@ mod edit;
 mod enter;
 mod exit;
 mod extract;
+mod interrupt;
 mod live;
 mod mount;
 mod occupied;
@@ -62,8 +64,10 @@ use output::Console;
 fn main() -> ExitCode {
     allocator::keep_memory();
     let console = Arc::new(Console::default());
-    let status = exit::report(run(&console), &console);
-    ExitCode::from(status as u8)
+    let result = run(&console);
+    let code_for_mount = mount::exit_code(&result);
+    let status = exit::report(result, &console);
+    ExitCode::from(if mount::is_called_by_mount() { code_for_mount } else { status as u8 })
 }
 
 fn run(console: &Arc<Console>) -> Result {

@@ -15,6 +15,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`options`] | options in the form of mount |
+//! | [`list`] | what is mounted |
+//! | [`further`], [`long_names`] | a volume in several places, each with a subvolume of its own |
 //! | [`serve`] | the run that serves: volume, mount, signals, end |
 //! | [`background`] | the run that starts it |
 //! | [`helper`] | the run that mounts and unmounts for it |
@@ -27,8 +29,11 @@
 
 mod background;
 mod control;
+mod further;
 mod helper;
+mod list;
 mod log;
+mod long_names;
 mod memory;
 mod options;
 mod sandbox;
@@ -38,19 +43,23 @@ mod table;
 mod unmount;
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, Write};
+use std::iter;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use offshoot_fuse::Unmount;
 use rustix::fs::CWD;
 use rustix::mount::MountFlags;
 
 use crate::args::MountArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::occupied;
 use crate::output::Console;
-pub(crate) use control::mounted;
+use control::in_force;
+pub(crate) use control::{Served, mounted};
 use options::Wanted;
 pub(crate) use unmount::unmount;
 
@@ -71,30 +80,160 @@ pub(crate) fn with_verb(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// Mounts a volume.
+/// Whether the program is called by mount or umount.
+pub(crate) fn is_called_by_mount() -> bool {
+    let name = std::env::args_os().next();
+    let name = name.as_deref().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
+    NAMES.iter().any(|(known, _)| name == Some(known))
+}
+
+/// The code of mount(8) and umount(8) for the end of the program.
+pub(crate) fn exit_code(result: &Result) -> u8 {
+    let is_of_system = |error: &io::Error| {
+        use rustix::io::Errno;
+        let numbers = [Errno::NOMEM, Errno::AGAIN, Errno::MFILE, Errno::NFILE];
+        numbers.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    };
+    match result {
+        Ok(()) => 0,
+        Err(failure) if failure.is_broken_pipe() => 0,
+        Err(Failure::Usage(_) | Failure::Reported(ExitStatus::Usage)) => 1,
+        Err(Failure::Host(_, error)) if is_of_system(error) => 2,
+        Err(_) => 32,
+    }
+}
+
+/// What is to be mounted, and where.
+pub(crate) struct Mounting<'a> {
+    arguments: &'a MountArguments,
+    volume: &'a Path,
+    directory: &'a Path,
+    /// With what this program adds to them.
+    options: Vec<String>,
+}
+
+/// Mounts a volume, or lists what is mounted.
 pub(crate) fn mount(
     arguments: &MountArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let wanted = Wanted::parse(&arguments.options, arguments.sloppy)?;
+    let mut wanted = Wanted::parse(&arguments.options, arguments.sloppy)?;
+    let (volume, directory) = match (&arguments.volume, &arguments.directory) {
+        (Some(volume), Some(directory)) => (volume, directory),
+        // As mount has it, the directory alone is enough.
+        (Some(directory), None) if wanted.remount => (directory, directory),
+        (Some(_), None) => {
+            return Err(Failure::Usage("name a directory to mount over".to_owned()));
+        }
+        (None, _) => return list::list(arguments.json, out),
+    };
+    let options = arguments.options.clone();
+    let mut mounting = Mounting { arguments, volume, directory, options };
     if wanted.remount {
-        return remount(arguments, &wanted);
+        return remount(&mounting, &wanted, console);
     }
     if arguments.fake {
         return Ok(());
     }
     if arguments.helper {
-        return helper::help(arguments, &wanted);
+        return helper::help(&mounting, &wanted);
     }
-    require_directory(&arguments.directory)?;
+    if wanted.nofail && volume.metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        return Ok(());
+    }
+    // The run in the background says nothing once more.
+    let is_first = !arguments.in_background;
+    if is_first {
+        tell_wishes(&wanted, console);
+    }
+    take_dead_away(directory, console)?;
+    require_directory(directory)?;
     if let Some(log) = &arguments.log {
         occupied::refuse(log)?;
     }
-    if arguments.foreground || arguments.in_background {
-        return serve::serve(arguments, wanted, out, console);
+    let mut turn = None;
+    if !wanted.read_only {
+        match claim(&mounting, &wanted, console) {
+            Claim::Writable(file) if is_first => {
+                let failed = |error| Failure::Host(format!("locking {}", volume.display()), error);
+                turn = Some(further::Turn::wait(file).map_err(failed)?);
+            }
+            Claim::Writable(_) | Claim::Unknown => {}
+            Claim::ReadOnly => {
+                wanted.read_only = true;
+                mounting.options.push("ro".to_owned());
+            }
+        }
     }
-    background::start(arguments)
+    if is_first && further::mount(&mounting, &wanted, console)? {
+        return Ok(());
+    }
+    if arguments.foreground || arguments.in_background {
+        return serve::serve(&mounting, &wanted, turn, out, console);
+    }
+    background::start(&mounting)
+}
+
+/// Whether a volume that is to be written may be.
+enum Claim {
+    /// It may; this is its first device.
+    Writable(File),
+    /// It may only be read.
+    ReadOnly,
+    /// It cannot be opened at all. Who opens it says why.
+    Unknown,
+}
+
+/// Looks whether the devices may be written, and says so when they may only be read.
+fn claim(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Claim {
+    if wanted.ignore_log {
+        console.warning(&"mounted read-only, because the log is not replayed");
+        return Claim::ReadOnly;
+    }
+    let mut first = None;
+    let others = mounting.arguments.open.devices.iter().chain(&wanted.devices);
+    for path in iter::once(mounting.volume).chain(others.map(PathBuf::as_path)) {
+        match File::options().read(true).write(true).open(path) {
+            Ok(file) => drop(first.get_or_insert(file)),
+            Err(error) => {
+                use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+                let is_protected = matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem);
+                if !is_protected || File::open(path).is_err() {
+                    return Claim::Unknown;
+                }
+                let path = path.display();
+                console.warning(&format_args!("{path} may only be read: mounted read-only"));
+                return Claim::ReadOnly;
+            }
+        }
+    }
+    first.map_or(Claim::Unknown, Claim::Writable)
+}
+
+/// Takes a mount away that is over `directory` and whose program has ended: nothing can be mounted over it.
+fn take_dead_away(directory: &Path, console: &Console) -> Result {
+    if !table::is_dead(directory) {
+        return Ok(());
+    }
+    let shown = directory.display().to_string();
+    let dir = unmount::beside_the_mount(directory);
+    let dir = dir.map_err(|error| Failure::Host(shown.clone(), error))?;
+    let Ok(mounted) = table::find(&dir) else { return Ok(()) };
+    offshoot_fuse::unmount(&dir, Unmount::Lazily)?;
+    let source = mounted.source.display();
+    let what =
+        format!("{source} was mounted over {shown}, and the program that served it has ended");
+    console.warning(&format_args!("{what}: unmounted"));
+    Ok(())
+}
+
+/// Says which options are not followed.
+fn tell_wishes(wanted: &Wanted, console: &Console) {
+    if !wanted.wishes.is_empty() {
+        let wishes = wanted.wishes.join(", ");
+        console.warning(&format_args!("mounted without what these options wish: {wishes}"));
+    }
 }
 
 /// Refuses to mount over what is no directory, and says what it is instead.
@@ -124,22 +263,8 @@ fn require_directory(path: &Path) -> Result {
     Err(failed(io::Error::new(io::ErrorKind::NotADirectory, what)))
 }
 
-/// Changes whether a mount can be written.
-fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
-    let plain = Wanted {
-        remount: true,
-        read_only: wanted.read_only,
-        suid: wanted.suid,
-        dev: wanted.dev,
-        exec: wanted.exec,
-        // Nobody changes it: mount repeats what there is.
-        allow_other: wanted.allow_other,
-        ..Wanted::default()
-    };
-    if *wanted != plain {
-        let what = "remounting with other options than ro, rw, suid, dev and exec";
-        return Err(offshoot_vfs::Error::Unsupported(what.into()).into());
-    }
+/// The flags of a mount that `wanted` asks for.
+fn flags_of(wanted: &Wanted) -> MountFlags {
     let flags = [
         (true, MountFlags::NOATIME),
         (wanted.read_only, MountFlags::RDONLY),
@@ -147,10 +272,33 @@ fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
         (!wanted.dev, MountFlags::NODEV),
         (!wanted.exec, MountFlags::NOEXEC),
     ];
-    let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect();
-    let failed = |error| Failure::Host(arguments.directory.display().to_string(), error);
-    let dir = arguments.directory.canonicalize().map_err(failed)?;
-    table::find(&dir)?;
+    flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect()
+}
+
+/// Changes whether a mount can be written. All options that are in force may be repeated, as mount repeats those of fstab.
+fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result {
+    let failed = |error| Failure::Host(mounting.directory.display().to_string(), error);
+    let dir = mounting.directory.canonicalize().map_err(failed)?;
+    let line = table::find_line(&dir)?;
+    tell_wishes(wanted, console);
+    // Only one place of a volume that has several.
+    let is_further = line.root != Path::new("/");
+    if !is_further {
+        // Who may not ask, or asks another version, may change what is no option of the volume.
+        let served = in_force(&dir, None).map(|served| served.options).unwrap_or_default();
+        let served = Wanted::parse(&served, true)?;
+        let is_opened_to_be_read = served.read_only;
+        let others = served.others(&mounting.options, mounting.arguments.sloppy)?.join(", ");
+        if !others.is_empty() {
+            let what = format!("remounting with options that are not in force: {others}");
+            return Err(offshoot_vfs::Error::Unsupported(what).into());
+        }
+        if is_opened_to_be_read && !wanted.read_only {
+            let dir = dir.display();
+            let what = format!("{dir}: mounted to be read only; to write, unmount it and mount it");
+            return Err(Failure::Refused(what));
+        }
+    }
     let store = || {
         let what = || format!("not everything that was done is stored: {}", dir.display());
         unmount::store(&dir).map_err(|error| Failure::Host(what(), error))
@@ -159,7 +307,8 @@ fn remount(arguments: &MountArguments, wanted: &Wanted) -> Result {
     if wanted.read_only {
         store()?;
     }
-    rustix::mount::mount_remount(&dir, flags, "")
+    let of_place = if is_further { MountFlags::BIND } else { MountFlags::empty() };
+    rustix::mount::mount_remount(&dir, of_place | flags_of(wanted), "")
         .map_err(|errno| Failure::Host(format!("remounting {}", dir.display()), errno.into()))?;
     if wanted.read_only { store() } else { Ok(()) }
 }

@@ -29,7 +29,8 @@ pub(crate) struct Places<'a> {
 impl<'a> Places<'a> {
     /// The places in `arguments`, none of them opened yet.
     pub(crate) fn new(arguments: &'a PlacesArguments, console: &'a Arc<Console>) -> Self {
-        let mut todo: Vec<Place> = arguments.places.iter().map(|text| Place::parse(text)).collect();
+        let mut todo: Vec<Place> =
+            arguments.places.iter().map(|text| arguments.tree.open.place(text)).collect();
         todo.reverse();
         Self { todo, tree: &arguments.tree, console, opened: Vec::new() }
     }

@@ -10,7 +10,8 @@
 //! | `create` | to write and search the directory |
 //! | `snapshot` | the same, to read the source, and to own it |
 //! | `delete` | what `rmdir` needs, and to write and search the subvolume: the rule of `user_subvol_rm_allowed` |
-//! | `set` | to own the subvolume |
+//! | `set`, `property set ro` | to own the subvolume |
+//! | `property set compression` | to write the file or directory |
 //!
 //! And the right to search every directory above.
 
@@ -58,6 +59,19 @@ impl Rights {
     pub(crate) fn require_settings(&self, fs: &Filesystem, root: FileId) -> Result<()> {
         self.require_way_above(fs, root)?;
         self.require_owner(fs, root)
+    }
+
+    /// Whether what is known of `file`, which was found in `dir`, may be changed as its contents may.
+    pub(crate) fn require_change(
+        &self,
+        fs: &Filesystem,
+        dir: Option<FileId>,
+        file: FileId,
+    ) -> Result<()> {
+        if let Some(dir) = dir {
+            self.require_way(fs, dir)?;
+        }
+        self.require(fs, file, WRITE)
     }
 
     /// Whether the subvolume at `place` may be deleted.

@@ -117,6 +117,9 @@ impl Session {
 
     /// Opens it as it is stored, whatever a log has to say of it.
     pub(crate) fn open_stored(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
+        if arguments.open.live.is_some() {
+            return Self::open(arguments, console);
+        }
         let device = open_device(&arguments.volume)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Read) };
         Self::open_with(device, &arguments.open, opening, console)
@@ -204,28 +207,26 @@ impl Session {
 
     /// The tree of files that `arguments` name.
     fn tree(&self, arguments: &TreeArguments) -> Result<Filesystem> {
-        let root = match &arguments.subvolume {
-            Some(name) => self.subvolume(name)?,
-            None => self.volume.default_subvolume()?,
-        };
+        let root = subvolume_of(&self.volume, arguments.subvolume.as_deref())?;
         Ok(self.volume.filesystem(root)?)
     }
+}
 
-    /// The subvolume that `name` (an id, or a path from the top level) names. A path that is
-    /// a number itself is told from an id by a `/` in front.
-    fn subvolume(&self, name: &OsStr) -> Result<SubvolumeId> {
-        if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
-            return Ok(self.volume.subvolume(TreeId(id))?.id);
-        }
-        let top = self.volume.filesystem(TreeId::FS)?;
-        let file = resolve(&top, name.as_bytes(), LastLink::Follow)?;
-        let root = self.volume.filesystem(TreeId(file.dev))?.root();
-        if file != root {
-            let what = format!("{} is no subvolume", Escaped(name.as_bytes()));
-            return Err(Error::posix(Errno::INVAL, what).into());
-        }
-        Ok(TreeId(file.dev))
+/// The subvolume that `name` (an id, or a path from the top level) names, or the default one. A path that is
+/// a number itself is told from an id by a `/` in front.
+pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result<SubvolumeId> {
+    let Some(name) = name else { return Ok(volume.default_subvolume()?) };
+    if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
+        return Ok(volume.subvolume(TreeId(id))?.id);
     }
+    let top = volume.filesystem(TreeId::FS)?;
+    let file = resolve(&top, name.as_bytes(), LastLink::Follow)?;
+    let root = volume.filesystem(TreeId(file.dev))?.root();
+    if file != root {
+        let what = format!("{} is no subvolume", Escaped(name.as_bytes()));
+        return Err(Error::posix(Errno::INVAL, what).into());
+    }
+    Ok(TreeId(file.dev))
 }
 
 /// Opens a device that the command line names without a path.

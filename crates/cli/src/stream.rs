@@ -1,9 +1,12 @@
 //! The contents of a file, from the first byte to the last one: what a pipe, a terminal, a
 //! device or standard output takes. Holes are zeros there.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use offshoot_vfs::{Errno, Error, FileId, FileSystem};
+
+use crate::exit::Failure;
+use crate::output::Escaped;
 
 /// The zeros of which holes are written.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -63,4 +66,40 @@ fn fill(out: &mut dyn Write, mut count: u64) -> io::Result<()> {
         count -= step as u64;
     }
     Ok(())
+}
+
+/// Standard output, which refuses what is no text where it is a terminal: that would act upon it.
+pub(crate) struct TextOnly<'a> {
+    out: &'a mut dyn Write,
+    is_terminal: bool,
+}
+
+impl<'a> TextOnly<'a> {
+    /// `out` is what is written to standard output.
+    pub(crate) fn new(out: &'a mut dyn Write) -> Self {
+        Self { out, is_terminal: io::stdout().is_terminal() }
+    }
+
+    /// What an error of standard output means for the file at `path`.
+    pub(crate) fn failure(error: io::Error, path: &[u8]) -> Failure {
+        if error.kind() != io::ErrorKind::InvalidData {
+            return Failure::Output(error);
+        }
+        let what = "is no text, and not written to a terminal: write it to a file or into a pipe";
+        Failure::Refused(format!("{} {what}", Escaped(path)))
+    }
+}
+
+impl Write for TextOnly<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // As grep has it.
+        if self.is_terminal && bytes.contains(&0) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }

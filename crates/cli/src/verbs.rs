@@ -3,15 +3,18 @@
 mod bench;
 mod cat;
 mod chattr;
+mod completions;
 mod cp;
 mod dedupe;
 mod dump;
 mod extract;
 mod fallocate;
 mod fattr;
+mod in_force;
 mod info;
 mod ln;
 mod ls;
+mod man;
 mod mkdir;
 mod mkfs;
 mod mv;
@@ -65,6 +68,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, console),
+        Verb::InForce(arguments) => in_force::run(arguments, out),
         Verb::Sync(arguments) => sync::run(arguments),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
@@ -73,5 +77,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Rescue(verb) => rescue::run(verb, out, console),
         Verb::Bench(verb) => bench::run(verb, out, console),
+        Verb::Completions(arguments) => completions::run(arguments, out),
+        Verb::Man(arguments) => man::run(arguments),
     }
 }

@@ -251,7 +251,11 @@ impl<'a> Context<'a> {
 
     /// A name that the request has.
     fn name<'n>(&self, arguments: &mut Arguments<'n>) -> Result<&'n [u8]> {
-        let name = arguments.name()?;
+        self.checked(arguments.name()?)
+    }
+
+    /// A name, unless it is longer than those of files.
+    fn checked<'n>(&self, name: &'n [u8]) -> Result<&'n [u8]> {
         if name.len() > NAME_MAX {
             return Err(Error::posix(Errno::NAMETOOLONG, format!("a name in {}", self.file()?)));
         }

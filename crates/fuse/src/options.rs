@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::Error;
+use offshoot_vfs::{Error, FileId};
 
 use crate::ioctls::Ioctls;
 
@@ -30,6 +30,10 @@ pub enum Transport {
 /// Who is told of what went wrong in the filesystem.
 pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
+/// Directories that root finds in every directory under names that are longer than [`NAME_MAX`](offshoot_vfs::NAME_MAX), so that no file has them and
+/// no listing shows them: what can be mounted elsewhere, but is perhaps not in the tree that is mounted.
+pub type LongNames = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
+
 /// How a filesystem is served.
 #[derive(Clone, Default)]
 pub struct ServeOptions {
@@ -41,4 +45,6 @@ pub struct ServeOptions {
     pub reporter: Option<Reporter>,
     /// Who answers ioctls on directories that are not known here.
     pub ioctls: Option<Arc<dyn Ioctls>>,
+    /// What root finds under names that no file can have.
+    pub long_names: Option<LongNames>,
 }

@@ -1,19 +1,29 @@
 //! The options of `offshoot mount` and `offshoot unmount`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgAction, Args};
 
-use super::VolumeArguments;
+use super::OpenArguments;
 use crate::live::Live;
 
 pub(crate) const MOUNT_HELP: &str = "\
+Without VOLUME and DIRECTORY it lists what is mounted.
+
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
-compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID and gid=ID (all files are shown with that owner, and no owner \
-can be changed), suid, dev, noexec, io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
+compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID|NAME and gid=ID|NAME (all files are shown with that owner, and no owner \
+can be changed), norecovery or nologreplay (read-only, without what was fsynced since the last commit), suid, dev, noexec, \
+nofail (a volume that is not there is no error), io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
 offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), nosandbox, \
-remount with ro or rw. Others of btrfs are refused by name. As a user, `fusermount3` mounts.
+remount with ro, rw, suid, dev, exec and the options that are in force. As a user, `fusermount3` mounts.
+
+Options that are only wishes are accepted, with one warning: autodefrag, lazytime, strictatime, thread_pool=, user_xattr, skip_balance, clear_cache, \
+user_subvol_rm_allowed and others of btrfs(5) and mount(8). Those that a user would rely on are refused by name: sync, noacl, usebackuproot and others.
+
+What may only be read is mounted read-only, and a message says so. For root, a volume that is mounted can be mounted in further places, each with a subvolume of its own: \
+ro, rw, suid, dev and exec are those of the place, and all other options those of the first mount.
 
 What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \
 on, so what they were called for is stored by the next commit (commit=, 30 seconds), or by `offshoot sync`. Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
@@ -22,10 +32,12 @@ fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files
 While it serves a volume the program can open, run and connect to nothing: it has no capabilities, and Landlock and seccomp refuse the rest, where the kernel has \
 them. A second process, which reads nothing of the volume, mounts and unmounts for it. -o nosandbox lets it keep its rights.
 
-What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Under the names mount.offshoot and \
-umount.fuse.offshoot in /sbin the program is what mount, umount and /etc/fstab need for the type offshoot.
+What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Linked to /sbin/mount.fuse.offshoot and \
+/sbin/umount.fuse.offshoot, the program is what mount, umount and /etc/fstab need for the type fuse.offshoot. Under these names it ends with the codes \
+of mount(8): 1 for wrong options, 2 for a failure of the system, 32 for a mount that failed.
 
 Examples:
+  offshoot mount
   offshoot mount disk.img /mnt
   offshoot mount -o ro,subvol=snapshots/monday /dev/sdb1 /mnt
   offshoot mount -o compress=zstd,allow_other disk.img /mnt
@@ -35,11 +47,17 @@ Examples:
 #[derive(Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct MountArguments {
-    #[command(flatten)]
-    pub(crate) volume: VolumeArguments,
+    /// The image or block device
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volume: Option<PathBuf>,
     /// The directory to mount over
     #[arg(value_name = "DIRECTORY")]
-    pub(crate) directory: PathBuf,
+    pub(crate) directory: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) open: OpenArguments,
+    /// List mounts as JSON
+    #[arg(long, conflicts_with = "volume")]
+    pub(crate) json: bool,
     /// Options in the form of mount
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',', action = ArgAction::Append)]
     pub(crate) options: Vec<String>,
@@ -88,8 +106,22 @@ pub(crate) struct SyncArguments {
     pub(crate) live: Option<Arc<Live>>,
 }
 
+/// What one run of the program asks the one that serves a mount.
+#[derive(Args)]
+pub(crate) struct InForceArguments {
+    /// A directory in the mounted volume
+    #[arg(value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
+    /// The subvolume whose number is asked for
+    #[arg(long, value_name = "ID|PATH")]
+    pub(crate) subvolume: Option<OsString>,
+    /// The volume, in the process that serves it
+    #[arg(skip)]
+    pub(crate) live: Option<Arc<Live>>,
+}
+
 pub(crate) const UNMOUNT_HELP: &str = "\
-It returns when everything is on the devices, and they are free.
+It returns when everything is on the devices, and they are free. A mount whose program has ended is cleaned up.
 
 Examples:
   offshoot unmount /mnt

@@ -1,15 +1,18 @@
 //! The verbs that can be done on a volume while it is mounted: all of them know neither files nor devices of the host.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{
-    EditArguments, OpenArguments, SubvolumeVerb, SyncArguments, TreeArguments, Verb,
+    EditArguments, GetPropertyArguments, InForceArguments, ListPropertyArguments, OpenArguments,
+    PlacesArguments, PropertyVerb, SubvolumeVerb, SyncArguments, TreeArguments, Verb,
     VolumeArguments,
 };
 use crate::live::Live;
 
 /// What a verb says of volumes that may be mounted.
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct OnMount<'a> {
     /// The places.
     pub(crate) places: Vec<&'a mut OsString>,
@@ -23,28 +26,59 @@ pub(crate) struct OnMount<'a> {
     pub(crate) needs_mappings: bool,
     /// Whether it is about the volume as a whole, so that its places have to be there.
     pub(crate) is_whole: bool,
+    /// Whether a file is a place too, unless it is an image.
+    pub(crate) takes_files: bool,
 }
 
 impl Verb {
     /// The volumes, where the verb can be done while they are mounted.
     pub(crate) fn on_mount(&mut self) -> Option<OnMount<'_>> {
         Some(match self {
-            Self::Stats(arguments) => of_volume(&mut arguments.volume),
+            Self::Stats(arguments) => of_volume(&mut arguments.info.volume),
+            Self::Info(arguments) => of_volume(&mut arguments.volume),
+            Self::Ls(arguments) => {
+                let PlacesArguments { places, tree } = &mut arguments.places;
+                let of_tree = of_tree(places.iter_mut().collect(), tree);
+                OnMount { takes_files: true, ..of_tree }
+            }
+            Self::Stat(arguments) => {
+                let place = &mut arguments.place;
+                OnMount { takes_files: true, ..of_tree(vec![&mut place.place], &mut place.tree) }
+            }
+            Self::Property(verb) => OnMount { takes_files: true, ..of_property(verb) },
             Self::Trim(arguments) => OnMount { changes: true, ..of_volume(&mut arguments.volume) },
             Self::Scrub(arguments) => {
                 OnMount { changes: !arguments.read_only, ..of_volume(&mut arguments.volume) }
             }
-            Self::Sync(SyncArguments { directory, live }) => OnMount {
-                places: vec![directory.as_mut_os_string()],
-                live,
-                opening: None,
-                changes: false,
-                needs_mappings: true,
-                is_whole: true,
-            },
+            Self::Sync(SyncArguments { directory, live }) => {
+                OnMount { needs_mappings: true, ..of_mount(directory, live) }
+            }
+            Self::InForce(InForceArguments { directory, live, .. }) => of_mount(directory, live),
             Self::Subvolume(verb) => of_subvolume(verb),
             _ => return None,
         })
+    }
+}
+
+fn of_mount<'a>(directory: &'a mut PathBuf, live: &'a mut Option<Arc<Live>>) -> OnMount<'a> {
+    OnMount {
+        places: vec![directory.as_mut_os_string()],
+        live,
+        opening: None,
+        changes: false,
+        needs_mappings: false,
+        is_whole: true,
+        takes_files: false,
+    }
+}
+
+fn of_property(verb: &mut PropertyVerb) -> OnMount<'_> {
+    match verb {
+        PropertyVerb::Get(GetPropertyArguments { place, .. })
+        | PropertyVerb::List(ListPropertyArguments { place }) => {
+            of_tree(vec![&mut place.place], &mut place.tree)
+        }
+        PropertyVerb::Set(arguments) => of_edit(vec![&mut arguments.place], &mut arguments.edit),
     }
 }
 
@@ -102,5 +136,13 @@ fn opened<'a>(
     ];
     let given = options.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name);
     let opening = opening.or(given);
-    OnMount { places, live, opening, changes: false, needs_mappings: false, is_whole: false }
+    OnMount {
+        places,
+        live,
+        opening,
+        changes: false,
+        needs_mappings: false,
+        is_whole: false,
+        takes_files: false,
+    }
 }

@@ -46,7 +46,7 @@ impl Job<'_> {
         let source = self.directory.source();
         match self.copy(buf) {
             Ok(()) => {
-                source.into.counters.files.fetch_add(1, Ordering::Relaxed);
+                source.into.count_file();
             }
             Err(trouble) => source.report(self.directory.file(), &self.name, &trouble),
         }

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use indicatif::ProgressBar;
 use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason};
 use rustix::fs::{self, Mode, OFlags};
 
@@ -18,7 +17,7 @@ use super::name::SafeName;
 use super::onto::Overwrite;
 use super::problems::{Problems, Unapplied};
 use crate::args::Attribute;
-use crate::output::message;
+use crate::output::{Progress, message};
 use crate::resolve::climb;
 
 /// How long a path may be that is made only to be shown.
@@ -99,7 +98,7 @@ pub(crate) struct Context<'a> {
     /// Names of inodes that have several.
     pub(crate) links: Mutex<LinkTable>,
     /// The line on the terminal.
-    pub(crate) progress: ProgressBar,
+    pub(crate) progress: Progress,
     /// Totals.
     pub(crate) counters: Counters,
 }
@@ -111,7 +110,7 @@ impl<'a> Context<'a> {
         top: FileId,
         prefix: &'a [u8],
         problems: &'a Problems<'a>,
-        progress: ProgressBar,
+        progress: Progress,
     ) -> Self {
         Self {
             fs,
@@ -133,6 +132,11 @@ impl<'a> Context<'a> {
         let fd = fd.map_err(|error| Trouble::from_io("cannot keep the directory open", &error))?;
         self.destination.get_or_init(|| fd.into());
         Ok(())
+    }
+
+    /// Whether it is an extraction, into a directory of its own, and no copy.
+    pub(crate) fn is_extraction(&self) -> bool {
+        self.overwrite.is_none_or(|overwrite| overwrite.is_resumed)
     }
 
     /// The attributes that a file with the attributes `attr` gets.
@@ -217,9 +221,15 @@ impl<'a> Context<'a> {
         self.problems.unapplied(kind, || self.path(parent, name), errno);
     }
 
+    /// Counts a file.
+    pub(crate) fn count_file(&self) {
+        self.counters.files.fetch_add(1, Ordering::Relaxed);
+        self.progress.add_file();
+    }
+
     /// Counts data.
     pub(crate) fn count_bytes(&self, bytes: usize) {
         self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.progress.inc(bytes as u64);
+        self.progress.add_bytes(bytes as u64);
     }
 }

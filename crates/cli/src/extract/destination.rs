@@ -15,6 +15,7 @@ use rustix::fs::{self, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{self, Resource, Rlimit};
 
+use super::marker;
 use crate::exit::{Failure, Result};
 
 /// Descriptors that are left to everything else: devices, standard streams, the link table.
@@ -37,6 +38,8 @@ pub(crate) struct Destination {
     pub(crate) fd: File,
     /// Owner and group that new files in it get; `None` when that could not be found out.
     pub(crate) owner_of_new: Option<(u32, u32)>,
+    /// Something is in it, which an extraction of the same left half done.
+    pub(crate) is_resumed: bool,
     /// What it was; `None` when that does not matter any more.
     before: Option<Before>,
 }
@@ -54,7 +57,9 @@ impl Destination {
     ///
     /// A directory that is refused was not changed, and one that somebody filled at the very moment
     /// of its locking is changed back.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    ///
+    /// One with this mark is taken although it is not empty: an extraction of the same was left half done there.
+    pub(crate) fn open(path: &Path, mark: &[u8]) -> Result<Self> {
         let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
         let umask = process::umask(Mode::empty());
         let is_new = match fs::mkdirat(CWD, path, Mode::RWXU) {
@@ -64,15 +69,27 @@ impl Destination {
         };
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(fail)?;
-        require_empty(&fd, path)?;
+        let failed = |error| Failure::Host(path.display().to_string(), error);
+        let is_resumed = match marker::read(&fd).map_err(failed)? {
+            Some(found) if found == mark => true,
+            Some(_) => return Err(failed(marker::other(path))),
+            None => false,
+        };
+        if !is_resumed {
+            require_empty(&fd, path)?;
+        }
         let mut before = Before::of(&fd).map_err(fail)?;
         if is_new {
             before.mode = 0o777 & !umask.bits();
         }
-        let mut destination = Self { fd: fd.into(), owner_of_new: None, before: Some(before) };
+        let fd = fd.into();
+        let mut destination = Self { fd, owner_of_new: None, is_resumed, before: Some(before) };
         destination.lock().map_err(|error| Failure::Host(path.display().to_string(), error))?;
         // Only now nobody else can put anything into it.
-        require_empty(&destination.fd, path)?;
+        if !is_resumed {
+            require_empty(&destination.fd, path)?;
+            marker::write(&destination.fd, mark).map_err(failed)?;
+        }
         destination.owner_of_new = owner_of_new(&destination.fd);
         Ok(destination)
     }
@@ -208,6 +225,8 @@ impl Limits {
 mod tests {
     use super::*;
 
+    const MARK: &[u8] = b"a volume";
+
     #[test]
     fn limits_fit_the_descriptors() {
         assert_eq!(Limits::share(1 << 20, 8), Limits { depth_max: 8 * 1024, batch_files: 64 });
@@ -220,12 +239,18 @@ mod tests {
     fn only_an_empty_directory_is_taken() {
         let temp = tempfile::tempdir().unwrap();
         let new = temp.path().join("new");
-        Destination::open(&new).unwrap();
-        Destination::open(&new).unwrap();
+        Destination::open(&new, MARK).unwrap();
+        // It is half done until the mark goes.
+        assert!(Destination::open(&new, MARK).unwrap().is_resumed);
+        let Err(other) = Destination::open(&new, b"another") else { panic!("taken") };
+        assert!(other.to_string().contains("half done"), "{other}");
+        std::fs::remove_file(new.join(marker::NAME)).unwrap();
+        assert!(!Destination::open(&new, MARK).unwrap().is_resumed);
+        std::fs::remove_file(new.join(marker::NAME)).unwrap();
         std::fs::write(new.join("file"), "").unwrap();
-        let Err(Failure::Host(_, error)) = Destination::open(&new) else { panic!("taken") };
+        let Err(Failure::Host(_, error)) = Destination::open(&new, MARK) else { panic!("taken") };
         assert_eq!(error.kind(), io::ErrorKind::DirectoryNotEmpty);
-        let Err(Failure::Host(_, error)) = Destination::open(&new.join("file")) else {
+        let Err(Failure::Host(_, error)) = Destination::open(&new.join("file"), MARK) else {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
@@ -265,7 +290,7 @@ mod tests {
         std::fs::write(path.join("file"), "").unwrap();
         let changed = |path: &Path| path.metadata().map(|stat| (stat.ctime(), stat.ctime_nsec()));
         let changed_before = changed(&path).unwrap();
-        assert!(Destination::open(&path).is_err());
+        assert!(Destination::open(&path, MARK).is_err());
         assert_eq!(state(&path), before);
         assert_eq!(changed(&path).unwrap(), changed_before);
     }
@@ -276,7 +301,7 @@ mod tests {
         let path = temp.path().join("empty");
         let before = foreign_directory(&path);
         for is_dropped in [true, false] {
-            let destination = Destination::open(&path).unwrap();
+            let destination = Destination::open(&path, MARK).unwrap();
             assert_eq!((state(&path).2, state(&path).3), (0o40700, None));
             if is_dropped {
                 drop(destination);
@@ -291,7 +316,7 @@ mod tests {
     fn the_top_of_a_new_filesystem_is_refused_with_advice() {
         let temp = tempfile::tempdir().unwrap();
         std::fs::create_dir(temp.path().join("lost+found")).unwrap();
-        let Err(failure) = Destination::open(temp.path()) else { panic!("taken") };
+        let Err(failure) = Destination::open(temp.path(), MARK) else { panic!("taken") };
         assert!(failure.to_string().ends_with("name a new directory in it"), "{failure}");
     }
 }

@@ -75,13 +75,25 @@ impl<'a> DirectoryRef<'a> {
     /// the one that is there.
     pub(crate) fn make(&self, name: &SafeName, attr: &Attr) -> Result<Self, Trouble> {
         let fail = |errno| Trouble::Host("cannot make the directory", errno);
-        let is_private = match fs::mkdirat(self.fd(), &**name, Mode::RWXU) {
+        let mut is_resumed = false;
+        let mut is_private = match fs::mkdirat(self.fd(), &**name, Mode::RWXU) {
             Ok(()) => true,
-            Err(Errno::EXIST) if self.context.overwrite.is_some() => false,
+            Err(Errno::EXIST) => match self.context.overwrite {
+                Some(overwrite) => {
+                    is_resumed = overwrite.is_resumed;
+                    false
+                }
+                None => return Err(fail(Errno::EXIST)),
+            },
             Err(errno) => return Err(fail(errno)),
         };
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = fs::openat(self.fd(), &**name, flags, Mode::empty()).map_err(fail)?;
+        if is_resumed {
+            // It may have its attributes already.
+            fs::fchmod(&fd, Mode::RWXU).map_err(fail)?;
+            is_private = true;
+        }
         if is_private && !self.is_private() {
             self.unshare(&fd).map_err(fail)?;
         }
@@ -158,6 +170,10 @@ impl Drop for DirectoryRef<'_> {
         // Of several threads that let go at once, exactly one gets it.
         let Some(directory) = self.directory.take().and_then(Arc::into_inner) else { return };
         let Some(attr) = &directory.attr else { return };
+        // What is half done stays closed to others. A later run goes on there.
+        if self.context.is_extraction() && self.context.problems.is_stopped() {
+            return;
+        }
         let made = Made {
             handle: Handle::Open(directory.fd.as_fd()),
             attr,

@@ -130,7 +130,7 @@ pub(crate) fn remove(
         return Ok(Err(Errno::BUSY));
     }
     // Of a device only its node goes, and of a symbolic link only itself.
-    if fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+    if fs::FileType::from_raw_mode(stat.st_mode).is_file() && !overwrite.is_resumed {
         refuse_occupied(context, directory, name)?;
     }
     Ok(fs::unlinkat(directory.fd(), &**name, AtFlags::empty()))

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
@@ -49,11 +48,18 @@ impl FileJob<'_> {
         };
         match result {
             Ok(()) => {
-                context.counters.files.fetch_add(1, Ordering::Relaxed);
+                context.count_file();
             }
             Err(trouble) => {
                 context.report(&context.path(self.directory.file(), &self.name), &trouble);
             }
+        }
+    }
+
+    /// It is not made, because all must end. One that was made already, and is empty, goes.
+    pub(crate) fn give_up(self, context: &Context<'_>) {
+        if self.made.is_some_and(|made| made.kind == TargetKind::New) {
+            remove(context, &self.directory, &self.name, &self.attr);
         }
     }
 

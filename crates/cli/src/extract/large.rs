@@ -79,6 +79,11 @@ impl<'a> LargeRef<'a> {
         }
     }
 
+    /// A part is not copied, because all must end: then the file goes.
+    pub(crate) fn give_up(&self) {
+        self.large().has_failed.store(true, Ordering::Relaxed);
+    }
+
     fn fail(&self, trouble: &Trouble) {
         let large = self.large();
         // One message for the file; the other parts may fail for the same reason.
@@ -105,7 +110,7 @@ impl Drop for LargeRef<'_> {
         match file::set_size(&target.file, attr.size) {
             Ok(()) => match file::finish(context, &directory, &name, &attr, &target) {
                 Ok(()) => {
-                    context.counters.files.fetch_add(1, Ordering::Relaxed);
+                    context.count_file();
                 }
                 Err(trouble) => context.report(&context.path(directory.file(), &name), &trouble),
             },

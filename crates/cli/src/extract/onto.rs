@@ -13,7 +13,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use indicatif::ProgressBar;
 use offshoot_vfs::{Attr, Error, FileId, FileType};
 use rustix::fs::{self, CWD, Mode, OFlags};
 
@@ -27,6 +26,7 @@ use super::{Source, parent_path, tree};
 use crate::copy::Preserve;
 use crate::edit::HostId;
 use crate::exit::{Failure, Result};
+use crate::output::Progress;
 
 /// What a copy does that an extraction does not.
 #[derive(Clone, Copy)]
@@ -39,6 +39,8 @@ pub(crate) struct Overwrite<'a> {
     pub(crate) is_recursive: bool,
     /// The caller named the destination of this file; otherwise it is below a directory.
     pub(crate) is_named: bool,
+    /// What is there was made by an extraction that was left half done, in a directory of its own.
+    pub(crate) is_resumed: bool,
     /// The directory of the host that the copy goes into, as the caller named it.
     pub(crate) parent: &'a Path,
 }
@@ -49,7 +51,7 @@ pub(crate) struct Onto<'a> {
     pub(crate) devices: &'a [HostId],
     pub(crate) is_recursive: bool,
     pub(crate) problems: &'a Problems<'a>,
-    pub(crate) progress: &'a ProgressBar,
+    pub(crate) progress: &'a Progress,
     pub(crate) counters: &'a Counters,
     pub(crate) limits: Limits,
 }
@@ -74,6 +76,7 @@ impl Onto<'_> {
             devices: self.devices,
             is_recursive: self.is_recursive,
             is_named: !is_directory,
+            is_resumed: false,
             parent: &host_top(parent, is_directory.then_some(name).flatten()),
         };
         let prefix = if is_directory { source.path } else { parent_path(source.path) };

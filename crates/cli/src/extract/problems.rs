@@ -14,6 +14,7 @@ use offshoot_vfs::{self as vfs, Errno, OsReason};
 use serde::Serialize;
 
 use crate::exit::{ExitStatus, Failure, Nameless};
+use crate::interrupt::is_interrupted;
 use crate::output::{Console, Escaped, json_name, message};
 
 /// How many problems are printed before they are only counted.
@@ -157,7 +158,7 @@ impl<'a> Problems<'a> {
 
     /// Whether all threads should end.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+        self.stopped.load(Ordering::Relaxed) || is_interrupted()
     }
 
     /// Prints what was only counted, and gives the counts and the outcome.

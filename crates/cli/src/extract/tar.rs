@@ -27,6 +27,7 @@ use offshoot_vfs::FileType;
 use super::context::Context;
 use super::name::SafeName;
 use super::problems::Problems;
+use super::total::{Counted, while_counting};
 use super::walk::Entry;
 use super::{Outcome, Source, finish, parent_path, workers};
 use crate::exit::Result;
@@ -63,11 +64,14 @@ pub(super) fn extract_tar_with<W: Write>(
     let name = source.path.get(prefix.len() + 1..).unwrap_or_default();
     let name = if is_directory { None } else { Some(SafeName::new(name)?) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
-    let written = stream::write(&context, archive, workers, window, |stream| match &name {
-        None => stream.directory(source.top, &attr),
-        Some(name) => {
-            stream.file(&Entry { parent: source.top, name, path: name, attr: &attr });
-        }
+    let counted = Counted::InVolume(source.fs, source.top);
+    let written = while_counting(&[counted], &context.progress, || {
+        stream::write(&context, archive, workers, window, |stream| match &name {
+            None => stream.directory(source.top, &attr),
+            Some(name) => {
+                stream.file(&Entry { parent: source.top, name, path: name, attr: &attr });
+            }
+        })
     });
     console.stop_progress();
     let counters = std::mem::take(&mut context.counters);

@@ -34,8 +34,8 @@ impl Sandbox {
     /// Extracts everything, and checks that nothing beside the destination changed.
     fn extract(&self, fs: &Memory) -> (Outcome, ExitStatus) {
         let source = Source { fs, top: memory::id(memory::ROOT), path: b"" };
-        let (outcome, result) =
-            extract(&source, &self.out(), &Console::default()).expect("the extraction starts");
+        let (outcome, result) = extract(&source, &self.out(), b"mark", &Console::default())
+            .expect("the extraction starts");
         let mut beside: Vec<_> = std::fs::read_dir(self.temp.path())
             .expect("the sandbox is there")
             .map(|entry| entry.expect("an entry").file_name())

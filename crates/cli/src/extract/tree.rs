@@ -30,6 +30,7 @@ use super::existing::{Target, TargetKind};
 use super::file::{self, FileJob};
 use super::large::{LARGE_BYTES, LargeRef};
 use super::links::{Known, LinkTable, Name};
+use super::marker;
 use super::problems::Unapplied;
 use super::walk::{Entry, Visitor, walk};
 use super::{BATCH_BYTES, workers};
@@ -83,9 +84,14 @@ fn with_workers<'a>(context: &'a Context<'a>, limits: Limits, fill: impl FnOnce(
 
 fn work<'a>(context: &'a Context<'a>, queue: &Receiver<Job<'a>>) {
     for job in queue {
-        // When all must end, the rest is only let go.
         match job {
-            _ if context.problems.is_stopped() => {}
+            // When all must end, nothing is left that has less than its data.
+            Job::Files(files) if context.problems.is_stopped() => {
+                for file in files {
+                    file.give_up(context);
+                }
+            }
+            Job::Part(large, _) if context.problems.is_stopped() => large.give_up(),
             Job::Files(files) => files.into_iter().for_each(|file| file.run(context)),
             Job::Part(large, part) => large.copy(part),
         }
@@ -144,11 +150,15 @@ enum Linked {
 impl<'a> Tree<'a> {
     fn take(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<(), Trouble> {
         let attr = *entry.attr;
+        if self.is_there(parent, entry)? {
+            self.context.count_file();
+            return Ok(());
+        }
         let mut made = None;
         if attr.nlink > 1 {
             match self.link(parent, entry)? {
                 Linked::Done => {
-                    self.context.counters.files.fetch_add(1, Ordering::Relaxed);
+                    self.context.count_file();
                     return Ok(());
                 }
                 Linked::First(target) => made = Some(target),
@@ -183,6 +193,28 @@ impl<'a> Tree<'a> {
             self.send_batch();
         }
         Ok(())
+    }
+
+    /// Whether the extraction that this one goes on with has made the file.
+    fn is_there(&self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<bool, Trouble> {
+        let context = self.context;
+        if !context.overwrite.is_some_and(|overwrite| overwrite.is_resumed) {
+            return Ok(false);
+        }
+        let found = fs::statat(parent.fd(), &**entry.name, AtFlags::SYMLINK_NOFOLLOW);
+        if !found.is_ok_and(|stat| marker::is_whole(&stat, entry.attr)) {
+            return Ok(false);
+        }
+        if entry.attr.nlink > 1 {
+            let fail = |error: std::io::Error| Trouble::from_io("the table of hard links", &error);
+            let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
+            if links.newest(entry.attr.file).map_err(fail)?.is_some() {
+                // It may be a file of its own: it becomes a name of the first one.
+                return Ok(false);
+            }
+            add(&mut links, entry.attr.file, entry).map_err(fail)?;
+        }
+        Ok(true)
     }
 
     fn send_batch(&mut self) {

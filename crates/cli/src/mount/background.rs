@@ -5,13 +5,13 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use crate::args::MountArguments;
+use super::Mounting;
 use crate::exit::{ExitStatus, Failure, Result};
 
-/// Starts this program once more, to serve what `arguments` say, and returns when it does.
-pub(super) fn start(arguments: &MountArguments) -> Result {
+/// Starts this program once more, to serve what `mounting` says, and returns when it does.
+pub(super) fn start(mounting: &Mounting<'_>) -> Result {
     let failed = |error| Failure::Host("starting a process in the background".to_owned(), error);
-    let mut child = again(arguments, "--in-background")
+    let mut child = again(mounting, "--in-background")
         .map_err(failed)?
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -30,30 +30,31 @@ pub(super) fn start(arguments: &MountArguments) -> Result {
     Err(failed(io::Error::other(status.to_string())))
 }
 
-/// This program once more with `arguments`, for the part that `flag` says.
-pub(super) fn again(arguments: &MountArguments, flag: &str) -> io::Result<Command> {
+/// This program once more with the same words, for the part that `flag` says.
+pub(super) fn again(mounting: &Mounting<'_>, flag: &str) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     // Under another name the verb would come twice.
-    command.arg0("offshoot").args(words(arguments, flag));
+    command.arg0("offshoot").args(words(mounting, flag));
     Ok(command)
 }
 
 /// The words of a command line that says the same and `flag`.
-fn words(arguments: &MountArguments, flag: &str) -> Vec<OsString> {
+fn words(mounting: &Mounting<'_>, flag: &str) -> Vec<OsString> {
+    let Mounting { arguments, volume, directory, options } = mounting;
     let mut words: Vec<OsString> = vec!["mount".into(), flag.into()];
-    let open = &arguments.volume.open;
+    let open = &arguments.open;
     for device in &open.devices {
         words.extend(["--device".into(), device.into()]);
     }
     words.extend(open.degraded.then(|| "--degraded".into()));
     words.extend(open.ignore_log.then(|| "--ignore-log".into()));
     words.extend(arguments.sloppy.then(|| "-s".into()));
-    for option in &arguments.options {
+    for option in options {
         words.extend(["-o".into(), option.into()]);
     }
     if let Some(log) = &arguments.log {
         words.extend(["--log".into(), log.into()]);
     }
-    words.extend(["--".into(), (&arguments.volume.volume).into(), (&arguments.directory).into()]);
+    words.extend(["--".into(), volume.into(), directory.into()]);
     words
 }

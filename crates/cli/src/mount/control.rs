@@ -39,6 +39,7 @@
 
 mod channel;
 mod client;
+mod in_force;
 mod jobs;
 
 use std::ffi::OsString;
@@ -49,6 +50,8 @@ use offshoot_vfs::{Errno, Error, Result, Timestamp};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub(crate) use client::mounted;
+pub(crate) use in_force::Served;
+pub(super) use in_force::in_force;
 pub(super) use jobs::Jobs;
 
 /// What START and NEXT mean, and what the verbs are. A program of another version is refused.

@@ -4,6 +4,7 @@
 //! mount to end tells the process that serves it, and that one needs it then.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -11,35 +12,35 @@ use offshoot_fuse::{Helper, MountOptions, MountPoint, Mounter, Unmount};
 use offshoot_vfs::{Error, Result};
 use rustix::io::Errno;
 
+use super::Mounting;
 use super::background::again;
 use super::options::Wanted;
-use super::table::{SUBTYPE, find, read_ahead, source_name};
-use crate::args::MountArguments;
+use super::table::{SUBTYPE, find, places_of, read_ahead, source_name};
 use crate::exit::{self, Failure};
 
 /// Starts it.
-pub(super) fn start(arguments: &MountArguments) -> exit::Result<Arc<Helper>> {
-    let helper = again(arguments, "--helper").and_then(Helper::start);
+pub(super) fn start(mounting: &Mounting<'_>) -> exit::Result<Arc<Helper>> {
+    let helper = again(mounting, "--helper").and_then(Helper::start);
     let failed = |error| Failure::Host("starting the process that mounts".to_owned(), error);
     Ok(Arc::new(helper.map_err(failed)?))
 }
 
 /// Is it, until the one that serves ends.
-pub(super) fn help(arguments: &MountArguments, wanted: &Wanted) -> exit::Result {
+pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
     let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| failed("blocking signals", errno.into()))?;
     // What is typed on the terminal is not for it either. It fails for who leads a session, which this never is.
     let _ = rustix::process::setpgid(None, None);
-    let dir = arguments.directory.canonicalize();
-    let dir = dir.map_err(|error| failed(&arguments.directory.display().to_string(), error))?;
+    let dir = mounting.directory.canonicalize();
+    let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
     let options = MountOptions {
         read_only: wanted.read_only,
         allow_other: wanted.allow_other,
         suid: wanted.suid,
         dev: wanted.dev,
         exec: wanted.exec,
-        ..MountOptions::new(source_name(&arguments.volume.volume), SUBTYPE)
+        ..MountOptions::new(source_name(mounting.volume), SUBTYPE)
     };
     std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
     let ours = Ours { point: MountPoint::new(dir, options), device: OnceLock::new() };
@@ -75,6 +76,19 @@ impl Mounter for Ours {
             let what = format!("not unmounted: {}", self.point.dir().display());
             return Err(Error::io(what, std::io::Error::other("another mount is seen there")));
         }
+        // With the first place of the volume go all others, of which somebody who wants it to end knows nothing.
+        if how == Unmount::Lazily {
+            let device = top.as_deref().unwrap_or_default();
+            for dir in further_places(device, self.point.dir()) {
+                offshoot_fuse::unmount(&dir, how)?;
+            }
+        }
         self.point.unmount(how)
     }
+}
+
+/// Where else the mount with this device number can be reached.
+fn further_places(device: &str, first: &Path) -> Vec<PathBuf> {
+    let places = places_of(device).unwrap_or_default();
+    places.into_iter().filter(|place| place != first).collect()
 }

@@ -3,14 +3,16 @@
 //! | options | what becomes of them |
 //! |---|---|
 //! | what the engine or the kernel does | they are done |
-//! | of mount alone (`noauto`, `_netdev`, `x-...`), or what is so anyway (`noatime`, `default_permissions`) | they are let be |
-//! | of the kernel's btrfs, or `writeback`, but not done here | they are refused by name, as not supported |
+//! | of mount alone (`noauto`, `_netdev`, `x-...`), or what is so anyway (`noatime`, `default_permissions`) | they are let be ([`LET_BE`]) |
+//! | wishes: without them everything is as right, and at most slower or larger | they are accepted, with one warning ([`WISHES`]) |
+//! | promises that are not kept here: what is stored when, what is read of a damaged volume, who may do what | they are refused by name, as not supported ([`REFUSED`]) |
 //! | all others | wrong usage; let be where mount asks for that |
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::unistd::{Group, User};
 use offshoot_btrfs::{Compress, NewFiles};
 use offshoot_fuse::{Owner, Transport};
 use offshoot_vfs::Error;
@@ -27,12 +29,18 @@ pub(crate) struct Wanted {
     pub(crate) exec: bool,
     pub(crate) allow_other: bool,
     pub(crate) degraded: bool,
+    /// The volume is read as the last commit left it.
+    pub(crate) ignore_log: bool,
     pub(crate) remount: bool,
+    /// A volume that is not there is not mounted, and that is no error.
+    pub(crate) nofail: bool,
     /// What the process does not need while it serves is taken from it.
     pub(crate) sandbox: bool,
     pub(crate) owner: Owner,
     pub(crate) transport: Transport,
     pub(crate) subvolume: Option<OsString>,
+    /// The number of the same subvolume, or what is mounted when no path is given.
+    pub(crate) subvolume_id: Option<u64>,
     pub(crate) compress: Option<Compress>,
     pub(crate) new_files: NewFiles,
     pub(crate) max_inline: Option<u64>,
@@ -42,6 +50,8 @@ pub(crate) struct Wanted {
     pub(crate) discard: bool,
     pub(crate) flush_on_commit: bool,
     pub(crate) devices: Vec<PathBuf>,
+    /// Options that are accepted and not followed.
+    pub(crate) wishes: Vec<String>,
 }
 
 impl Default for Wanted {
@@ -53,11 +63,14 @@ impl Default for Wanted {
             exec: true,
             allow_other: false,
             degraded: false,
+            ignore_log: false,
             remount: false,
+            nofail: false,
             sandbox: true,
             owner: Owner::default(),
             transport: Transport::default(),
             subvolume: None,
+            subvolume_id: None,
             compress: None,
             new_files: NewFiles::default(),
             max_inline: None,
@@ -66,12 +79,13 @@ impl Default for Wanted {
             discard: false,
             flush_on_commit: false,
             devices: Vec::new(),
+            wishes: Vec::new(),
         }
     }
 }
 
 /// What says nothing to this program, or what is so anyway.
-const LET_BE: [&str; 29] = [
+const LET_BE: &[&str] = &[
     "defaults",
     "auto",
     "noauto",
@@ -80,7 +94,6 @@ const LET_BE: [&str; 29] = [
     "users",
     "owner",
     "group",
-    "nofail",
     "_netdev",
     "silent",
     "loud",
@@ -92,46 +105,91 @@ const LET_BE: [&str; 29] = [
     "nolazytime",
     "norelatime",
     "nostrictatime",
+    "noiversion",
+    "nomand",
+    "symfollow",
     "default_permissions",
+    "nonempty",
+    // An image is mounted as it is.
+    "loop",
     "noautodefrag",
+    "nouser_subvol_rm_allowed",
     "barrier",
     "acl",
     "space_cache=v2",
-    "nossd",
     "ssd",
+    "nossd",
+    "nossd_spread",
     "enospc_debug",
     "noenospc_debug",
-    "nomand",
+    "noinode_cache",
+    "fatal_errors=bug",
 ];
 
-/// What the table of mounts says of every mount over FUSE, and mount repeats when it remounts.
-const REPEATED: [&str; 2] = ["user_id", "group_id"];
+/// What mount says of its own, with a value.
+const REPEATED: &[&str] = &[
+    // In the table of mounts, of every mount over FUSE: mount repeats it when it remounts.
+    "user_id", "group_id", "max_read", "blksize",
+    // Who mounted it, and what unmounts it.
+    "user", "helper", "uhelper",
+];
 
-/// What the kernel's btrfs does and this program does not.
-const UNSUPPORTED: [&str; 22] = [
-    // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
-    "writeback",
-    "sync",
-    "dirsync",
-    "strictatime",
-    "lazytime",
-    "diratime",
-    "mand",
-    "nobarrier",
+/// Wishes of btrfs(5) and mount(8), which change what is fast and what is kept beside files, and no contents.
+const WISHES: &[&str] = &[
     "autodefrag",
-    "metadata_ratio",
+    "lazytime",
+    "atime",
+    "diratime",
+    "strictatime",
+    "iversion",
+    // The kernel has no such locks any more.
+    "mand",
+    "user_xattr",
     "thread_pool",
-    "fatal_errors",
-    "rescue",
+    "metadata_ratio",
+    "skip_balance",
     "clear_cache",
     "space_cache",
-    "skip_balance",
-    "noacl",
-    "user_subvol_rm_allowed",
-    "norecovery",
-    "nologreplay",
-    "usebackuproot",
+    "nospace_cache",
+    "inode_cache",
+    "rescan_uuid_tree",
     "ssd_spread",
+    // Barriers are kept.
+    "nobarrier",
+    // Subvolumes stay where they are when a user may not delete them.
+    "user_subvol_rm_allowed",
+    // The kernel gave them up and accepts them.
+    "alloc_start",
+    "subvolrootid",
+];
+
+/// What the kernel does and this program does not: who asks for it relies on it.
+const REFUSED: &[&str] = &[
+    // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
+    "writeback",
+    "allow_root",
+    "auto_unmount",
+    "sync",
+    "dirsync",
+    "nosymfollow",
+    "noacl",
+    "nouser_xattr",
+    "context",
+    "fscontext",
+    "defcontext",
+    "rootcontext",
+    "offset",
+    "sizelimit",
+    "fatal_errors",
+    "rescue",
+    "usebackuproot",
+    "recovery",
+    "check_int",
+    "check_int_data",
+    "check_int_print_mask",
+    "ref_verify",
+    "ref_tracker",
+    "fragment",
 ];
 
 impl Wanted {
@@ -142,6 +200,42 @@ impl Wanted {
             wanted.add(option, sloppy)?;
         }
         Ok(wanted)
+    }
+
+    /// Those of `options` that want something else than this, beside what can be changed of a mount that is there: `ro`, `suid`, `dev` and `exec`.
+    pub(crate) fn others(mut self, options: &[String], sloppy: bool) -> Result<Vec<&str>> {
+        let mut others = Vec::new();
+        for option in options.iter().filter(|option| !option.is_empty()) {
+            let before = self.fixed();
+            self.add(option, sloppy)?;
+            if self.fixed() != before {
+                others.push(option.as_str());
+            }
+        }
+        Ok(others)
+    }
+
+    /// Why it is not mounted when `subvol=` is another subvolume, `found`, than `subvolid=` says.
+    pub(crate) fn other_subvolume(&self, found: u64) -> Failure {
+        let path =
+            self.subvolume.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        let id = self.subvolume_id.unwrap_or_default();
+        Failure::Usage(format!("subvol={path} has the number {found}, and subvolid={id} another"))
+    }
+
+    /// What cannot be changed while it is mounted.
+    fn fixed(&self) -> Self {
+        let free = Self::default();
+        Self {
+            read_only: free.read_only,
+            suid: free.suid,
+            dev: free.dev,
+            exec: free.exec,
+            remount: free.remount,
+            nofail: free.nofail,
+            wishes: free.wishes,
+            ..self.clone()
+        }
     }
 
     /// What is compressed has checksums, and is never overwritten in place: the last of such options counts, as for the kernel.
@@ -172,8 +266,14 @@ impl Wanted {
             ("degraded", None) => self.degraded = true,
             ("nosandbox", None) => self.sandbox = false,
             ("remount", None) => self.remount = true,
-            ("uid", Some(value)) => self.owner.uid = Some(number(option, value)?),
-            ("gid", Some(value)) => self.owner.gid = Some(number(option, value)?),
+            ("uid", Some(value)) => self.owner.uid = Some(user(option, value)?),
+            ("gid", Some(value)) => self.owner.gid = Some(group(option, value)?),
+            ("nofail", None) => self.nofail = true,
+            ("fail", None) => self.nofail = false,
+            // What a log would be replayed for is not written either, as for the kernel.
+            ("norecovery" | "nologreplay", None) | ("rescue", Some("nologreplay")) => {
+                self.ignore_log = true;
+            }
             ("treelog", None) => self.tree_log = true,
             ("notreelog", None) => self.tree_log = false,
             // What is freed may be written again before it is discarded, so neither is another's business.
@@ -187,13 +287,18 @@ impl Wanted {
                     0 => 5,
                     id => id,
                 };
-                self.subvolume = Some(id.to_string().into());
+                self.subvolume_id = Some(id);
             }
             // A path that is a number would be an id.
             ("subvol", Some(value)) => {
                 self.subvolume = Some(format!("/{}", value.trim_start_matches('/')).into());
             }
-            ("device", Some(value)) => self.devices.push(value.into()),
+            ("device", Some(value)) => {
+                let device = PathBuf::from(value);
+                if !self.devices.contains(&device) {
+                    self.devices.push(device);
+                }
+            }
             ("commit", Some(value)) => {
                 let secs = number(option, value)?;
                 self.commit = (secs > 0).then(|| Duration::from_secs(secs));
@@ -215,8 +320,12 @@ impl Wanted {
             ("datasum", None) => self.new_files = NewFiles::Copied,
             ("max_inline", Some(value)) => self.max_inline = Some(size(option, value)?),
             _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
-            _ if LET_BE.contains(&option) || REPEATED.contains(&name) => {}
-            _ if UNSUPPORTED.contains(&name) || UNSUPPORTED.contains(&option) => {
+            // Labels of files are the business of the kernel, which says so in the table of mounts.
+            ("seclabel", None) => {}
+            _ if LET_BE.contains(&option) => {}
+            (name, Some(_)) if REPEATED.contains(&name) => {}
+            (name, _) if WISHES.contains(&name) => self.wishes.push(option.to_owned()),
+            (name, _) if REFUSED.contains(&name) => {
                 return Err(Error::Unsupported(format!("the mount option {option}")).into());
             }
             _ if sloppy => {}
@@ -236,6 +345,30 @@ fn size(option: &str, value: &str) -> Result<u64> {
         _ => return number(option, value),
     };
     Ok(number::<u64>(option, digits)?.saturating_mul(1 << shift))
+}
+
+/// A user, by number or name.
+fn user(option: &str, value: &str) -> Result<u32> {
+    if let Ok(uid) = value.parse() {
+        return Ok(uid);
+    }
+    match User::from_name(value) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err(Failure::Usage(format!("{option}: there is no such user"))),
+        Err(errno) => Err(Failure::Host(option.to_owned(), errno.into())),
+    }
+}
+
+/// A group, by number or name.
+fn group(option: &str, value: &str) -> Result<u32> {
+    if let Ok(gid) = value.parse() {
+        return Ok(gid);
+    }
+    match Group::from_name(value) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err(Failure::Usage(format!("{option}: there is no such group"))),
+        Err(errno) => Err(Failure::Host(option.to_owned(), errno.into())),
+    }
 }
 
 fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
@@ -273,7 +406,12 @@ mod tests {
         assert_eq!(wanted.commit, Some(Duration::from_secs(5)));
         assert!(wanted.compress.is_some_and(|compress| compress.forced));
         assert!(!wanted.read_only && !wanted.exec && wanted.dev && !wanted.suid);
-        assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume), Some("5".into()));
+        assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume_id), Some(5));
+        let root = Owner { uid: Some(0), gid: Some(0) };
+        assert_eq!(parse("uid=root,gid=root").map(|wanted| wanted.owner).ok(), Some(root));
+        for option in ["norecovery", "nologreplay", "rescue=nologreplay"] {
+            assert_eq!(parse(option).map(|wanted| wanted.ignore_log).ok(), Some(true), "{option}");
+        }
         assert_eq!(parse("compress=zlib,compress=none").ok(), Some(Wanted::default()));
         assert_eq!(parse("notreelog").map(|wanted| wanted.tree_log).ok(), Some(false));
         assert_eq!(parse("notreelog,treelog").ok(), Some(Wanted::default()));
@@ -300,13 +438,14 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        for option in ["autodefrag", "strictatime", "writeback", "norecovery"] {
+        for option in ["sync", "noacl", "writeback", "rescue=all", "context=x"] {
             let refused = parse(option).map_err(|failure| failure.to_string());
             assert_eq!(refused, Err(format!("not supported: the mount option {option}")));
         }
         for option in [
             "bogus",
-            "uid=root",
+            "uid=no such user",
+            "gid=no such group",
             "subvol",
             "ro=1",
             "compress=gzip",
@@ -319,6 +458,35 @@ mod tests {
             assert!(matches!(refused, Err(Failure::Usage(_))), "{option}: {refused:?}");
         }
         assert!(Wanted::parse(&["bogus".to_owned()], true).is_ok());
-        assert!(Wanted::parse(&["autodefrag".to_owned()], true).is_err());
+        assert!(Wanted::parse(&["sync".to_owned()], true).is_err());
+    }
+
+    #[test]
+    fn wishes_are_accepted_and_told() {
+        let wanted = parse("autodefrag,thread_pool=4,rw,space_cache,space_cache=v2,skip_balance");
+        let wishes = wanted.map(|wanted| wanted.wishes).unwrap_or_default();
+        assert_eq!(wishes, ["autodefrag", "thread_pool=4", "space_cache", "skip_balance"]);
+        let lists = [LET_BE, REPEATED, WISHES, REFUSED].concat();
+        let mut once = lists.clone();
+        once.sort_unstable();
+        once.dedup();
+        // `user` is an option, and one with a value.
+        assert_eq!(once.len() + 1, lists.len(), "an option is in two lists");
+    }
+
+    #[test]
+    fn what_is_in_force_can_be_repeated() {
+        let list = |options: &str| options.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let others = |in_force: &str, options: &str| {
+            let options = list(options);
+            let in_force = Wanted::parse(&list(in_force), false).expect("they are known");
+            let others = in_force.others(&options, false).expect("they are known");
+            others.into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let in_force = "subvol=/@,compress=zstd:1,uid=7,device=/dev/x";
+        let repeated = "remount,ro,nodev,subvol=@,compress=zstd:1,device=/dev/x,lazytime";
+        assert_eq!(others(in_force, repeated), [""; 0]);
+        let changed = "remount,compress=lzo,commit=5,uid=7";
+        assert_eq!(others(in_force, changed), ["compress=lzo", "commit=5"]);
     }
 }

@@ -15,29 +15,34 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
+use offshoot_btrfs_format::TreeId;
 use offshoot_fuse::{Control, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
-use offshoot_vfs::{Error, OsReason};
+use offshoot_vfs::{Error, FileSystem, OsReason};
 use rustix::io::Errno;
 use rustix::process::setpgid;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
 
+use super::Mounting;
 use super::control::Jobs;
+use super::further::Turn;
 use super::helper;
 use super::log::Log;
+use super::long_names;
 use super::memory::dirty_bytes;
 use super::options::Wanted;
 use super::sandbox::Sandbox;
 use super::table::source_name;
-use crate::args::{MountArguments, OpenArguments, TreeArguments};
+use crate::args::{OpenArguments, TreeArguments};
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 use crate::session::{Access, Opening, open_tree};
 
-/// Mounts what `arguments` say, and serves it until it is unmounted.
+/// Mounts what `mounting` says, and serves it until it is unmounted.
 pub(super) fn serve(
-    arguments: &MountArguments,
-    wanted: Wanted,
+    mounting: &Mounting<'_>,
+    wanted: &Wanted,
+    turn: Option<Turn>,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
@@ -46,13 +51,15 @@ pub(super) fn serve(
     // Many threads keep free memory of many sizes each, which in huge pages is several times what is in use. A host that has none refuses.
     let _ = disable_transparent_huge_pages(true);
     let log = Arc::new(Log::new(console.clone()));
-    let dir = arguments.directory.canonicalize();
-    dir.map_err(|e| Failure::Host(arguments.directory.display().to_string(), e))?;
+    let Mounting { arguments, directory, .. } = mounting;
+    directory.canonicalize().map_err(|e| Failure::Host(directory.display().to_string(), e))?;
     let streams = arguments.in_background.then(|| Streams::open(arguments.log.as_deref()));
     let streams = streams.transpose()?;
-    let helper = helper::start(arguments)?;
+    let helper = helper::start(mounting)?;
     let sandbox = Rc::new(RefCell::new(wanted.sandbox.then(Sandbox::default)));
-    let server = start(arguments, wanted, &helper, &sandbox, console, &log)?;
+    let server = start(mounting, wanted, &helper, &sandbox, console, &log)?;
+    // Others find it in the table from now on.
+    drop(turn);
     let waits = {
         let (control, log, helper) = (server.control(), log.clone(), helper.clone());
         move || wait_for_signals(&signals, &control, &helper, &log)
@@ -88,21 +95,22 @@ pub(super) fn serve(
 
 /// Opens the volume and mounts it.
 fn start(
-    arguments: &MountArguments,
-    wanted: Wanted,
+    mounting: &Mounting<'_>,
+    wanted: &Wanted,
     helper: &Arc<Helper>,
     sandbox: &Rc<RefCell<Option<Sandbox>>>,
     console: &Arc<Console>,
     log: &Arc<Log>,
 ) -> Result<Server> {
-    let open = &arguments.volume.open;
+    let open = &mounting.arguments.open;
+    let by_id = wanted.subvolume_id.map(|id| id.to_string().into());
     let devices = open.devices.iter().chain(&wanted.devices).cloned().collect();
     let tree = TreeArguments {
-        subvolume: wanted.subvolume,
+        subvolume: wanted.subvolume.clone().or(by_id),
         open: OpenArguments {
             devices,
             degraded: open.degraded || wanted.degraded,
-            ignore_log: open.ignore_log,
+            ignore_log: open.ignore_log || wanted.ignore_log,
             live: None,
         },
     };
@@ -124,18 +132,30 @@ fn start(
         when_devices_are_open: Some(Box::new(enter)),
         ..Opening::to(access)
     };
-    let fs = open_tree(&arguments.volume.volume, &tree, opening, console)?;
+    let fs = open_tree(mounting.volume, &tree, opening, console)?;
+    let root = fs.root();
+    if wanted.subvolume_id.is_some_and(|id| id != root.dev) {
+        return Err(wanted.other_subvolume(root.dev));
+    }
     let jobs = Arc::new(Jobs::new(
         fs.clone(),
-        PathBuf::from(source_name(&arguments.volume.volume)),
+        PathBuf::from(source_name(mounting.volume)),
         wanted.owner,
+        mounting.options.clone(),
     ));
+    let volume = fs.volume().clone();
+    let long_names = move |name: &[u8]| {
+        let id = TreeId(long_names::subvolume(name)?);
+        // What is no subvolume has no such name.
+        volume.filesystem(id).ok().map(|fs| fs.root())
+    };
     let for_errors = log.clone();
     let options = ServeOptions {
         owner: wanted.owner,
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
         ioctls: Some(jobs.clone()),
+        long_names: Some(Arc::new(long_names)),
     };
     let server = Server::start(Box::new(fs), helper.clone(), options)?;
     jobs.begin(server.caches());

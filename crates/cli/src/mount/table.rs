@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use offshoot_vfs::Errno;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
+use super::long_names;
+use crate::edit::host_id;
 use crate::exit::{Failure, Result};
 
 /// What a mount of this program is to the kernel.
@@ -33,9 +35,17 @@ pub(super) struct Mounted {
 /// # Errors
 /// `EINVAL` when that is nothing.
 pub(super) fn find(dir: &Path) -> Result<Mounted> {
+    find_line(dir).map(|line| line.mounted)
+}
+
+/// The line of what this program has mounted over `dir`.
+///
+/// # Errors
+/// `EINVAL` when that is nothing.
+pub(super) fn find_line(dir: &Path) -> Result<Line> {
     // What came last is on top.
     let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
-    top.filter(|line| line.is_ours).map(|line| line.mounted).ok_or_else(|| {
+    top.filter(|line| line.is_ours).ok_or_else(|| {
         let what = format!("{}: no volume is mounted there with offshoot", dir.display());
         Failure::Host(what, Errno::INVAL.into())
     })
@@ -48,6 +58,25 @@ pub(super) struct Inside {
     pub(super) device: String,
     /// The path in the tree that was mounted.
     pub(super) path: PathBuf,
+}
+
+impl Inside {
+    /// The tree of files that the path is in: the device, and the subvolume where only that is seen of it.
+    pub(super) fn tree(&self) -> (String, Option<u64>) {
+        (self.device.clone(), long_names::split(&self.path).map(|(id, _)| id))
+    }
+}
+
+/// Whether the program that served what is mounted over `dir` has ended.
+pub(super) fn is_dead(dir: &Path) -> bool {
+    rustix::fs::statfs(dir).is_err_and(|errno| errno == Errno::NOTCONN)
+}
+
+/// The mounts of this program that show `volume`, by whatever name.
+pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
+    let Some(id) = host_id(volume) else { return Ok(Vec::new()) };
+    let is_of_it = |line: &Line| line.is_ours && host_id(&line.mounted.source) == Some(id);
+    Ok(lines()?.into_iter().filter(is_of_it).collect())
 }
 
 /// In which mount of this program the directory `dir` is, whose path leads through no symbolic link.
@@ -68,7 +97,7 @@ pub(super) fn places_of(device: &str) -> Result<Vec<PathBuf>> {
 }
 
 /// All lines of the table.
-fn lines() -> Result<Vec<Line>> {
+pub(super) fn lines() -> Result<Vec<Line>> {
     let path = "/proc/self/mountinfo";
     let table = fs::read(path).map_err(|error| Failure::Host(path.to_owned(), error))?;
     Ok(table.split(|&byte| byte == b'\n').filter_map(Line::parse).collect())
@@ -76,14 +105,18 @@ fn lines() -> Result<Vec<Line>> {
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
+pub(super) struct Line {
     /// The number of the mount.
     id: u64,
     /// What of the mounted tree is seen there.
-    root: PathBuf,
-    dir: OsString,
-    is_ours: bool,
-    mounted: Mounted,
+    pub(super) root: PathBuf,
+    pub(super) dir: OsString,
+    /// Nothing can be changed through this place.
+    pub(super) is_read_only_there: bool,
+    pub(super) is_ours: bool,
+    pub(super) mounted: Mounted,
+    /// Nothing can be changed through any place.
+    pub(super) is_read_only: bool,
 }
 
 impl Line {
@@ -93,11 +126,22 @@ impl Line {
         let device = String::from_utf8(words.nth(1)?.to_vec()).ok()?;
         let root = unescaped(words.next()?).into();
         let dir = unescaped(words.next()?);
+        let is_read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|o| o == b"ro");
+        let is_read_only_there = words.next().is_some_and(is_read_only);
         words.find(|word| word == b"-")?;
         let mut kind = words;
         let is_ours = kind.next()?.strip_prefix(b"fuse.") == Some(SUBTYPE.as_bytes());
         let mounted = Mounted { device, source: unescaped(kind.next()?).into() };
-        Some(Self { id, root, dir, is_ours, mounted })
+        let is_read_only = kind.next().is_some_and(is_read_only);
+        Some(Self { id, root, dir, is_read_only_there, is_ours, mounted, is_read_only })
+    }
+
+    /// Whether its directory leads to it, and not to what was mounted over it later. Nothing is asked of the program that serves it.
+    pub(super) fn is_on_top(&self) -> bool {
+        let found = statx(CWD, &*self.dir, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID);
+        found.is_ok_and(|found| {
+            found.stx_mask & StatxFlags::MNT_ID.bits() != 0 && found.stx_mnt_id == self.id
+        })
     }
 
     /// Where `dir` is in what was mounted, when the line shows it.

@@ -46,6 +46,12 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
         Ok(()) => true,
         // Who may not open it may not ask either. The end of the program makes all durable as well.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
+        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+            let (volume, dir) = (mounted.source.display(), dir.display());
+            console.error(&format_args!("{dir}: the program that served {volume} has ended"));
+            console.detail(&"not everything that was done may be stored; the mount is taken away");
+            false
+        }
         Err(error) => {
             let reason = OsReason(&error);
             console.error(&format_args!("not everything that was done is stored: {reason}"));
@@ -83,7 +89,7 @@ pub(super) fn store(dir: &Path) -> io::Result<()> {
 }
 
 /// The path of what is mounted over `named`, without a question to who serves it.
-fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
+pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(named)?;
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),

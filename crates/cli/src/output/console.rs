@@ -9,11 +9,8 @@ use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
-use super::message;
+use super::{Progress, message};
 
 /// How many warnings are printed before they are only counted.
 const WARNINGS_PRINTED: u64 = 20;
@@ -24,7 +21,7 @@ pub(crate) struct Console {
     /// Where lines go instead: to who asked for what this process does.
     other: Option<Mutex<Box<dyn Write + Send>>>,
     warnings: AtomicU64,
-    progress: Mutex<Option<ProgressBar>>,
+    progress: Mutex<Option<Progress>>,
 }
 
 impl Console {
@@ -72,34 +69,28 @@ impl Console {
         }
     }
 
-    /// Starts a progress line that counts bytes, if anybody watches.
-    pub(crate) fn start_progress(&self, verb: &'static str) -> ProgressBar {
+    /// Starts a progress line, if anybody watches.
+    pub(crate) fn start_progress(&self, verb: &'static str) -> Progress {
         if self.other.is_some() || !std::io::stderr().is_terminal() {
-            return ProgressBar::hidden();
+            return Progress::hidden();
         }
-        let style = ProgressStyle::with_template(
-            "{spinner} {prefix} {bytes} in {elapsed}, {bytes_per_sec} {msg}",
-        )
-        .unwrap_or_else(|_| ProgressStyle::default_spinner());
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10))
-            .with_style(style)
-            .with_prefix(verb);
-        bar.enable_steady_tick(Duration::from_millis(100));
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
-        bar
+        let progress = Progress::shown(verb);
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress.clone());
+        progress
     }
 
     /// Takes the progress line away.
     pub(crate) fn stop_progress(&self) {
-        if let Some(bar) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            bar.finish_and_clear();
+        let taken = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(progress) = taken {
+            progress.clear();
         }
     }
 
     fn line(&self, text: &str) {
         let print = || self.relay(format!("{}\n", message(text)).as_bytes());
         match &*self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(bar) => bar.suspend(print),
+            Some(progress) => progress.suspend(print),
             None => print(),
         }
     }

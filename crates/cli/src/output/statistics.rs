@@ -10,18 +10,28 @@ use serde_json::{Value, json};
 /// What the engine did since a volume was opened.
 ///
 /// In JSON an object with every counter by its name, and beside them `reservations`, `flush_states` and `space`. As text a line for
-/// everything that is not 0.
+/// everything that is not 0, and for locks where they are asked for.
 pub(crate) struct Statistics {
     counters: Stats,
     space: SpaceStats,
+    has_locks: bool,
 }
 
 impl Statistics {
     /// What it did until now.
     pub(crate) fn of(volume: &Engine) -> Self {
-        Self { counters: volume.stats(), space: volume.space_stats() }
+        Self { counters: volume.stats(), space: volume.space_stats(), has_locks: false }
+    }
+
+    /// The same with a line for each counter of locks.
+    pub(crate) fn with_locks(self) -> Self {
+        Self { has_locks: true, ..self }
     }
 }
+
+/// The counters of locks, which say something to those alone who work on the engine.
+const LOCKS: [&str; 5] =
+    ["locks_taken", "lock_waits", "shared_locks_taken", "shared_lock_waits", "early_unlocks"];
 
 /// The share of reservations by whose time they are judged.
 const SHARE: f64 = 0.999;
@@ -93,7 +103,9 @@ impl fmt::Display for Statistics {
             _ => writeln!(f, "  {value:>14}  {name:<28}  {about}"),
         };
         for Counter { name, about, value } in self.counters.counters() {
-            line(value, name, about)?;
+            if self.has_locks || !LOCKS.contains(&name) {
+                line(value, name, about)?;
+            }
         }
         let space = &self.space;
         line(

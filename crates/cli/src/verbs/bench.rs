@@ -178,7 +178,7 @@ impl Engine {
     }
 
     fn statistics(&self) -> Statistics {
-        Statistics::of(self.0.volume())
+        Statistics::of(self.0.volume()).with_locks()
     }
 }
 

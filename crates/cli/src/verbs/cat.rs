@@ -1,4 +1,6 @@
 //! `offshoot cat`: the contents of files. One that cannot be read does not keep the others back.
+//!
+//! What is no text goes to files and pipes, but not to a terminal, which would act upon it.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use crate::exit::{Failure, Result};
 use crate::output::Console;
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
-use crate::stream::{StreamFailure, write_contents};
+use crate::stream::{StreamFailure, TextOnly, write_contents};
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut places = Places::new(&arguments.places, console);
@@ -40,8 +42,9 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
 fn copy(session: &PlaceSession, out: &mut dyn Write) -> Result {
     let file = session.regular_file()?;
     let size = session.fs.attr(file).map_err(|error| session.named(error))?.size;
-    write_contents(&session.fs, file, size, out, |_| {}).map_err(|failure| match failure {
+    let mut checked = TextOnly::new(out);
+    write_contents(&session.fs, file, size, &mut checked, |_| {}).map_err(|failure| match failure {
         StreamFailure::Source(error) => session.named(error),
-        StreamFailure::Target(error) => Failure::Output(error),
+        StreamFailure::Target(error) => TextOnly::failure(error, &session.path),
     })
 }

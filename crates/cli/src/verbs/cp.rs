@@ -14,13 +14,16 @@ use crate::args::{CpArguments, Reflink};
 use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish};
-use crate::output::{Console, Escaped, write_line};
+use crate::extract::{
+    Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
+};
+use crate::interrupt;
+use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::resolve::{LastLink, at_path, climb_file, last_name, resolve};
 use crate::session::Access;
-use crate::stream::{StreamFailure, write_contents};
+use crate::stream::{StreamFailure, TextOnly, write_contents};
 
 /// What is wrong with a copy from the host to the host.
 const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:/PATH";
@@ -51,6 +54,9 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         Side::Volume(place) => Some(place),
         Side::Host(_) | Side::Stream => None,
     });
+    if !to_stdout {
+        interrupt::watch(console)?;
+    }
     let mut volumes = Volumes::new(places.chain(&target), &arguments.edit, console)?;
     let mut failures = Failures::naming(false, console);
     let target = match target {
@@ -79,14 +85,23 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         },
     };
     let job = Copying { arguments, shared, at };
-    let result = match &target {
+    let counted = counted(&opened, target.is_some() && job.shared.reflink != Reflink::Never);
+    let result = while_counting(&counted, &progress, || match &target {
         Some((fs, place)) => job.to_volume(&opened, fs, &place.path, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
-    };
+    });
     volumes.sync(&mut failures);
     console.stop_progress();
     result?;
     let (outcome, result) = finish(counters, problems);
+    if interrupt::is_interrupted() {
+        let (files, bytes) = (outcome.files, human_size(outcome.bytes));
+        console.error(&format_args!(
+            "interrupted: {files} files, {bytes}, were copied and are stored"
+        ));
+        console.detail(&"the others are not there, or not whole");
+        failures.note(ExitStatus::Failed);
+    }
     if let Err(failure) = result {
         failures.note(failure.status());
     }
@@ -94,6 +109,19 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         write_line(out, &outcome)?;
     }
     failures.result()
+}
+
+/// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps shared instead.
+fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
+    let count = |source: &'a Opened| match source {
+        Opened::Volume(fs, path) if !may_share => {
+            let top = resolve(fs, path, LastLink::Follow).ok()?;
+            Some(Counted::InVolume(fs, top))
+        }
+        Opened::Host(path) => Some(Counted::OnHost(path)),
+        Opened::Volume(..) | Opened::Stream => None,
+    };
+    sources.iter().map(count).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// Refuses what standard output cannot take besides one file.
@@ -131,9 +159,10 @@ fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
             return Err(Error::posix(Errno::INVAL, what).into());
         }
     }
-    write_contents(fs, file, attr.size, out, |_| {}).map_err(|failure| match failure {
+    let mut out = TextOnly::new(out);
+    write_contents(fs, file, attr.size, &mut out, |_| {}).map_err(|failure| match failure {
         StreamFailure::Source(error) => error.in_file(Escaped(path)).into(),
-        StreamFailure::Target(error) => Failure::Output(error),
+        StreamFailure::Target(error) => TextOnly::failure(error, path),
     })
 }
 

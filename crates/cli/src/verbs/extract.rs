@@ -1,7 +1,7 @@
 //! `offshoot extract`: a tree into a directory or an archive.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,10 +9,11 @@ use std::sync::Arc;
 use offshoot_vfs::FileSystem;
 
 use crate::args::ExtractArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{Archive, Outcome, Source, extract, extract_tar};
+use crate::interrupt;
 use crate::occupied;
-use crate::output::{Console, write_line};
+use crate::output::{Console, human_size, write_line};
 use crate::place::Place;
 use crate::resolve::{LastLink, climb_file};
 use crate::session::PlaceSession;
@@ -28,6 +29,10 @@ pub(super) fn run(
             "--json cannot be used with --tar -, because standard output is the archive".into(),
         ));
     }
+    if to_stdout {
+        refuse_terminal()?;
+    }
+    interrupt::watch(console)?;
     let session = PlaceSession::open(&arguments.place, console)?;
     let top = session.file(LastLink::Follow)?;
     let path = climb_file(&session.fs, top, &session.path)?;
@@ -43,13 +48,41 @@ pub(super) fn run(
             let writer = BufWriter::with_capacity(1 << 20, File::create(file).map_err(fail)?);
             extract_tar(&source, Archive { writer, failure: archive_failure }, console)?
         }
-        (None, Some(directory)) => extract(&source, directory, console)?,
+        (None, Some(directory)) => {
+            let fsid = session.fs.volume().superblock().fsid;
+            let mark = format!("{fsid} {} {}\n", top.dev, top.ino);
+            let done = extract(&source, directory, mark.as_bytes(), console)?;
+            if interrupt::is_interrupted() {
+                let Outcome { files, bytes, .. } = done.0;
+                let (bytes, directory) = (human_size(bytes), directory.display());
+                console.error(&format_args!(
+                    "interrupted: {files} files, {bytes}, are in {directory}"
+                ));
+                console.detail(&"what was begun and not ended is not there");
+                console.detail(&"the same command once more goes on where this one ended");
+                return Err(Failure::Reported(ExitStatus::Failed));
+            }
+            done
+        }
         (None, None) => return Err(Failure::Usage("no destination".into())),
     };
+    if interrupt::is_interrupted() {
+        console.error(&"interrupted: the archive ends before everything is in it");
+        return Err(Failure::Reported(ExitStatus::Failed));
+    }
     if arguments.json {
         write_line(out, &outcome)?;
     }
     result
+}
+
+/// Refuses to show an archive to a person.
+fn refuse_terminal() -> Result {
+    if io::stdout().is_terminal() {
+        let what = "an archive is not written to a terminal: write it to a file (--tar FILE) or into a pipe";
+        return Err(Failure::Refused(what.to_owned()));
+    }
+    Ok(())
 }
 
 fn archive_failure(error: io::Error) -> Failure {

@@ -14,11 +14,10 @@ use super::subvolume::set_read_only;
 use crate::args::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
-use crate::edit::{at_every_place, moment};
+use crate::edit::{Caller, at_every_place};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
-use crate::place::Place;
-use crate::resolve::{LastLink, at_path, resolve};
+use crate::resolve::{LastLink, at_path, resolve, resolve_end};
 use crate::session::PlaceSession;
 
 /// The extended attribute that holds the property.
@@ -133,11 +132,24 @@ fn get(arguments: &GetPropertyArguments, out: &mut dyn Write, console: &Arc<Cons
 }
 
 fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
-    let at = moment()?;
-    let places = vec![Place::parse(&arguments.place)];
+    let open = &arguments.edit.tree.open;
+    let at = Caller::of(open)?.at;
+    let places = vec![open.place(&arguments.place)];
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let object = Object::at(fs, path)?;
         object.require(arguments.name)?;
+        if let Some(rights) = open.rights() {
+            let permission = match arguments.name {
+                Property::Ro => rights.require_settings(fs, object.file),
+                Property::Compression => {
+                    let dir = resolve_end(fs, path, LastLink::Follow)?.place.map(|(dir, _)| dir);
+                    rights.require_change(fs, dir, object.file)
+                }
+                // It is of the volume, which is that of the user who mounted it.
+                Property::Label => Ok(()),
+            };
+            permission.map_err(|error| at_path(error, path))?;
+        }
         object.set(arguments.name, arguments.value.as_bytes(), arguments.force, at)
     })
 }

@@ -23,6 +23,7 @@ use crate::args::ScrubArguments;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::{Access, Session};
+use crate::space::{Allocation, allocations};
 
 /// What is found and not printed yet.
 const MOST_TOLD: usize = 64;
@@ -46,6 +47,21 @@ impl Serialize for Counters<'_> {
     }
 }
 
+/// How much is read; `None` where that is not a multiple of what is used, or not known.
+fn bytes_of_all_copies(allocations: &[Allocation]) -> Option<u64> {
+    let bytes = |allocation: &Allocation| {
+        let copies = match &*allocation.profile {
+            "single" | "RAID0" => 1,
+            "DUP" | "RAID1" | "RAID10" => 2,
+            "RAID1C3" => 3,
+            "RAID1C4" => 4,
+            _ => return None,
+        };
+        allocation.used?.checked_mul(copies)
+    };
+    allocations.iter().try_fold(0, |sum: u64, one| sum.checked_add(bytes(one)?))
+}
+
 pub(super) fn run(
     arguments: &ScrubArguments,
     out: &mut dyn Write,
@@ -55,6 +71,11 @@ pub(super) fn run(
     let session = Session::open_to_scrub(access, &arguments.volume, console)?;
     let options = ScrubOptions { read_only: arguments.read_only };
     let progress = console.start_progress("scrubbed");
+    if !progress.is_hidden()
+        && let Some(bytes) = bytes_of_all_copies(&allocations(&session.volume, console))
+    {
+        progress.expect(bytes);
+    }
     let is_over = AtomicBool::new(false);
     let (sender, told) = sync_channel(MOST_TOLD);
     let (scrubbed, printed) = thread::scope(|scope| {
@@ -65,7 +86,7 @@ pub(super) fn run(
                 let _ = match event {
                     ScrubEvent::Progress(counts) => {
                         let bytes = counts.data_bytes_scrubbed + counts.tree_bytes_scrubbed;
-                        progress.set_position(bytes);
+                        progress.set_bytes(bytes);
                         Ok(())
                     }
                     ScrubEvent::Found(finding) => {

@@ -8,7 +8,7 @@ use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_vfs::FileSystem;
 use serde::Serialize;
 
-use crate::args::InfoArguments;
+use crate::args::StatsArguments;
 use crate::exit::Result;
 use crate::output::{Console, Statistics, human_size, write_line};
 use crate::session::Session;
@@ -35,7 +35,7 @@ struct Kind {
 }
 
 pub(super) fn run(
-    arguments: &InfoArguments,
+    StatsArguments { info: arguments, locks }: &StatsArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
@@ -62,7 +62,8 @@ pub(super) fn run(
     }
     report.print(out)?;
     if arguments.volume.open.live.is_some() {
-        write!(out, "what the engine did since it was mounted\n{}", report.statistics)?;
+        let statistics = if *locks { report.statistics.with_locks() } else { report.statistics };
+        write!(out, "what the engine did since it was mounted\n{statistics}")?;
     }
     Ok(())
 }

@@ -17,12 +17,12 @@ use super::{Mounted, require, volume};
 const NOBODY: u32 = 65534;
 
 /// A directory of nobody's, with an image, and the program where nobody gets to it.
-struct Home {
+pub(super) struct Home {
     dir: TempDir,
 }
 
 impl Home {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let home = Self { dir: scratch_dir() };
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(home.dir.path(), mode).expect("a mode");
@@ -40,7 +40,7 @@ impl Home {
         self.dir.path().join("offshoot")
     }
 
-    fn image(&self) -> PathBuf {
+    pub(super) fn image(&self) -> PathBuf {
         self.dir.path().join("image")
     }
 
@@ -49,7 +49,7 @@ impl Home {
         as_nobody(&self.program())
     }
 
-    fn run(&self, args: &[&std::ffi::OsStr]) -> Output {
+    pub(super) fn run(&self, args: &[&std::ffi::OsStr]) -> Output {
         self.command().args(args).output().expect("the program starts")
     }
 
@@ -67,7 +67,7 @@ fn as_nobody(program: &Path) -> Command {
 }
 
 /// A directory that nobody may mount over.
-fn own_dir() -> TempDir {
+pub(super) fn own_dir() -> TempDir {
     let dir = scratch_dir();
     chown(dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     dir

@@ -11,6 +11,7 @@
 //! | `campaign` | the same for long, with data stored in every way |
 //! | `callers` | who mounts: a user without rights, `mount` with a line of fstab |
 //! | `confined` | the kernel, which tells what the process may still do |
+//! | `manners` | `mount -a`, the kernel's mount with the same lines, the same verbs on an image |
 //! | `refused` | what is not done: options, volumes in use, directories that are not there |
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
 //! | `transports` | the log, which says what it is served over |
@@ -25,6 +26,7 @@ mod campaign;
 mod confined;
 mod control;
 mod ends;
+mod manners;
 mod power;
 mod refused;
 mod same;

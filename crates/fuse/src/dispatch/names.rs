@@ -1,7 +1,7 @@
 //! Names: looked up, made, moved and removed.
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
+    Attr, Errno, Error, FileId, FileType, NAME_MAX, NewFile, Node, Place, Rename, Result, Timestamp,
 };
 use rustix::fs::{OFlags, RenameFlags};
 
@@ -16,7 +16,11 @@ const SGID: u32 = 0o2000;
 
 impl Context<'_> {
     pub(super) fn lookup(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
-        let name = self.name(&mut arguments)?;
+        let name = arguments.name()?;
+        if let Some(file) = self.long_name(name) {
+            return self.put_node(self.to.nodes.told(file)?, &self.fs().attr(file)?, out);
+        }
+        let name = self.checked(name)?;
         let dir = self.file()?;
         let found = self.fs().lookup(dir, name);
         let found = found.and_then(|file| Ok((file, self.fs().attr_of_entry(dir, name, file)?)));
@@ -25,6 +29,12 @@ impl Context<'_> {
             Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
             Err(error) => Err(error),
         }
+    }
+
+    /// What root finds under a name that is longer than those of files.
+    fn long_name(&self, name: &[u8]) -> Option<FileId> {
+        let long_names = self.to.options.long_names.as_ref()?;
+        (name.len() > NAME_MAX && self.uid == 0).then(|| long_names(name)).flatten()
     }
 
     pub(super) fn readlink(&self, out: &mut Output<'_>) -> Result<()> {

@@ -195,12 +195,12 @@ fn render_batch(
             xattrs.and_then(|xattrs| render(context.fs, &path, &attr, &xattrs, &mut bytes));
         match rendered {
             Ok(data_bytes) => {
-                let counters = &context.counters;
-                let counter = match attr.file_type {
-                    FileType::Directory => &counters.directories,
-                    _ => &counters.files,
-                };
-                counter.fetch_add(1, Ordering::Relaxed);
+                match attr.file_type {
+                    FileType::Directory => {
+                        context.counters.directories.fetch_add(1, Ordering::Relaxed);
+                    }
+                    _ => context.count_file(),
+                }
                 context.count_bytes(data_bytes);
             }
             Err(error) => {
@@ -436,7 +436,7 @@ impl Stream<'_> {
         let regular = Regular { path: &archived_path, attr, xattrs: &xattrs };
         match self.send_large(&path, &regular, map) {
             Ok(()) => {
-                self.context.counters.files.fetch_add(1, Ordering::Relaxed);
+                self.context.count_file();
             }
             Err(error) => self.send(0, |reply| {
                 let segments = vec![Segment::Broken { path, error }];

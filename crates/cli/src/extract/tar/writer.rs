@@ -2,7 +2,6 @@
 //! waits for it.
 
 use std::io::{self, Write};
-use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
@@ -96,7 +95,7 @@ impl<W: Write> Writer<'_, W> {
                     context.report(&context.shown(&path), &Trouble::OtherName);
                     return Ok(());
                 }
-                context.counters.files.fetch_add(1, Ordering::Relaxed);
+                context.count_file();
                 self.put(&bytes)
             }
             Segment::LeftOut { path, attr, error } => {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use offshoot_vfs::Errno;
-use rustix::fs::{StatVfsMountFlags, fstatvfs};
+use rustix::fs::{CWD, StatVfsMountFlags, fstatvfs};
 
 use super::super::table::{Inside, inside};
 use super::channel;
@@ -17,6 +17,7 @@ use super::{NEXT_BYTES, Next, Start};
 use crate::args::{OnMount, Verb};
 use crate::edit::{moment, umask};
 use crate::exit::{ExitStatus, Failure, Result};
+use crate::occupied;
 use crate::output::{Console, Escaped};
 use crate::place::Place;
 
@@ -41,19 +42,22 @@ struct Spot {
 
 /// What is to be done elsewhere, when `verb` is about a volume that is mounted.
 pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
-    let Some(OnMount { places: texts, opening, changes, is_whole, .. }) = verb.on_mount() else {
+    let Some(OnMount { places: texts, opening, changes, is_whole, takes_files, .. }) =
+        verb.on_mount()
+    else {
         return Ok(None);
     };
     // An image that is kept in a mount, and misspelt, is not what is mounted. Whoever opens it says so.
     if is_whole && texts.iter().any(|text| !Path::new(&**text).exists()) {
         return Ok(None);
     }
-    let spots: Vec<Option<Spot>> = texts.iter().map(|text| spot(text)).collect::<Result<_>>()?;
+    let spots = texts.iter().map(|text| spot(text, takes_files));
+    let spots: Vec<Option<Spot>> = spots.collect::<Result<_>>()?;
     let Some(first) = spots.iter().flatten().next() else { return Ok(None) };
-    let (device, directory) = (first.inside.device.clone(), first.directory.clone());
+    let (tree, directory) = (first.inside.tree(), first.directory.clone());
     let mut places = Vec::new();
     for (text, spot) in texts.iter().zip(spots) {
-        let Some(spot) = spot.filter(|spot| spot.inside.device == device) else {
+        let Some(spot) = spot.filter(|spot| spot.inside.tree() == tree) else {
             let (shown, other) = (directory.display(), Escaped(text.as_bytes()));
             // Without the right to search its directory, this process cannot tell where it is.
             match Path::new(&**text).symlink_metadata() {
@@ -75,10 +79,14 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     Ok(Some(Client { directory, places, changes }))
 }
 
-/// Where `text` is in a mount of ours. A file is none: it may be an image that is kept there. A symbolic link at the end belongs to the volume, which
+/// Where `text` is in a mount of ours. A file is a place for some verbs, unless it is an image that is kept there. A symbolic link at the end belongs to the volume, which
 /// knows whether it is followed, unless it leads into the mount from outside.
-fn spot(text: &OsStr) -> Result<Option<Spot>> {
+fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     let is_file = |path: &Path| path.metadata().is_ok_and(|metadata| !metadata.is_dir());
+    let is_image = |path: &Path| {
+        let held = occupied::look_at(CWD, path).ok().map(|file| occupied::held_by(&file));
+        matches!(held, Some(Ok(Some(_))))
+    };
     let path = Path::new(text);
     let is_missing = match path.symlink_metadata() {
         Ok(_) => false,
@@ -86,10 +94,13 @@ fn spot(text: &OsStr) -> Result<Option<Spot>> {
         // What is wrong is said by who opens it.
         Err(_) => return Ok(None),
     };
-    if is_file(path) || is_missing && is_file(&Place::parse(text).volume) {
+    let is_there_as_file = is_file(path);
+    if is_there_as_file && (!takes_files || is_image(path))
+        || is_missing && is_file(&Place::parse(text).volume)
+    {
         return Ok(None);
     }
-    if is_missing || path.is_symlink() {
+    if is_missing || is_there_as_file || path.is_symlink() {
         // Names above it may be missing too: of several places one may be in what is made for another.
         let above = path.ancestors().skip(1).find_map(|above| {
             let is_here = above.as_os_str().is_empty();
@@ -101,7 +112,7 @@ fn spot(text: &OsStr) -> Result<Option<Spot>> {
             inside: Inside { path: inside.path.join(rest), ..inside },
             directory,
         });
-        if is_missing || spot.is_some() {
+        if is_missing || is_there_as_file || spot.is_some() {
             return Ok(spot);
         }
     }

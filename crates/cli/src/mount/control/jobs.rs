@@ -12,16 +12,18 @@ use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use clap::Parser;
 use offshoot_btrfs::Filesystem;
+use offshoot_btrfs_format::TreeId;
 use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, Owner};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, FileSystem, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use super::super::long_names;
 use super::channel::{NEXT, START};
 use super::{MOST_JOBS, NEXT_MOST, Next, PATIENCE, Start};
 use crate::args::Arguments;
@@ -40,6 +42,8 @@ pub(in crate::mount) struct Jobs {
     fs: Filesystem,
     volume: PathBuf,
     owner: Owner,
+    /// Those that it was mounted with.
+    options: Vec<String>,
     /// Who has everything done, beside root.
     uid: u32,
     /// The groups of that user.
@@ -92,11 +96,17 @@ fn groups() -> Vec<u32> {
 
 impl Jobs {
     /// None yet, on a mount of `fs` that shows files with this owner.
-    pub(in crate::mount) fn new(fs: Filesystem, volume: PathBuf, owner: Owner) -> Self {
+    pub(in crate::mount) fn new(
+        fs: Filesystem,
+        volume: PathBuf,
+        owner: Owner,
+        options: Vec<String>,
+    ) -> Self {
         Self {
             fs,
             volume,
             owner,
+            options,
             uid: rustix::process::geteuid().as_raw(),
             groups: groups(),
             cpus: sched_getaffinity(None).ok(),
@@ -113,7 +123,8 @@ impl Jobs {
     }
 
     fn start(&self, ioctl: &Ioctl<'_>) -> Result<()> {
-        let Start { umask, at, words, places } = Start::decode(ioctl.data)?;
+        let Start { umask, at, words, mut places } = Start::decode(ioctl.data)?;
+        let fs = self.tree_of(&mut places)?;
         let busy = || Error::posix(Errno::AGAIN, "a job of a mount");
         let caller = Caller {
             uid: self.owner.uid.is_none().then_some(ioctl.uid),
@@ -140,8 +151,10 @@ impl Jobs {
         };
         let wanted = job.clone();
         let live = Live {
-            fs: self.fs.clone(),
+            fs,
             volume: self.volume.clone(),
+            first: self.fs.root().dev,
+            options: self.options.clone(),
             caches,
             caller,
             rights: self.rights_of(ioctl),
@@ -165,6 +178,25 @@ impl Jobs {
             self.closed(ioctl.directory);
             Error::io("starting a thread", error)
         })
+    }
+
+    /// The tree of files that all `places` are in, which are paths in it then: what is mounted, or another subvolume that is mounted elsewhere.
+    fn tree_of(&self, places: &mut [OsString]) -> Result<Filesystem> {
+        let ids: Vec<Option<u64>> = places
+            .iter_mut()
+            .map(|place| {
+                let (id, path) = long_names::split(Path::new(&*place))?;
+                *place = path.into();
+                Some(id)
+            })
+            .collect();
+        if ids.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Err(Error::posix(Errno::XDEV, "places in several mounts of a volume"));
+        }
+        match ids.first().copied().flatten() {
+            Some(id) => self.fs.volume().filesystem(TreeId(id)),
+            None => Ok(self.fs.clone()),
+        }
     }
 
     /// What the caller may do. FUSE tells one group; the others are those of this process, whose user it is.

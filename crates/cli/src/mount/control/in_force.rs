@@ -1,0 +1,44 @@
+//! What the process that serves a mount says of it, for other runs of the program.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::client::mounted;
+use crate::args::{InForceArguments, Verb};
+use crate::exit::{Failure, Result};
+use crate::output::Console;
+
+/// How a volume is served.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Served {
+    /// The number of the subvolume that was asked for, or of the default one.
+    pub(crate) subvolume: u64,
+    /// The number of the subvolume that was mounted first.
+    pub(crate) root: u64,
+    /// The options that the first mount of the volume was made with.
+    pub(crate) options: Vec<String>,
+}
+
+/// Asks who serves the mount over `dir` for its options, and the number of `subvolume`.
+///
+/// # Errors
+/// When it cannot be asked, and when there is no such subvolume.
+pub(in crate::mount) fn in_force(dir: &Path, subvolume: Option<&OsStr>) -> Result<Served> {
+    let arguments = InForceArguments {
+        directory: dir.to_path_buf(),
+        subvolume: subvolume.map(OsStr::to_os_string),
+        live: None,
+    };
+    let mut words = vec!["in-force".into(), dir.into()];
+    if let Some(subvolume) = subvolume {
+        words.extend(["--subvolume".into(), subvolume.to_os_string()]);
+    }
+    let client = mounted(&mut Verb::InForce(arguments))?.ok_or_else(|| {
+        Failure::Usage(format!("{}: no volume is mounted there with offshoot", dir.display()))
+    })?;
+    let mut said = Vec::new();
+    client.run(&words, &mut said, &Console::default())?;
+    Ok(serde_json::from_slice(&said)?)
+}

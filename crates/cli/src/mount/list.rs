@@ -1,0 +1,112 @@
+//! `offshoot mount` alone: what is mounted.
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::control::in_force;
+use super::long_names;
+use super::table::{self, Line};
+use crate::exit::Result;
+use crate::output::{Escaped, json_name, write_line};
+
+/// How long a mount has to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a mount is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// It is served.
+    Served,
+    /// The program that served it has ended.
+    Dead,
+    /// Who serves it does not answer.
+    Silent,
+}
+
+#[derive(Serialize)]
+struct Mount {
+    volume: String,
+    directory: String,
+    read_only: bool,
+    /// Where only one subvolume is seen of what is served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subvolume: Option<u64>,
+    state: State,
+    /// Those of the first mount of the volume; empty for who may not ask.
+    options: Vec<String>,
+    #[serde(skip)]
+    line: Line,
+}
+
+/// Lists the mounts of this program.
+pub(super) fn list(is_json: bool, out: &mut dyn Write) -> Result {
+    let lines = table::lines()?.into_iter().filter(|line| line.is_ours);
+    let mounts: Vec<Mount> = lines.map(Mount::new).collect();
+    if is_json {
+        return Ok(write_line(out, &mounts)?);
+    }
+    for mount in mounts {
+        let escaped = |path: &Path| Escaped(path.as_os_str().as_bytes()).to_string();
+        let Mount { line, .. } = &mount;
+        let (volume, directory) = (escaped(&line.mounted.source), escaped(Path::new(&line.dir)));
+        let mut words = vec![if mount.read_only { "ro" } else { "rw" }.to_owned()];
+        words.extend(mount.subvolume.map(|id| format!("subvolid={id}")));
+        let own = ["ro", "rw"];
+        let is_of_place = |option: &String| {
+            own.contains(&option.as_str())
+                || mount.subvolume.is_some() && option.starts_with("subvol")
+        };
+        words.extend(mount.options.iter().filter(|option| !is_of_place(option)).cloned());
+        let options = words.join(",");
+        let state = match mount.state {
+            State::Served => "",
+            State::Dead => ": the program that served it has ended; `offshoot unmount` it",
+            State::Silent => ": the program that serves it does not answer",
+        };
+        writeln!(out, "{volume} on {directory} ({}){state}", Escaped(options.as_bytes()))?;
+    }
+    Ok(())
+}
+
+impl Mount {
+    fn new(line: Line) -> Self {
+        let (state, options) = look_at(&line);
+        Self {
+            volume: json_name(line.mounted.source.as_os_str().as_bytes()),
+            directory: json_name(line.dir.as_bytes()),
+            read_only: line.is_read_only || line.is_read_only_there,
+            subvolume: long_names::split(&line.root).map(|(id, _)| id),
+            state,
+            options,
+            line,
+        }
+    }
+}
+
+/// How a mount is, and its options. A thread asks, because who asks a program that does not answer waits for it.
+fn look_at(line: &Line) -> (State, Vec<String>) {
+    if !line.is_on_top() {
+        // Another mount hides it.
+        return (State::Served, Vec::new());
+    }
+    let (tell, told) = mpsc::channel();
+    let dir = line.dir.clone();
+    let look = move || {
+        let is_dead = table::is_dead(Path::new(&dir));
+        let served = if is_dead { None } else { in_force(Path::new(&dir), None).ok() };
+        let options = served.map(|served| served.options).unwrap_or_default();
+        // Nobody may wait for it any more.
+        let _ = tell.send((if is_dead { State::Dead } else { State::Served }, options));
+    };
+    if thread::Builder::new().spawn(look).is_err() {
+        return (State::Silent, Vec::new());
+    }
+    told.recv_timeout(PATIENCE).unwrap_or((State::Silent, Vec::new()))
+}

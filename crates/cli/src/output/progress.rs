@@ -1,0 +1,128 @@
+//! The line on a terminal that shows how far something long is.
+//!
+//! ```text
+//! / extracted 1.2 GiB of 4.0 GiB (30%), 17204 files, 310 MiB/s, 9s left
+//! ```
+//!
+//! How much it will be is known later than when it begins, or never; until then the line says how long it took. Where the locale has no UTF-8 it is ASCII.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+const BEGUN: &str = "{spinner} {prefix} {bytes}{files}, {bytes_per_sec}, in {elapsed}";
+const EXPECTED: &str =
+    "{spinner} {prefix} {bytes} of {total_bytes} ({percent}%){files}, {bytes_per_sec}, {eta} left";
+
+/// What turns while the program works.
+const TURNS: &str = "|/-\\ ";
+
+/// The line, shared by all threads.
+#[derive(Clone)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    files: Arc<AtomicU64>,
+}
+
+impl Progress {
+    /// One that nobody sees.
+    pub(crate) fn hidden() -> Self {
+        Self { bar: ProgressBar::hidden(), files: Arc::default() }
+    }
+
+    /// One on standard error, in which `verb` says what is done.
+    pub(super) fn shown(verb: &'static str) -> Self {
+        let target = ProgressDrawTarget::stderr_with_hz(10);
+        let bar = ProgressBar::with_draw_target(None, target).with_prefix(verb);
+        let progress = Self { bar, files: Arc::default() };
+        progress.bar.set_style(progress.style(BEGUN));
+        progress.bar.enable_steady_tick(Duration::from_millis(100));
+        progress
+    }
+
+    fn style(&self, template: &str) -> ProgressStyle {
+        let files = self.files.clone();
+        let show = move |_: &ProgressState, line: &mut dyn std::fmt::Write| {
+            // A line that cannot be written is not shown.
+            let _ = match files.load(Ordering::Relaxed) {
+                0 => Ok(()),
+                1 => line.write_str(", 1 file"),
+                many => write!(line, ", {many} files"),
+            };
+        };
+        let style = ProgressStyle::with_template(template);
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let style = style.with_key("files", show);
+        if is_utf8() { style } else { style.tick_chars(TURNS) }
+    }
+
+    /// Whether nobody sees it.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.bar.is_hidden()
+    }
+
+    /// More bytes are done.
+    pub(crate) fn add_bytes(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    /// So many bytes are done.
+    pub(crate) fn set_bytes(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+    }
+
+    /// One more file is done.
+    pub(crate) fn add_file(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It will be so many bytes.
+    pub(crate) fn expect(&self, bytes: u64) {
+        self.bar.set_length(bytes);
+        self.bar.set_style(self.style(EXPECTED));
+    }
+
+    /// Prints a line above it.
+    pub(super) fn suspend(&self, print: impl FnOnce()) {
+        self.bar.suspend(print);
+    }
+
+    /// Takes it away.
+    pub(super) fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Whether the locale has UTF-8, by the variables that say so: the first one that is set counts.
+fn is_utf8() -> bool {
+    let variables = ["LC_ALL", "LC_CTYPE", "LANG"].map(std::env::var_os);
+    let locale = variables.into_iter().flatten().find(|value| !value.is_empty());
+    locale.is_some_and(|locale| has_utf8(&locale.to_string_lossy()))
+}
+
+fn has_utf8(locale: &str) -> bool {
+    let set = locale.split('@').next().and_then(|name| name.split_once('.'));
+    set.is_some_and(|(_, set)| matches!(&*set.to_ascii_lowercase(), "utf-8" | "utf8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_utf8;
+
+    #[test]
+    fn locales() {
+        for (locale, expected) in [
+            ("C", false),
+            ("POSIX", false),
+            ("C.UTF-8", true),
+            ("de_DE.utf8", true),
+            ("de_DE.UTF-8@euro", true),
+            ("de_DE@euro", false),
+            ("en_US.ISO-8859-1", false),
+        ] {
+            assert_eq!(has_utf8(locale), expected, "{locale}");
+        }
+    }
+}

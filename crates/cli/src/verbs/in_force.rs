@@ -1,0 +1,19 @@
+//! `offshoot in-force`, which no help shows: how a volume is served, for other runs of the program.
+
+use std::io::Write;
+
+use crate::args::InForceArguments;
+use crate::exit::{Failure, Result};
+use crate::mount::Served;
+use crate::output::write_line;
+use crate::session::subvolume_of;
+
+pub(super) fn run(arguments: &InForceArguments, out: &mut dyn Write) -> Result {
+    let live = arguments.live.as_ref().ok_or_else(|| {
+        let directory = arguments.directory.display();
+        Failure::Usage(format!("{directory}: no volume is mounted there with offshoot"))
+    })?;
+    let subvolume = subvolume_of(live.fs.volume(), arguments.subvolume.as_deref())?;
+    let (root, options) = (live.first, live.options.clone());
+    Ok(write_line(out, &Served { subvolume: subvolume.0, root, options })?)
+}

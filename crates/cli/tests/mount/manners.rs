@@ -1,0 +1,406 @@
+//! What people write for mount: lines of fstab, options that are wishes, mounts that died, paths in a mount.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use offshoot_testkit::disks::{Disks, scratch_dir};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
+
+use super::callers::{Home, Links, own_dir};
+use super::{Mounted, command, does, offshoot, require, unmount, volume};
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs `mount` of the program with these options and words.
+fn mount(options: &str, words: &[&OsStr]) -> Output {
+    let first = ["mount", "-o", options].map(OsStr::new);
+    offshoot(&[&first[..], words].concat())
+}
+
+/// A line of the fstab of a system: where it is mounted, and its options.
+type Line = (&'static str, &'static str);
+
+/// The subvolumes that a system has, the default one where it sets one, and what its installer writes into fstab.
+struct System {
+    name: &'static str,
+    subvolumes: &'static [&'static str],
+    default: Option<&'static str>,
+    lines: &'static [Line],
+}
+
+const SYSTEMS: [System; 5] = [
+    System {
+        name: "Fedora",
+        subvolumes: &["root", "home", "var"],
+        default: None,
+        lines: &[
+            ("/", "subvol=root,compress=zstd:1,x-systemd.device-timeout=0"),
+            ("/home", "subvol=home,compress=zstd:1,x-systemd.device-timeout=0"),
+            ("/var", "subvol=var,compress=zstd:1,x-systemd.device-timeout=0"),
+        ],
+    },
+    System {
+        name: "openSUSE",
+        subvolumes: &["@", "@/.snapshots", "@/.snapshots/1", "@/var", "@/home", "@/usr-local"],
+        default: Some("@/.snapshots/1"),
+        lines: &[
+            ("/", "defaults"),
+            ("/var", "subvol=/@/var,x-initrd.mount"),
+            ("/usr-local", "subvol=/@/usr-local"),
+            ("/home", "subvol=/@/home"),
+            ("/.snapshots", "subvol=/@/.snapshots"),
+        ],
+    },
+    System {
+        name: "Debian",
+        subvolumes: &["@rootfs"],
+        default: None,
+        lines: &[("/", "defaults,subvol=@rootfs")],
+    },
+    System {
+        name: "Ubuntu",
+        subvolumes: &["@", "@home"],
+        default: None,
+        lines: &[("/", "defaults,subvol=@"), ("/home", "defaults,subvol=@home,nofail,autodefrag")],
+    },
+    // As `genfstab` prints what the kernel shows, with every option spelt out.
+    System {
+        name: "Arch",
+        subvolumes: &["@", "@log"],
+        default: None,
+        lines: &[
+            (
+                "/",
+                "rw,relatime,compress=zstd:3,ssd,discard=async,space_cache=v2,subvolid=256,subvol=/@",
+            ),
+            (
+                "/log",
+                "rw,noatime,ssd,discard=async,space_cache=v2,subvolid=257,subvol=/@log,x-gvfs-hide",
+            ),
+        ],
+    },
+];
+
+/// `mount -a` with the lines of each system, and `umount`: every line shows its subvolume, where the kernel finds what was written.
+#[test]
+fn lines_of_fstab_as_systems_write_them() {
+    let Some(judges) = require() else { return };
+    let _links = Links::new();
+    for system in SYSTEMS {
+        let disks = volume(&judges, 256);
+        let (image, dir) = (&disks.images()[0], scratch_dir());
+        // A mount of ours is told apart by its path: more than that is not needed here.
+        let place = |path: &str| PathBuf::from(format!("{}{path}", dir.path().display()));
+        let in_volume = |path: &str| format!("{}:/{path}", image.display());
+        for subvolume in system.subvolumes {
+            does(&["subvolume", "create", &in_volume(subvolume)].map(OsStr::new));
+        }
+        let root = system.default.unwrap_or(system.subvolumes[0]);
+        for (path, _) in &system.lines[1..] {
+            let path = in_volume(&format!("{root}{path}"));
+            does(&["mkdir", "-p", &path].map(OsStr::new));
+        }
+        if let Some(default) = system.default {
+            does(&["subvolume", "set-default", &in_volume(default)].map(OsStr::new));
+        }
+        let fstab = image.with_extension("fstab");
+        let line = |(path, options): &Line| {
+            let (image, dir) = (image.display(), dir.path().display());
+            format!("{image} {dir}{path} fuse.offshoot {options} 0 0\n")
+        };
+        // One that is not there and need not be.
+        let absent =
+            format!("/no/such.img {}/none fuse.offshoot nofail 0 0\n", dir.path().display());
+        let text: String = system.lines.iter().map(line).chain([absent]).collect();
+        fs::write(&fstab, text).expect("a file");
+        let output = Command::new("mount").arg("-a").arg("-T").arg(&fstab).output();
+        let output = output.expect("mount runs");
+        assert!(output.status.success(), "{}: {output:?}", system.name);
+        let written: Vec<_> = system
+            .lines
+            .iter()
+            .map(|(path, options)| fs::write(place(path).join("written by"), options))
+            .collect();
+        // Once more mounts nothing twice.
+        let again = Command::new("mount").arg("-a").arg("-T").arg(&fstab).output();
+        let again = again.expect("mount runs");
+        assert!(again.status.success(), "{}: {again:?}", system.name);
+        let listed = String::from_utf8(offshoot(&["mount"]).stdout).expect("plain paths");
+        for (path, _) in system.lines.iter().rev() {
+            let umount = Command::new("umount").arg(place(path)).output().expect("umount runs");
+            assert!(umount.status.success(), "{}: {umount:?}", system.name);
+        }
+        let wishes = system.lines.iter().any(|(_, options)| options.contains("autodefrag"));
+        assert_eq!(said(&output).contains("autodefrag"), wishes, "{}: {output:?}", system.name);
+        assert!(written.iter().all(Result::is_ok), "{}: {written:?}", system.name);
+        let shown = listed.lines().filter(|line| line.contains(&*dir.path().to_string_lossy()));
+        assert_eq!(shown.count(), system.lines.len(), "{}: {listed}", system.name);
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+        assert!(!table.contains(&*dir.path().to_string_lossy()), "{}: {table}", system.name);
+        let lock = File::open(image).expect("an image");
+        flock(&lock, FlockOperation::LockExclusive).expect("its server ends");
+        drop(lock);
+        disks.assert_checks();
+        for (path, options) in system.lines {
+            let theirs = options.replace(",autodefrag", "");
+            let theirs = theirs.split(',').filter(|o| o.starts_with("subvol"));
+            let theirs = theirs.fold("ro".to_owned(), |all, option| format!("{all},{option}"));
+            let kernel = disks.mount(&theirs);
+            let found = fs::read_to_string(kernel.path().join("written by"));
+            assert_eq!(found.ok().as_deref(), Some(*options), "{} {path}", system.name);
+        }
+    }
+}
+
+/// What is a place of its own has its own `ro`, ends on its own, and takes verbs; the server ends with the last one.
+#[test]
+fn further_places() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = disks.images()[0].as_os_str();
+    let place = |path: &str| format!("{}:/{path}", image.display());
+    does(&["subvolume", "create", &place("one"), &place("two")].map(OsStr::new));
+    let first = Mounted::new(&disks.images()[0], "subvol=one");
+    let (second, third) = (scratch_dir(), scratch_dir());
+    let output = mount("subvol=two,ro,compress=zstd", &[image, second.path().as_os_str()]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said(&output).contains("without compress=zstd"), "{}", said(&output));
+    does(
+        &["mount", "-o", "subvol=/two"]
+            .map(OsStr::new)
+            .into_iter()
+            .chain([image, third.path().as_os_str()])
+            .collect::<Vec<_>>(),
+    );
+    let refused = fs::write(second.path().join("file"), "x").map_err(|error| error.kind());
+    assert_eq!(refused, Err(ErrorKind::ReadOnlyFilesystem));
+    fs::write(third.path().join("file"), "x").expect("it is written there");
+    assert_eq!(fs::read_to_string(second.path().join("file")).ok().as_deref(), Some("x"));
+    assert!(!first.path().join("file").exists());
+    // Verbs mean the subvolume that is seen there.
+    does(&["subvolume".as_ref(), "create".as_ref(), third.path().join("inner").as_os_str()]);
+    assert!(second.path().join("inner").is_dir() && !first.path().join("inner").exists());
+    let listed = offshoot(&["ls".as_ref(), second.path().as_os_str()]);
+    assert_eq!(String::from_utf8_lossy(&listed.stdout), "file\ninner\n", "{listed:?}");
+    let both = [first.path().join("a"), third.path().join("b")];
+    let both =
+        ["subvolume", "create"].iter().map(OsStr::new).chain(both.iter().map(|p| p.as_os_str()));
+    assert_eq!(offshoot(&both.collect::<Vec<_>>()).status.code(), Some(2));
+    // What is no subvolume, or another one, is not mounted.
+    for options in ["subvol=none", "subvolid=999", "subvolid=256,subvol=two"] {
+        let dir = scratch_dir();
+        let output = mount(options, &[image, dir.path().as_os_str()]);
+        assert!(!output.status.success() && dir.path().read_dir().expect("it").count() == 0);
+    }
+    // One place becomes writable by itself.
+    let remount = mount("remount,rw", &[second.path().as_os_str()]);
+    assert!(remount.status.success(), "{remount:?}");
+    fs::write(second.path().join("file"), "y").expect("it can be written");
+    let output = unmount(&[second.path().as_os_str()]);
+    assert!(output.status.success() && said(&output).contains("still mounted"), "{output:?}");
+    fs::write(third.path().join("file"), "z").expect("it is there");
+    // SIGTERM ends all of them.
+    first.signal(Signal::TERM);
+    first.ends_well();
+    assert!(!third.path().join("file").exists());
+    disks.assert_checks();
+    let read = fs::read_to_string(disks.mount("ro,subvol=two").path().join("file"));
+    assert_eq!(read.ok().as_deref(), Some("z"));
+}
+
+/// Lines that are mounted at the same moment, as systems do it: one of them serves the volume, whichever comes first.
+#[test]
+fn places_that_are_mounted_at_once() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = &disks.images()[0];
+    let dirs = [(); 4].map(|()| scratch_dir());
+    let start = |dir: &tempfile::TempDir| {
+        command().arg("mount").arg(image).arg(dir.path()).spawn().expect("it starts")
+    };
+    let children: Vec<_> = dirs.iter().map(start).collect();
+    let ended: Vec<_> = children.into_iter().map(|mut c| c.wait().expect("a child")).collect();
+    fs::write(dirs[0].path().join("file"), "x").expect("a file");
+    let seen = dirs.iter().filter(|dir| dir.path().join("file").exists()).count();
+    for dir in &dirs {
+        assert!(unmount(&[dir.path().as_os_str()]).status.success());
+    }
+    assert!(ended.iter().all(std::process::ExitStatus::success), "{ended:?}");
+    assert_eq!(seen, dirs.len());
+    disks.assert_checks();
+}
+
+/// All options that are in force can be repeated when a mount is changed, and no others.
+#[test]
+fn remounting_repeats_what_is_in_force() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let options = "compress=zstd:1,uid=root,commit=7,lazytime";
+    let mounted = Mounted::new(&disks.images()[0], options);
+    let remount = |options: &str| mount(options, &["any".as_ref(), mounted.path().as_os_str()]);
+    let output = remount(&format!("remount,ro,{options}"));
+    assert!(output.status.success() && said(&output).contains("lazytime"), "{output:?}");
+    assert!(fs::write(mounted.path().join("file"), "x").is_err());
+    let output = remount("remount,rw,commit=8");
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(said(&output).contains("not in force: commit=8"), "{output:?}");
+    assert!(remount("remount,rw,uid=0").status.success());
+    fs::write(mounted.path().join("file"), "x").expect("it can be written");
+    mounted.unmount();
+    let mounted = Mounted::new(&disks.images()[0], "ro");
+    let output = mount("remount,rw", &["any".as_ref(), mounted.path().as_os_str()]);
+    assert!(said(&output).contains("mounted to be read only"), "{output:?}");
+    mounted.unmount();
+}
+
+/// A mount whose program was killed is named, and gone when something else is mounted there.
+#[test]
+fn a_dead_mount_is_named_and_taken_away() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = disks.images()[0].as_os_str();
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let dir = mounted.path().as_os_str();
+    mounted.signal(Signal::KILL);
+    while File::open(mounted.path()).is_ok() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let listed = String::from_utf8(offshoot(&["mount"]).stdout).expect("plain paths");
+    let line = listed.lines().find(|line| line.contains(&*dir.to_string_lossy()));
+    assert!(line.is_some_and(|line| line.contains("has ended")), "{listed}");
+    let output = offshoot(&["ls".as_ref(), dir]);
+    assert!(said(&output).contains("offshoot unmount"), "{output:?}");
+    // Elsewhere it is mounted anew, and not from what is dead.
+    let other = scratch_dir();
+    does(&["mount".as_ref(), image, other.path().as_os_str()]);
+    does(&["umount".as_ref(), other.path().as_os_str()]);
+    let output = mount("rw", &[image, dir]);
+    assert!(
+        output.status.success() && said(&output).contains("has ended: unmounted"),
+        "{output:?}"
+    );
+    fs::write(mounted.path().join("file"), "x").expect("it is served");
+    assert!(unmount(&[dir]).status.success());
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+    assert!(!table.contains(&*dir.to_string_lossy()));
+    disks.assert_checks();
+}
+
+/// What may only be read is mounted so, and that is said; so is what is read without its log.
+#[test]
+fn read_only_where_it_cannot_be_written() {
+    let Some(judges) = require() else { return };
+    let home = Home::new();
+    let mode = fs::Permissions::from_mode(0o444);
+    fs::set_permissions(home.image(), mode).expect("a mode");
+    let dir = own_dir();
+    let image = home.image();
+    let output = home.run(&["mount".as_ref(), image.as_os_str(), dir.path().as_os_str()]);
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+    let line = table.lines().find(|line| line.contains(&*dir.path().to_string_lossy()));
+    let unmounted = home.run(&["unmount".as_ref(), dir.path().as_os_str()]);
+    assert!(output.status.success() && unmounted.status.success(), "{output:?} {unmounted:?}");
+    assert!(said(&output).contains("may only be read: mounted read-only"), "{output:?}");
+    assert!(line.is_some_and(|line| line.contains(" ro,")), "{line:?}");
+    let disks = volume(&judges, 256);
+    // What is fsynced is in the log, when the program ends then.
+    let mounted = Mounted::new(&disks.images()[0], "commit=300");
+    let file = File::create(mounted.path().join("file")).expect("a file");
+    file.sync_all().expect("it is stored");
+    mounted.signal(Signal::KILL);
+    drop(mounted);
+    for (options, is_there) in [("norecovery", false), ("ro,nologreplay", false), ("ro", true)] {
+        let dir = scratch_dir();
+        let output = mount(options, &[disks.images()[0].as_os_str(), dir.path().as_os_str()]);
+        let found = dir.path().join("file").exists();
+        let refused = File::create(dir.path().join("other")).map_err(|error| error.kind());
+        assert!(unmount(&[dir.path().as_os_str()]).status.success(), "{output:?}");
+        assert_eq!(found, is_there, "{options}: {output:?}");
+        assert_eq!(refused.map(drop), Err(ErrorKind::ReadOnlyFilesystem), "{options}");
+        assert_eq!(said(&output).contains("read-only"), options == "norecovery", "{output:?}");
+    }
+}
+
+/// As mount calls it, the program ends with the codes of mount.
+#[test]
+fn exit_codes_of_mount() {
+    let dir = scratch_dir();
+    let helper = dir.path().join("mount.fuse.offshoot");
+    symlink(env!("CARGO_BIN_EXE_offshoot"), &helper).expect("a link");
+    fs::write(dir.path().join("zeros"), vec![0; 1 << 20]).expect("a file");
+    fs::create_dir(dir.path().join("place")).expect("a directory");
+    for (volume, options, code) in [
+        ("zeros", "rw,bogus", 1),
+        ("zeros", "rw,uid=no such user", 1),
+        ("zeros", "rw", 32),
+        ("zeros", "rw,sync", 32),
+        ("none", "rw", 32),
+        ("none", "rw,nofail", 0),
+    ] {
+        let mut command = Command::new(&helper);
+        command.current_dir(dir.path()).args([volume, "place", "-o", options]);
+        let output = command.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(code), "{volume} {options}: {output:?}");
+        assert_eq!(output.stderr.is_empty(), code == 0, "{output:?}");
+    }
+}
+
+/// Verbs that show things say the same of a path in a mount as of the place in the volume.
+#[test]
+fn paths_in_a_mount_are_places() {
+    let Some(judges) = require() else { return };
+    let disks: Disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let root = mounted.path().to_path_buf();
+    fs::create_dir_all(root.join("dir/below")).expect("directories");
+    fs::write(root.join("dir/file"), "contents").expect("a file");
+    symlink("file", root.join("dir/link")).expect("a link");
+    // What is kept in a mount and is an image is the volume in it.
+    let inner = root.join("inner.img");
+    does(&["mkfs".as_ref(), inner.as_os_str(), "--size=128M".as_ref()]);
+    does(&["mkdir".as_ref(), format!("{}:/inside", inner.display()).as_ref()]);
+    let listed = offshoot(&["ls".as_ref(), inner.as_os_str()]);
+    assert_eq!(String::from_utf8_lossy(&listed.stdout), "inside\n");
+    let set = ["property", "set", "@/dir/file", "compression", "zstd"];
+    let run = |line: &[&str], place: &str| {
+        let words: Vec<String> = line.iter().map(|word| word.replacen('@', place, 1)).collect();
+        let output = offshoot(&words);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), said(&output))
+    };
+    let live = root.to_str().expect("a plain path").to_owned();
+    assert_eq!(run(&set, &live), (Some(0), String::new(), String::new()));
+    does(&["sync".as_ref(), root.as_os_str()]);
+    let lines: [&[&str]; 9] = [
+        &["ls", "-l", "@/dir"],
+        &["ls", "-lR", "@/"],
+        &["ls", "-l", "@/dir/file", "@/dir/below"],
+        &["stat", "@/dir/file"],
+        &["stat", "@/dir/link"],
+        &["stat", "@/"],
+        &["property", "get", "@/dir/file"],
+        &["property", "list", "@/"],
+        &["stat", "@/none"],
+    ];
+    let ours: Vec<_> = lines.iter().map(|line| run(line, &live)).collect();
+    let info = run(&["info", "@"], &live);
+    mounted.unmount();
+    let image = disks.images()[0].to_str().expect("a plain path");
+    for (line, ours) in lines.iter().zip(ours) {
+        assert_eq!(ours, run(line, &format!("{image}:")), "{line:?}");
+    }
+    assert!(ours_of(&info.1, "UUID").is_some(), "{info:?}");
+    assert_eq!(ours_of(&info.1, "UUID"), ours_of(&run(&["info", "@"], image).1, "UUID"));
+    let _: &Path = &inner;
+}
+
+/// The line of `text` that begins with `name`.
+fn ours_of(text: &str, name: &str) -> Option<String> {
+    text.lines().find(|line| line.starts_with(name)).map(str::to_owned)
+}

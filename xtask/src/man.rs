@@ -1,0 +1,10 @@
+//! `cargo xtask man`: the man pages, which the program writes from the definitions that it parses its command line with.
+
+use crate::shell::{Result, cargo};
+
+/// Writes them into `directory`.
+pub(crate) fn man(directory: &str) -> Result {
+    cargo(&["run", "--quiet", "--package", "offshoot", "--", "man", directory])?;
+    println!("the pages are there: man -l {directory}/offshoot.1");
+    Ok(())
+}
