@@ -5,6 +5,7 @@ mod cat;
 mod chattr;
 mod cp;
 mod dedupe;
+mod disk_info;
 mod dump;
 mod extract;
 mod fallocate;

@@ -103,6 +103,7 @@ fn start(
             devices,
             degraded: open.degraded || wanted.degraded,
             ignore_log: open.ignore_log,
+            layers: open.layers.clone(),
             live: None,
         },
     };

@@ -15,6 +15,7 @@ use super::super::table::{Inside, inside};
 use super::channel;
 use super::{NEXT_BYTES, Next, Start};
 use crate::args::{OnMount, Verb};
+use crate::disk::{DiskName, is_file};
 use crate::edit::{moment, umask};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped};
@@ -78,7 +79,6 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
 /// Where `text` is in a mount of ours. A file is none: it may be an image that is kept there. A symbolic link at the end belongs to the volume, which
 /// knows whether it is followed, unless it leads into the mount from outside.
 fn spot(text: &OsStr) -> Result<Option<Spot>> {
-    let is_file = |path: &Path| path.metadata().is_ok_and(|metadata| !metadata.is_dir());
     let path = Path::new(text);
     let is_missing = match path.symlink_metadata() {
         Ok(_) => false,
@@ -86,7 +86,7 @@ fn spot(text: &OsStr) -> Result<Option<Spot>> {
         // What is wrong is said by who opens it.
         Err(_) => return Ok(None),
     };
-    if is_file(path) || is_missing && is_file(&Place::parse(text).volume) {
+    if is_file(path) || is_missing && is_file(&DiskName::parse(&Place::parse(text).volume).file) {
         return Ok(None);
     }
     if is_missing || path.is_symlink() {
