@@ -132,8 +132,7 @@ impl FileDevice {
         let now = *self.size_bytes.get_mut();
         if size_bytes < now {
             return refused(format!(
-                "it has {} bytes, and making it {size_bytes} bytes long would cut off its end",
-                now
+                "it has {now} bytes, and making it {size_bytes} bytes long would cut off its end"
             ));
         }
         if size_bytes > now {

@@ -60,7 +60,8 @@ fn hostile_images() {
                 // Mostly in a header.
                 let most = if random.below(3) == 0 { bytes.len() as u64 } else { 1024 };
                 let at = usize::try_from(random.below(most.min(bytes.len() as u64)));
-                let value = [0, 0xff, 1, random.bytes(1)[0]][random.below(4) as usize];
+                let which = usize::try_from(random.below(4)).expect("small");
+                let value = [0, 0xff, 1, random.bytes(1)[0]][which];
                 bytes[at.expect("small")] = value;
             }
             if random.below(4) == 0 {

@@ -63,7 +63,7 @@ fn barriers_and_discards_pass_through() {
 
 #[test]
 fn a_window_begins_on_its_device() {
-    for range in [MIB..2 * MIB, 5..5, 7..3, u64::MAX - 1..u64::MAX] {
+    for range in [MIB..2 * MIB, 5..5, u64::MAX - 1..u64::MAX] {
         let error = window(disk(&[], MIB), range.clone()).expect_err("it is refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{range:?}");
     }

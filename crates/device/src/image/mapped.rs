@@ -93,7 +93,7 @@ impl MappedDevice {
     /// The block behind the marker at `at`: its first sector, how many bytes follow, and these.
     fn inflate(&self, at: u64) -> io::Result<Vec<u8>> {
         const MARKER_BYTES: u64 = 12;
-        let mut marker = [0; MARKER_BYTES as usize];
+        let mut marker = [0; 12];
         self.below.read_at(at, &mut marker)?;
         let len = u64::from(u32_le(&marker, 8));
         if len > self.block_bytes * 2 {
@@ -241,16 +241,15 @@ pub(super) fn is_fixed_vhd(device: &dyn BlockDevice) -> io::Result<bool> {
 
 /// Virtual PC and Hyper-V: fixed or dynamic.
 pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
-    let footer = match vhd_footer(&*below)? {
-        Some(footer) => footer,
+    let footer = if let Some(footer) = vhd_footer(&*below)? {
+        footer
+    } else {
         // A dynamic one has a copy in front.
-        None => {
-            let copy = part(&*below, 0, 512)?;
-            if !copy.starts_with(b"conectix") || !is_vhd_sum(&copy) {
-                return Err(invalid("the checksum of its footer is wrong"));
-            }
-            copy
+        let copy = part(&*below, 0, 512)?;
+        if !copy.starts_with(b"conectix") || !is_vhd_sum(&copy) {
+            return Err(invalid("the checksum of its footer is wrong"));
         }
+        copy
     };
     let size_bytes = u64_be(&footer, 48);
     match u32_be(&footer, 60) {

@@ -148,10 +148,9 @@ fn label(bytes: &[u8]) -> String {
 /// A GUID in words. Its first three groups are little-endian numbers.
 fn guid(bytes: &[u8]) -> String {
     const ORDER: [usize; 16] = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
-    let mut text = String::with_capacity(36);
-    for (at, from) in ORDER.into_iter().enumerate() {
+    let part = |(at, from): (usize, &usize)| {
         let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-        text.push_str(&format!("{dash}{:02x}", bytes[from]));
-    }
-    text
+        format!("{dash}{:02x}", bytes[*from])
+    };
+    ORDER.iter().enumerate().map(part).collect()
 }

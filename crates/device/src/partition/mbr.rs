@@ -91,7 +91,7 @@ fn read_sector(device: &dyn BlockDevice, sector: u64) -> io::Result<Option<(u32,
     if place.end > device.size_bytes() {
         return Ok(None);
     }
-    let mut bytes = [0; SECTOR_BYTES as usize];
+    let mut bytes = [0; 512];
     device.read_at(place.start, &mut bytes)?;
     let table = &bytes[446..510];
     let number =

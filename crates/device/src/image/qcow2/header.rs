@@ -250,14 +250,8 @@ fn read_snapshots(
         let (extra, names) = rest.split_at(usize::try_from(extra_bytes).map_err(io::Error::other)?);
         let (id, name) = names.split_at(usize::try_from(id_bytes).map_err(io::Error::other)?);
         // Without its own size, in version 2, a snapshot has that of the disk.
-        let size_bytes = match extra.len() {
-            16.. => u64_at(extra, 8),
-            _ => {
-                let mut size = [0; 8];
-                device.read_at(24, &mut size)?;
-                u64::from_be_bytes(size)
-            }
-        };
+        let size_bytes =
+            if extra.len() >= 16 { u64_at(extra, 8) } else { u64_at(&read(device, 24, 8, 8)?, 0) };
         snapshots.push(Qcow2Snapshot {
             id: text(id)?,
             name: text(name)?,

@@ -54,7 +54,13 @@ impl Store {
         order: Order,
         overlay: Vec<(u64, Vec<u8>)>,
     ) -> Self {
-        Self { below, order, overlay, barriers: Arc::default(), helper: Default::default() }
+        Self {
+            below,
+            order,
+            overlay,
+            barriers: Arc::default(),
+            helper: CommonStorageHelper::default(),
+        }
     }
 
     /// A second store over the same device.
@@ -64,13 +70,13 @@ impl Store {
             order,
             overlay: Vec::new(),
             barriers: self.barriers.clone(),
-            helper: Default::default(),
+            helper: CommonStorageHelper::default(),
         }
     }
 
     fn barrier(&self) -> io::Result<()> {
         let Barriers { is_dirty, one } = &*self.barriers;
-        let _one = one.lock();
+        let _alone = one.lock();
         if !is_dirty.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
@@ -91,9 +97,10 @@ impl Store {
         for (start, bytes) in &self.overlay {
             let (from, to) = ((*start).max(offset), (start + bytes.len() as u64).min(end));
             if from < to {
-                // Both ranges are inside of buffers in memory.
-                let part = |start: u64| (from - start) as usize..(to - start) as usize;
-                buf[part(offset)].copy_from_slice(&bytes[part(*start)]);
+                let inside = |at: u64| usize::try_from(at).map_err(io::Error::other);
+                let len = inside(to - from)?;
+                let (to_at, from_at) = (inside(from - offset)?, inside(from - start)?);
+                buf[to_at..to_at + len].copy_from_slice(&bytes[from_at..from_at + len]);
             }
         }
         Ok(())
@@ -115,15 +122,15 @@ impl Storage for Store {
     }
 
     unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
-        let bufs = bufv.into_inner();
+        let pieces = bufv.into_inner();
         if self.order == Order::AfterAll {
-            let bytes = bufs.iter().map(|buf| &**buf).collect::<Vec<_>>().concat();
+            let bytes = pieces.iter().map(|piece| &**piece).collect::<Vec<_>>().concat();
             if counts::before_write(&*self.below, offset, &bytes)? {
                 self.barriers.is_dirty.store(true, Ordering::Release);
             }
             self.barrier()?;
         }
-        let result = self.below.write_vectored_at(offset, &bufs);
+        let result = self.below.write_vectored_at(offset, &pieces);
         // Not before: a barrier that began meanwhile is not about this write.
         self.barriers.is_dirty.store(true, Ordering::Release);
         result
