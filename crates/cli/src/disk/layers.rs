@@ -73,9 +73,10 @@ impl Layers<'_> {
             }
             layered = self.open_one(path, layered, found, access)?;
             // What was compressed may be an image; what is in an image is a disk.
-            kind = match found.is_stream() {
-                true => ImageKind::detect(&*layered.device).map_err(failed)?,
-                false => None,
+            kind = if found.is_stream() {
+                ImageKind::detect(&*layered.device).map_err(failed)?
+            } else {
+                None
             };
         }
         if layered.snapshots.is_empty() && self.arguments.image_snapshot.is_some() {
@@ -124,9 +125,10 @@ impl Layers<'_> {
             // Only that of the image that is named, not of one that it stands over.
             Some(name) if self.seen.len() == 1 => {
                 let Some(snapshot) = header.snapshot(name) else {
-                    let what = match snapshots.is_empty() {
-                        true => "it has none".to_owned(),
-                        false => format!("it has {}", snapshots.join(", ")),
+                    let what = if snapshots.is_empty() {
+                        "it has none".to_owned()
+                    } else {
+                        format!("it has {}", snapshots.join(", "))
                     };
                     let shown = path.display();
                     let what = format!("{shown}: no image snapshot is called {name}: {what}");
@@ -140,7 +142,10 @@ impl Layers<'_> {
         let backing = match &header.backing {
             Some(name) => {
                 let below = self.open_backing(path, name, header.backing_format.as_deref())?;
-                layer = format!("qcow2({})", [&[name.clone()], &*below.layers].concat().join(", "));
+                layer = format!(
+                    "qcow2({})",
+                    [std::slice::from_ref(name), &*below.layers].concat().join(", ")
+                );
                 Some(below.device)
             }
             None => None,
