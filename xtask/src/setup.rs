@@ -101,7 +101,7 @@ fn is_root() -> bool {
 }
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
-const TOOLS: [(&str, &str); 14] = [
+const TOOLS: [(&str, &str); 18] = [
     ("losetup", "mount"),
     ("fallocate", "util-linux"),
     ("filefrag", "e2fsprogs"),
@@ -116,6 +116,10 @@ const TOOLS: [(&str, &str); 14] = [
     ("fio", "fio"),
     ("cc", "gcc"),
     ("make", "make"),
+    ("sfdisk", "fdisk"),
+    ("qemu-img", "qemu-utils"),
+    ("xz", "xz-utils"),
+    ("zstd", "zstd"),
 ];
 
 /// The tools that are not there, with their packages.

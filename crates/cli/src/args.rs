@@ -30,6 +30,7 @@ use edit::{
 };
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
+use mkfs::parse_size;
 pub(crate) use mount::{InForceArguments, MountArguments, SyncArguments, UnmountArguments};
 use mount::{MOUNT_HELP, SYNC_HELP, UNMOUNT_HELP};
 pub(crate) use mounted::OnMount;
@@ -48,6 +49,10 @@ use crate::live::Live;
 const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
+
+VOLUME may be a disk with partitions: the one that holds btrfs is the volume, and FILE@PARTITION names \
+one by number, label or UUID. A qcow2 is read and written; VDI, VHD, VMDK, and what gzip, xz or zstd \
+compressed, are read.
 
 While a volume is mounted with `offshoot mount`, a path in it is a place too, for info, ls, property, \
 scrub, stat, stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it. \
@@ -78,6 +83,8 @@ feature that is not supported.";
 const INFO_HELP: &str = "\
 Examples:
   offshoot info disk.img
+  offshoot info cloud.qcow2@2
+  offshoot info --backing overlay.qcow2
   offshoot info /dev/sdb --device /dev/sdc
   offshoot info disk.img --json | jq .devices";
 
@@ -88,6 +95,7 @@ A place that cannot be listed is reported, and the others are listed.
 Examples:
   offshoot ls -l disk.img:/etc
   offshoot ls -lR disk.img
+  offshoot ls cloud.qcow2@root:/etc
   offshoot ls disk.img:/bin disk.img:/usr/bin
   offshoot ls --subvolume 256 disk.img:/home";
 
@@ -196,12 +204,14 @@ pub(crate) enum Verb {
     Chattr(ChattrArguments),
     /// Allocate, free, zero or move a range of a file
     #[command(after_help = FALLOCATE_HELP)]
+    #[command(mut_arg("volume_offset", |arg| arg.long("volume-offset")))]
     Fallocate(FallocateArguments),
     /// Make files longer or shorter
     #[command(after_help = TRUNCATE_HELP)]
     Truncate(TruncateArguments),
     /// Let files share the space of what is the same in them
     #[command(after_help = DEDUPE_HELP)]
+    #[command(mut_arg("volume_offset", |arg| arg.long("volume-offset")))]
     Dedupe(DedupeArguments),
     /// Set or remove an extended attribute
     #[command(after_help = SETFATTR_HELP)]
@@ -279,8 +289,29 @@ pub(crate) struct ManArguments {
     pub(crate) directory: PathBuf,
 }
 
+/// What lies between a file and a volume.
+#[derive(Args, Clone, Default)]
+pub(crate) struct LayerArguments {
+    /// The volume begins at this byte of VOLUME, whatever else is there
+    #[arg(id = "volume_offset", long = "offset", value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) offset: Option<u64>,
+    /// Open the backing files that a qcow2 names, too
+    #[arg(long)]
+    pub(crate) backing: bool,
+    /// Read an internal snapshot of a qcow2, by its name or id
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image_snapshot: Option<String>,
+}
+
+impl LayerArguments {
+    /// The same for a further device: an offset is that of the first one.
+    pub(crate) fn of_further_device(&self) -> Self {
+        Self { offset: None, ..self.clone() }
+    }
+}
+
 /// How a volume is opened.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct OpenArguments {
     /// A further device of the same volume
     #[arg(long = "device", value_name = "FILE", action = ArgAction::Append)]
@@ -291,6 +322,8 @@ pub(crate) struct OpenArguments {
     /// Read the volume as the last commit left it, without what was fsynced since
     #[arg(long)]
     pub(crate) ignore_log: bool,
+    #[command(flatten)]
+    pub(crate) layers: LayerArguments,
     /// It is not opened at all: it is open.
     #[arg(skip)]
     pub(crate) live: Option<Arc<Live>>,

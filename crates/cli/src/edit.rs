@@ -17,12 +17,13 @@ use rustix::fs::Mode;
 use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
+use crate::disk::{Disk, DiskName, VolumeId};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
 use crate::places::Failures;
 use crate::resolve::{End, LastLink, at_path, resolve_end};
-use crate::session::{Access, Opening, open_tree};
+use crate::session::{Access, Opening, open_tree_on};
 
 /// Now, or the time that the environment asks for, as <https://reproducible-builds.org/specs/source-date-epoch/>
 /// has it. One run of the program has one such moment.
@@ -104,8 +105,13 @@ pub(crate) fn file_or_new(
 /// Which file of the host: device and inode, or the device that a special file stands for.
 pub(crate) type HostId = (u64, u64);
 
-/// The identity of the file at `path`, links followed.
+/// The identity of the file of a disk that `path` names, links followed.
 pub(crate) fn host_id(path: &Path) -> Option<HostId> {
+    host_id_of_file(&DiskName::parse(path).file)
+}
+
+/// The identity of the file at `path`, links followed.
+pub(crate) fn host_id_of_file(path: &Path) -> Option<HostId> {
     let metadata = path.metadata().ok()?;
     Some(match metadata.rdev() {
         0 => (metadata.dev(), metadata.ino()),
@@ -115,7 +121,8 @@ pub(crate) fn host_id(path: &Path) -> Option<HostId> {
 
 struct Opened {
     volume: PathBuf,
-    id: Option<HostId>,
+    /// Which one it is; `None` when it was open before.
+    id: Option<VolumeId>,
     access: Access,
     fs: Filesystem,
 }
@@ -136,9 +143,7 @@ impl<'a> Volumes<'a> {
         console: &'a Arc<Console>,
     ) -> Result<Self> {
         let volumes: Vec<&PathBuf> = places.map(|place| &place.volume).collect();
-        let is_several = volumes
-            .windows(2)
-            .any(|pair| pair[0] != pair[1] && host_id(pair[0]) != host_id(pair[1]));
+        let is_several = volumes.windows(2).any(|pair| !is_same(pair[0], pair[1]));
         if is_several && !arguments.tree.open.devices.is_empty() {
             let message = "--device is for a command on one volume, and these are several";
             return Err(Failure::Usage(message.into()));
@@ -148,16 +153,25 @@ impl<'a> Volumes<'a> {
 
     /// The tree of files of `volume`. What is to be changed is opened before what is only read.
     pub(crate) fn open(&mut self, volume: &Path, access: Access) -> Result<Filesystem> {
-        let id = host_id(volume);
-        let is_it = |opened: &&Opened| opened.volume == volume || opened.id == id && id.is_some();
-        let known = self.opened.iter().find(is_it);
-        if let Some(opened) = known.filter(|opened| opened.access >= access) {
+        let can = |opened: &&Opened| opened.access >= access;
+        let mut known = self.opened.iter().filter(can);
+        if let Some(opened) = known.find(|opened| opened.volume == volume) {
             return Ok(opened.fs.clone());
         }
         let EditArguments { tree, storing, .. } = self.arguments;
-        let (compress, new_files) = (storing.compress(), storing.new_files());
-        let opening = Opening { compress, new_files, ..Opening::to(access) };
-        let fs = open_tree(volume, tree, opening, self.console)?;
+        let (id, fs) = if let Some(live) = &tree.open.live {
+            (None, live.fs.clone())
+        } else {
+            // A second name of a volume that is open shows only on the disk.
+            let disk = Disk::open(volume, access, &tree.open.layers, true)?;
+            let id = Some(disk.id);
+            if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {
+                return Ok(opened.fs.clone());
+            }
+            let (compress, new_files) = (storing.compress(), storing.new_files());
+            let opening = Opening { compress, new_files, ..Opening::to(access) };
+            (id, open_tree_on(disk, tree, opening, self.console)?)
+        };
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
         Ok(fs)
     }
@@ -229,11 +243,17 @@ impl Report<'_, '_> {
     }
 }
 
+/// Whether two names are of one volume, as far as names tell.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let id = |path| DiskName::parse(path).id();
+    one == other || id(one).is_some_and(|one| Some(one) == id(other))
+}
+
 /// Refuses places in several volumes for a verb that works inside one.
 pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
     for pair in places.windows(2) {
         let [one, other] = [&pair[0].volume, &pair[1].volume];
-        if one != other && host_id(one) != host_id(other) {
+        if !is_same(one, other) {
             let (one, other) = (one.display(), other.display());
             return Err(Failure::Usage(format!(
                 "{verb} works inside one volume, and {one} and {other} are two"

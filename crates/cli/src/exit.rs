@@ -53,7 +53,8 @@ pub(crate) enum Failure {
     Volume(vfs::Error),
     /// The host failed outside the volume, while doing what the text says.
     Host(String, io::Error),
-    /// It is not done, because it would destroy what the text names.
+    /// It is not done, for the reason that the text gives: it would destroy something, or there
+    /// is no volume that we know.
     Refused(String),
     /// Writing to standard output failed.
     Output(io::Error),
@@ -84,8 +85,8 @@ impl Failure {
     pub(crate) fn print(&self, console: &Console) {
         match self {
             Self::Reported(_) => {}
-            // The usage has several lines, which come from clap and not from a volume.
-            Self::Usage(text) => {
+            // These have several lines: the usage of clap, the partitions of a disk.
+            Self::Usage(text) | Self::Refused(text) => {
                 let mut lines = text.lines().filter(|line| !line.is_empty());
                 console.error(&lines.next().unwrap_or_default());
                 lines.for_each(|line| console.detail(&line.trim_start()));

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
+//! | [`disk`] | what lies between a file and a volume: images, partitions |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
@@ -30,6 +31,7 @@
 mod allocator;
 mod args;
 mod copy;
+mod disk;
 mod edit;
 mod enter;
 mod exit;

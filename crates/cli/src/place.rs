@@ -1,11 +1,12 @@
-//! Places: `VOLUME:/PATH`, or `VOLUME` alone for its root.
+//! Places: `VOLUME:/PATH`, or `VOLUME` alone for its root. A volume is a file or a
+//! [partition of one](crate::disk), `FILE@PARTITION`.
 //!
 //! Both sides are bytes, and both may hold a colon, so one rule decides, and it asks the
 //! host:
 //!
-//! 1. When a file with the whole text as its name exists, it is the volume.
-//! 2. Otherwise the text is split at the last `:/` before which the name of an existing file
-//!    (not a directory) stands.
+//! 1. When the whole text names an existing file (not a directory) or a partition of one, it is
+//!    the volume.
+//! 2. Otherwise the text is split at the last `:/` before which such a name stands.
 //! 3. When there is no such file, it is split at the first `:/`, so that the error names
 //!    what most likely was meant.
 //! 4. A text without `:/` is a volume.
@@ -17,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::disk::{DiskName, is_file};
 use crate::output::Escaped;
 
 /// A path in a volume.
@@ -31,7 +33,7 @@ pub(crate) struct Place {
 impl Place {
     /// The place that `text` names on this host.
     pub(crate) fn parse(text: &OsStr) -> Self {
-        Self::parse_with(text, |path| path.metadata().is_ok_and(|metadata| !metadata.is_dir()))
+        Self::parse_with(text, is_disk)
     }
 
     /// The place that `text` names where it may also be a path of the host: a place has a `:/`
@@ -45,16 +47,16 @@ impl Place {
         Some(Self::parse(text))
     }
 
-    fn parse_with(text: &OsStr, is_file: impl Fn(&Path) -> bool) -> Self {
+    fn parse_with(text: &OsStr, is_disk: impl Fn(&Path) -> bool) -> Self {
         let bytes = text.as_bytes();
         let prefix = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
         // A colon in front of everything leaves no name for a volume.
         let splits: Vec<usize> =
             (1..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/")).collect();
-        let split = if is_file(Path::new(text)) {
+        let split = if is_disk(Path::new(text)) {
             None
         } else {
-            splits.iter().rev().find(|&&at| is_file(prefix(at))).or(splits.first()).copied()
+            splits.iter().rev().find(|&&at| is_disk(prefix(at))).or(splits.first()).copied()
         };
         match split {
             Some(at) => Self { volume: prefix(at).to_path_buf(), path: bytes[at + 1..].to_vec() },
@@ -63,15 +65,18 @@ impl Place {
     }
 }
 
+/// Whether `path` names a file, or a partition of one.
+fn is_disk(path: &Path) -> bool {
+    DiskName::parse_with(path, is_file).is_some()
+}
+
 /// What is wrong with the name of a volume that is not there, when the name of an existing file
 /// stands before a colon in it: most likely a place was meant.
 pub(crate) fn mistaken_for_place(volume: &Path, may_have_path: bool) -> Option<String> {
     let bytes = volume.as_os_str().as_bytes();
     let prefixes = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
-    let file = prefixes.map(|at| &bytes[..at]).find(|prefix| {
-        let path = Path::new(OsStr::from_bytes(prefix));
-        path.metadata().is_ok_and(|metadata| !metadata.is_dir())
-    })?;
+    let mut prefixes = prefixes.map(|at| &bytes[..at]);
+    let file = prefixes.find(|prefix| is_disk(Path::new(OsStr::from_bytes(prefix))))?;
     let (shown, file) = (Escaped(bytes), Escaped(file));
     Some(if may_have_path {
         format!("{shown}: a place is VOLUME:/PATH, and {file} is a file: write {file}:/ and a path")
@@ -86,7 +91,8 @@ mod tests {
 
     fn parse(text: &str, files: &[&str]) -> (String, String) {
         let place = Place::parse_with(OsStr::new(text), |path| {
-            files.iter().any(|file| Path::new(file) == path)
+            let is_file = |path: &Path| files.iter().any(|file| Path::new(file) == path);
+            DiskName::parse_with(path, is_file).is_some()
         });
         (place.volume.display().to_string(), String::from_utf8(place.path).unwrap())
     }
@@ -101,6 +107,9 @@ mod tests {
             ("disk.img:/a:/b", &["disk.img", "disk.img:/a"], "disk.img:/a", "/b"),
             ("disk.img:/a", &["disk.img", "disk.img:/a"], "disk.img:/a", "/"),
             ("pci-0:1:0/x.img:/b", &["pci-0:1:0/x.img"], "pci-0:1:0/x.img", "/b"),
+            ("disk.img@2:/a", &["disk.img"], "disk.img@2", "/a"),
+            ("disk.img@2", &["disk.img"], "disk.img@2", "/"),
+            ("disk.img:/a@b:/c", &["disk.img"], "disk.img", "/a@b:/c"),
             ("missing:/a:/b", &[], "missing", "/a:/b"),
             ("missing", &[], "missing", "/"),
             ("x:y", &[], "x:y", "/"),

@@ -1,7 +1,6 @@
 //! Opening what the command line names: devices, volume, subvolume, file. What is mounted by this process is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +10,13 @@ use offshoot_btrfs::{
     Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
 };
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
+use crate::disk::Disk;
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
-use crate::place::{Place, mistaken_for_place};
+use crate::place::Place;
 use crate::resolve::{LastLink, resolve};
 
 /// How many reports are kept for `info`.
@@ -83,6 +82,8 @@ impl Opening {
 pub(crate) struct Session {
     /// The volume.
     pub(crate) volume: Arc<Volume>,
+    /// What lies between the file of its first member and the volume, the lowest layer first.
+    pub(crate) layers: Vec<String>,
     reports: Arc<Mutex<Vec<String>>>,
 }
 
@@ -109,10 +110,11 @@ impl Session {
         console: &Arc<Console>,
     ) -> Result<Self> {
         if let Some(live) = &arguments.open.live {
-            return Ok(Self { volume: live.fs.volume().clone(), reports: Arc::default() });
+            let volume = live.fs.volume().clone();
+            return Ok(Self { volume, layers: Vec::new(), reports: Arc::default() });
         }
-        let device = open_named(&arguments.volume, access, false)?;
-        Self::open_with(device, &arguments.open, Opening::to(access), console)
+        let disk = Disk::open(&arguments.volume, access, &arguments.open.layers, false)?;
+        Self::open_with(disk, &arguments.open, Opening::to(access), console)
     }
 
     /// Opens it as it is stored, whatever a log has to say of it.
@@ -120,9 +122,9 @@ impl Session {
         if arguments.open.live.is_some() {
             return Self::open(arguments, console);
         }
-        let device = open_device(&arguments.volume)?;
+        let disk = Disk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Read) };
-        Self::open_with(device, &arguments.open, opening, console)
+        Self::open_with(disk, &arguments.open, opening, console)
     }
 
     /// The same from devices that can be written.
@@ -130,9 +132,9 @@ impl Session {
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let device = open_named(&arguments.volume, Access::Write, false)?;
+        let disk = Disk::open(&arguments.volume, Access::Write, &arguments.open.layers, false)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Write) };
-        Self::open_with(device, &arguments.open, opening, console)
+        Self::open_with(disk, &arguments.open, opening, console)
     }
 
     /// Opens it to be scrubbed, which is about what is stored and changes nothing as a whole, unless it is open already.
@@ -148,17 +150,21 @@ impl Session {
         }
     }
 
-    /// Opens the volume that begins with `device`.
+    /// Opens the volume whose first member is on `disk`.
     fn open_with(
-        device: FileDevice,
+        disk: Disk,
         arguments: &OpenArguments,
         opening: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
+        let mut disks = vec![disk];
+        let layers = arguments.layers.of_further_device();
         for path in &arguments.devices {
-            devices.push(Arc::new(open_named(path, opening.access, false)?));
+            disks.push(Disk::open(path, opening.access, &layers, false)?);
         }
+        disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
+        let layers = disks[0].layers.clone();
+        let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
         if let Some(happens) = opening.when_devices_are_open {
             happens();
         }
@@ -197,7 +203,7 @@ impl Session {
             Access::Write if !opening.is_stored => Volume::open_writable(devices, &options),
             _ => Volume::open(devices, &options),
         };
-        Ok(Self { volume: opened?, reports })
+        Ok(Self { volume: opened?, layers, reports })
     }
 
     /// What the library reported so far.
@@ -229,22 +235,6 @@ pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result
     Ok(TreeId(file.dev))
 }
 
-/// Opens a device that the command line names without a path.
-pub(crate) fn open_device(path: &Path) -> Result<FileDevice> {
-    open_named(path, Access::Read, false)
-}
-
-fn open_named(path: &Path, access: Access, may_have_path: bool) -> Result<FileDevice> {
-    let device = match access {
-        Access::Read => FileDevice::open(path),
-        Access::Write => FileDevice::open_writable(path),
-    };
-    device.map_err(|error| match mistaken_for_place(path, may_have_path) {
-        Some(mistake) if error.kind() == io::ErrorKind::NotFound => Failure::Usage(mistake),
-        _ => Failure::Host(path.display().to_string(), error),
-    })
-}
-
 /// Opens a volume, and in it the tree of files that `arguments` name.
 pub(crate) fn open_tree(
     volume: &Path,
@@ -255,8 +245,18 @@ pub(crate) fn open_tree(
     if let Some(live) = &arguments.open.live {
         return Ok(live.fs.clone());
     }
-    let device = open_named(volume, opening.access, true)?;
-    Session::open_with(device, &arguments.open, opening, console)?.tree(arguments)
+    let disk = Disk::open(volume, opening.access, &arguments.open.layers, true)?;
+    open_tree_on(disk, arguments, opening, console)
+}
+
+/// The same on a disk that is open.
+pub(crate) fn open_tree_on(
+    disk: Disk,
+    arguments: &TreeArguments,
+    opening: Opening,
+    console: &Arc<Console>,
+) -> Result<Filesystem> {
+    Session::open_with(disk, &arguments.open, opening, console)?.tree(arguments)
 }
 
 impl PlaceSession {

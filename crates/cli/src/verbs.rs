@@ -6,6 +6,7 @@ mod chattr;
 mod completions;
 mod cp;
 mod dedupe;
+mod disk_info;
 mod dump;
 mod extract;
 mod fallocate;

@@ -19,7 +19,8 @@
 //!
 //! # Invariants
 //!
-//! 1. The size is that of the moment of opening; no request changes it.
+//! 1. The size is that of the moment of opening, and no request changes it; a device that
+//!    [grows](FileDevice::growing), which is what an image of a disk needs, only becomes larger.
 //! 2. After a flush failed every later one fails too: the host reports lost pages
 //!    once and then takes them for clean, so a second success would be a lie.
 
@@ -32,7 +33,7 @@ use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock};
 use rustix::io::{Errno, pwritev};
@@ -46,7 +47,9 @@ use direct::Direct;
 pub struct FileDevice {
     file: File,
     name: String,
-    size_bytes: u64,
+    size_bytes: AtomicU64,
+    /// A write behind the end makes the file longer.
+    grows: bool,
     writable: bool,
     is_block_device: bool,
     direct: Option<Direct>,
@@ -126,15 +129,15 @@ impl FileDevice {
         if self.is_block_device {
             return refused("a block device has the size that it has".to_owned());
         }
-        if size_bytes < self.size_bytes {
+        let now = *self.size_bytes.get_mut();
+        if size_bytes < now {
             return refused(format!(
-                "it has {} bytes, and making it {size_bytes} bytes long would cut off its end",
-                self.size_bytes
+                "it has {now} bytes, and making it {size_bytes} bytes long would cut off its end"
             ));
         }
-        if size_bytes > self.size_bytes {
+        if size_bytes > now {
             self.file.set_len(size_bytes)?;
-            self.size_bytes = size_bytes;
+            *self.size_bytes.get_mut() = size_bytes;
             *self.resized.get_mut() = true;
         }
         Ok(())
@@ -151,7 +154,8 @@ impl FileDevice {
         Ok(Self {
             file,
             name: path.display().to_string(),
-            size_bytes,
+            size_bytes: AtomicU64::new(size_bytes),
+            grows: false,
             writable,
             is_block_device,
             direct,
@@ -160,13 +164,36 @@ impl FileDevice {
         })
     }
 
+    /// The same device, which a write behind its end makes longer where it is a regular file. This
+    /// is for images of disks, whose files have what was written so far and no more.
+    #[must_use]
+    pub fn growing(mut self) -> Self {
+        self.grows = !self.is_block_device;
+        self
+    }
+
+    /// Writes `bufs`, and makes the file as long as that takes. The kernel makes it so: a program
+    /// in a sandbox may write and not change sizes.
+    fn write_growing(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let Some(end) = offset.checked_add(total_bytes(bufs)) else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        if !self.writable {
+            return Err(Errno::ROFS.into());
+        }
+        write_all(&self.file, offset, bufs)?;
+        // Only now: who sees the size may read up to it.
+        self.size_bytes.fetch_max(end, Ordering::AcqRel);
+        Ok(())
+    }
+
     /// Whether a change of `len` bytes at `offset` is one that this device may make.
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.writable {
             return Err(Errno::ROFS.into());
         }
         // A write past the end would make a regular file longer.
-        request_range(self.size_bytes, offset, len).map(drop)
+        request_range(self.size_bytes(), offset, len).map(drop)
     }
 }
 
@@ -176,7 +203,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Ordering::Acquire)
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -184,7 +211,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        request_range(self.size_bytes, offset, buf.len() as u64)?;
+        request_range(self.size_bytes(), offset, buf.len() as u64)?;
         match &self.direct {
             Some(direct) if direct.read(offset, buf)? => Ok(()),
             _ => self.read_at(offset, buf),
@@ -201,6 +228,9 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        if self.grows {
+            return self.write_growing(offset, bufs);
+        }
         self.check_change(offset, total_bytes(bufs))?;
         if let Some(direct) = &self.direct
             && direct.write(offset, bufs)?

@@ -31,6 +31,8 @@
 //! | device | what it is |
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
+//! | [`WindowDevice`] | a part of another one: a partition ([`PartitionTable`]), a volume at an offset |
+//! | [`open_qcow2`], [`open_image`] | the disk in an image ([`ImageKind`]) of another one |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
 //! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
 //! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |
@@ -38,7 +40,10 @@
 mod crash;
 mod fault;
 mod file;
+mod image;
 mod memory;
+mod partition;
+mod window;
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice};
@@ -47,7 +52,10 @@ use std::{fmt, ops};
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
 pub use fault::{Fault, FaultDevice, Requests};
 pub use file::FileDevice;
+pub use image::{ImageKind, Qcow2Header, Qcow2Options, Qcow2Snapshot, open_image, open_qcow2};
 pub use memory::{MemoryBudget, MemoryDevice};
+pub use partition::{Partition, PartitionTable, TableKind};
+pub use window::WindowDevice;
 
 /// What a device writes whole or not at all, at multiples of this size: half a
 /// thousand bytes is what every device promises, even one with larger sectors.

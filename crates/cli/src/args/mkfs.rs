@@ -8,7 +8,7 @@ use offshoot_btrfs_format::csum::ChecksumType;
 use uuid::Uuid;
 
 pub(crate) const MKFS_HELP: &str = "\
-Sizes are in bytes, or end with K, M, G or T.
+Sizes are in bytes, or end with K, M, G or T. A partition of a disk is named as FILE@NUMBER, or by its label or UUID.
 
 With SOURCE_DATE_EPOCH in the environment the volume is made at that time (seconds since 1970) \
 and not now. The same options, a UUID among them, then make the same bytes.
@@ -18,6 +18,7 @@ Examples:
   offshoot mkfs disk.img --size 100M --label boot --metadata single
   offshoot mkfs a.img b.img c.img --size 1G --data raid0 --metadata raid1c3
   offshoot mkfs disk.img --size 20M -O mixed-bg,^skinny-metadata
+  offshoot mkfs disk.img@2
   offshoot mkfs --force /dev/sdb";
 
 #[derive(Args)]
@@ -28,6 +29,12 @@ pub(crate) struct MkfsArguments {
     /// Make images of this size; one that is there is made longer, never shorter
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<u64>,
+    /// Make the volume from this byte of the device on
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "size")]
+    pub(crate) offset: Option<u64>,
+    /// Open the backing files that a qcow2 names, too
+    #[arg(long)]
+    pub(crate) backing: bool,
     /// The label, up to 255 bytes
     #[arg(short = 'L', long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) label: String,

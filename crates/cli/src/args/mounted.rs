@@ -128,11 +128,14 @@ fn opened<'a>(
     arguments: &'a mut OpenArguments,
     opening: Option<&'static str>,
 ) -> OnMount<'a> {
-    let OpenArguments { devices, degraded, ignore_log, live } = arguments;
+    let OpenArguments { devices, degraded, ignore_log, layers, live } = arguments;
     let options = [
         (!devices.is_empty(), "--device"),
         (*degraded, "--degraded"),
         (*ignore_log, "--ignore-log"),
+        (layers.offset.is_some(), "--offset"),
+        (layers.backing, "--backing"),
+        (layers.image_snapshot.is_some(), "--image-snapshot"),
     ];
     let given = options.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name);
     let opening = opening.or(given);

@@ -48,6 +48,13 @@ fn words(mounting: &Mounting<'_>, flag: &str) -> Vec<OsString> {
     }
     words.extend(open.degraded.then(|| "--degraded".into()));
     words.extend(open.ignore_log.then(|| "--ignore-log".into()));
+    if let Some(offset) = open.layers.offset {
+        words.extend(["--offset".into(), offset.to_string().into()]);
+    }
+    words.extend(open.layers.backing.then(|| "--backing".into()));
+    if let Some(name) = &open.layers.image_snapshot {
+        words.extend(["--image-snapshot".into(), name.into()]);
+    }
     words.extend(arguments.sloppy.then(|| "-s".into()));
     for option in options {
         words.extend(["-o".into(), option.into()]);

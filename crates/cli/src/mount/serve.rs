@@ -111,6 +111,7 @@ fn start(
             devices,
             degraded: open.degraded || wanted.degraded,
             ignore_log: open.ignore_log || wanted.ignore_log,
+            layers: open.layers.clone(),
             live: None,
         },
     };

@@ -15,6 +15,7 @@ use offshoot_vfs::Errno;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::long_names;
+use crate::disk::DiskName;
 use crate::edit::host_id;
 use crate::exit::{Failure, Result};
 
@@ -178,7 +179,13 @@ pub(super) fn read_ahead(mounted: &Mounted) {
 
 /// The name under which a volume is found from everywhere, in the table too.
 pub(super) fn source_name(volume: &Path) -> OsString {
-    volume.canonicalize().unwrap_or_else(|_| volume.to_path_buf()).into_os_string()
+    let DiskName { file, partition } = DiskName::parse(volume);
+    let mut name = file.canonicalize().unwrap_or(file).into_os_string();
+    if let Some(partition) = partition {
+        name.push("@");
+        name.push(partition);
+    }
+    name
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{stopped, table};
 use crate::args::UnmountArguments;
+use crate::disk::DiskName;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::Console;
 
@@ -99,8 +100,9 @@ pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
 
 /// Waits until nobody writes `volume`.
 fn wait_for_writer(volume: &Path) -> Result {
+    let DiskName { file: volume, .. } = DiskName::parse(volume);
     let failed = |error| Failure::Host(format!("waiting for {}", volume.display()), error);
-    let volume = File::open(volume).map_err(failed)?;
+    let volume = File::open(&volume).map_err(failed)?;
     loop {
         match flock(&volume, FlockOperation::LockShared) {
             Err(Errno::INTR) => {}

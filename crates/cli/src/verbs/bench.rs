@@ -10,11 +10,12 @@ use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
-use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;
 
-use crate::args::{BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments};
+use crate::args::{
+    BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments, LayerArguments,
+};
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Statistics, human_size};
@@ -160,7 +161,7 @@ impl Engine {
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut images = NewImages::default();
-        let device: Arc<dyn BlockDevice> = Arc::new(images.open(&arguments.image, size_bytes)?);
+        let device = images.open(&arguments.image, size_bytes, &LayerArguments::default())?;
         let made = MkfsOptions {
             force: arguments.force,
             node_size,

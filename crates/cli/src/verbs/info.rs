@@ -16,6 +16,7 @@ use crate::exit::Result;
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::Session;
 use crate::space::{Allocation, allocations};
+use crate::verbs::disk_info::DiskInfo;
 
 #[derive(Serialize)]
 struct Info {
@@ -43,6 +44,8 @@ struct Info {
     devices: Vec<Device>,
     profiles: Vec<Allocation>,
     reports: Vec<String>,
+    #[serde(flatten)]
+    disk: DiskInfo,
     #[serde(skip)]
     label_bytes: Vec<u8>,
 }
@@ -64,8 +67,12 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
+    let disk = DiskInfo::read(&arguments.volume)?;
+    if !disk.has_volume {
+        return if arguments.json { Ok(write_line(out, &disk)?) } else { disk.print(out) };
+    }
     let session = Session::open_stored(&arguments.volume, console)?;
-    let info = Info::new(&session, console);
+    let info = Info::new(&session, disk, console);
     if arguments.json {
         return Ok(write_line(out, &info)?);
     }
@@ -73,7 +80,7 @@ pub(super) fn run(
 }
 
 impl Info {
-    fn new(session: &Session, console: &Console) -> Self {
+    fn new(session: &Session, disk: DiskInfo, console: &Console) -> Self {
         let volume = &session.volume;
         let superblock = volume.superblock();
         let devices = volume.members().iter().map(|member| Device {
@@ -113,10 +120,12 @@ impl Info {
             profiles: allocations(volume, console),
             // Last, because everything above may report something.
             reports: session.reports(),
+            disk: disk.with_volume(&session.layers, "btrfs"),
         }
     }
 
     fn print(&self, out: &mut dyn Write) -> Result {
+        self.disk.print(out)?;
         let or_none = |list: &[String]| {
             if list.is_empty() { "none".to_owned() } else { list.join(", ") }
         };

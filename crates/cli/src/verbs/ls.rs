@@ -434,8 +434,7 @@ mod tests {
         fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
         fs.add(300, b"below", 301, FileType::Directory);
         fs.enter(301, b"again", 300);
-        let open =
-            OpenArguments { devices: Vec::new(), degraded: false, ignore_log: false, live: None };
+        let open = OpenArguments::default();
         let tree = TreeArguments { subvolume: None, open };
         let arguments = PlacesArguments { places: vec![OsString::from("volume:/start")], tree };
         let console = Arc::new(Console::default());

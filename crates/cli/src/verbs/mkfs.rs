@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_btrfs::{MkfsFeatures, MkfsOptions, mkfs};
-use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_device::{BlockDevice, FileDevice, ImageKind};
 use offshoot_vfs::{Errno, Error};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::args::MkfsArguments;
+use crate::args::{LayerArguments, MkfsArguments};
+use crate::disk::{Disk, DiskName};
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::output::{human_size, write_line};
@@ -25,10 +26,15 @@ struct Made {
 
 pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
     let options = options(arguments)?;
+    let layers = LayerArguments {
+        offset: arguments.offset,
+        backing: arguments.backing,
+        image_snapshot: None,
+    };
     let mut images = NewImages::default();
     let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
     for path in &arguments.devices {
-        devices.push(Arc::new(images.open(path, arguments.size)?));
+        devices.push(images.open(path, arguments.size, &layers)?);
     }
     let uuid = mkfs(&devices, &options).map_err(usage)?;
     images.keep();
@@ -79,26 +85,49 @@ pub(super) fn usage(error: Error) -> Failure {
 pub(super) struct NewImages<'a>(Vec<&'a Path>);
 
 impl<'a> NewImages<'a> {
-    pub(super) fn open(&mut self, path: &'a Path, size: Option<u64>) -> Result<FileDevice> {
-        let exists = path.try_exists().unwrap_or(true);
-        let device = match size {
-            Some(size_bytes) => FileDevice::create(path, size_bytes),
-            None if !exists => {
-                let path = path.display();
-                return Err(Failure::Usage(format!("{path} does not exist; make it with --size")));
+    /// Opens `path`, or makes an image of `size` there.
+    pub(super) fn open(
+        &mut self,
+        path: &'a Path,
+        size: Option<u64>,
+        layers: &LayerArguments,
+    ) -> Result<Arc<dyn BlockDevice>> {
+        let name = DiskName::parse(path);
+        let exists = name.file.try_exists().unwrap_or(true);
+        let shown = path.display();
+        let Some(size_bytes) = size else {
+            if !exists {
+                return Err(Failure::Usage(format!("{shown} does not exist; make it with --size")));
             }
-            None => FileDevice::open_writable(path),
+            return Ok(Disk::open_to_make(path, layers)?.device);
         };
-        let device = device.map_err(|e| Failure::Host(path.display().to_string(), e))?;
+        if name.partition.is_some() {
+            let what = format!("{shown} is a partition, which has the size that it has");
+            return Err(Failure::Usage(what));
+        }
+        if let Some(kind) = image_at(path) {
+            let what = format!(
+                "{shown} is an image ({kind}), and --size is for plain ones: make the volume in \
+                 it without --size, or remove it first"
+            );
+            return Err(Failure::Refused(what));
+        }
+        let device = FileDevice::create(path, size_bytes);
+        let device = device.map_err(|e| Failure::Host(shown.to_string(), e))?;
         if !exists {
             self.0.push(path);
         }
-        Ok(device)
+        Ok(Arc::new(device))
     }
 
     pub(super) fn keep(mut self) {
         self.0.clear();
     }
+}
+
+/// What kind of image is at `path`. What cannot be looked at is left to the call that writes it.
+fn image_at(path: &Path) -> Option<ImageKind> {
+    ImageKind::detect(&FileDevice::open(path).ok()?).ok()?
 }
 
 impl Drop for NewImages<'_> {

@@ -15,6 +15,7 @@ use super::super::table::{Inside, inside};
 use super::channel;
 use super::{NEXT_BYTES, Next, Start};
 use crate::args::{OnMount, Verb};
+use crate::disk::{DiskName, is_file};
 use crate::edit::{moment, umask};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::occupied;
@@ -82,7 +83,6 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
 /// Where `text` is in a mount of ours. A file is a place for some verbs, unless it is an image that is kept there. A symbolic link at the end belongs to the volume, which
 /// knows whether it is followed, unless it leads into the mount from outside.
 fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
-    let is_file = |path: &Path| path.metadata().is_ok_and(|metadata| !metadata.is_dir());
     let is_image = |path: &Path| {
         let held = occupied::look_at(CWD, path).ok().map(|file| occupied::held_by(&file));
         matches!(held, Some(Ok(Some(_))))
@@ -96,7 +96,7 @@ fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     };
     let is_there_as_file = is_file(path);
     if is_there_as_file && (!takes_files || is_image(path))
-        || is_missing && is_file(&Place::parse(text).volume)
+        || is_missing && is_file(&DiskName::parse(&Place::parse(text).volume).file)
     {
         return Ok(None);
     }

@@ -18,9 +18,10 @@ use serde::Serialize;
 use super::chunks;
 use super::fields::{Fields, Value};
 use crate::args::InfoArguments;
+use crate::disk::Disk;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, JsonArray};
-use crate::session::open_device;
+use crate::session::Access;
 
 /// A superblock where one has its place.
 #[derive(Serialize)]
@@ -44,13 +45,17 @@ enum Kind {
 pub(super) fn run(arguments: &InfoArguments, out: &mut dyn Write, console: &Console) -> Result {
     let mut found = Vec::new();
     let volume = &arguments.volume;
-    for path in std::iter::once(&volume.volume).chain(&volume.open.devices) {
-        let device = open_device(path)?;
+    let (first, others) = (&volume.open.layers, volume.open.layers.of_further_device());
+    let others = volume.open.devices.iter().map(|path| (path, &others));
+    for (path, layers) in std::iter::once((&volume.volume, first)).chain(others) {
+        let disk = Disk::open(path, Access::Read, layers, false)?;
+        disk.warnings.iter().for_each(|what| console.warning(what));
+        let device = disk.device;
         let offsets = SUPERBLOCK_OFFSETS.into_iter().enumerate().filter(|(at, offset)| {
             // The primary must be there, a copy where the device is large enough for it.
             *at == 0 || offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes()
         });
-        found.extend(offsets.map(|(_, offset)| Found::read(&device, offset)));
+        found.extend(offsets.map(|(_, offset)| Found::read(&*device, offset)));
     }
     if arguments.json {
         let mut array = JsonArray::new(&mut *out)?;

@@ -1,0 +1,193 @@
+//! What a disk and its partitions hold, and which of them is meant.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use offshoot_btrfs::occupant;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
+use offshoot_device::{BlockDevice, Partition, PartitionTable, TableKind};
+
+use super::DiskName;
+use crate::exit::{Failure, Result};
+use crate::output::{Escaped, human_size};
+
+/// What is found on a disk.
+pub(crate) struct Contents {
+    file: PathBuf,
+    /// What all of it is, by its signature.
+    whole: Option<&'static str>,
+    /// The table, with what each partition holds.
+    pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
+}
+
+/// What a partition holds.
+pub(crate) struct Held {
+    /// What it is, by its signature.
+    pub(crate) what: Option<&'static str>,
+    /// The label of the volume.
+    pub(crate) label: Vec<u8>,
+}
+
+/// The partition that is meant.
+pub(crate) struct Chosen {
+    /// The kind of the table.
+    pub(crate) kind: TableKind,
+    /// The partition.
+    pub(crate) partition: Partition,
+    /// What is wrong with the table.
+    pub(crate) warning: Option<String>,
+}
+
+/// The one format of filesystems that we know.
+const KNOWN: &str = "btrfs";
+
+impl Held {
+    fn is_known(&self) -> bool {
+        self.what == Some(KNOWN)
+    }
+
+    /// What it holds, in words.
+    pub(crate) fn shown(&self) -> String {
+        match (self.what, &*self.label) {
+            (None, _) => "nothing that is known".to_owned(),
+            (Some(what), []) => what.to_owned(),
+            (Some(what), label) => format!("{what}, labelled {}", Escaped(label)),
+        }
+    }
+}
+
+impl Contents {
+    /// Looks at the disk in `file`.
+    pub(crate) fn read(device: &dyn BlockDevice, file: &Path) -> Result<Self> {
+        let failed = |error| Failure::Host(file.display().to_string(), error);
+        let whole = occupant_at(device, 0, device.size_bytes()).map_err(failed)?;
+        let table = PartitionTable::read(device);
+        let table = match table {
+            // A volume of its own may have the rest of a table in front of it.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData && whole == Some(KNOWN) => {
+                None
+            }
+            other => other.map_err(failed)?,
+        };
+        let held = |partition: &Partition| -> io::Result<Held> {
+            let start = partition.range.start;
+            let what = occupant_at(device, start, partition.size_bytes())?;
+            let label = if what == Some(KNOWN) { label_at(device, start)? } else { Vec::new() };
+            Ok(Held { what, label })
+        };
+        let table = table.map(|table| {
+            let all: io::Result<Vec<_>> = table.partitions.iter().map(held).collect();
+            all.map(|all| (table, all))
+        });
+        Ok(Self { file: file.to_path_buf(), whole, table: table.transpose().map_err(failed)? })
+    }
+
+    /// Whether the disk as a whole is a volume.
+    pub(crate) fn is_volume(&self) -> bool {
+        self.whole == Some(KNOWN)
+    }
+
+    /// The partition that `name` means; `None` for all of the disk.
+    pub(crate) fn choose(&self, name: &DiskName, may_have_path: bool) -> Result<Option<Chosen>> {
+        let shown = Escaped(self.file.as_os_str().as_bytes());
+        let end = if may_have_path { ":/" } else { "" };
+        let (table, held) = match (&self.table, &name.partition) {
+            (_, None) if self.is_volume() => return Ok(None),
+            (Some((table, held)), _) => (table, held),
+            (None, Some(partition)) => {
+                let partition = Escaped(partition.as_bytes());
+                let message = format!(
+                    "{shown} has no partition table, and so no partition {partition}: \
+                     write {shown}{end}"
+                );
+                return Err(Failure::Usage(message));
+            }
+            (None, None) => {
+                return match self.whole {
+                    Some(what) => Err(Failure::Refused(format!("{shown}: {what}, not {KNOWN}"))),
+                    // The engine may find more than a signature, and says what it misses.
+                    None => Ok(None),
+                };
+            }
+        };
+        let is_meant = |partition: &Partition, held: &Held| match &name.partition {
+            None => held.is_known(),
+            Some(text) => is_named(partition, held, text.as_bytes()),
+        };
+        let all = || table.partitions.iter().zip(held);
+        let mut meant: Vec<&Partition> = all()
+            .filter(|(partition, held)| is_meant(partition, held))
+            .map(|(partition, _)| partition)
+            .collect();
+        // A number is that of a partition before it is a label.
+        if let Some(text) = &name.partition
+            && let Some(partition) = meant.iter().find(|one| is_number(one, text.as_bytes()))
+        {
+            meant = vec![partition];
+        }
+        if let [partition] = meant[..] {
+            let (kind, warning) = (table.kind, table.warning.clone());
+            return Ok(Some(Chosen { kind, partition: partition.clone(), warning }));
+        }
+        let what = match (&name.partition, meant.len()) {
+            (None, 0) => format!("none of its partitions holds {KNOWN}"),
+            (None, count) => format!("{count} of its partitions hold {KNOWN}"),
+            (Some(text), 0) => format!("no partition is called {}", Escaped(text.as_bytes())),
+            (Some(text), count) => {
+                format!("{count} partitions are called {}", Escaped(text.as_bytes()))
+            }
+        };
+        let mut message =
+            format!("{shown}: a disk with {} {}, and {what}", article(table.kind), table.kind);
+        for (partition, held) in all() {
+            let (number, size) = (partition.number, human_size(partition.size_bytes()));
+            message += &format!("\npartition {number}, {size}, holds {}", held.shown());
+            if held.is_known() {
+                message += &format!(": write {shown}@{number}{end}");
+            }
+        }
+        Err(if meant.is_empty() && name.partition.is_none() {
+            Failure::Refused(message)
+        } else {
+            Failure::Usage(message)
+        })
+    }
+}
+
+fn article(kind: TableKind) -> &'static str {
+    match kind {
+        TableKind::Gpt => "a",
+        TableKind::Mbr => "an",
+    }
+}
+
+/// Whether `text` is its number.
+fn is_number(partition: &Partition, text: &[u8]) -> bool {
+    partition.number.to_string().as_bytes() == text
+}
+
+/// Whether a partition is called `text`: by number, UUID, its label or that of its volume.
+fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
+    is_number(partition, text)
+        || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
+        || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
+}
+
+/// What is in the `len` bytes from `start` on.
+fn occupant_at(device: &dyn BlockDevice, start: u64, len: u64) -> io::Result<Option<&'static str>> {
+    let found = occupant(len, |offset, buf| device.read_at(start + offset, buf));
+    match found {
+        // The end of an image that was cut off.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        found => Ok(found?.filter(|found| found.is_certain).map(|found| found.what)),
+    }
+}
+
+/// The label of the btrfs that begins at `start`; empty when its first superblock is damaged.
+fn label_at(device: &dyn BlockDevice, start: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; offshoot_btrfs_format::superblock::SUPERBLOCK_SIZE];
+    device.read_at(start + SUPERBLOCK_OFFSETS[0], &mut bytes)?;
+    let superblock = Superblock::parse(&bytes, SUPERBLOCK_OFFSETS[0]);
+    Ok(superblock.map(|superblock| superblock.item.label().to_vec()).unwrap_or_default())
+}

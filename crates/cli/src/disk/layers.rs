@@ -1,0 +1,191 @@
+//! From a file of the host to the disk in it: images, and the files that they stand over.
+//!
+//! A qcow2 can name a backing file, any file of the host, and a guest that writes to a plain disk
+//! can make it look like such a qcow2. So a backing file is opened only when the command line asks
+//! for it, and one that is said to be plain is taken as it is.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use offshoot_device::{
+    BlockDevice, FileDevice, ImageKind, Qcow2Header, Qcow2Options, open_image, open_qcow2,
+};
+
+use crate::args::LayerArguments;
+use crate::edit::{HostId, host_id_of_file};
+use crate::exit::{Failure, Result};
+use crate::session::Access;
+
+/// How many images may be in each other, and stand over each other.
+const DEPTH_MAX: usize = 16;
+
+/// The disk in a file.
+pub(super) struct Layered {
+    /// The disk.
+    pub(super) device: Arc<dyn BlockDevice>,
+    /// The images around it, the outermost one first.
+    pub(super) layers: Vec<String>,
+    /// The names of the snapshots that the image has.
+    pub(super) snapshots: Vec<String>,
+}
+
+/// Opens the disk in the file at `path`.
+pub(super) fn open_layers(
+    path: &Path,
+    access: Access,
+    arguments: &LayerArguments,
+) -> Result<Layered> {
+    Layers { arguments, seen: Vec::new() }.open(path, access, true)
+}
+
+struct Layers<'a> {
+    arguments: &'a LayerArguments,
+    /// The files that stand over the one that is opened.
+    seen: Vec<HostId>,
+}
+
+impl Layers<'_> {
+    /// Opens a file, and the images in it unless it is known to be plain.
+    fn open(&mut self, path: &Path, access: Access, may_be_image: bool) -> Result<Layered> {
+        let failed = |error| Failure::Host(path.display().to_string(), error);
+        let host = host_id_of_file(path);
+        if host.is_some_and(|host| self.seen.contains(&host)) || self.seen.len() >= DEPTH_MAX {
+            let what = format!("{}: its backing files go round in a loop", path.display());
+            return Err(Failure::Refused(what));
+        }
+        self.seen.extend(host);
+        let file = match access {
+            Access::Read => FileDevice::open(path),
+            Access::Write => FileDevice::open_writable(path),
+        }
+        .map_err(failed)?;
+        let kind = if may_be_image { ImageKind::detect(&file).map_err(failed)? } else { None };
+        let device: Arc<dyn BlockDevice> = match kind {
+            Some(ImageKind::Qcow2) if access == Access::Write => Arc::new(file.growing()),
+            _ => Arc::new(file),
+        };
+        let mut layered = Layered { device, layers: Vec::new(), snapshots: Vec::new() };
+        let mut kind = kind;
+        while let Some(found) = kind {
+            if layered.layers.len() >= DEPTH_MAX {
+                let what = format!("{}: too many images inside of each other", path.display());
+                return Err(Failure::Refused(what));
+            }
+            layered = self.open_one(path, layered, found, access)?;
+            // What was compressed may be an image; what is in an image is a disk.
+            kind = if found.is_stream() {
+                ImageKind::detect(&*layered.device).map_err(failed)?
+            } else {
+                None
+            };
+        }
+        if layered.snapshots.is_empty() && self.arguments.image_snapshot.is_some() {
+            let what = format!("{} has no image snapshots", path.display());
+            return Err(Failure::Usage(what));
+        }
+        Ok(layered)
+    }
+
+    /// Opens the image that `layered` is.
+    fn open_one(
+        &mut self,
+        path: &Path,
+        layered: Layered,
+        kind: ImageKind,
+        access: Access,
+    ) -> Result<Layered> {
+        let failed = |error| Failure::Host(format!("{}: {kind}", path.display()), error);
+        if kind == ImageKind::Qcow2 {
+            return self.open_qcow2(path, layered, access);
+        }
+        if access == Access::Write && kind.is_read() {
+            let shown = path.display();
+            let way = if kind.is_stream() {
+                format!("unpack it ({kind} -d), and name the file that this makes")
+            } else {
+                format!("make an image that is: qemu-img convert -O qcow2 {shown} {shown}.qcow2")
+            };
+            let what = format!("{shown}: {kind} is only read here, and not written: {way}");
+            return Err(Failure::Refused(what));
+        }
+        let device = open_image(layered.device, kind).map_err(failed)?;
+        let layers = [layered.layers, vec![kind.name().to_owned()]].concat();
+        Ok(Layered { device, layers, snapshots: Vec::new() })
+    }
+
+    fn open_qcow2(&mut self, path: &Path, layered: Layered, access: Access) -> Result<Layered> {
+        let failed = |error| Failure::Host(format!("{}: qcow2", path.display()), error);
+        let header = Qcow2Header::read(&*layered.device).map_err(failed)?;
+        let snapshots: Vec<_> = header.snapshots.iter().map(|one| one.name.clone()).collect();
+        let snapshot = match &self.arguments.image_snapshot {
+            Some(_) if access == Access::Write => {
+                let what = format!("{}: an image snapshot can only be read", path.display());
+                return Err(Failure::Usage(what));
+            }
+            // Only that of the image that is named, not of one that it stands over.
+            Some(name) if self.seen.len() == 1 => {
+                let Some(snapshot) = header.snapshot(name) else {
+                    let what = if snapshots.is_empty() {
+                        "it has none".to_owned()
+                    } else {
+                        format!("it has {}", snapshots.join(", "))
+                    };
+                    let shown = path.display();
+                    let what = format!("{shown}: no image snapshot is called {name}: {what}");
+                    return Err(Failure::Usage(what));
+                };
+                Some(snapshot.clone())
+            }
+            _ => None,
+        };
+        let mut layer = "qcow2".to_owned();
+        let backing = match &header.backing {
+            Some(name) => {
+                let below = self.open_backing(path, name, header.backing_format.as_deref())?;
+                layer = format!(
+                    "qcow2({})",
+                    [std::slice::from_ref(name), &*below.layers].concat().join(", ")
+                );
+                Some(below.device)
+            }
+            None => None,
+        };
+        if let Some(name) = &self.arguments.image_snapshot
+            && snapshot.is_some()
+        {
+            layer += &format!(":{name}");
+        }
+        let options = Qcow2Options { is_writable: access == Access::Write, backing, snapshot };
+        let device = open_qcow2(layered.device, &header, options).map_err(failed)?;
+        let layers = [layered.layers, vec![layer]].concat();
+        Ok(Layered { device, layers, snapshots })
+    }
+
+    /// Opens the backing file `name` of the image at `path`.
+    fn open_backing(&mut self, path: &Path, name: &str, format: Option<&str>) -> Result<Layered> {
+        let shown = path.display();
+        if !self.arguments.backing {
+            let what = format!(
+                "{shown}: it needs its backing file {name}, which is only opened when you say so: \
+                 --backing"
+            );
+            return Err(Failure::Refused(what));
+        }
+        let file = name.strip_prefix("file:").unwrap_or(name);
+        let directory = path.parent().unwrap_or(Path::new(""));
+        // An absolute name stays what it is.
+        let below: PathBuf = directory.join(file);
+        if file.contains(':') && !below.exists() {
+            let what = format!(
+                "{shown}: its backing file {name} is no file: qemu-img convert -O qcow2 {shown} \
+                 {shown}.qcow2 makes an image without one"
+            );
+            return Err(Failure::Refused(what));
+        }
+        let arguments = LayerArguments { image_snapshot: None, ..self.arguments.clone() };
+        let mut layers = Layers { arguments: &arguments, seen: std::mem::take(&mut self.seen) };
+        let opened = layers.open(&below, Access::Read, format != Some("raw"));
+        self.seen = layers.seen;
+        opened
+    }
+}

@@ -1,0 +1,63 @@
+//! Files that this process has open, with the images in them.
+//!
+//! A writer keeps others away from its file, also those of the same process. Two partitions of one
+//! disk are two volumes in one file, or two members of one volume, so they share the device that
+//! was opened first. It stays open for as long as one of them uses it. A stream that was unpacked is
+//! unpacked once for the same reason.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use offshoot_device::BlockDevice;
+
+use super::layers::{Layered, open_layers};
+use crate::args::LayerArguments;
+use crate::edit::{HostId, host_id_of_file};
+use crate::exit::{Failure, Result};
+use crate::session::Access;
+
+struct Open {
+    host: HostId,
+    access: Access,
+    device: Weak<dyn BlockDevice>,
+    layers: Vec<String>,
+    snapshots: Vec<String>,
+}
+
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+
+/// The disk in the file at `path`, and which file that is. All calls of one process have the same
+/// arguments, as far as they are about images.
+pub(super) fn open(
+    path: &Path,
+    access: Access,
+    arguments: &LayerArguments,
+) -> Result<(Layered, HostId)> {
+    let failed = |error| Failure::Host(path.display().to_string(), error);
+    let host = match host_id_of_file(path) {
+        Some(host) => host,
+        None => return Err(failed(path.metadata().err().unwrap_or_else(not_found))),
+    };
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.retain(|open| open.device.strong_count() > 0);
+    let known = open.iter().filter(|open| open.host == host && open.access >= access);
+    for open in known {
+        if let Some(device) = open.device.upgrade() {
+            let (layers, snapshots) = (open.layers.clone(), open.snapshots.clone());
+            return Ok((Layered { device, layers, snapshots }, host));
+        }
+    }
+    let layered = open_layers(path, access, arguments)?;
+    open.push(Open {
+        host,
+        access,
+        device: Arc::downgrade(&layered.device),
+        layers: layered.layers.clone(),
+        snapshots: layered.snapshots.clone(),
+    });
+    Ok((layered, host))
+}
+
+fn not_found() -> std::io::Error {
+    std::io::ErrorKind::NotFound.into()
+}

@@ -1,0 +1,290 @@
+//! Disk images that `qemu-img` made of a disk that the kernel filled.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use offshoot_testkit::judges;
+use offshoot_testkit::run::run;
+
+use super::{Bench, MIB, VOLUME_BYTES, pipe};
+
+/// Where the volume is on the disk.
+const START: u64 = 3 * MIB;
+
+impl Bench {
+    fn qemu_img(&self, words: &[&str]) -> String {
+        // Names in the words are in the directory.
+        let output = std::process::Command::new("qemu-img")
+            .args(words)
+            .current_dir(&self.dir)
+            .output()
+            .expect("qemu-img runs; `cargo xtask setup` installs it");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "qemu-img {words:?}: {}\n{said}", output.status);
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// A disk, `disk.img`, with a GPT and the volume in partition 1.
+    fn disk(&self) {
+        let size = START + VOLUME_BYTES + MIB;
+        self.partitioned("disk.img", size, "label: gpt\nstart=3MiB, size=128MiB, name=root\n");
+        self.put_volume("disk.img", START);
+    }
+
+    /// `qemu-img` finds nothing wrong with the image, no leak either, and in what it converts it to
+    /// `btrfs check` finds nothing; the kernel has the volume then.
+    #[track_caller]
+    fn judge(&self, image: &str) {
+        self.qemu_img(&["check", image]);
+        self.qemu_img(&["convert", "-O", "raw", image, "judged.img"]);
+        self.take_volume("judged.img", START);
+        self.disks.assert_checks();
+    }
+}
+
+#[test]
+fn images_of_every_kind_are_read() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    let kinds: [(&str, &str, &[&str]); 14] = [
+        ("qcow2", "qcow2", &[]),
+        ("qcow2", "qcow2", &["-c"]),
+        ("qcow2", "qcow2", &["-o", "compat=0.10"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compat=0.10,cluster_size=4k"]),
+        ("qcow2", "qcow2", &["-o", "cluster_size=2M,refcount_bits=1"]),
+        ("qcow2", "qcow2", &["-o", "lazy_refcounts=on,preallocation=metadata"]),
+        ("vdi", "vdi", &[]),
+        ("vdi", "vdi", &["-o", "static=on"]),
+        ("vhd", "vpc", &["-o", "force_size=on"]),
+        ("vhd", "vpc", &["-o", "subformat=fixed,force_size=on"]),
+        ("vmdk", "vmdk", &[]),
+        ("vmdk", "vmdk", &["-o", "subformat=streamOptimized"]),
+        ("vmdk", "vmdk", &["-o", "zeroed_grain=on"]),
+        ("vmdk", "vmdk", &["-o", "adapter_type=lsilogic"]),
+    ];
+    for (name, format, options) in kinds {
+        let _ = std::fs::remove_file(bench.path("made"));
+        bench.qemu_img(&[&["convert", "-O", format], options, &["disk.img", "made"]].concat());
+        bench.is_same(&["made"]);
+        let text = bench.does(&["info", "made@root"]);
+        let layers = format!("layers             {name} > gpt:1 > btrfs\n");
+        assert!(text.starts_with(&layers), "{name} {options:?}: {text}");
+    }
+    for (name, program, words) in [
+        ("gzip", "gzip", &["-1", "-k"][..]),
+        ("xz", "xz", &["-0", "-k", "-T2"]),
+        ("zstd", "zstd", &["-q"]),
+    ] {
+        let path = bench.path("disk.img");
+        let end = if name == "gzip" {
+            "gz"
+        } else if name == "xz" {
+            "xz"
+        } else {
+            "zst"
+        };
+        let words: Vec<_> = words.iter().map(std::ffi::OsStr::new).collect();
+        run(program, &[&words[..], &[path.as_os_str()]].concat());
+        bench.is_same(&[&format!("disk.img.{end}")]);
+        let said = bench.fails(&["mkdir", &format!("disk.img.{end}:/x")], 1);
+        assert!(said.contains(&format!("{name} is only read here")), "{said}");
+    }
+    // An image in a stream.
+    bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "in.qcow2"]);
+    run("zstd", &["-q".as_ref(), bench.path("in.qcow2").as_os_str()]);
+    bench.is_same(&["in.qcow2.zst"]);
+    assert!(bench.does(&["info", "in.qcow2.zst"]).contains("zstd > qcow2 > gpt:1 > btrfs\n"));
+}
+
+/// What is not read is refused, with the command that makes something readable of it.
+#[test]
+fn what_is_not_read_is_refused_by_name() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    for (format, options, what) in [
+        ("qcow2", &["-o", "extended_l2=on"][..], "extended L2 entries"),
+        ("qcow2", &["-c", "-o", "compression_type=zstd"], "clusters compressed by zstd"),
+        ("qcow2", &["-o", "data_file=data"], "its data in another file"),
+        ("vhdx", &[], "vhdx is not read here"),
+        ("vmdk", &["-o", "subformat=monolithicFlat"], "only names the files with the data"),
+    ] {
+        let _ = std::fs::remove_file(bench.path("made"));
+        bench.qemu_img(&[&["convert", "-O", format], options, &["disk.img", "made"]].concat());
+        let said = bench.fails(&["ls", "made:/"], 1);
+        assert!(said.contains(what) && said.contains("qemu-img convert -O qcow2"), "{said}");
+        // The way on leads on.
+        bench.qemu_img(&["convert", "-O", "qcow2", "made", "out"]);
+        bench.is_same(&["out"]);
+    }
+    bench.qemu_img(&["convert", "-O", "vdi", "disk.img", "disk.vdi"]);
+    let said = bench.fails(&["mkdir", "disk.vdi:/x"], 1);
+    assert!(said.contains("vdi is only read here"), "{said}");
+    bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "disk.qcow2"]);
+    let said = bench.fails(&["mkfs", "disk.qcow2", "--size", "1G"], 1);
+    assert!(said.contains("is an image (qcow2)"), "{said}");
+}
+
+#[test]
+fn a_qcow2_is_written() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    let big: Vec<u8> = (0..6 << 20).map(|at: u32| (at / 7).to_le_bytes()[0]).collect();
+    std::fs::write(bench.path("big"), &big).expect("a file");
+    for options in [&[][..], &["-c"], &["-o", "compat=0.10"], &["-c", "-o", "cluster_size=4k"]] {
+        let _ = std::fs::remove_file(bench.path("made"));
+        bench.qemu_img(&[&["convert", "-O", "qcow2"], options, &["disk.img", "made"]].concat());
+        bench.does(&["cp", "big", "made:/big"]);
+        bench.does(&["cp", "-r", "made:/text", "made@1:/again"]);
+        bench.does(&["rm", "made:/text"]);
+        bench.judge("made");
+        {
+            let mount = bench.disks.mount("ro");
+            let read = |name| std::fs::read(mount.path().join(name)).expect("it is there");
+            assert!(read("big") == big, "{options:?}");
+            assert_eq!(read("again"), b"what the kernel wrote\n");
+        }
+        bench.does(&["rm", "made:/big"]);
+        let output = bench.offshoot(&["trim", "made"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        // Of version 2 no part that may be discarded reads as zeros.
+        let can_discard = !options.contains(&"compat=0.10");
+        assert_eq!(output.status.success(), can_discard, "{options:?}: {said}");
+        assert_eq!(said.contains("not supported: discarding"), !can_discard, "{said}");
+        bench.judge("made");
+    }
+    // A volume that is made in an empty image.
+    bench.qemu_img(&["create", "-q", "-f", "qcow2", "new.qcow2", "200M"]);
+    bench.does(&["mkfs", "new.qcow2"]);
+    bench.does(&["cp", "big", "new.qcow2:/big"]);
+    bench.qemu_img(&["check", "new.qcow2"]);
+    let used = bench.path("new.qcow2").metadata().expect("it is there").len();
+    assert!(used < 40 * MIB, "an image of few bytes became {used} bytes long");
+    bench.qemu_img(&["convert", "-O", "raw", "new.qcow2", "new.img"]);
+    offshoot_testkit::disks::assert_image_checks(&bench.path("new.img"));
+}
+
+#[test]
+fn backing_files_are_opened_when_asked_for() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    bench.qemu_img(&["convert", "-c", "-O", "qcow2", "disk.img", "base.qcow2"]);
+    let create = |name, backing, format| {
+        bench.qemu_img(&["create", "-q", "-f", "qcow2", "-b", backing, "-F", format, name]);
+    };
+    create("middle.qcow2", "base.qcow2", "qcow2");
+    create("top.qcow2", "middle.qcow2", "qcow2");
+    create("plain.qcow2", "disk.img", "raw");
+    let said = bench.fails(&["ls", "top.qcow2"], 1);
+    assert!(said.contains("it needs its backing file middle.qcow2"), "{said}");
+    bench.is_same(&["--backing", "top.qcow2"]);
+    bench.is_same(&["--backing", "plain.qcow2"]);
+    let base = std::fs::read(bench.path("base.qcow2")).expect("a file");
+    bench.does(&["cp", "--backing", "raw.img:/text", "top.qcow2:/new"]);
+    bench.does(&["rm", "--backing", "top.qcow2:/text"]);
+    bench.judge("top.qcow2");
+    let mount = bench.disks.mount("ro");
+    let new = std::fs::read(mount.path().join("new")).expect("it is there");
+    assert_eq!(new, b"what the kernel wrote\n");
+    assert!(std::fs::read(bench.path("base.qcow2")).expect("a file") == base, "the base changed");
+    // One that is said to be plain is not looked into: it holds an image, and no disk.
+    create("wrong.qcow2", "base.qcow2", "raw");
+    bench.fails(&["ls", "--backing", "wrong.qcow2"], 1);
+    // Round in a loop.
+    create("one.qcow2", "base.qcow2", "qcow2");
+    create("two.qcow2", "one.qcow2", "qcow2");
+    bench.qemu_img(&["rebase", "-u", "-f", "qcow2", "-b", "two.qcow2", "-F", "qcow2", "one.qcow2"]);
+    let said = bench.fails(&["ls", "--backing", "two.qcow2"], 1);
+    assert!(said.contains("in a loop"), "{said}");
+}
+
+#[test]
+fn snapshots_of_an_image_are_read_by_name_and_survive_writes() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "made"]);
+    bench.qemu_img(&["snapshot", "-c", "monday", "made"]);
+    bench.does(&["rm", "made:/text"]);
+    bench.does(&["cp", "raw.img:/text", "made:/later"]);
+    bench.judge("made");
+    assert!(bench.does(&["info", "made"]).contains("image snapshots    monday\n"));
+    bench.is_same(&["--image-snapshot", "monday", "made"]);
+    let words = ["cat", "--image-snapshot", "monday", "made:/text"];
+    assert_eq!(bench.does(&words), "what the kernel wrote\n");
+    let said = bench.fails(&["ls", "--image-snapshot", "sunday", "made"], 2);
+    assert!(said.contains("no image snapshot is called sunday: it has monday"), "{said}");
+    let said = bench.fails(&["mkdir", "--image-snapshot", "monday", "made:/x"], 2);
+    assert!(said.contains("can only be read"), "{said}");
+}
+
+/// An image that is cut off, and headers that lie, end with an error.
+#[test]
+fn images_that_lie_are_refused() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "made"]);
+    let file = File::options().read(true).write(true).open(bench.path("made")).expect("an image");
+    let mut header = [0; 104];
+    file.read_exact_at(&mut header, 0).expect("a header");
+    // Size, L1 entries, L1 offset, refcount clusters, cluster bits, snapshots.
+    for (at, len) in [(24, 8), (36, 4), (40, 8), (56, 4), (20, 4), (60, 4), (8, 8)] {
+        let mut bytes = header;
+        bytes[at..at + len].fill(0xff);
+        file.write_all_at(&bytes, 0).expect("a write");
+        let output = bench.offshoot(&["ls", "made"]);
+        assert_eq!(output.status.code(), Some(1), "bytes {at}: {output:?}");
+    }
+    file.write_all_at(&header, 0).expect("a write");
+    bench.is_same(&["made"]);
+    pipe("truncate", &["-s".as_ref(), "700K".as_ref(), bench.path("made").as_os_str()], b"");
+    // What is missing reads as zeros, as QEMU has it, and the volume finds that.
+    let output = bench.offshoot(&["ls", "made"]);
+    assert!(matches!(output.status.code(), Some(1 | 3)), "{output:?}");
+}
+
+/// The process that serves a mount may not open files nor change their sizes, and the image grows.
+#[test]
+fn an_image_is_mounted() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    bench.qemu_img(&["convert", "-c", "-O", "qcow2", "disk.img", "base.qcow2"]);
+    let words = ["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "made"];
+    bench.qemu_img(&words);
+    let dir = bench.path("mounted");
+    std::fs::create_dir(&dir).expect("a directory");
+    bench.does(&["mount", "--backing", "made@1", "mounted"]);
+    let mounted = Unmount(&bench);
+    let table = std::fs::read_to_string("/proc/self/mounts").expect("the table of mounts");
+    assert!(table.contains("/made@1 "), "{table}");
+    let big = vec![0x5a; 9 << 20];
+    let file = File::create(dir.join("big")).expect("a file");
+    file.write_all_at(&big, 0).expect("a write");
+    file.sync_all().expect("it is stored");
+    drop(file);
+    assert_eq!(std::fs::read(dir.join("text")).expect("a file"), b"what the kernel wrote\n");
+    std::fs::remove_file(dir.join("text")).expect("it goes");
+    drop(mounted);
+    bench.judge("made");
+    let mount = bench.disks.mount("ro");
+    assert!(std::fs::read(mount.path().join("big")).expect("it is there") == big);
+    assert!(!mount.path().join("text").exists());
+}
+
+/// Unmounts `mounted`, a panic included.
+struct Unmount<'a>(&'a Bench);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let output = self.0.offshoot(&["unmount", "mounted"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !std::thread::panicking() {
+            assert!(output.status.success(), "{said}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Partitions.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use offshoot_testkit::disks::Disks;
+use offshoot_testkit::judges;
+use offshoot_testkit::run::run;
+
+use super::{Bench, MIB, VOLUME_BYTES, copy_range};
+
+const GPT: &str = "label: gpt\n\
+    start=1MiB, size=16MiB, name=\"EFI system\", uuid=0FF50001-0000-4000-8000-0000000000A1\n\
+    start=20MiB, size=128MiB, name=\"system\", uuid=0FF50001-0000-4000-8000-0000000000A2\n";
+
+const MBR: &str = "label: dos\nlabel-id: 0x0ff50001\n\
+    start=1MiB, size=16MiB, type=83\n\
+    start=20MiB, size=200MiB, type=5\n\
+    start=22MiB, size=8MiB, type=83\n\
+    start=40MiB, size=128MiB, type=83\n";
+
+fn ext4(bench: &Bench, name: &str, size: u64) {
+    let path = bench.path(name);
+    File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
+    run("mkfs.ext4", &["-q".as_ref(), path.as_os_str()]);
+}
+
+#[test]
+fn a_volume_is_found_and_named_in_every_way() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.partitioned("gpt.img", 160 * MIB, GPT);
+    bench.put_volume("gpt.img", 20 * MIB);
+    bench.partitioned("mbr.img", 240 * MIB, MBR);
+    bench.put_volume("mbr.img", 40 * MIB);
+    for volume in [
+        "gpt.img",
+        "gpt.img@2",
+        "gpt.img@system",
+        "gpt.img@root",
+        "gpt.img@0ff50001-0000-4000-8000-0000000000a2",
+        "mbr.img",
+        "mbr.img@6",
+        "mbr.img@root",
+        "mbr.img@0FF50001-06",
+    ] {
+        bench.is_same(&[volume]);
+        assert_eq!(bench.does(&["cat", &format!("{volume}:/text")]), "what the kernel wrote\n");
+    }
+    bench.is_same(&["--offset", "20M", "gpt.img"]);
+    // The name of a file comes first, as it is.
+    std::fs::rename(bench.path("raw.img"), bench.path("gpt.img@2")).expect("it is renamed");
+    bench.is_same(&["gpt.img@2"]);
+    // A first sector that was lost leaves the copy, with a word of it.
+    let file = File::options().write(true).open(bench.path("gpt.img")).expect("an image");
+    file.write_all_at(&[0; 512], 512).expect("a write");
+    let output = bench.offshoot(&["cat", "gpt.img:/text"]);
+    assert_eq!(output.stdout, b"what the kernel wrote\n");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("its copy is used"), "{said}");
+}
+
+#[test]
+fn info_lists_what_partitions_hold() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.partitioned("gpt.img", 160 * MIB, GPT);
+    ext4(&bench, "ext4.img", 16 * MIB);
+    copy_range(&bench.path("ext4.img"), 0, &bench.path("gpt.img"), MIB, 16 * MIB);
+    let text = bench.does(&["info", "gpt.img"]);
+    assert!(text.starts_with("layers             gpt\npartitions\n"), "{text}");
+    assert!(text.contains("EFI system  holds ext2, ext3 or ext4\n"), "{text}");
+    assert!(text.ends_with("system  holds nothing that is known\n"), "{text}");
+    bench.put_volume("gpt.img", 20 * MIB);
+    for volume in ["gpt.img", "gpt.img@2"] {
+        let text = bench.does(&["info", volume]);
+        assert!(text.starts_with("layers             gpt:2 > btrfs\npartitions\n"), "{text}");
+        assert!(text.contains("system  holds btrfs, labelled root\nlabel "), "{text}");
+    }
+    let json = bench.does(&["info", "--json", "gpt.img"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["layers"], serde_json::json!(["gpt:2", "btrfs"]));
+    assert_eq!(json["partitions"][0]["holds"], "ext2, ext3 or ext4");
+    assert_eq!(json["partitions"][1]["start"], 20 * MIB);
+    let text = bench.does(&["info", "--offset", "20M", "gpt.img"]);
+    assert!(text.contains("layers             offset:20971520 > btrfs\n"), "{text}");
+}
+
+#[test]
+fn errors_say_what_there_is_and_what_to_write() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    ext4(&bench, "ext4.img", 16 * MIB);
+    let said = bench.fails(&["ls", "ext4.img"], 1);
+    assert_eq!(said, "offshoot: ext4.img: ext2, ext3 or ext4, not btrfs\n");
+    bench.partitioned("gpt.img", 320 * MIB, &format!("{GPT}start=160MiB, size=128MiB\n"));
+    let said = bench.fails(&["ls", "gpt.img"], 1);
+    assert!(said.contains("gpt.img: a disk with a GPT, and none of its partitions holds btrfs"));
+    bench.put_volume("gpt.img", 20 * MIB);
+    bench.put_volume("gpt.img", 160 * MIB);
+    let said = bench.fails(&["ls", "gpt.img:/"], 2);
+    assert!(said.contains("2 of its partitions hold btrfs\n"), "{said}");
+    let line = "partition 2, 128 MiB, holds btrfs, labelled root: write gpt.img@2:/\n";
+    assert!(said.contains(line), "{said}");
+    let said = bench.fails(&["ls", "gpt.img@root:/"], 2);
+    assert!(said.contains("2 partitions are called root\n"), "{said}");
+    let said = bench.fails(&["info", "gpt.img@7"], 2);
+    assert!(said.contains("no partition is called 7\n"), "{said}");
+    assert!(said.contains(": write gpt.img@3\n"), "{said}");
+    let said = bench.fails(&["ls", "gpt.img@1:/"], 1);
+    assert!(said.contains("gpt.img@1: no btrfs superblock"), "{said}");
+    let said = bench.fails(&["ls", "raw.img@1:/"], 2);
+    assert!(said.contains("raw.img has no partition table"), "{said}");
+    let said = bench.fails(&["ls", "--offset", "1G", "raw.img:/"], 1);
+    assert!(said.contains("are no part of it"), "{said}");
+    let said = bench.fails(&["mv", "gpt.img@2:/text", "gpt.img@3:/new"], 2);
+    assert!(said.contains("mv works inside one volume"), "{said}");
+    let said = bench.fails(&["mkfs", "gpt.img"], 1);
+    assert!(said.contains("gpt.img holds a GUID partition table"), "{said}");
+}
+
+/// All that lies outside of a partition stays what it was, whatever is done inside.
+#[test]
+fn nothing_is_written_outside_of_a_partition() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    let disk = bench.partitioned("gpt.img", 160 * MIB, GPT);
+    bench.put_volume("gpt.img", 20 * MIB);
+    let file = File::options().read(true).write(true).open(&disk).expect("an image");
+    let pattern = |seed: u8| (0..MIB).map(|at| seed ^ at.to_le_bytes()[1]).collect::<Vec<u8>>();
+    file.write_all_at(&pattern(1), 19 * MIB).expect("a write");
+    file.write_all_at(&pattern(2), 148 * MIB).expect("a write");
+    let outside = || {
+        let mut front = vec![0; 20 << 20];
+        let mut end = vec![0; 12 << 20];
+        file.read_exact_at(&mut front, 0).expect("a read");
+        file.read_exact_at(&mut end, 148 * MIB).expect("a read");
+        (front, end)
+    };
+    let before = outside();
+    std::fs::write(bench.path("new"), vec![b'x'; 3 << 20]).expect("a file");
+    bench.does(&["mkdir", "gpt.img@2:/made"]);
+    // Two names of one volume on one command line are one.
+    bench.does(&["cp", "new", "gpt.img@system:/made/copy"]);
+    bench.does(&["cp", "gpt.img:/text", "gpt.img@2:/made/text"]);
+    bench.does(&["rm", "-r", "gpt.img:/text"]);
+    bench.does(&["trim", "gpt.img@root"]);
+    bench.does(&["scrub", "gpt.img@2"]);
+    assert!(outside() == before, "something outside of the partition changed");
+    bench.take_volume("gpt.img", 20 * MIB);
+    bench.disks.assert_checks();
+    let mount = bench.disks.mount("ro");
+    let read = |name: &str| std::fs::read(mount.path().join(name)).expect("the kernel reads it");
+    assert!(read("made/copy") == vec![b'x'; 3 << 20]);
+    assert_eq!(read("made/text"), b"what the kernel wrote\n");
+    assert!(!mount.path().join("text").exists());
+}
+
+/// Two partitions of one disk are two volumes on one command line, or two members of one.
+#[test]
+fn partitions_of_one_disk_are_used_together() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    let script = "label: gpt\nstart=1MiB, size=128MiB\nstart=129MiB, size=128MiB\n";
+    bench.partitioned("two.img", 260 * MIB, script);
+    bench.put_volume("two.img", MIB);
+    bench.does(&["mkfs", "two.img@2", "-L", "second"]);
+    bench.does(&["cp", "two.img@1:/text", "two.img@second:/there"]);
+    bench.does(&["rm", "two.img@1:/text", "two.img@2:/there"]);
+    bench.does(&["cp", "raw.img:/text", "two.img@2:/there"]);
+    assert_eq!(bench.does(&["cat", "two.img@second:/there"]), "what the kernel wrote\n");
+
+    bench.partitioned("pair.img", 260 * MIB, script);
+    bench.does(&["mkfs", "pair.img@1", "pair.img@2", "-d", "raid1"]);
+    std::fs::write(bench.path("text"), "to both\n").expect("a file");
+    bench.does(&["cp", "--device", "pair.img@2", "text", "pair.img@1:/text"]);
+    let disks = Disks::create(&judges, 2, VOLUME_BYTES / MIB);
+    for (image, start) in disks.images().iter().zip([MIB, 129 * MIB]) {
+        copy_range(&bench.path("pair.img"), start, image, 0, VOLUME_BYTES);
+    }
+    disks.assert_checks();
+    let mount = disks.mount("ro");
+    let text = std::fs::read(mount.path().join("text")).expect("the kernel reads it");
+    assert_eq!(text, b"to both\n");
+}
+
+#[test]
+fn a_volume_is_made_in_a_partition_or_at_an_offset() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.partitioned("mbr.img", 240 * MIB, MBR);
+    let said = bench.fails(&["mkfs", "mbr.img@6", "--size", "1G"], 2);
+    assert!(said.contains("is a partition, which has the size that it has"), "{said}");
+    bench.does(&["mkfs", "mbr.img@6", "-L", "made"]);
+    bench.take_volume("mbr.img", 40 * MIB);
+    bench.disks.assert_checks();
+    bench.does(&["cp", "raw.img:/text", "mbr.img:/text"]);
+    let said = bench.fails(&["mkfs", "mbr.img@made"], 1);
+    assert!(said.contains("mbr.img@6 holds btrfs"), "{said}");
+    let plain = bench.path("plain.img");
+    File::create(plain).and_then(|file| file.set_len(VOLUME_BYTES + MIB)).expect("an image");
+    bench.does(&["mkfs", "--offset", "1M", "plain.img"]);
+    std::fs::write(bench.path("new"), "new\n").expect("a file");
+    bench.does(&["cp", "--offset", "1M", "new", "plain.img:/new"]);
+    bench.take_volume("plain.img", MIB);
+    bench.disks.assert_checks();
+    let mount = bench.disks.mount("ro");
+    assert_eq!(std::fs::read(mount.path().join("new")).expect("it is there"), b"new\n");
+}

@@ -1,0 +1,151 @@
+//! Disk images: files that hold a disk in another order than its bytes have.
+//!
+//! ```text
+//!   file ──> image (qcow2 > raw) ──> partition ──> volume
+//! ```
+//!
+//! | image | read | written | by |
+//! |---|---|---|---|
+//! | qcow2, versions 2 and 3 | yes | yes | the crate `imago`; see [`qcow2`] |
+//! | VDI, VHD, VMDK with sparse extents | yes | no | [`mapped`] |
+//! | gzip, xz, zstd over any of these | yes | no | [`unpacked`] |
+//!
+//! What is not read is refused with the command that makes something readable of it.
+//!
+//! # Invariants
+//!
+//! 1. An image is what its first bytes (a fixed VHD: its last sector) say. Who knows better, opens
+//!    the file as it is.
+//! 2. No other file is opened here. What an image needs besides, a backing file, the caller gives.
+//! 3. Tables are read whole only up to [`TABLE_BYTES_MAX`], whatever an image says of their size.
+
+mod mapped;
+mod qcow2;
+mod unpacked;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::BlockDevice;
+pub use qcow2::{Qcow2Header, Qcow2Options, Qcow2Snapshot, open_qcow2};
+
+/// How large a table of an image may be: with blocks of 64 KiB it is enough for a disk of 64 TiB.
+const TABLE_BYTES_MAX: u64 = 32 << 20;
+
+/// What a file that holds a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    /// QEMU's own.
+    Qcow2,
+    /// VirtualBox.
+    Vdi,
+    /// Virtual PC and Hyper-V, the older one.
+    Vhd,
+    /// Hyper-V, the newer one.
+    Vhdx,
+    /// VMware, a sparse extent.
+    Vmdk,
+    /// VMware, the text that names the files with the data.
+    VmdkDescriptor,
+    /// Compressed by gzip.
+    Gzip,
+    /// Compressed by xz.
+    Xz,
+    /// Compressed by zstd.
+    Zstd,
+}
+
+impl fmt::Display for ImageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl ImageKind {
+    /// Its name, as a layer of a stack is called.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qcow2 => "qcow2",
+            Self::Vdi => "vdi",
+            Self::Vhd => "vhd",
+            Self::Vhdx => "vhdx",
+            Self::Vmdk | Self::VmdkDescriptor => "vmdk",
+            Self::Gzip => "gzip",
+            Self::Xz => "xz",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    /// Whether it is a stream that has to be unpacked.
+    #[must_use]
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::Gzip | Self::Xz | Self::Zstd)
+    }
+
+    /// Whether images of this kind are read here at all.
+    #[must_use]
+    pub fn is_read(self) -> bool {
+        !matches!(self, Self::Vhdx | Self::VmdkDescriptor)
+    }
+
+    /// What `device` is; `None` for a plain disk.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn detect(device: &dyn BlockDevice) -> io::Result<Option<Self>> {
+        let mut start = [0; 80];
+        let len = usize::try_from(device.size_bytes()).map_or(80, |size| size.min(80));
+        device.read_at(0, &mut start[..len])?;
+        let signatures: [(usize, &[u8], Self); 10] = [
+            (0, b"QFI\xfb", Self::Qcow2),
+            (0, b"conectix", Self::Vhd),
+            (0, b"vhdxfile", Self::Vhdx),
+            (0, b"KDMV", Self::Vmdk),
+            (0, b"# Disk DescriptorFile", Self::VmdkDescriptor),
+            (64, &[0x7f, 0x10, 0xda, 0xbe], Self::Vdi),
+            (0, &[0x1f, 0x8b, 8], Self::Gzip),
+            (0, b"\xfd7zXZ\0", Self::Xz),
+            (0, &[0x28, 0xb5, 0x2f, 0xfd], Self::Zstd),
+            (0, &[0x5e, 0x2a, 0x4d, 0x18], Self::Zstd),
+        ];
+        let found = signatures.iter().find(|(at, bytes, _)| start[*at..].starts_with(bytes));
+        if let Some((_, _, kind)) = found {
+            return Ok(Some(*kind));
+        }
+        Ok(mapped::is_fixed_vhd(device)?.then_some(Self::Vhd))
+    }
+}
+
+/// The disk in an image that can only be read.
+///
+/// # Errors
+/// Those of the device; of kind `InvalidData` for a damaged image and `Unsupported` for one that
+/// is not read, with the way on.
+pub fn open_image(
+    below: Arc<dyn BlockDevice>,
+    kind: ImageKind,
+) -> io::Result<Arc<dyn BlockDevice>> {
+    match kind {
+        ImageKind::Vdi => mapped::vdi(below),
+        ImageKind::Vhd => mapped::vhd(below),
+        ImageKind::Vmdk => mapped::vmdk(below),
+        ImageKind::Gzip | ImageKind::Xz | ImageKind::Zstd => unpacked::open(&*below, kind),
+        ImageKind::VmdkDescriptor => Err(unsupported(
+            "it only names the files with the data; name such a file itself (NAME-flat.vmdk), or \
+             make one image of all: qemu-img convert -O qcow2 IN OUT",
+        )),
+        ImageKind::Qcow2 | ImageKind::Vhdx => Err(unsupported(format!(
+            "{kind} is not read here: qemu-img convert -O qcow2 IN OUT makes an image that is"
+        ))),
+    }
+}
+
+fn unsupported(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, what.into())
+}
+
+fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}

@@ -1,0 +1,395 @@
+//! Images that are a table of blocks: VDI, VHD, and VMDK with a sparse extent. They are read.
+//!
+//! ```text
+//!   disk    | block 0 | block 1 | block 2 |        table: 0 -> at 4096
+//!   file    | header, table | block 0 | block 2 |         1 -> nothing, zeros
+//! ```
+//!
+//! | image | block | table |
+//! |---|---|---|
+//! | VDI | 1 MiB mostly | one number of 32 bits for each block, in order of allocation |
+//! | VHD, dynamic | 2 MiB mostly | the sector of each block; the block begins with a bitmap |
+//! | VHD, fixed | all | none: the disk, and a sector behind it |
+//! | VMDK, sparse | 64 KiB mostly, a *grain* | tables of 512 grains, and a directory of tables |
+//! | VMDK, stream-optimised | the same, deflated | the same, with the directory at the end |
+//!
+//! A block that the table puts outside of the file fails when it is read, as the end of an image
+//! that was cut off does.
+
+use std::io;
+use std::sync::Arc;
+
+use flate2::{Decompress, FlushDecompress, Status};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::{TABLE_BYTES_MAX, invalid, unsupported};
+use crate::{BlockDevice, WindowDevice, request_range};
+
+const SECTOR_BYTES: u64 = 512;
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockPlace {
+    /// Nowhere: it is all zeros.
+    Zeros,
+    /// As it is, from this byte of the file on.
+    At(u64),
+    /// Deflated, behind a marker at this byte.
+    Deflated(u64),
+}
+
+/// A disk whose blocks are found in a table.
+#[derive(Debug)]
+struct MappedDevice {
+    below: Arc<dyn BlockDevice>,
+    name: String,
+    size_bytes: u64,
+    block_bytes: u64,
+    table: Vec<BlockPlace>,
+    /// The block that was inflated last, which most reads go on in.
+    inflated: Mutex<Option<(u64, Vec<u8>)>>,
+}
+
+impl MappedDevice {
+    /// A device of `size_bytes`, whose blocks of `block_bytes` are in `table`.
+    fn open(
+        below: Arc<dyn BlockDevice>,
+        size_bytes: u64,
+        block_bytes: u64,
+        table: Vec<BlockPlace>,
+    ) -> io::Result<Arc<dyn BlockDevice>> {
+        if block_bytes == 0 || size_bytes.div_ceil(block_bytes) > table.len() as u64 {
+            return Err(invalid("its table has too few blocks for the size of the disk"));
+        }
+        let name = below.name().to_owned();
+        let inflated = Mutex::new(None);
+        Ok(Arc::new(Self { below, name, size_bytes, block_bytes, table, inflated }))
+    }
+
+    /// Reads `buf` from `inside` of the block of this number on.
+    fn read_in_block(&self, number: u64, inside: u64, buf: &mut [u8]) -> io::Result<()> {
+        // The device has as many blocks as its size needs.
+        let index = usize::try_from(number).map_err(io::Error::other)?;
+        match self.table[index] {
+            BlockPlace::Zeros => buf.fill(0),
+            BlockPlace::At(start) => {
+                let at = start.checked_add(inside).ok_or(io::ErrorKind::UnexpectedEof)?;
+                self.below.read_at(at, buf)?;
+            }
+            BlockPlace::Deflated(at) => {
+                let mut inflated = self.inflated.lock();
+                if inflated.as_ref().is_none_or(|(known, _)| *known != number) {
+                    *inflated = Some((number, self.inflate(at)?));
+                }
+                let (_, block) = inflated.as_ref().expect("it was put there");
+                let inside = usize::try_from(inside).map_err(io::Error::other)?;
+                buf.copy_from_slice(&block[inside..inside + buf.len()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The block behind the marker at `at`: its first sector, how many bytes follow, and these.
+    fn inflate(&self, at: u64) -> io::Result<Vec<u8>> {
+        const MARKER_BYTES: u64 = 12;
+        let mut marker = [0; 12];
+        self.below.read_at(at, &mut marker)?;
+        let len = u64::from(u32_le(&marker, 8));
+        if len > self.block_bytes * 2 {
+            return Err(invalid("a compressed block is larger than any could be"));
+        }
+        let mut packed = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+        self.below.read_at(at + MARKER_BYTES, &mut packed)?;
+        let mut block = vec![0; usize::try_from(self.block_bytes).map_err(io::Error::other)?];
+        let mut inflater = Decompress::new(true);
+        let status = inflater.decompress(&packed, &mut block, FlushDecompress::Finish);
+        let is_whole = inflater.total_out() == self.block_bytes;
+        match status {
+            // The last block may be shorter than the others.
+            Ok(Status::StreamEnd) => Ok(block),
+            Ok(Status::Ok | Status::BufError) if is_whole => Ok(block),
+            _ => Err(invalid("a compressed block is damaged")),
+        }
+    }
+}
+
+impl BlockDevice for MappedDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        request_range(self.size_bytes, offset, buf.len() as u64)?;
+        let (mut offset, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            let (number, inside) = (offset / self.block_bytes, offset % self.block_bytes);
+            let left = usize::try_from(self.block_bytes - inside).unwrap_or(usize::MAX);
+            let (part, behind) = rest.split_at_mut(left.min(rest.len()));
+            self.read_in_block(number, inside, part)?;
+            offset += part.len() as u64;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
+        Err(Errno::ROFS.into())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Err(Errno::ROFS.into())
+    }
+}
+
+fn u32_le(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_le(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn u32_be(bytes: &[u8], at: usize) -> u32 {
+    u32_le(bytes, at).swap_bytes()
+}
+
+fn u64_be(bytes: &[u8], at: usize) -> u64 {
+    u64_le(bytes, at).swap_bytes()
+}
+
+/// A part of the file that has to be there: a header, or a table that is bounded.
+fn part(device: &dyn BlockDevice, offset: u64, len: u64) -> io::Result<Vec<u8>> {
+    let is_there = offset.checked_add(len).is_some_and(|end| end <= device.size_bytes());
+    if !is_there || len > TABLE_BYTES_MAX {
+        return Err(invalid("its header or its table is not in the file"));
+    }
+    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    device.read_at(offset, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// A table of `count` numbers of 32 bits.
+fn numbers(
+    device: &dyn BlockDevice,
+    offset: u64,
+    count: u64,
+    number: fn(&[u8], usize) -> u32,
+) -> io::Result<Vec<u32>> {
+    let len = count.checked_mul(4).ok_or_else(|| invalid("its table is impossibly large"))?;
+    let bytes = part(device, offset, len)?;
+    Ok(bytes.chunks_exact(4).map(|bytes| number(bytes, 0)).collect())
+}
+
+/// VirtualBox: version 1.1, dynamic or fixed.
+pub(super) fn vdi(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
+    const NOTHING: u32 = u32::MAX;
+    const ZEROS: u32 = u32::MAX - 1;
+    let header = part(&*below, 0, 512)?;
+    let (version, kind) = (u32_le(&header, 68), u32_le(&header, 76));
+    if version != 0x0001_0001 || !matches!(kind, 1 | 2) {
+        return Err(unsupported(format!(
+            "a VDI of version {version:#x} and kind {kind} is not read here: qemu-img convert -O \
+             qcow2 IN OUT makes an image that is"
+        )));
+    }
+    let (table_at, data_at) = (u32_le(&header, 340), u64::from(u32_le(&header, 344)));
+    let size_bytes = u64_le(&header, 368);
+    let (block_bytes, count) = (u64::from(u32_le(&header, 376)), u32_le(&header, 384));
+    let table = numbers(&*below, table_at.into(), count.into(), u32_le)?;
+    let place = |number| match number {
+        NOTHING | ZEROS => BlockPlace::Zeros,
+        number => BlockPlace::At(data_at + u64::from(number) * block_bytes),
+    };
+    let table = table.into_iter().map(place).collect();
+    MappedDevice::open(below, size_bytes, block_bytes, table)
+}
+
+/// The last sector of a VHD, which says what it is.
+fn vhd_footer(device: &dyn BlockDevice) -> io::Result<Option<Vec<u8>>> {
+    // One version wrote 511 bytes.
+    for len in [512, 511] {
+        let Some(at) = device.size_bytes().checked_sub(len) else { continue };
+        let mut footer = part(device, at, len)?;
+        if footer.starts_with(b"conectix") && is_vhd_sum(&footer) {
+            footer.resize(512, 0);
+            return Ok(Some(footer));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the checksum of a footer is right: the complement of the sum of all other bytes.
+fn is_vhd_sum(footer: &[u8]) -> bool {
+    let others = footer.iter().enumerate().filter(|(at, _)| !(64..68).contains(at));
+    let sum = others.fold(0u32, |sum, (_, byte)| sum.wrapping_add((*byte).into()));
+    u32_be(footer, 64) == !sum
+}
+
+/// Whether it is a fixed VHD, which shows only at its end.
+pub(super) fn is_fixed_vhd(device: &dyn BlockDevice) -> io::Result<bool> {
+    Ok(vhd_footer(device)?.is_some_and(|footer| u32_be(&footer, 60) == 2))
+}
+
+/// Virtual PC and Hyper-V: fixed or dynamic.
+pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
+    let footer = if let Some(footer) = vhd_footer(&*below)? {
+        footer
+    } else {
+        // A dynamic one has a copy in front.
+        let copy = part(&*below, 0, 512)?;
+        if !copy.starts_with(b"conectix") || !is_vhd_sum(&copy) {
+            return Err(invalid("the checksum of its footer is wrong"));
+        }
+        copy
+    };
+    let size_bytes = u64_be(&footer, 48);
+    match u32_be(&footer, 60) {
+        2 => {
+            let name = below.name().to_owned();
+            if size_bytes > below.size_bytes() {
+                return Err(invalid("its footer says that it is longer than the file"));
+            }
+            return Ok(Arc::new(ReadOnly(WindowDevice::new(below, 0..size_bytes, name)?)));
+        }
+        3 => {}
+        kind => {
+            return Err(unsupported(format!(
+                "a VHD of kind {kind} needs another file: qemu-img convert -O qcow2 IN OUT makes \
+                 one image of both"
+            )));
+        }
+    }
+    let header = part(&*below, u64_be(&footer, 16), 1024)?;
+    if !header.starts_with(b"cxsparse") {
+        return Err(invalid("the header of its blocks is damaged"));
+    }
+    let (table_at, count) = (u64_be(&header, 16), u32_be(&header, 28));
+    let block_bytes = u64::from(u32_be(&header, 32));
+    if !block_bytes.is_power_of_two() || block_bytes < SECTOR_BYTES {
+        return Err(invalid("its blocks have an impossible size"));
+    }
+    // A bit for each sector, in whole sectors.
+    let bitmap_bytes = (block_bytes / SECTOR_BYTES).div_ceil(8).next_multiple_of(SECTOR_BYTES);
+    let place = |number| match number {
+        u32::MAX => BlockPlace::Zeros,
+        number => BlockPlace::At(u64::from(number) * SECTOR_BYTES + bitmap_bytes),
+    };
+    let table = numbers(&*below, table_at, count.into(), u32_be)?.into_iter().map(place).collect();
+    MappedDevice::open(below, size_bytes, block_bytes, table)
+}
+
+/// VMware: one file with a sparse extent, stream-optimised or not.
+pub(super) fn vmdk(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
+    const AT_END: u64 = u64::MAX;
+    const HAS_DEFLATED: u32 = 1 << 16;
+    const ZEROED_GRAINS: u32 = 1 << 2;
+    let mut header = part(&*below, 0, SECTOR_BYTES)?;
+    if u64_le(&header, 56) == AT_END {
+        // The last sectors: a marker, the header again, and the end of the stream.
+        let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
+        let at = at.ok_or_else(|| invalid("its end is missing"))?;
+        header = part(&*below, at, SECTOR_BYTES)?;
+    }
+    let flags = u32_le(&header, 8);
+    let bytes_at = |at: usize| {
+        let sectors = u64_le(&header, at).checked_mul(SECTOR_BYTES);
+        sectors.ok_or_else(|| invalid("a number in its header is impossible"))
+    };
+    let (size_bytes, grain_bytes) = (bytes_at(12)?, bytes_at(20)?);
+    let (per_table, directory_at) = (u64::from(u32_le(&header, 44)), bytes_at(56)?);
+    let is_possible = header.starts_with(b"KDMV")
+        && grain_bytes.is_power_of_two()
+        && (4096..=TABLE_BYTES_MAX).contains(&grain_bytes)
+        && (1..=4096).contains(&per_table);
+    if !is_possible {
+        return Err(invalid("its header is damaged"));
+    }
+    refuse_other_extents(&*below, bytes_at(28)?, bytes_at(36)?)?;
+    let grains = size_bytes.div_ceil(grain_bytes);
+    let tables = grains.div_ceil(per_table);
+    if grains.saturating_mul(4) > TABLE_BYTES_MAX {
+        return Err(invalid("its table is impossibly large"));
+    }
+    let directory = numbers(&*below, directory_at, tables, u32_le)?;
+    let mut table = Vec::new();
+    for at in directory {
+        let entries = match at {
+            0 => vec![0; usize::try_from(per_table).map_err(io::Error::other)?],
+            at => numbers(&*below, u64::from(at) * SECTOR_BYTES, per_table, u32_le)?,
+        };
+        table.extend(entries.into_iter().map(|entry| match entry {
+            0 => BlockPlace::Zeros,
+            1 if flags & ZEROED_GRAINS != 0 => BlockPlace::Zeros,
+            at if flags & HAS_DEFLATED != 0 => BlockPlace::Deflated(u64::from(at) * SECTOR_BYTES),
+            at => BlockPlace::At(u64::from(at) * SECTOR_BYTES),
+        }));
+    }
+    MappedDevice::open(below, size_bytes, grain_bytes, table)
+}
+
+/// Refuses a part of a larger disk, and one that stands over another: the text in the file says so.
+fn refuse_other_extents(below: &dyn BlockDevice, at: u64, len: u64) -> io::Result<()> {
+    let bytes = part(below, at, len.min(64 << 10))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines = || text.lines().map(str::trim);
+    let extents = lines().filter(|line| {
+        ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access))
+    });
+    let has_parent = lines()
+        .filter_map(|line| line.strip_prefix("parentCID="))
+        .any(|parent| !parent.eq_ignore_ascii_case("ffffffff"));
+    if extents.count() > 1 || has_parent {
+        return Err(unsupported(
+            "a VMDK that needs other files is not read here: qemu-img convert -O qcow2 IN OUT \
+             makes one image of all",
+        ));
+    }
+    Ok(())
+}
+
+/// A device that is not written.
+#[derive(Debug)]
+struct ReadOnly(WindowDevice);
+
+impl BlockDevice for ReadOnly {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_medium_at(offset, buf)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.0.prefetch(offset, len);
+    }
+
+    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
+        Err(Errno::ROFS.into())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Err(Errno::ROFS.into())
+    }
+}

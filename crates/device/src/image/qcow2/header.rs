@@ -1,0 +1,269 @@
+//! The header of a qcow2, and its snapshots.
+//!
+//! ```text
+//!   4  version       8  backing file: offset, length    20  cluster bits    24  size
+//!  32  encryption   36  L1 entries  40  L1 table        48  refcount table, clusters of it
+//!  60  snapshots    64  where they are
+//!  72  incompatible features (version 3)   100  length of the header, then extensions
+//! ```
+//!
+//! All numbers are big-endian.
+
+use std::io;
+
+use super::super::{TABLE_BYTES_MAX, invalid, unsupported};
+use crate::BlockDevice;
+
+/// The features of version 3 that are known, by bit, and what makes an image without them.
+const DIRTY: u64 = 1;
+const CORRUPT: u64 = 1 << 1;
+const EXTERNAL_DATA: u64 = 1 << 2;
+const COMPRESSION_TYPE: u64 = 1 << 3;
+const EXTENDED_L2: u64 = 1 << 4;
+
+/// How many snapshots are looked at, and how long the entry of one may be.
+const SNAPSHOTS_MAX: u32 = 4096;
+const SNAPSHOT_BYTES_MAX: u64 = 64 << 10;
+
+/// How large the table of reference counts may be, as QEMU has it.
+const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+
+/// The header of a qcow2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qcow2Header {
+    /// The format, 2 or 3.
+    pub version: u32,
+    /// The size of the disk in bytes.
+    pub size_bytes: u64,
+    /// The name of the backing file.
+    pub backing: Option<String>,
+    /// The format of the backing file, where the image says it.
+    pub backing_format: Option<String>,
+    /// The internal snapshots.
+    pub snapshots: Vec<Qcow2Snapshot>,
+    cluster_bits: u32,
+    is_encrypted: bool,
+    l1_entries: u32,
+    l1_offset: u64,
+    refcount_clusters: u32,
+    features: u64,
+}
+
+/// An internal snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qcow2Snapshot {
+    /// Its id, unique in the image.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    size_bytes: u64,
+    l1_entries: u32,
+    l1_offset: u64,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// Reads `len` bytes from `offset` on, which must be there and not more than `most`.
+fn read(device: &dyn BlockDevice, offset: u64, len: u64, most: u64) -> io::Result<Vec<u8>> {
+    let is_there = offset.checked_add(len).is_some_and(|end| end <= device.size_bytes());
+    if !is_there || len > most {
+        return Err(invalid("a part of its header lies outside of the file"));
+    }
+    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    device.read_at(offset, &mut bytes)?;
+    Ok(bytes)
+}
+
+impl Qcow2Header {
+    /// The header of the image on `device`.
+    ///
+    /// # Errors
+    /// Those of the device, and of kind `InvalidData` when it makes no sense.
+    pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
+        let bytes = read(device, 0, 72, 72)?;
+        let version = u32_at(&bytes, 4);
+        if bytes[..4] != *b"QFI\xfb" || !matches!(version, 2 | 3) {
+            return Err(invalid(format!("no version {version} of qcow2 is known")));
+        }
+        let cluster_bits = u32_at(&bytes, 20);
+        if !(9..=21).contains(&cluster_bits) {
+            return Err(invalid("its clusters have an impossible size"));
+        }
+        let (mut features, mut header_bytes) = (0, 72);
+        if version == 3 {
+            let rest = read(device, 72, 32, 32)?;
+            (features, header_bytes) = (u64_at(&rest, 0), u64::from(u32_at(&rest, 28)));
+        }
+        let name_at = u64_at(&bytes, 8);
+        let backing = match name_at {
+            0 => None,
+            at => Some(text(&read(device, at, u32_at(&bytes, 16).into(), 1023)?)?),
+        };
+        let mut header = Self {
+            version,
+            size_bytes: u64_at(&bytes, 24),
+            backing,
+            backing_format: None,
+            snapshots: Vec::new(),
+            cluster_bits,
+            is_encrypted: u32_at(&bytes, 32) != 0,
+            l1_entries: u32_at(&bytes, 36),
+            l1_offset: u64_at(&bytes, 40),
+            refcount_clusters: u32_at(&bytes, 56),
+            features,
+        };
+        header.backing_format = header.read_backing_format(device, header_bytes)?;
+        let (count, at) = (u32_at(&bytes, 60), u64_at(&bytes, 64));
+        header.snapshots = read_snapshots(device, count, at)?;
+        Ok(header)
+    }
+
+    /// The extension that names the format of the backing file.
+    fn read_backing_format(
+        &self,
+        device: &dyn BlockDevice,
+        mut at: u64,
+    ) -> io::Result<Option<String>> {
+        const BACKING_FORMAT: u32 = 0xe279_2aca;
+        let end = (1u64 << self.cluster_bits).min(device.size_bytes());
+        // Every extension has at least the eight bytes of its own header.
+        while at + 8 <= end {
+            let bytes = read(device, at, 8, 8)?;
+            let (kind, len) = (u32_at(&bytes, 0), u64::from(u32_at(&bytes, 4)));
+            match kind {
+                0 => break,
+                BACKING_FORMAT => return Ok(Some(text(&read(device, at + 8, len, 64)?)?)),
+                _ => at += 8 + len.next_multiple_of(8),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The snapshot with this id or name.
+    #[must_use]
+    pub fn snapshot(&self, called: &str) -> Option<&Qcow2Snapshot> {
+        let is_called = |one: &&Qcow2Snapshot| one.name == called || one.id == called;
+        self.snapshots.iter().find(is_called)
+    }
+
+    /// Refuses what is not known here, and tables that are larger than a disk of this size needs.
+    pub(super) fn check(&self, file_bytes: u64, is_writable: bool) -> io::Result<()> {
+        let convert = |what: &str, option: &str| {
+            unsupported(format!(
+                "a qcow2 with {what} is not read here: qemu-img convert -O qcow2{option} IN OUT \
+                 makes one without"
+            ))
+        };
+        if self.is_encrypted {
+            return Err(convert("encryption", ""));
+        }
+        if self.features & EXTERNAL_DATA != 0 {
+            return Err(convert("its data in another file", ""));
+        }
+        if self.features & COMPRESSION_TYPE != 0 {
+            return Err(convert("clusters compressed by zstd", ""));
+        }
+        if self.features & EXTENDED_L2 != 0 {
+            return Err(convert("extended L2 entries", ""));
+        }
+        if self.features & CORRUPT != 0 && is_writable {
+            let what = "the image is marked as corrupt: qemu-img check -r all FILE repairs it";
+            return Err(invalid(what));
+        }
+        if self.features & DIRTY != 0 && is_writable {
+            let what = "the image was not closed: qemu-img check -r all FILE repairs it";
+            return Err(invalid(what));
+        }
+        let known = DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION_TYPE | EXTENDED_L2;
+        if self.features & !known != 0 {
+            return Err(convert("features that are not known", ""));
+        }
+        let cluster = 1u64 << self.cluster_bits;
+        let refcount_bytes = u64::from(self.refcount_clusters) << self.cluster_bits;
+        if refcount_bytes > REFCOUNT_TABLE_BYTES_MAX.max(cluster) {
+            return Err(invalid("its table of reference counts is impossibly large"));
+        }
+        self.check_l1(self.size_bytes, self.l1_entries, self.l1_offset, file_bytes)
+    }
+
+    fn check_l1(&self, size: u64, entries: u32, offset: u64, file_bytes: u64) -> io::Result<()> {
+        let table = u64::from(entries) * 8;
+        // Of one entry: clusters of data as many as a cluster of entries has.
+        let covered = u128::from(entries) << (2 * self.cluster_bits - 3);
+        let is_there = offset.checked_add(table).is_some_and(|end| end <= file_bytes);
+        if table > TABLE_BYTES_MAX || covered < u128::from(size) || !is_there && size != 0 {
+            return Err(invalid("its table of clusters does not fit its size or the file"));
+        }
+        Ok(())
+    }
+
+    /// The bytes of the header that are shown otherwise: the tables of a snapshot are those of the
+    /// disk, and an image that is only read need not have been closed.
+    pub(super) fn overlay(&self, snapshot: Option<&Qcow2Snapshot>) -> Vec<(u64, Vec<u8>)> {
+        let mut overlay = Vec::new();
+        if self.features & (DIRTY | CORRUPT) != 0 {
+            let features = self.features & !(DIRTY | CORRUPT);
+            overlay.push((72, features.to_be_bytes().to_vec()));
+        }
+        if let Some(snapshot) = snapshot {
+            overlay.push((24, snapshot.size_bytes.to_be_bytes().to_vec()));
+            overlay.push((36, snapshot.l1_entries.to_be_bytes().to_vec()));
+            overlay.push((40, snapshot.l1_offset.to_be_bytes().to_vec()));
+        }
+        overlay
+    }
+
+    /// Refuses a snapshot whose table does not fit.
+    pub(super) fn check_snapshot(
+        &self,
+        snapshot: &Qcow2Snapshot,
+        file_bytes: u64,
+    ) -> io::Result<()> {
+        self.check_l1(snapshot.size_bytes, snapshot.l1_entries, snapshot.l1_offset, file_bytes)
+    }
+}
+
+/// The snapshots, of which `count` begin at `at`.
+fn read_snapshots(
+    device: &dyn BlockDevice,
+    count: u32,
+    mut at: u64,
+) -> io::Result<Vec<Qcow2Snapshot>> {
+    const ENTRY_BYTES: u64 = 40;
+    if count > SNAPSHOTS_MAX {
+        return Err(invalid("it has impossibly many snapshots"));
+    }
+    let mut snapshots = Vec::new();
+    for _ in 0..count {
+        let bytes = read(device, at, ENTRY_BYTES, ENTRY_BYTES)?;
+        let half = |at: usize| u64::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
+        let (id_bytes, name_bytes) = (half(12), half(14));
+        let extra_bytes = u64::from(u32_at(&bytes, 36));
+        let rest = extra_bytes + id_bytes + name_bytes;
+        let rest = read(device, at + ENTRY_BYTES, rest, SNAPSHOT_BYTES_MAX * 2)?;
+        let (extra, names) = rest.split_at(usize::try_from(extra_bytes).map_err(io::Error::other)?);
+        let (id, name) = names.split_at(usize::try_from(id_bytes).map_err(io::Error::other)?);
+        // Without its own size, in version 2, a snapshot has that of the disk.
+        let size_bytes =
+            if extra.len() >= 16 { u64_at(extra, 8) } else { u64_at(&read(device, 24, 8, 8)?, 0) };
+        snapshots.push(Qcow2Snapshot {
+            id: text(id)?,
+            name: text(name)?,
+            size_bytes,
+            l1_entries: u32_at(&bytes, 8),
+            l1_offset: u64_at(&bytes, 0),
+        });
+        at += (ENTRY_BYTES + rest.len() as u64).next_multiple_of(8);
+    }
+    Ok(snapshots)
+}
+
+fn text(bytes: &[u8]) -> io::Result<String> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| invalid("a name in its header is no text"))
+}

@@ -1,0 +1,156 @@
+//! The GUID partition table (UEFI 2.10, chapter 5).
+//!
+//! ```text
+//! header   0  signature  8 revision  12 size  16 CRC  20 0  24 its sector  32 that of the copy
+//!         40  first and last sector of partitions  56 GUID of the disk
+//!         72  first sector of the entries  80 how many  84 bytes of each  88 CRC of all of them
+//! entry    0  type  16 GUID  32 first sector  40 last sector  48 attributes  56 name, UTF-16
+//! ```
+//!
+//! The size of a sector is not written down: the header is one sector from the start, so it is
+//! looked for at both sizes that disks have. A header counts when its checksum, that of the
+//! entries, and its own place in it are right.
+//!
+//! This is code of our own, though there are crates for it: those that we found (`gpt`, `gptman`)
+//! allocate what the header says and stop the program on a size of entries that they do not expect.
+
+use std::io;
+
+use flate2::Crc;
+
+use super::{Partition, PartitionTable, TableKind, invalid, sectors};
+use crate::BlockDevice;
+
+/// How large the entries may be together. The usual 128 of 128 bytes are 16 KiB.
+pub(super) const TABLE_BYTES_MAX: u64 = 4 << 20;
+
+const SIGNATURE: &[u8; 8] = b"EFI PART";
+const HEADER_BYTES: usize = 92;
+const ENTRY_BYTES_MIN: u64 = 128;
+
+/// What was found where a header should be.
+enum Found {
+    Nothing,
+    Table(Vec<Partition>),
+    Damaged(&'static str),
+}
+
+/// The table, from its copy where the first one is damaged.
+pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
+    for sector_bytes in [512, 4096] {
+        let last = (device.size_bytes() / sector_bytes).saturating_sub(1);
+        let problem = match read_at(device, 1, sector_bytes)? {
+            Found::Nothing => None,
+            Found::Table(partitions) => {
+                return Ok(Some(PartitionTable {
+                    kind: TableKind::Gpt,
+                    partitions,
+                    warning: None,
+                }));
+            }
+            Found::Damaged(problem) => Some(problem),
+        };
+        // Without a trace of the first one the copy counts only where an MBR announces a GPT: a
+        // disk that got another table since may have the old copy at its end.
+        if problem.is_none() && !super::mbr::is_protective(device)? {
+            continue;
+        }
+        match (read_at(device, last, sector_bytes)?, problem) {
+            (Found::Table(partitions), _) => {
+                let problem = problem.unwrap_or("it is missing");
+                let warning = format!("the first GPT is damaged ({problem}); its copy is used");
+                let warning = Some(warning);
+                return Ok(Some(PartitionTable { kind: TableKind::Gpt, partitions, warning }));
+            }
+            (_, Some(problem)) => {
+                return Err(invalid(format!("the GPT and its copy are damaged: {problem}")));
+            }
+            (_, None) => {}
+        }
+    }
+    Ok(None)
+}
+
+/// The table whose header is in `sector`.
+fn read_at(device: &dyn BlockDevice, sector: u64, sector_bytes: u64) -> io::Result<Found> {
+    let Some(place) = sectors(sector, 1, sector_bytes, device.size_bytes()) else {
+        return Ok(Found::Nothing);
+    };
+    if place.end > device.size_bytes() || sector == 0 {
+        return Ok(Found::Nothing);
+    }
+    let mut header = [0; HEADER_BYTES];
+    device.read_at(place.start, &mut header)?;
+    if header[..8] != *SIGNATURE {
+        return Ok(Found::Nothing);
+    }
+    if u32_at(&header, 12) as usize != HEADER_BYTES {
+        return Ok(Found::Damaged("its header has another size than 92 bytes"));
+    }
+    let mut blank = header;
+    blank[16..20].fill(0);
+    if crc(&blank) != u32_at(&header, 16) {
+        return Ok(Found::Damaged("the checksum of its header is wrong"));
+    }
+    if u64_at(&header, 24) != sector {
+        return Ok(Found::Damaged("its header belongs to another place"));
+    }
+    let (first, count) = (u64_at(&header, 72), u64::from(u32_at(&header, 80)));
+    let entry_bytes = u64::from(u32_at(&header, 84));
+    if entry_bytes < ENTRY_BYTES_MIN || entry_bytes.saturating_mul(count) > TABLE_BYTES_MAX {
+        return Ok(Found::Damaged("its entries have an impossible size"));
+    }
+    let table_bytes = entry_bytes * count;
+    let place = sectors(first, table_bytes.div_ceil(sector_bytes), sector_bytes, u64::MAX);
+    let Some(place) = place.filter(|place| place.end <= device.size_bytes()) else {
+        return Ok(Found::Damaged("its entries are not on the disk"));
+    };
+    // At most `TABLE_BYTES_MAX`, so it fits any `usize` that the program runs with.
+    let mut table = vec![0; usize::try_from(table_bytes).map_err(io::Error::other)?];
+    device.read_at(place.start, &mut table)?;
+    if crc(&table) != u32_at(&header, 88) {
+        return Ok(Found::Damaged("the checksum of its entries is wrong"));
+    }
+    let entries = table.chunks_exact(usize::try_from(entry_bytes).map_err(io::Error::other)?);
+    let partitions = (1..).zip(entries).filter_map(|(number, entry)| {
+        let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
+        if entry[..16] == [0; 16] {
+            return None;
+        }
+        let count = last.checked_sub(first)?.checked_add(1)?;
+        let range = sectors(first, count, sector_bytes, device.size_bytes())?;
+        Some(Partition { number, range, label: label(&entry[56..128]), uuid: guid(&entry[16..32]) })
+    });
+    Ok(Found::Table(partitions.collect()))
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    let mut crc = Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// The name in an entry, which ends with its field or the first zero.
+fn label(bytes: &[u8]) -> String {
+    let units = bytes.as_chunks::<2>().0.iter().map(|unit| u16::from_le_bytes(*unit));
+    let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+    String::from_utf16_lossy(&units)
+}
+
+/// A GUID in words. Its first three groups are little-endian numbers.
+fn guid(bytes: &[u8]) -> String {
+    const ORDER: [usize; 16] = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
+    let part = |(at, from): (usize, &usize)| {
+        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+        format!("{dash}{:02x}", bytes[*from])
+    };
+    ORDER.iter().enumerate().map(part).collect()
+}

@@ -1,0 +1,116 @@
+//! What is done with bytes that nobody may trust: shared by the stable tests and the fuzz targets.
+//!
+//! Not every user of it calls all of it.
+
+#![allow(dead_code, reason = "each user calls a part of it")]
+
+use std::io;
+use std::sync::Arc;
+
+use offshoot_device::{
+    BlockDevice, ImageKind, MemoryDevice, PartitionTable, Qcow2Header, Qcow2Options, WindowDevice,
+    open_image, open_qcow2,
+};
+
+/// A device with these bytes in front.
+pub(crate) fn disk(bytes: &[u8], size_bytes: u64) -> Arc<dyn BlockDevice> {
+    let device = MemoryDevice::sparse(size_bytes);
+    let len = bytes.len().min(usize::try_from(size_bytes).unwrap_or(usize::MAX));
+    device.write_at(0, &bytes[..len]).expect("the bytes fit");
+    Arc::new(device)
+}
+
+/// A disk that begins with `bytes`, with the checksums of its GPT made right: whatever its table
+/// says, it is read in bounds or refused, and what is read are windows that begin on the disk.
+pub(crate) fn partition_table(bytes: &[u8]) {
+    const DISK_BYTES: u64 = 1 << 20;
+    let mut mended = bytes.to_vec();
+    mend_gpt(&mut mended);
+    for bytes in [bytes, &mended] {
+        let disk = disk(bytes, DISK_BYTES);
+        match PartitionTable::read(&*disk) {
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}"),
+            Ok(None) => {}
+            Ok(Some(table)) => {
+                assert!(table.partitions.len() <= (4 << 20) / 128, "{}", table.partitions.len());
+                for partition in table.partitions {
+                    let range = partition.range.clone();
+                    let window = WindowDevice::new(disk.clone(), range, "window".to_owned());
+                    let window = window.expect("every partition begins on the disk");
+                    assert_eq!(window.size_bytes(), partition.size_bytes());
+                    let _ = window.read_at(0, &mut [0; 16]);
+                }
+            }
+        }
+    }
+}
+
+/// Makes the checksums of a GPT with sectors of 512 bytes right, where there is one.
+pub(crate) fn mend_gpt(bytes: &mut [u8]) {
+    const HEADER: usize = 512;
+    if bytes.len() < HEADER + 92 {
+        return;
+    }
+    let number = |bytes: &[u8], at: usize, len: usize| {
+        let mut number = [0; 8];
+        number[..len].copy_from_slice(&bytes[HEADER + at..HEADER + at + len]);
+        u64::from_le_bytes(number)
+    };
+    let first = number(bytes, 72, 8).checked_mul(512);
+    let len = number(bytes, 80, 4).checked_mul(number(bytes, 84, 4));
+    let end = first.zip(len).and_then(|(first, len)| first.checked_add(len));
+    if let (Some(first), Some(end)) = (first, end)
+        && end <= bytes.len() as u64
+    {
+        let entries = usize::try_from(first).expect("small")..usize::try_from(end).expect("small");
+        let sum = crc32(&bytes[entries]);
+        bytes[HEADER + 88..HEADER + 92].copy_from_slice(&sum.to_le_bytes());
+    }
+    bytes[HEADER + 16..HEADER + 20].fill(0);
+    let sum = crc32(&bytes[HEADER..HEADER + 92]);
+    bytes[HEADER + 16..HEADER + 20].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}
+
+/// A file that begins with `bytes`, as an image of whatever kind it says it is: it is refused, or
+/// a disk from which any range is read or fails.
+pub(crate) fn image(bytes: &[u8]) {
+    const FILE_BYTES: u64 = 4 << 20;
+    let file = disk(bytes, FILE_BYTES);
+    let Ok(Some(kind)) = ImageKind::detect(&*file) else { return };
+    let opened = match kind {
+        ImageKind::Qcow2 => Qcow2Header::read(&*file).and_then(|header| {
+            for snapshot in header.snapshots.iter().take(2) {
+                let snapshot = Some(snapshot.clone());
+                let options = Qcow2Options { snapshot, ..Qcow2Options::default() };
+                read_some(open_qcow2(file.clone(), &header, options));
+            }
+            let options = Qcow2Options { is_writable: true, ..Qcow2Options::default() };
+            let own = Arc::new(MemoryDevice::over(file.clone()));
+            if let Ok(device) = open_qcow2(own, &header, options) {
+                for offset in [0, 70_000, device.size_bytes().saturating_sub(512)] {
+                    let _ = device.write_at(offset, &[7; 512]);
+                }
+                let _ = device.flush();
+            }
+            open_qcow2(file.clone(), &header, Qcow2Options::default())
+        }),
+        kind => open_image(file, kind),
+    };
+    read_some(opened);
+}
+
+fn read_some(opened: io::Result<Arc<dyn BlockDevice>>) {
+    let Ok(device) = opened else { return };
+    let size = device.size_bytes();
+    for offset in [0, 511, 65_536, 1 << 20, size / 2, size.saturating_sub(1000)] {
+        let _ = device.read_at(offset, &mut [0; 1000]);
+    }
+    device.read_at(size, &mut [0; 1]).expect_err("behind its end there is nothing");
+    device.write_at(0, &[0]).expect_err("it can only be read");
+}
