@@ -9,6 +9,8 @@
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
+//! | [`globs`], [`wildcard`], [`listed`] | patterns of names, the entries of a directory |
+//! | [`permissions`], [`moments`] | modes and times as people write them |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
@@ -33,10 +35,14 @@ mod edit;
 mod enter;
 mod exit;
 mod extract;
+mod globs;
+mod listed;
 mod live;
+mod moments;
 mod mount;
 mod occupied;
 mod output;
+mod permissions;
 mod place;
 mod places;
 mod resolve;
@@ -45,9 +51,11 @@ mod session;
 mod space;
 mod stream;
 mod verbs;
+mod wildcard;
 mod workload;
 mod xattrs;
 
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -61,14 +69,16 @@ use output::Console;
 
 fn main() -> ExitCode {
     allocator::keep_memory();
-    let console = Arc::new(Console::default());
-    let status = exit::report(run(&console), &console);
+    let words = mount::with_verb(std::env::args_os().collect());
+    // Also when the rest is wrong.
+    let is_json = words.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let console = Arc::new(Console::new(is_json));
+    let status = exit::report(run(&words, &console), &console);
     ExitCode::from(status as u8)
 }
 
-fn run(console: &Arc<Console>) -> Result {
-    let words = mount::with_verb(std::env::args_os().collect());
-    let mut arguments = match Arguments::try_parse_from(&words) {
+fn run(words: &[OsString], console: &Arc<Console>) -> Result {
+    let mut arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         // Help and version are not errors, and go to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

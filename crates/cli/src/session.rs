@@ -12,7 +12,7 @@ use offshoot_btrfs::{
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, StatFs};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::exit::{Failure, Result};
@@ -228,6 +228,17 @@ impl Session {
     }
 }
 
+/// The sizes of a volume.
+pub(crate) fn sizes_of(
+    volume: &Path,
+    arguments: &OpenArguments,
+    console: &Arc<Console>,
+) -> Result<StatFs> {
+    let device = open_named(volume, Access::Read, false)?;
+    let session = Session::open_with(device, arguments, Opening::to(Access::Read), console)?;
+    Ok(session.volume.filesystem(TreeId::FS)?.statfs()?)
+}
+
 /// Opens a device that the command line names without a path.
 pub(crate) fn open_device(path: &Path) -> Result<FileDevice> {
     open_named(path, Access::Read, false)
@@ -268,24 +279,24 @@ impl PlaceSession {
 
     /// The file at the place.
     pub(crate) fn file(&self, last: LastLink) -> Result<FileId> {
-        Ok(resolve(&self.fs, &self.path, last)?)
+        resolve(&self.fs, &self.path, last).map_err(|error| self.named(error))
     }
 
     /// Names the place in an error about the file there.
     pub(crate) fn named(&self, error: Error) -> Failure {
-        error.in_file(Escaped(&self.path)).into()
+        Failure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
     }
 
     /// The file at the place, which must not be a directory.
     pub(crate) fn regular_file(&self) -> Result<FileId> {
         let file = self.file(LastLink::Follow)?;
         let name = Escaped(&self.path);
-        match self.fs.attr(file)?.file_type {
+        match self.fs.attr(file).map_err(|error| self.named(error))?.file_type {
             FileType::Regular => Ok(file),
-            FileType::Directory => Err(Error::posix(Errno::ISDIR, name.to_string()).into()),
+            FileType::Directory => Err(self.named(Error::posix(Errno::ISDIR, name.to_string()))),
             _ => {
                 let what = format!("{name} is no regular file");
-                Err(Error::posix(Errno::INVAL, what).into())
+                Err(self.named(Error::posix(Errno::INVAL, what)))
             }
         }
     }

@@ -45,6 +45,7 @@ A subvolume is not removed, and keeps the directories above it: `offshoot subvol
 
 Examples:
   offshoot rm disk.img:/etc/motd
+  offshoot rm -v 'disk.img:/var/log/*.gz'
   offshoot rm -rf disk.img:/var/cache disk.img:/tmp/old";
 
 pub(crate) const MV_HELP: &str = "\
@@ -102,10 +103,12 @@ Examples:
   offshoot setfattr -x user.origin disk.img:/file";
 
 pub(crate) const GETFATTR_HELP: &str = "\
-Values are shown as text when they are, otherwise as 0x and digits.
+Values are shown as text when they are, otherwise as 0x and digits. With -d they are as getfattr of the host writes them: those in user., \
+or that -m names by the beginning of their names.
 
 Examples:
   offshoot getfattr disk.img:/file
+  offshoot getfattr -d -m - disk.img:/usr/bin/ping
   offshoot getfattr -n user.origin disk.img:/file";
 
 pub(crate) const LN_HELP: &str = "\
@@ -164,9 +167,6 @@ pub(crate) struct CpArguments {
     pub(crate) no_preserve: Vec<Attribute>,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
-    /// Write what was done as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -195,8 +195,17 @@ pub(crate) struct RmArguments {
     #[arg(short = 'r', short_alias = 'R', long)]
     pub(crate) recursive: bool,
     /// Say nothing of what is not there
-    #[arg(short = 'f', long)]
+    #[arg(short = 'f', long, overrides_with = "interactive")]
     pub(crate) force: bool,
+    /// Ask before each
+    #[arg(short = 'i', long)]
+    pub(crate) interactive: bool,
+    /// Say what was removed
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
+    /// Remove empty directories, too
+    #[arg(short = 'd', long)]
+    pub(crate) dir: bool,
 }
 
 #[derive(Args)]
@@ -245,6 +254,12 @@ pub(crate) struct MvArguments {
     /// Do not move what would replace something
     #[arg(short = 'n', long)]
     pub(crate) no_clobber: bool,
+    /// Replace what is there, as is done anyway
+    #[arg(short = 'f', long, conflicts_with = "no_clobber")]
+    pub(crate) force: bool,
+    /// Say what was moved
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     /// What has the new name gets the old one
     #[arg(long, conflicts_with = "no_clobber")]
     pub(crate) exchange: bool,
@@ -388,9 +403,6 @@ pub(crate) struct DedupeArguments {
     pub(crate) length: Option<u64>,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
-    /// Write what was done as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -434,6 +446,17 @@ fn parse_value(text: &str) -> Result<XattrValue, String> {
     bytes.map(XattrValue).ok_or_else(|| "0x is followed by pairs of hexadecimal digits".to_owned())
 }
 
+/// How values of extended attributes are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Encoding {
+    /// In quotes, with a backslash and octal digits for what is not printed
+    Text,
+    /// 0x and hexadecimal digits
+    Hex,
+    /// 0s and base64
+    Base64,
+}
+
 #[derive(Args)]
 pub(crate) struct GetfattrArguments {
     #[command(flatten)]
@@ -441,6 +464,18 @@ pub(crate) struct GetfattrArguments {
     /// This attribute alone
     #[arg(short = 'n', long, value_name = "NAME")]
     pub(crate) name: Option<OsString>,
+    /// Write attributes and values as getfattr -d of the host does
+    #[arg(short = 'd', long, conflicts_with = "json")]
+    pub(crate) dump: bool,
+    /// Attributes whose names match: - for all; with -d those in user. otherwise
+    #[arg(short = 'm', long = "match", value_name = "PATTERN", conflicts_with = "name")]
+    pub(crate) matching: Option<OsString>,
+    /// How values are written: text, hex or base64; as they are best read otherwise
+    #[arg(short = 'e', long, value_name = "ENCODING")]
+    pub(crate) encoding: Option<Encoding>,
+    /// Write values alone, as they are
+    #[arg(long, conflicts_with_all = ["json", "dump"])]
+    pub(crate) only_values: bool,
     /// A symbolic link at the end is the file that is meant
     #[arg(long)]
     pub(crate) no_dereference: bool,

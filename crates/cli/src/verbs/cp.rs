@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         Side::Host(_) | Side::Stream => None,
     });
     let mut volumes = Volumes::new(places.chain(&target), &arguments.edit, console)?;
-    let mut failures = Failures::naming(false, console);
+    let mut failures = Failures::new(console);
     let target = match target {
         Some(place) => Some((volumes.open(&place.volume, Access::Write)?, place)),
         None => None,
@@ -90,7 +90,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     if let Err(failure) = result {
         failures.note(failure.status());
     }
-    if arguments.json {
+    if arguments.edit.json {
         write_line(out, &outcome)?;
     }
     failures.result()
@@ -100,7 +100,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
 fn require_one_for_stdout(arguments: &CpArguments) -> Result {
     let mistake = if arguments.paths.len() > 2 {
         "standard output (-) takes one source; `offshoot cat` writes several"
-    } else if arguments.json {
+    } else if arguments.edit.json {
         "--json cannot be used with -, because standard output is the file"
     } else if arguments.reflink == Reflink::Always {
         "--reflink=always is for copies inside one volume"
