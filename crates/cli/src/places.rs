@@ -92,12 +92,6 @@ impl<'a> Failures<'a> {
         self.console.failure(status, &InVolume(volume, text));
     }
 
-    /// Prints what went wrong and is in no volume, or says in which.
-    pub(crate) fn outside(&mut self, status: ExitStatus, text: &dyn Display) {
-        self.note(status);
-        self.console.failure(status, text);
-    }
-
     /// Remembers an error that is not printed.
     pub(crate) fn note(&mut self, status: ExitStatus) {
         // The worst one decides.

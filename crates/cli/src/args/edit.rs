@@ -12,7 +12,7 @@ pub(crate) const CP_HELP: &str = "\
 SOURCE and DESTINATION are paths of the host or places in volumes; one of them at least is a \
 place. A text with `:/` behind the name of a file is a place, and all else is a path of the host. \
 The destination is a directory that is there, which the sources go into under their names, or the \
-new name. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
+new name. * ? and [...] in a path of a volume match names there. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
 standard input, and as the destination of one file standard output.
 
 Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whoever \
@@ -23,12 +23,14 @@ Directories are merged, files that are there are replaced. A file of the host th
 the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
-left out, and the rest goes on.
+left out, and the rest goes on. One that becomes shorter meanwhile is copied as far as it goes, with a warning.
 
 Examples:
   offshoot cp -r src disk.img:/src
   offshoot cp motd issue disk.img:/etc
   offshoot cp -r rootfs/. disk.img:/
+  offshoot cp -rx --exclude '*.o' / disk.img:/
+  offshoot cp 'disk.img:/var/log/*.gz' .
   offshoot cp disk.img:/var/log/messages .
   offshoot cp disk.img:/backup.gz - | zcat
   offshoot cp -r old.img:/home new.img:/
@@ -153,8 +155,36 @@ pub(crate) struct CpArguments {
     #[arg(value_name = "SOURCE... DESTINATION", required = true)]
     pub(crate) paths: Vec<OsString>,
     /// Copy directories with what is in them, and symbolic links as links
-    #[arg(short = 'r', short_aliases = ['R', 'a'], long)]
+    #[arg(short = 'r', visible_short_aliases = ['R', 'a'], visible_alias = "archive", long)]
     pub(crate) recursive: bool,
+    /// Copy symbolic links as links
+    #[arg(short = 'd', visible_short_alias = 'P', long)]
+    pub(crate) no_dereference: bool,
+    /// Keep attributes, as is done anyway
+    #[arg(short = 'p', long, value_name = "LIST", num_args = 0..=1, require_equals = true)]
+    #[arg(value_delimiter = ',', default_missing_value = "all")]
+    pub(crate) preserve: Vec<Attribute>,
+    /// Replace what is there, as is done anyway
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// Replace nothing
+    #[arg(short = 'n', long, overrides_with_all = ["force", "update"])]
+    pub(crate) no_clobber: bool,
+    /// Replace only what is older
+    #[arg(short = 'u', long)]
+    pub(crate) update: bool,
+    /// Stay in the filesystem, or the subvolume, of each source
+    #[arg(short = 'x', long)]
+    pub(crate) one_file_system: bool,
+    /// Leave out files with such names, or with a / in it such paths below the source
+    #[arg(long, value_name = "PATTERN", action = clap::ArgAction::Append)]
+    pub(crate) exclude: Vec<OsString>,
+    /// Copy into this directory
+    #[arg(short = 't', long, value_name = "DIRECTORY", conflicts_with = "no_target_directory")]
+    pub(crate) target_directory: Option<OsString>,
+    /// Say what was copied
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     /// The destination is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,

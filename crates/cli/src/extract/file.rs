@@ -49,6 +49,7 @@ impl FileJob<'_> {
         };
         match result {
             Ok(()) => {
+                context.tell(self.directory.file(), &self.name);
                 context.counters.files.fetch_add(1, Ordering::Relaxed);
             }
             Err(trouble) => {

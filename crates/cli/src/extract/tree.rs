@@ -105,8 +105,16 @@ impl<'a> Visitor for Tree<'a> {
     type Directory = DirectoryRef<'a>;
 
     fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+        if self.context.leaves_out(entry.name, entry.path) {
+            return None;
+        }
+        let is_other = entry.attr.file.dev != entry.parent.dev;
+        let stays = |overwrite: Overwrite<'_>| overwrite.manner.is_one_filesystem;
         match parent.make(entry.name, &self.context.wanted(entry.attr)) {
+            // The place of another subvolume is there, and nothing in it.
+            Ok(_) if is_other && self.context.overwrite.is_some_and(stays) => None,
             Ok(directory) => {
+                self.context.tell(entry.parent, entry.name);
                 self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
                 Some(directory)
             }
@@ -118,6 +126,11 @@ impl<'a> Visitor for Tree<'a> {
     }
 
     fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+        if self.context.leaves_out(entry.name, entry.path)
+            || existing::is_kept(self.context, parent, entry)
+        {
+            return;
+        }
         let attr = self.context.wanted(entry.attr);
         if let Err(trouble) = self.take(parent, &Entry { attr: &attr, ..*entry }) {
             self.context.report(&self.context.shown(entry.path), &trouble);
@@ -148,6 +161,7 @@ impl<'a> Tree<'a> {
         if attr.nlink > 1 {
             match self.link(parent, entry)? {
                 Linked::Done => {
+                    self.context.tell(parent.file(), entry.name);
                     self.context.counters.files.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
