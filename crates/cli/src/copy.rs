@@ -130,7 +130,19 @@ impl<'a> IntoVolume<'a> {
         links: &'a Mutex<LinkTable>,
     ) -> Self {
         let Shared { preserve, problems, progress, counters, devices, reflink, manner } = shared;
-        Self { fs, at, preserve, problems, progress, counters, devices, reflink, manner, volume, links }
+        Self {
+            fs,
+            at,
+            preserve,
+            problems,
+            progress,
+            counters,
+            devices,
+            reflink,
+            manner,
+            volume,
+            links,
+        }
     }
 
     /// Copies the file or directory of the host at `path`.
@@ -143,16 +155,17 @@ impl<'a> IntoVolume<'a> {
         limits: Limits,
     ) {
         let shown = path.as_os_str().as_bytes();
-        let result = HostFile::named(path, !is_link_kept).map_err(Trouble::Source).and_then(|file| {
-            let attr = *file.attr();
-            if attr.file_type != FileType::Directory {
-                return self.one(shown, goal, &file);
-            }
-            require_recursive(recursive)?;
-            self.below(shown, goal, &attr, |source, id, is_new| {
-                host::copy(source, file, id, is_new, limits)
-            })
-        });
+        let result =
+            HostFile::named(path, !is_link_kept).map_err(Trouble::Source).and_then(|file| {
+                let attr = *file.attr();
+                if attr.file_type != FileType::Directory {
+                    return self.one(shown, goal, &file);
+                }
+                require_recursive(recursive)?;
+                self.below(shown, goal, &attr, |source, id, is_new| {
+                    host::copy(source, file, id, is_new, limits)
+                })
+            });
         self.report_if(shown, result);
     }
 

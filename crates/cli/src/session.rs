@@ -250,9 +250,21 @@ fn open_named(path: &Path, access: Access, may_have_path: bool) -> Result<FileDe
         Access::Write => FileDevice::open_writable(path),
     };
     device.map_err(|error| match mistaken_for_place(path, may_have_path) {
+        _ if error.kind() == io::ErrorKind::NotADirectory && may_have_path => without_colon(path)
+            .map_or_else(|| Failure::Host(path.display().to_string(), error), Failure::Usage),
         Some(mistake) if error.kind() == io::ErrorKind::NotFound => Failure::Usage(mistake),
         _ => Failure::Host(path.display().to_string(), error),
     })
+}
+
+/// What is meant by a path that goes on behind the name of a file: `disk.img/etc`.
+fn without_colon(path: &Path) -> Option<String> {
+    let file = path.ancestors().skip(1).find(|above| above.is_file())?;
+    let rest = path.strip_prefix(file).ok()?;
+    let (shown, file) =
+        (Escaped(path.as_os_str().as_bytes()), Escaped(file.as_os_str().as_bytes()));
+    let rest = Escaped(rest.as_os_str().as_bytes());
+    Some(format!("{shown}: {file} is a file: write {file}:/{rest}"))
 }
 
 /// Opens a volume, and in it the tree of files that `arguments` name.

@@ -54,9 +54,10 @@ impl Manner {
             .map(|text| text.as_bytes())
             .map(|text| text.strip_suffix(b"/").unwrap_or(text))
             .partition(|text| text.contains(&b'/'));
-        let told = arguments.verbose.then(|| {
+        let told: Option<Result<_>> = arguments.verbose.then(|| {
             // A descriptor of its own: this thread has locked standard output for itself.
-            let out = rustix::io::dup(io::stdout()).map_err(|errno| Failure::Output(errno.into()))?;
+            let out =
+                rustix::io::dup(io::stdout()).map_err(|errno| Failure::Output(errno.into()))?;
             Ok(Mutex::new(Told { out: BufWriter::new(out.into()), failed: None }))
         });
         Ok(Self {

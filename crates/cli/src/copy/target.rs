@@ -225,7 +225,10 @@ fn fill(
         if copied.is_all {
             set.size = (copied.end < attr.size).then_some(attr.size);
         } else if original.size_now().map_err(Trouble::Source)? < attr.size {
-            let what = format_args!("it became shorter: {} bytes of {} were copied", copied.end, attr.size);
+            let what = format_args!(
+                "it became shorter: {} bytes of {} were copied",
+                copied.end, attr.size
+            );
             into.problems.warning(&path(), &what);
         }
     }
@@ -325,7 +328,10 @@ fn copy_data(
             at += count as u64;
             if count < len {
                 // What knows no end may end before the size that it says.
-                return Ok(Copied { end: at, is_all: data.end == u64::MAX && at >= original.attr().size });
+                return Ok(Copied {
+                    end: at,
+                    is_all: data.end == u64::MAX && at >= original.attr().size,
+                });
             }
             if into.problems.is_stopped() {
                 return Err(Trouble::Stopped);

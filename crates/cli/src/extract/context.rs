@@ -170,7 +170,8 @@ impl<'a> Context<'a> {
 
     /// Whether `name` at `path` below the top is left out.
     pub(crate) fn leaves_out(&self, name: &[u8], path: &[u8]) -> bool {
-        let leaves_out = |overwrite: Overwrite<'_>| overwrite.manner.leaves_out(name, || path.to_vec());
+        let leaves_out =
+            |overwrite: Overwrite<'_>| overwrite.manner.leaves_out(name, || path.to_vec());
         self.overwrite.is_some_and(leaves_out)
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
 use offshoot_vfs::{Attr, Error, FileId, FileType};
-use rustix::fs::{self, CWD, Mode, OFlags};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
 use super::context::{Context, Counters, Trouble};
 use super::destination::Limits;
@@ -108,9 +108,12 @@ impl Onto<'_> {
         let directory = match name {
             None => DirectoryRef::shared(context, parent, top, Some(attr)),
             Some(name) => {
+                let is_new = fs::statat(&parent, &**name, AtFlags::SYMLINK_NOFOLLOW).is_err();
                 let made = DirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
                 let to = || self.shown(context);
-                self.manner.tell(|| context.prefix.to_vec(), to);
+                if is_new {
+                    self.manner.tell(|| context.prefix.to_vec(), to);
+                }
                 made
             }
         };

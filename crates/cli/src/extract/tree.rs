@@ -26,10 +26,11 @@ use rustix::fs::{self, AtFlags};
 use super::context::{Context, Trouble};
 use super::destination::Limits;
 use super::directory::DirectoryRef;
-use super::existing::{Target, TargetKind};
+use super::existing::{self, Target, TargetKind};
 use super::file::{self, FileJob};
 use super::large::{LARGE_BYTES, LargeRef};
 use super::links::{Known, LinkTable, Name};
+use super::onto::Overwrite;
 use super::problems::Unapplied;
 use super::walk::{Entry, Visitor, walk};
 use super::{BATCH_BYTES, workers};
@@ -110,11 +111,15 @@ impl<'a> Visitor for Tree<'a> {
         }
         let is_other = entry.attr.file.dev != entry.parent.dev;
         let stays = |overwrite: Overwrite<'_>| overwrite.manner.is_one_filesystem;
+        // One that is there was not copied.
+        let is_new = fs::statat(parent.fd(), &**entry.name, AtFlags::SYMLINK_NOFOLLOW).is_err();
         match parent.make(entry.name, &self.context.wanted(entry.attr)) {
             // The place of another subvolume is there, and nothing in it.
             Ok(_) if is_other && self.context.overwrite.is_some_and(stays) => None,
             Ok(directory) => {
-                self.context.tell(entry.parent, entry.name);
+                if is_new {
+                    self.context.tell(entry.parent, entry.name);
+                }
                 self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
                 Some(directory)
             }

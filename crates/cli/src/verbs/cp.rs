@@ -258,7 +258,9 @@ impl Copying<'_> {
                 break;
             }
             let into = IntoVolume::new(fs, volume, self.at, self.shared, links);
-            if let Err(failure) = self.one_to_volume(&into, source, fs, &aim, (volume, path), limits) {
+            if let Err(failure) =
+                self.one_to_volume(&into, source, fs, &aim, (volume, path), limits)
+            {
                 failures.opening(&failure);
             }
         }

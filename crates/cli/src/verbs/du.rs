@@ -106,6 +106,7 @@ impl Usage<'_> {
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
         let mut shared = Ranges::default();
         let own = self.space(session, &attr, &mut shared).map_err(|error| session.named(error))?;
+        let Some(own) = own else { return Ok(Space::default()) };
         let path = session.path.clone();
         if attr.file_type != FileType::Directory {
             let shared = self.arguments.shares.then(|| shared.bytes());
@@ -125,16 +126,16 @@ impl Usage<'_> {
         Ok(space)
     }
 
-    /// What a file takes that was not counted yet.
+    /// What a file takes; `None` for one that was counted by another name.
     fn space(
         &mut self,
         session: &PlaceSession,
         attr: &Attr,
         shared: &mut Ranges,
-    ) -> Result<Space, Error> {
+    ) -> Result<Option<Space>, Error> {
         let is_directory = attr.file_type == FileType::Directory;
         if attr.nlink > 1 && !is_directory && !self.counted.insert(attr.file) {
-            return Ok(Space::default());
+            return Ok(None);
         }
         let arguments = self.arguments;
         if !arguments.shares {
@@ -146,7 +147,7 @@ impl Usage<'_> {
                 true => 0,
                 false => attr.allocated_bytes,
             };
-            return Ok(Space { bytes, exclusive: 0 });
+            return Ok(Some(Space { bytes, exclusive: 0 }));
         }
         let mut space = Space::default();
         if attr.file_type == FileType::Regular {
@@ -159,7 +160,7 @@ impl Usage<'_> {
                 }
             })?;
         }
-        Ok(space)
+        Ok(Some(space))
     }
 
     fn line(
@@ -216,12 +217,12 @@ struct Sums<'u, 'a, 's> {
 }
 
 impl Sums<'_, '_, '_> {
-    fn seen(&mut self, entry: &Entry<'_>) -> Space {
+    fn seen(&mut self, entry: &Entry<'_>) -> Option<Space> {
         match self.usage.space(self.session, entry.attr, &mut self.shared) {
             Ok(space) => space,
             Err(error) => {
                 self.failed(entry.path, &error);
-                Space::default()
+                Some(Space::default())
             }
         }
     }
@@ -235,14 +236,14 @@ impl Visitor for Sums<'_, '_, '_> {
         if self.usage.arguments.one_file_system && entry.attr.file.dev != entry.parent.dev {
             return None;
         }
-        let space = self.seen(entry);
+        let space = self.seen(entry).unwrap_or_default();
         let path = joined(&self.session.path, entry.path);
         self.levels.push(Sum { path, depth: self.levels.len(), space });
         Some(self.levels.len())
     }
 
     fn visit(&mut self, _: &usize, entry: &Entry<'_>) {
-        let space = self.seen(entry);
+        let Some(space) = self.seen(entry) else { return };
         let depth = self.levels.len();
         if let Some(level) = self.levels.last_mut() {
             level.space.add(space);
