@@ -62,13 +62,19 @@ impl Listing<'_> {
         let mut todo = vec![(file, session.path.clone())];
         while let Some((directory, path)) = todo.pop() {
             if path != session.path {
-                write!(self.out, "\n")?;
+                writeln!(self.out)?;
                 write_name(self.out, &path)?;
                 writeln!(self.out, ":")?;
             }
             let (entries, error) = listed(&session.fs, file, directory, self.arguments.all);
             if let Some(error) = error {
                 self.error(session, &path, &error);
+            }
+            if self.arguments.all {
+                let parent = session.fs.parent(directory).map_err(|error| session.named(error))?;
+                let parent = parent.map_or(directory, |parent| parent.dir);
+                self.line(session, directory, FileType::Directory, &joined(&path, b"."))?;
+                self.line(session, parent, FileType::Directory, &joined(&path, b".."))?;
             }
             let mut below = Vec::new();
             for entry in entries {
@@ -82,6 +88,9 @@ impl Listing<'_> {
                     }
                     Err(error) => self.error(session, &path, &error),
                 }
+            }
+            if path != session.path {
+                writeln!(self.out)?;
             }
             if self.arguments.recursive {
                 todo.extend(below.into_iter().rev());
