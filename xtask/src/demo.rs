@@ -57,7 +57,7 @@ impl Demo {
         self.offshoot(&["mkfs", &volume, "--force", "--size", "1G", "--label", "demo"])?;
         self.offshoot(&["cp", "-r", SOURCE, "README.md", &place("/")])?;
         say("What is in it");
-        self.offshoot(&["ls", "-l", &place("/"), &place("/crates/cli/src/output")])?;
+        self.offshoot(&["ls", "-l", &place("/"), &place("/crates/cli/src")])?;
         self.offshoot(&["info", &volume])?;
         say("A snapshot, and changes after it, which it does not see");
         self.offshoot(&["subvolume", "snapshot", "-r", &place("/"), &place("/before")])?;

@@ -61,7 +61,7 @@ impl Listing<'_> {
         // The directories that are still to come, the next one last.
         let mut todo = vec![(file, session.path.clone())];
         while let Some((directory, path)) = todo.pop() {
-            if path != session.path {
+            if path != session.path && !self.arguments.json {
                 writeln!(self.out)?;
                 write_name(self.out, &path)?;
                 writeln!(self.out, ":")?;
@@ -89,7 +89,7 @@ impl Listing<'_> {
                     Err(error) => self.error(session, &path, &error),
                 }
             }
-            if path != session.path {
+            if path != session.path && !self.arguments.json {
                 writeln!(self.out)?;
             }
             if self.arguments.recursive {

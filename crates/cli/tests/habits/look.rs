@@ -241,8 +241,14 @@ fn ls_stat_find_du_and_lsattr_say_what_the_tools_of_the_host_say() {
         sorted(&line, &format!("bash -c '{line} 2>/dev/null; true'"));
     }
     both("lsattr -d @/empty/dir", "lsattr -d @/empty/dir");
-    for options in ["-d", "-d -m -", "-d -m '^user\\.b'", "-d -e hex", "-d -e text", "-d -e base64"]
-    {
+    for options in [
+        "-d",
+        "-d -m -",
+        "-d -m '^user\\.b'",
+        "-d -e hex",
+        "-d -e text -m user.origin",
+        "-d -e base64",
+    ] {
         let without_root = |text: Vec<u8>| {
             let text = String::from_utf8_lossy(&text).into_owned();
             text.replace(&format!("# file: {}/", root.display()), "# file: ").into_bytes()
