@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use offshoot_testkit::judges::PROGS_AT_LEAST;
+use offshoot_machine::{PROGS_AT_LEAST, progs_version};
 
 use crate::shell::{Result, output, run};
 
@@ -26,6 +26,15 @@ pub(crate) fn by_hand(tools: &[&str]) -> String {
         }
         _ => format!("apt-get install {PACKAGE} {tools}"),
     }
+}
+
+/// What [`install`] does to get `btrfs-progs`, in words.
+pub(crate) fn progs_change() -> String {
+    let (major, minor) = PROGS_AT_LEAST;
+    format!(
+        "install {PACKAGE} {major}.{minor} or newer; on Debian, if no configured source offers it, \
+         add {ADDED}"
+    )
 }
 
 /// Installs the packages `tools`, and `btrfs-progs` if its judges are missing. This is for root.
@@ -75,16 +84,9 @@ fn best() -> Option<(String, String)> {
         let mut columns = line.split('|').map(str::trim);
         let (_, number, source) = (columns.next()?, columns.next()?, columns.next()?);
         let suite = source.split_whitespace().nth(1)?.split('/').next()?;
-        let new_enough = version(&format!("v{number}"))? >= PROGS_AT_LEAST;
+        let new_enough = progs_version(&format!("v{number}"))? >= PROGS_AT_LEAST;
         new_enough.then(|| (number.to_owned(), suite.to_owned()))
     })
-}
-
-/// Major and minor of the first word that looks like `v6.14`.
-pub(crate) fn version(text: &str) -> Option<(u32, u32)> {
-    let word = text.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
-    let mut numbers = word.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// Name and code name of the distribution.
@@ -206,12 +208,5 @@ mod tests {
         assert_eq!(found, Mirror { uri: "http://d/debian".to_owned(), signed_by });
         assert_eq!(mirror(stanzas, "trixie"), None);
         assert_eq!(mirror("", "bookworm"), None);
-    }
-
-    #[test]
-    fn versions_compare_as_numbers() {
-        assert_eq!(version("v6.14-1~bpo12+1"), Some((6, 14)));
-        assert_eq!(version("btrfs-progs v6.2"), Some((6, 2)));
-        assert!(version("v6.6.3-1.1build2") < Some((6, 14)));
     }
 }

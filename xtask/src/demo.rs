@@ -1,15 +1,23 @@
-//! `cargo xtask demo`: a volume made of a directory of the repository, and what is in it.
+//! `cargo xtask demo`: what the program is for, on a volume of its own.
+//!
+//! The profile `demo` of the workspace compiles the program quickly rather than well. Program and
+//! volume are left in one directory below the target directory, which the last lines name.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use offshoot_testkit::fixture;
+use offshoot_machine::repository;
 
-use crate::shell::{Result, cargo, run, target_dir};
+use crate::shell::{Result, cargo_seen, run, target_dir};
 
 /// What is used when nothing else is said.
 const USAGE: &str = "demo [--program FILE] [--dir DIRECTORY]";
 
-/// Makes a volume, fills it and shows what is in it: in a directory, and by a program that is built already, where the options say so.
+/// The directory of the repository that the volume is filled with.
+const SOURCE: &str = "crates";
+
+/// Makes a volume, fills it and shows what can be done with it: in a directory, and by a program that is built already, where the options say so.
 pub(crate) fn demo(options: &[&str]) -> Result {
     let (mut program, mut dir) = (None, None);
     for pair in options.chunks(2) {
@@ -21,44 +29,150 @@ pub(crate) fn demo(options: &[&str]) -> Result {
     }
     let program = program.map_or_else(built, Ok)?;
     // What the commands are given is seen from the root of the repository.
-    let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))
-    };
+    let absolute = |path: PathBuf| std::path::absolute(&path).map_err(|error| of(&path, &error));
     let program = absolute(program)?;
     let dir = dir.map_or_else(|| Ok(target_dir().join("demo")), absolute)?;
-    std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    show(&program, &dir.join("disk.img"))
+    std::fs::create_dir_all(&dir).map_err(|error| of(&dir, &error))?;
+    Demo { program: shorter(&program), dir }.run()
 }
 
 /// Builds the program.
 fn built() -> Result<PathBuf> {
-    cargo(&["build", "--quiet", "--release", "--package", "offshoot"])?;
-    Ok(target_dir().join("release/offshoot"))
+    println!("Building the program first; that takes a minute or two when nothing is built yet.");
+    cargo_seen(&[], &["build", "--profile", "demo", "--package", "offshoot"], &mut |_| {})?;
+    Ok(target_dir().join("demo/offshoot"))
 }
 
-fn show(program: &Path, image: &Path) -> Result {
-    let (program, volume) = (shorter(program), shorter(image));
-    let place = |path: &str| format!("{volume}:{path}");
-    let offshoot = |args: &[&str]| -> Result {
-        run(&program, args)?;
+struct Demo {
+    program: String,
+    dir: PathBuf,
+}
+
+impl Demo {
+    fn run(&self) -> Result {
+        let volume = shorter(&self.dir.join("disk.img"));
+        let place = |path: &str| format!("{volume}:{path}");
+
+        say("A volume, made and filled without root and without the kernel's driver");
+        self.offshoot(&["mkfs", &volume, "--force", "--size", "1G", "--label", "demo"])?;
+        self.offshoot(&["cp", "-r", SOURCE, "README.md", &place("/")])?;
+        say("What is in it");
+        self.offshoot(&["ls", "-l", &place("/"), &place("/crates/cli/src")])?;
+        self.offshoot(&["info", &volume])?;
+        say("A snapshot, and changes after it, which it does not see");
+        self.offshoot(&["subvolume", "snapshot", "-r", &place("/"), &place("/before")])?;
+        self.offshoot(&["mkdir", "-p", &place("/home/alice/notes")])?;
+        self.offshoot(&["mv", &place("/README.md"), &place("/home/alice/notes/about.md")])?;
+        self.offshoot(&["ln", "-s", "notes/about.md", &place("/home/alice/about")])?;
+        self.offshoot(&["rm", "-r", &place("/crates/cli")])?;
+        self.offshoot(&["ls", "-l", "-R", &place("/home")])?;
+        self.offshoot(&["ls", &place("/crates"), &place("/before/crates")])?;
+        self.mount(&volume)?;
+        say("The snapshot taken out, and compared with what went in");
+        let out = self.dir.join("out");
+        remove_tree(&out)?;
+        self.offshoot(&["extract", &place("/before"), &shorter(&out)])?;
+        let files = same_files(&repository().join(SOURCE), &out.join(SOURCE))?;
+        println!("{files} files of {SOURCE}/ came out byte for byte as they went in.\n");
+
+        println!(
+            "The program is {}, built quickly. `cargo install --path crates/cli`",
+            self.program
+        );
+        println!(
+            "builds one that is fast. The volume is yours to play with, the kernel mounts it too:"
+        );
+        println!("  {} ls -l {volume}", self.program);
+        Ok(())
+    }
+
+    /// Runs the program.
+    fn offshoot(&self, args: &[&str]) -> Result {
+        run(&self.program, args)?;
         println!();
         Ok(())
+    }
+
+    /// Mounts the volume and lets programs of the host at it, or says why that cannot be.
+    fn mount(&self, volume: &str) -> Result {
+        say("Mounted, for every program");
+        let dir = self.dir.join("mnt");
+        // One that an interrupted demonstration left is not in the way.
+        if !dir.is_dir() {
+            std::fs::create_dir_all(&dir).map_err(|error| of(&dir, &error))?;
+        }
+        let dir = shorter(&dir);
+        println!("$ {} mount {volume} {dir}", self.program);
+        let mut mount = Command::new(&self.program);
+        mount.args(["mount", volume, &dir]).current_dir(repository());
+        let mounted = mount.output().map_err(|error| of(Path::new(&self.program), &error))?;
+        if !mounted.status.success() {
+            let reason = String::from_utf8_lossy(&mounted.stderr);
+            let reason = reason.lines().next().unwrap_or("mount says nothing");
+            println!("This machine does not let it, and nothing else needs it: {reason}\n");
+            return Ok(());
+        }
+        let note = "echo 'Written through the mount.' > \"$0\"/home/alice/notes/todo.md";
+        let used = run("sh", &["-c", note, &dir])
+            .and_then(|()| run("ls", &["-l", &format!("{dir}/home/alice/notes")]));
+        // Also when it was not used as it should be.
+        run(&self.program, &["unmount", &dir])?;
+        println!();
+        used?;
+        self.offshoot(&["cat", &format!("{volume}:/home/alice/notes/todo.md")])
+    }
+}
+
+fn say(what: &str) {
+    println!("== {what}\n");
+}
+
+fn of(path: &Path, error: &io::Error) -> String {
+    format!("{}: {error}", path.display())
+}
+
+fn remove_tree(path: &Path) -> Result {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(of(path, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// How many files there are below two directories, with the same names and bytes in both.
+fn same_files(one: &Path, other: &Path) -> Result<u64> {
+    let listed = |dir: &Path| -> Result<Vec<_>> {
+        let entries = std::fs::read_dir(dir).map_err(|error| of(dir, &error))?;
+        let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+        let mut names: Vec<_> = names.collect::<io::Result<_>>().map_err(|e| of(dir, &e))?;
+        names.sort();
+        Ok(names)
     };
-    println!("\nA volume, made and filled without root and without the kernel's driver\n");
-    offshoot(&["mkfs", &volume, "--force", "--size", "1G", "--label", "demo"])?;
-    offshoot(&["cp", "-r", "crates", "README.md", &place("/")])?;
-    offshoot(&["mkdir", "-p", &place("/home/alice/notes")])?;
-    offshoot(&["mv", &place("/README.md"), &place("/home/alice/notes/about.md")])?;
-    offshoot(&["ln", "-s", "notes/about.md", &place("/home/alice/about")])?;
-    offshoot(&["ls", "-l", "-R", &place("/home")])?;
-    offshoot(&["ls", "-l", &volume, &place("/crates/cli/src")])?;
-    offshoot(&["info", &volume])?;
-    println!("It is yours to play with: {volume}. The kernel mounts it, too.");
-    Ok(())
+    let mut count = 0;
+    let mut todo = vec![(one.to_owned(), other.to_owned())];
+    while let Some((one, other)) = todo.pop() {
+        if one.is_dir() {
+            let names = listed(&one)?;
+            if names != listed(&other)? {
+                return Err(format!("{} and {} differ", one.display(), other.display()));
+            }
+            todo.extend(names.iter().map(|name| (one.join(name), other.join(name))));
+            continue;
+        }
+        if !same_bytes(&one, &other)? {
+            return Err(format!("{} and {} differ", one.display(), other.display()));
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+fn same_bytes(one: &Path, other: &Path) -> Result<bool> {
+    let read = |path: &Path| std::fs::read(path).map_err(|error| of(path, &error));
+    Ok(read(one)? == read(other)?)
 }
 
 /// The path from the root of the repository, where the commands run, if it is below it.
 fn shorter(path: &Path) -> String {
-    let relative = path.strip_prefix(fixture::repository()).unwrap_or(path);
+    let relative = path.strip_prefix(repository()).unwrap_or(path);
     relative.display().to_string()
 }

@@ -4,24 +4,28 @@
 //! matters most, that everything is under a permissive licence, is checked on every machine
 //! from what cargo itself knows; the list of licences is the one in `deny.toml`.
 
-use serde_json::Value;
+use std::collections::BTreeSet;
+
+use offshoot_machine::repository;
 
 use crate::shell::{Result, cargo, output};
 
 /// Fails when a dependency is under no licence that `deny.toml` allows.
 pub(crate) fn check() -> Result {
     let allowed = allowed()?;
-    let args = ["metadata", "--format-version", "1", "--locked"];
-    let text = output("cargo", &args).ok_or("`cargo metadata` failed")?;
-    let metadata: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-    let packages = metadata["packages"].as_array().ok_or("no packages in the metadata")?;
-    let mut bad = Vec::new();
-    for package in packages {
-        let licence = package["license"].as_str().unwrap_or("none");
-        if !is_allowed(licence, &allowed) {
-            bad.push(format!("{}: {licence}", package["name"]));
-        }
+    // Of every package that any target, feature or test needs: its name, version and licence.
+    let tree = ["tree", "--workspace", "--all-features", "--edges", "all", "--target", "all"];
+    let shown = ["--prefix", "none", "--format", "{p}\t{l}\t", "--locked"];
+    let text = output("cargo", &[&tree[..], &shown].concat()).ok_or("`cargo tree` failed")?;
+    let packages: BTreeSet<(&str, &str)> = text.lines().filter_map(package).collect();
+    if packages.is_empty() {
+        return Err("`cargo tree` shows no packages".to_owned());
     }
+    let bad: Vec<_> = packages
+        .iter()
+        .filter(|(_, licence)| !is_allowed(licence, &allowed))
+        .map(|(name, licence)| format!("{name}: {licence}"))
+        .collect();
     if !bad.is_empty() {
         return Err(format!("licences that deny.toml does not allow: {}", bad.join("; ")));
     }
@@ -33,9 +37,16 @@ pub(crate) fn check() -> Result {
     Ok(())
 }
 
+/// The name with its version, and the licence, of a line that `cargo tree` prints. What
+/// comes after the second tab marks packages that it printed before.
+fn package(line: &str) -> Option<(&str, &str)> {
+    let mut parts = line.split('\t');
+    Some((parts.next().filter(|name| !name.is_empty())?, parts.next()?))
+}
+
 /// The strings of the list `allow` in `deny.toml`.
 fn allowed() -> Result<Vec<String>> {
-    let path = offshoot_testkit::fixture::repository().join("deny.toml");
+    let path = repository().join("deny.toml");
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let list: Vec<_> = text
         .lines()
@@ -61,6 +72,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn lines_of_the_tree_are_understood() {
+        assert_eq!(
+            package("tar v0.4.1\tMIT OR Apache-2.0\t"),
+            Some(("tar v0.4.1", "MIT OR Apache-2.0"))
+        );
+        assert_eq!(package("x v1.0.0 (/a b)\tMIT\t (*)"), Some(("x v1.0.0 (/a b)", "MIT")));
+        // A package without a licence has an empty one, which nothing allows.
+        assert_eq!(package("x v1.0.0\t\t"), Some(("x v1.0.0", "")));
+        assert_eq!(package(""), None);
+    }
+
+    #[test]
     fn expressions_are_understood() {
         let allowed = ["MIT", "Unicode-3.0", "Apache-2.0"].map(str::to_owned);
         for good in
@@ -68,7 +91,7 @@ mod tests {
         {
             assert!(is_allowed(good, &allowed), "{good}");
         }
-        for bad in ["GPL-2.0-only", "none", "MIT AND GPL-3.0", "LGPL-2.1 OR MPL-2.0"] {
+        for bad in ["GPL-2.0-only", "", "MIT AND GPL-3.0", "LGPL-2.1 OR MPL-2.0"] {
             assert!(!is_allowed(bad, &allowed), "{bad}");
         }
     }

@@ -13,23 +13,27 @@ mod licences;
 mod man;
 mod setup;
 mod shell;
+mod speak;
 mod test;
 
 use std::process::ExitCode;
 
-use offshoot_testkit::{fixture, judges};
+/// How the carried volume is made.
+const FIXTURE: [&str; 6] =
+    ["run", "--quiet", "--package", "offshoot-testkit", "--example", "fixture"];
 
 const HELP: &str = "\
 Usage: cargo xtask TASK
 
 Tasks:
   demo [--program FILE] [--dir DIRECTORY]
-           Make a volume from a directory of the repository, and show what is in it
-  test     Run everything that has to pass: format, lints, tests, licences. The last line counts
-           the tests: `N passed, N failed, N skipped`
+           Build the program, and show what it does on a volume of its own: fill, list, change,
+           snapshot, mount, take out
+  test     Run everything that has to pass: format, lints, tests, licences. Says at once what it
+           misses; the last line counts the tests: `N passed, N failed, N skipped`
   man [DIRECTORY]
            Write the man pages into DIRECTORY (target/man)
-  setup    Install the judges that the tests need (as root), or say how to
+  setup    Install what the tests need (as root), or say how to; says first what it will change
   licences Check that everything that is linked is under a permissive licence
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
@@ -78,7 +82,7 @@ fn main() -> ExitCode {
         ["man", directory] => man::man(directory),
         ["setup"] => setup::setup(),
         ["licences"] => licences::check(),
-        ["fixture"] => make_fixture(),
+        ["fixture"] => shell::cargo(&FIXTURE),
         ["bench", what, ref options @ ..] => bench::bench(what, options),
         ["campaign", what, ref options @ ..] => campaign::campaign(what, options),
         ["help" | "-h" | "--help"] => {
@@ -97,11 +101,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn make_fixture() -> shell::Result {
-    let judges = judges::require().ok_or("the kernel makes the volume, which takes root")?;
-    fixture::make(&judges).map_err(|error| format!("the fixture: {error}"))?;
-    println!("made {} and {}", fixture::VOLUME, fixture::MANIFEST);
-    Ok(())
 }

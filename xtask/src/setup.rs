@@ -1,104 +1,211 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
-//! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu they are installed
-//! for root; elsewhere the task says what is missing. Where nothing can be mounted the
-//! judged tests skip themselves, so `cargo xtask test` does not ask for them there.
+//! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu setup installs
+//! them for root; elsewhere it says what is missing. Setup prints what it will change before it changes
+//! anything, and no other task changes the machine: [`ready`] only says what is missing.
+//! Where nothing can be mounted the judged tests skip themselves, so nothing is missing for them there.
 
+use std::fmt;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use offshoot_testkit::judges::{PROGS_AT_LEAST, may_mount};
+use offshoot_machine::{PROGS_AT_LEAST, is_root, may_mount, progs_version};
 
 use crate::apt;
 use crate::shell::{Result, cargo, output, target_dir};
 
-/// Installs what is missing, or says how to.
-pub(crate) fn setup() -> Result {
-    toolchain()?;
-    if may_mount().is_ok() {
-        suites()?;
+/// What the tests need and the machine does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    /// A part of the toolchain that not every installation has.
+    Component(&'static str),
+    /// A suite for file systems, with its version.
+    Suite(&'static str, &'static str),
+    /// The right of users to open `/dev/fuse`.
+    FuseForUsers,
+    /// A tool, with its package.
+    Tool(&'static str, &'static str),
+    /// `btrfs-progs` that is new enough.
+    Progs,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Component(name) => write!(f, "{name} (of the Rust toolchain)"),
+            Self::Suite(name, version) => write!(f, "{name} {version} (a test suite)"),
+            Self::FuseForUsers => f.write_str("the right of users to open /dev/fuse"),
+            Self::Tool(tool, package) => write!(f, "{tool} (package {package})"),
+            Self::Progs => {
+                let (major, minor) = PROGS_AT_LEAST;
+                write!(f, "btrfs-progs {major}.{minor} or newer")
+            }
+        }
     }
-    device_for_all()?;
-    let missing = missing();
+}
+
+/// Says what it will change, and changes it.
+pub(crate) fn setup() -> Result {
+    let missing = missing(true, true);
     if missing.is_empty() {
         println!("everything is there");
         return Ok(());
     }
-    if output("apt-get", &["--version"]).is_none() {
-        return Err(format!("please install {}", missing.join(" and ")));
-    }
-    if !is_root() {
-        println!("missing: {}", missing.join(" and "));
+    println!("missing: {}", listed(&missing));
+    let packages = packages(&missing);
+    let needs_apt = !packages.is_empty() || missing.contains(&Missing::Progs);
+    let has_apt = output("apt-get", &["--version"]).is_some();
+    if needs_apt && !is_root() {
+        // The kernel judges for root alone, so the tests go without.
         println!("as root: cargo xtask setup");
-        println!("or:      {}", apt::by_hand(&packages_of_tools()));
+        if has_apt {
+            println!("or:      {}", apt::by_hand(&packages));
+        }
         return Ok(());
     }
-    apt::install(&packages_of_tools(), !has_progs())?;
-    let still = self::missing();
-    if still.is_empty() { Ok(()) } else { Err(format!("still missing: {}", still.join(" and "))) }
+    if needs_apt && !has_apt {
+        return Err(format!("please install {}", listed(&missing)));
+    }
+    println!("this will:");
+    for change in changes(&missing) {
+        println!("  {change}");
+    }
+    println!();
+    change(&missing)?;
+    match &self::missing(true, true)[..] {
+        [] => Ok(()),
+        still => Err(format!("still missing: {}", listed(still))),
+    }
 }
 
-/// The set-up if the tests would fail without it.
+/// Whether the tests find what they need.
+///
+/// # Errors
+/// What is missing, and how to get it.
 pub(crate) fn ready() -> Result {
-    toolchain()?;
-    if may_mount().is_err() {
+    // Elsewhere the judged tests skip themselves.
+    let missing = missing(unstyled().is_none(), may_mount().is_ok());
+    if missing.is_empty() {
         return Ok(());
     }
-    if !missing().is_empty() {
-        return setup();
-    }
-    device_for_all()?;
-    suites()
+    Err(format!(
+        "the tests need what is not here: {}\n`cargo xtask setup` says what it will change, and \
+         installs it",
+        listed(&missing)
+    ))
 }
 
-/// Lets users open `/dev/fuse`, as the rules of udev do, which do not run everywhere. What is to be mounted still is for `fusermount3` to decide.
-fn device_for_all() -> Result {
-    let device = Path::new("/dev/fuse");
-    match device.metadata() {
-        Ok(metadata) if is_root() && metadata.permissions().mode() & 0o6 != 0o6 => {
-            println!("letting users open /dev/fuse");
-            let permissions = Permissions::from_mode(0o666);
-            std::fs::set_permissions(device, permissions).map_err(|e| format!("/dev/fuse: {e}"))
+fn listed(missing: &[Missing]) -> String {
+    missing.iter().map(Missing::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Everything that is missing: with the parts of the toolchain that check the style where they
+/// are used, and with the judges where they can judge.
+fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
+    let mut missing = Vec::new();
+    if is_styled {
+        let components = [("fmt", "rustfmt"), ("clippy", "clippy")].into_iter();
+        let absent =
+            components.filter(|(command, _)| output("cargo", &[command, "--version"]).is_none());
+        missing.extend(absent.map(|(_, name)| Missing::Component(name)));
+    }
+    if !is_judged {
+        return missing;
+    }
+    // Some of the tools know no `--version`, so being there is all that is asked for.
+    let absent = |tool: &str| output("sh", &["-c", &format!("command -v {tool}")]).is_none();
+    let tools = TOOLS.into_iter().filter(|(tool, _)| absent(tool));
+    missing.extend(tools.map(|(tool, package)| Missing::Tool(tool, package)));
+    let progs = output("btrfs", &["--version"]).and_then(|text| progs_version(&text));
+    if progs.is_none_or(|version| version < PROGS_AT_LEAST) {
+        missing.push(Missing::Progs);
+    }
+    let programs = target_dir().join("tools/bin");
+    let suites = SUITES.into_iter().filter(|(name, _)| !programs.join(name).exists());
+    missing.extend(suites.map(|(name, version)| Missing::Suite(name, version)));
+    // The rules of udev give that right, which do not run everywhere.
+    let fuse = Path::new(FUSE).metadata();
+    if fuse.is_ok_and(|fuse| fuse.permissions().mode() & 0o6 != 0o6) {
+        missing.push(Missing::FuseForUsers);
+    }
+    missing
+}
+
+/// What setup does for it, in words.
+fn changes(missing: &[Missing]) -> Vec<String> {
+    let mut changes = Vec::new();
+    let packages = packages(missing);
+    if !packages.is_empty() {
+        changes.push(format!("install packages: {}", packages.join(" ")));
+    }
+    for one in missing {
+        match one {
+            Missing::Tool(..) => {}
+            Missing::Progs => changes.push(apt::progs_change()),
+            Missing::Component(name) => changes.push(format!("run: rustup component add {name}")),
+            Missing::Suite(name, version) => changes.push(format!(
+                "build {name} {version} from its source into {}",
+                target_dir().join("tools").display()
+            )),
+            Missing::FuseForUsers => changes.push(format!("let users open {FUSE} (mode 666)")),
         }
-        _ => Ok(()),
     }
+    changes
 }
 
-/// The parts of the toolchain that not every installation has.
-fn toolchain() -> Result {
-    for (command, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
-        if output("cargo", &[command, "--version"]).is_none() {
-            println!("$ rustup component add {component}");
-            if output("rustup", &["component", "add", component]).is_none() {
-                return Err(format!(
-                    "`cargo {command}` is missing: `rustup component add {component}`, or the \
-                     package of your distribution"
-                ));
+fn change(missing: &[Missing]) -> Result {
+    let packages = packages(missing);
+    let is_progs_missing = missing.contains(&Missing::Progs);
+    if !packages.is_empty() || is_progs_missing {
+        apt::install(&packages, is_progs_missing)?;
+    }
+    for one in missing {
+        match one {
+            Missing::Tool(..) | Missing::Progs => {}
+            Missing::Component(name) => {
+                println!("$ rustup component add {name}");
+                output("rustup", &["component", "add", name]).ok_or_else(|| {
+                    format!("{name} is missing: install the package of your distribution")
+                })?;
             }
-        }
-    }
-    cargo(&["--version"])
-}
-
-/// Suites for file systems, each with its version. They are built from source into a place of their own.
-const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
-
-/// Installs the suites that are not there.
-fn suites() -> Result {
-    let root = target_dir().join("tools");
-    let place = root.display().to_string();
-    for (name, version) in SUITES {
-        if !root.join("bin").join(name).exists() {
-            cargo(&["install", "--locked", "--root", &place, "--version", version, name])?;
+            Missing::Suite(name, version) => {
+                let root = target_dir().join("tools").display().to_string();
+                cargo(&["install", "--locked", "--root", &root, "--version", version, name])?;
+            }
+            // What is to be mounted still is for `fusermount3` to decide.
+            Missing::FuseForUsers => std::fs::set_permissions(FUSE, Permissions::from_mode(0o666))
+                .map_err(|error| format!("{FUSE}: {error}"))?,
         }
     }
     Ok(())
 }
 
-fn is_root() -> bool {
-    output("id", &["-u"]).is_some_and(|id| id.trim() == "0")
+/// The packages of the tools that are missing.
+fn packages(missing: &[Missing]) -> Vec<&'static str> {
+    let packages = missing.iter().filter_map(|one| match one {
+        Missing::Tool(_, package) => Some(*package),
+        _ => None,
+    });
+    packages.collect()
 }
+
+/// The toolchain whose formatter and lints the code is kept clean with.
+const STYLED_WITH: &str = "1.95.";
+
+/// Why format and lints are not checked, where they are not.
+pub(crate) fn unstyled() -> Option<String> {
+    // `rustc 1.95.0 (59807616e 2026-04-14)`
+    let version = output("rustc", &["--version"]).unwrap_or_default();
+    let version = version.split_whitespace().nth(1).unwrap_or("unknown");
+    let is_same = version.starts_with(STYLED_WITH);
+    (!is_same).then(|| format!("they are checked with Rust {STYLED_WITH}x, and this is {version}"))
+}
+
+const FUSE: &str = "/dev/fuse";
+
+/// Suites for file systems, each with its version. They are built from source into a place of their own.
+const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
 const TOOLS: [(&str, &str); 18] = [
@@ -122,30 +229,26 @@ const TOOLS: [(&str, &str); 18] = [
     ("zstd", "zstd"),
 ];
 
-/// The tools that are not there, with their packages.
-fn missing_tools() -> impl Iterator<Item = (&'static str, &'static str)> {
-    // Some of them know no `--version`, so being there is all that is asked for.
-    TOOLS
-        .into_iter()
-        .filter(|(tool, _)| output("sh", &["-c", &format!("command -v {tool}")]).is_none())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn packages_of_tools() -> Vec<&'static str> {
-    missing_tools().map(|(_, package)| package).collect()
-}
-
-fn has_progs() -> bool {
-    let version = output("btrfs", &["--version"]).and_then(|text| apt::version(&text));
-    version.is_some_and(|version| version >= PROGS_AT_LEAST)
-}
-
-/// The judges that are not there, in words.
-fn missing() -> Vec<String> {
-    let mut missing: Vec<_> =
-        missing_tools().map(|(tool, package)| format!("{tool} ({package})")).collect();
-    if !has_progs() {
-        let (major, minor) = PROGS_AT_LEAST;
-        missing.push(format!("btrfs-progs {major}.{minor} or newer"));
+    #[test]
+    fn every_change_is_said_before_it_is_made() {
+        let missing = [
+            Missing::Component("clippy"),
+            Missing::Tool("cc", "gcc"),
+            Missing::Tool("fio", "fio"),
+            Missing::Progs,
+            Missing::Suite("fsx", "0.3.2"),
+            Missing::FuseForUsers,
+        ];
+        let said = changes(&missing).join("\n");
+        for word in
+            ["rustup component add clippy", "packages: gcc fio", "btrfs-progs", "fsx 0.3.2", FUSE]
+        {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+        assert_eq!(changes(&[]), [""; 0]);
     }
-    missing
 }

@@ -1,9 +1,13 @@
 //! Commands: printed, run, and the end of the task when they fail.
 
 use std::ffi::OsStr;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
+
+use offshoot_machine::{repository, run::try_run};
+
+use crate::speak;
 
 /// The outcome of a task: the reason of a failure is printed once, by `main`.
 pub(crate) type Result<T = ()> = std::result::Result<T, String>;
@@ -23,7 +27,7 @@ fn run_with<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[
 fn command<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S]) -> Command {
     let mut command = Command::new(program);
     command.args(args).envs(variables.iter().copied());
-    command.current_dir(offshoot_testkit::fixture::repository());
+    command.current_dir(repository());
     command
 }
 
@@ -57,7 +61,8 @@ fn cargo_program() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
-/// As [`cargo_with`], and gives what it writes to standard output to `see` too, as it comes.
+/// As [`cargo_with`], for what may take long: it is never silent, and gives what it writes to
+/// standard output to `see` too, as it comes.
 pub(crate) fn cargo_seen(
     variables: &[(&str, &str)],
     args: &[&str],
@@ -65,44 +70,25 @@ pub(crate) fn cargo_seen(
 ) -> Result {
     let program = cargo_program();
     let line = announce(variables, &program, args);
-    let mut child = command(variables, &program, args)
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| not_started(&line, &error))?;
-    let shown = child.stdout.take().map_or(Ok(()), |output| pass_on(output, see));
-    let status = child.wait().map_err(|error| not_started(&line, &error))?;
-    shown.map_err(|error| format!("`{line}`: what it writes cannot be shown: {error}"))?;
-    ended(&line, status)
-}
-
-/// Writes everything to standard output as soon as it is there: dots of tests come one by one.
-fn pass_on(mut from: impl Read, see: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    let mut buf = [0; 8192];
-    loop {
-        match from.read(&mut buf) {
-            Ok(0) => return Ok(()),
-            Ok(count) => {
-                see(&buf[..count]);
-                out.write_all(&buf[..count])?;
-                out.flush()?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+    let mut command = command(variables, &program, args);
+    if io::stderr().is_terminal() && std::env::var_os("CARGO_TERM_COLOR").is_none() {
+        command.env("CARGO_TERM_COLOR", "always");
     }
+    let what = format!("still at cargo {}", args.first().unwrap_or(&""));
+    let status = speak::run(&mut command, &what, see);
+    ended(&line, status.map_err(|error| format!("`{line}`: {error}"))?)
 }
 
 /// What a program prints, or nothing when it fails or is not there.
 pub(crate) fn output(program: &str, args: &[&str]) -> Option<String> {
-    offshoot_testkit::run::try_run(program, args).ok()
+    try_run(program, args).ok()
 }
 
 /// Where cargo builds: beside the program that runs now.
 pub(crate) fn target_dir() -> PathBuf {
     let own = std::env::current_exe().ok();
     let dir = own.as_deref().and_then(|exe| exe.ancestors().nth(2));
-    dir.map_or_else(|| offshoot_testkit::fixture::repository().join("target"), PathBuf::from)
+    dir.map_or_else(|| repository().join("target"), PathBuf::from)
 }
 
 fn show<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {

@@ -1,6 +1,7 @@
 //! A subvolume as a mount shows it.
 
 mod change;
+pub(crate) mod sharing;
 mod subvolumes;
 
 use std::ops::{ControlFlow, Range};

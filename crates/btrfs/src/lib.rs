@@ -62,6 +62,7 @@ mod volume;
 
 pub use block::TreeBlock;
 pub use filesystem::Filesystem;
+pub use filesystem::sharing::{ExtentUse, SharingCache};
 pub use handle::Volume;
 pub use inode::compression::Compress;
 pub use inode::create::NewFiles;

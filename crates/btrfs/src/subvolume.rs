@@ -174,6 +174,10 @@ fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
         .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))
 }
 
+/// The most that the blocks of a tree are believed to take, in bytes: no volume is so large, and sums
+/// of what damaged root items say do not wrap.
+const MOST_USED_BYTES: u64 = 1 << 56;
+
 /// The root of a tree as it is stored.
 pub(crate) struct StoredRoot {
     pub(crate) root: TreeRoot,
@@ -201,7 +205,7 @@ pub(crate) fn stored_root(volume: &Engine, id: TreeId) -> Result<StoredRoot> {
     Ok(StoredRoot {
         root: root_of(id, &item),
         last_snapshot: Generation(item.last_snapshot.get()),
-        used_bytes: item.bytes_used.get(),
+        used_bytes: item.bytes_used.get().min(MOST_USED_BYTES),
         is_read_only: item.is_read_only(),
     })
 }

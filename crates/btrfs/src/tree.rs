@@ -238,6 +238,11 @@ impl<'v> Cursor<'v> {
         self.item().filter(|(key, _)| key.objectid == objectid && key.item_type == item_type)
     }
 
+    /// The address of the leaf that the cursor stands in.
+    pub(crate) fn leaf(&self) -> Option<Logical> {
+        Some(Logical(self.path.last()?.block.header().bytenr.get()))
+    }
+
     /// The key before the item that the cursor stands on, if that is in the same leaf.
     pub(crate) fn key_before(&self) -> Option<Key> {
         let Step { block, slot, .. } = self.path.last()?;

@@ -1,7 +1,9 @@
 //! The command line: verbs, options, help.
 
+mod attributes;
 mod bench;
 mod edit;
+mod look;
 mod mkfs;
 mod mount;
 mod mounted;
@@ -15,18 +17,27 @@ use std::sync::Arc;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use offshoot_btrfs::{Compress, NewFiles};
 
+use attributes::{CHMOD_HELP, CHOWN_HELP, MKNOD_HELP, RMDIR_HELP, TOUCH_HELP};
+pub(crate) use attributes::{
+    ChmodArguments, ChownArguments, MknodArguments, RmdirArguments, TouchArguments,
+};
 use bench::BENCH_HELP;
 pub(crate) use bench::{
     BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments,
 };
 pub(crate) use edit::{
-    Attribute, ChattrArguments, CpArguments, DedupeArguments, FallocateArguments, FlagChange,
-    GetfattrArguments, Length, LnArguments, MkdirArguments, MvArguments, Reflink, RmArguments,
-    SetfattrArguments, TruncateArguments,
+    Attribute, ChattrArguments, CpArguments, DedupeArguments, Encoding, FallocateArguments,
+    FlagChange, GetfattrArguments, Length, LnArguments, MkdirArguments, MvArguments, Reflink,
+    RmArguments, SetfattrArguments, TruncateArguments,
 };
 use edit::{
     CHATTR_HELP, CP_HELP, DEDUPE_HELP, FALLOCATE_HELP, GETFATTR_HELP, LN_HELP, MKDIR_HELP, MV_HELP,
     RM_HELP, SETFATTR_HELP, TRUNCATE_HELP,
+};
+use look::{DF_HELP, DU_HELP, FIND_HELP, LS_HELP, LSATTR_HELP, STAT_HELP, TREE_HELP};
+pub(crate) use look::{
+    DfArguments, DuArguments, FindArguments, LsArguments, LsattrArguments, StatArguments,
+    TreeVerbArguments, When,
 };
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
@@ -87,24 +98,6 @@ Examples:
   offshoot info --backing overlay.qcow2
   offshoot info /dev/sdb --device /dev/sdc
   offshoot info disk.img --json | jq .devices";
-
-const LS_HELP: &str = "\
-Of several places the files come first, then the directories, each under its path. \
-A place that cannot be listed is reported, and the others are listed.
-
-Examples:
-  offshoot ls -l disk.img:/etc
-  offshoot ls -lR disk.img
-  offshoot ls cloud.qcow2@root:/etc
-  offshoot ls disk.img:/bin disk.img:/usr/bin
-  offshoot ls --subvolume 256 disk.img:/home";
-
-const STAT_HELP: &str = "\
-A symbolic link is shown itself, and not what it leads to.
-
-Examples:
-  offshoot stat disk.img:/etc/passwd
-  offshoot stat --json disk.img:/usr/bin/ping";
 
 const CAT_HELP: &str = "\
 A file that cannot be read is reported, and the others are written.
@@ -178,6 +171,18 @@ pub(crate) enum Verb {
     /// Show everything that is known of a file
     #[command(after_help = STAT_HELP)]
     Stat(StatArguments),
+    /// Look for files by name, type, size and time
+    #[command(after_help = FIND_HELP)]
+    Find(FindArguments),
+    /// Show directories as a tree
+    #[command(after_help = TREE_HELP)]
+    Tree(TreeVerbArguments),
+    /// Show the space that files take
+    #[command(after_help = DU_HELP)]
+    Du(DuArguments),
+    /// Show how much of volumes is used and free
+    #[command(after_help = DF_HELP)]
+    Df(DfArguments),
     /// Write the contents of files to standard output, one after the other
     #[command(after_help = CAT_HELP)]
     Cat(CatArguments),
@@ -190,6 +195,9 @@ pub(crate) enum Verb {
     /// Make directories
     #[command(after_help = MKDIR_HELP)]
     Mkdir(MkdirArguments),
+    /// Remove empty directories
+    #[command(after_help = RMDIR_HELP)]
+    Rmdir(RmdirArguments),
     /// Remove files and directories
     #[command(after_help = RM_HELP)]
     Rm(RmArguments),
@@ -199,6 +207,21 @@ pub(crate) enum Verb {
     /// Give a file one more name, or make a symbolic link
     #[command(after_help = LN_HELP)]
     Ln(LnArguments),
+    /// Make device nodes and FIFOs
+    #[command(after_help = MKNOD_HELP)]
+    Mknod(MknodArguments),
+    /// Change times of files, and make empty ones
+    #[command(after_help = TOUCH_HELP)]
+    Touch(TouchArguments),
+    /// Change permissions
+    #[command(after_help = CHMOD_HELP)]
+    Chmod(ChmodArguments),
+    /// Change owners
+    #[command(after_help = CHOWN_HELP)]
+    Chown(ChownArguments),
+    /// Show flags of files and directories
+    #[command(after_help = LSATTR_HELP)]
+    Lsattr(LsattrArguments),
     /// Change flags of files and directories
     #[command(after_help = CHATTR_HELP)]
     Chattr(ChattrArguments),
@@ -345,6 +368,9 @@ pub(crate) struct TreeArguments {
 pub(crate) struct EditArguments {
     #[command(flatten)]
     pub(crate) tree: TreeArguments,
+    /// Write what was done as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
     /// At the end, show on standard error what the engine did to each volume that was changed
     #[arg(long)]
     pub(crate) stats: bool,
@@ -461,30 +487,6 @@ pub(crate) struct ScrubArguments {
     #[arg(short = 'r', long)]
     pub(crate) read_only: bool,
     /// Write JSON: one object for each thing that is bad, and the counters at the end
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct LsArguments {
-    #[command(flatten)]
-    pub(crate) places: PlacesArguments,
-    /// Show type, mode, links, owner, group, size and time (UTC) of each
-    #[arg(short = 'l', long)]
-    pub(crate) long: bool,
-    /// List the directories below, too
-    #[arg(short = 'R', long)]
-    pub(crate) recursive: bool,
-    /// Write a JSON array with one object for each file
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct StatArguments {
-    #[command(flatten)]
-    pub(crate) place: PlaceArguments,
-    /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -4,6 +4,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`preserve`] | which attributes a copy has |
+//! | [`manner`] | what is left out, what is replaced, what is told |
 //! | [`original`] | a file that is copied, wherever it is |
 //! | [`target`] | one file, made in the volume and filled |
 //! | [`directory`] | directories of the volume that are being filled |
@@ -21,6 +22,7 @@
 
 mod directory;
 mod host;
+mod manner;
 mod original;
 mod preserve;
 mod target;
@@ -42,6 +44,7 @@ use crate::extract::{Counters, Limits, LinkTable, Problems};
 use crate::output::Progress;
 use crate::resolve::climb;
 pub(crate) use host::limits;
+pub(crate) use manner::Manner;
 use original::{HostFile, Original, Stream, VolumeFile};
 pub(crate) use preserve::Preserve;
 /// How long a path may be that is made only to be shown.
@@ -65,6 +68,10 @@ pub(crate) struct IntoVolume<'a> {
     pub(crate) devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub(crate) reflink: Reflink,
+    /// What is left out, replaced and told.
+    pub(crate) manner: &'a Manner,
+    /// The volume, as the caller named it.
+    volume: &'a Path,
     /// Names that inodes of the source were given that have several.
     links: &'a Mutex<LinkTable>,
 }
@@ -78,6 +85,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) counters: &'a Counters,
     pub(crate) devices: &'a [HostId],
     pub(crate) reflink: Reflink,
+    pub(crate) manner: &'a Manner,
 }
 
 /// Where one source goes.
@@ -107,6 +115,8 @@ enum Trouble {
     OtherName,
     /// All must end, for a reason that was told.
     Stopped,
+    /// What has the name stays, as was asked for.
+    Kept,
 }
 
 impl<'a> IntoVolume<'a> {
@@ -114,27 +124,48 @@ impl<'a> IntoVolume<'a> {
     /// the table of links.
     pub(crate) fn new(
         fs: &'a dyn FileSystemMut,
+        volume: &'a Path,
         at: Timestamp,
         shared: Shared<'a>,
         links: &'a Mutex<LinkTable>,
     ) -> Self {
-        let Shared { preserve, problems, progress, counters, devices, reflink } = shared;
-        Self { fs, at, preserve, problems, progress, counters, devices, reflink, links }
+        let Shared { preserve, problems, progress, counters, devices, reflink, manner } = shared;
+        Self {
+            fs,
+            at,
+            preserve,
+            problems,
+            progress,
+            counters,
+            devices,
+            reflink,
+            manner,
+            volume,
+            links,
+        }
     }
 
     /// Copies the file or directory of the host at `path`.
-    pub(crate) fn host(&self, path: &Path, goal: &Goal, recursive: bool, limits: Limits) {
+    pub(crate) fn host(
+        &self,
+        path: &Path,
+        goal: &Goal,
+        recursive: bool,
+        is_link_kept: bool,
+        limits: Limits,
+    ) {
         let shown = path.as_os_str().as_bytes();
-        let result = HostFile::named(path, !recursive).map_err(Trouble::Source).and_then(|file| {
-            let attr = *file.attr();
-            if attr.file_type != FileType::Directory {
-                return self.one(goal, &file);
-            }
-            require_recursive(recursive)?;
-            self.below(shown, goal, &attr, |source, id, is_new| {
-                host::copy(source, file, id, is_new, limits)
-            })
-        });
+        let result =
+            HostFile::named(path, !is_link_kept).map_err(Trouble::Source).and_then(|file| {
+                let attr = *file.attr();
+                if attr.file_type != FileType::Directory {
+                    return self.one(shown, goal, &file);
+                }
+                require_recursive(recursive)?;
+                self.below(shown, goal, &attr, |source, id, is_new| {
+                    host::copy(source, file, id, is_new, limits)
+                })
+            });
         self.report_if(shown, result);
     }
 
@@ -154,7 +185,7 @@ impl<'a> IntoVolume<'a> {
                 self.require_elsewhere(&attr, goal)?;
             }
             if attr.file_type != FileType::Directory {
-                return self.one(goal, &VolumeFile { fs, attr, is_same });
+                return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
             require_recursive(recursive)?;
             self.below(path, goal, &attr, |source, id, is_new| {
@@ -167,7 +198,7 @@ impl<'a> IntoVolume<'a> {
 
     /// Copies a stream into a file.
     pub(crate) fn stream(&self, name: &OsStr, attr: Attr, goal: &Goal) {
-        let result = self.one(goal, &Stream::new(attr));
+        let result = self.one(name.as_bytes(), goal, &Stream::new(attr));
         self.report_if(name.as_bytes(), result);
     }
 
@@ -178,11 +209,13 @@ impl<'a> IntoVolume<'a> {
     }
 
     /// Copies what is no directory.
-    fn one(&self, goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
+    fn one(&self, path: &[u8], goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
         let Goal::Name(new) = goal else {
             return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
         };
-        target::put(self, new.dir, &new.name, original, &mut Vec::new())?;
+        target::put(self, path, new.dir, &new.name, original, &mut Vec::new())?;
+        let place = Place { dir: new.dir, name: &new.name };
+        self.manner.tell(|| path.to_vec(), || self.named(place));
         self.count_file();
         Ok(())
     }
@@ -199,6 +232,12 @@ impl<'a> IntoVolume<'a> {
             Goal::Contents(dir) => (*dir, false),
             Goal::Name(new) => target::make_directory(self, new.dir, &new.name, attr)?,
         };
+        if let Goal::Name(new) = goal
+            && is_new
+        {
+            let place = Place { dir: new.dir, name: &new.name };
+            self.manner.tell(|| path.to_vec(), || self.named(place));
+        }
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
         let path = path.strip_suffix(b"/").unwrap_or(path);
         fill(&Source { into: self, path, top }, top, is_new)
@@ -234,6 +273,11 @@ impl<'a> IntoVolume<'a> {
         )))
     }
 
+    /// A place in the volume as the caller writes it.
+    fn named(&self, place: Place<'_>) -> Vec<u8> {
+        [self.volume.as_os_str().as_bytes(), b":", &self.path_of(place)].concat()
+    }
+
     /// The path of a place in the volume, for messages.
     fn path_of(&self, place: Place<'_>) -> Vec<u8> {
         shown(b"", climb(self.fs, self.fs.root(), place.dir, SHOWN_PATH_MAX), place.name)
@@ -252,7 +296,7 @@ impl<'a> IntoVolume<'a> {
     /// Reports that what is at `path` was not copied.
     fn report(&self, path: &[u8], trouble: &Trouble) {
         match trouble {
-            Trouble::Stopped => {}
+            Trouble::Stopped | Trouble::Kept => {}
             Trouble::Source(error) => self.problems.unreadable(path, error),
             Trouble::OtherName => self.problems.unreadable(
                 path,
@@ -291,6 +335,18 @@ fn require_recursive(recursive: bool) -> Result<(), Trouble> {
 }
 
 impl Source<'_> {
+    /// Tells that `name` in the directory that became `parent` was copied.
+    fn tell(&self, parent: FileId, name: &[u8]) {
+        let place = Place { dir: parent, name };
+        self.into.manner.tell(|| self.path_of(parent, name), || self.into.named(place));
+    }
+
+    /// Whether `name` in the directory that became `parent` is left out.
+    fn leaves_out(&self, parent: FileId, name: &[u8]) -> bool {
+        let path = || shown(b"", climb(self.into.fs, self.top, parent, SHOWN_PATH_MAX), name);
+        self.into.manner.leaves_out(name, || path().split_off(1))
+    }
+
     /// Reports that `name` in the directory that became `parent` was not copied.
     fn report(&self, parent: FileId, name: &[u8], trouble: &Trouble) {
         self.into.report(&self.path_of(parent, name), trouble);

@@ -37,7 +37,7 @@ pub(crate) use name::{DiskName, is_file};
 use crate::args::LayerArguments;
 use crate::edit::HostId;
 use crate::exit::{Failure, Result};
-use crate::place::mistaken_for_place;
+use crate::place::{mistaken_for_place, without_colon};
 use crate::session::Access;
 
 /// Which volume it is: the file of the host, and where in it the volume begins.
@@ -118,6 +118,11 @@ impl Whole {
                     Some(mistake) => Failure::Usage(mistake),
                     None => Failure::Host(path.display().to_string(), error),
                 }
+            }
+            Failure::Host(name, error)
+                if error.kind() == io::ErrorKind::NotADirectory && may_have_path =>
+            {
+                without_colon(path).map_or(Failure::Host(name, error), Failure::Usage)
             }
             other => other,
         })?;

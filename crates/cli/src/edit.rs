@@ -19,7 +19,8 @@ use rustix::process;
 use crate::args::{EditArguments, OpenArguments};
 use crate::disk::{Disk, DiskName, VolumeId};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::output::{Console, Escaped, Statistics};
+use crate::globs::expand;
+use crate::output::{Console, Done, Escaped, Statistics, json_name};
 use crate::place::Place;
 use crate::places::Failures;
 use crate::resolve::{End, LastLink, at_path, resolve_end};
@@ -182,6 +183,14 @@ impl<'a> Volumes<'a> {
         volumes.chain(&self.arguments.tree.open.devices).filter_map(|path| host_id(path)).collect()
     }
 
+    /// Tells a program that wants to know it what became of a place.
+    pub(crate) fn done(&self, volume: &Path, path: &[u8], is_done: bool) {
+        if self.arguments.json {
+            let volume = json_name(volume.as_os_str().as_bytes());
+            self.console.done(Done { volume, path: json_name(path), done: is_done });
+        }
+    }
+
     /// Makes everything durable that was changed, and says what that was, if it is asked for.
     pub(crate) fn sync(&self, failures: &mut Failures<'_>) {
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
@@ -206,18 +215,28 @@ pub(crate) fn at_every_place(
     console: &Arc<Console>,
     mut change: impl FnMut(&Filesystem, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
 ) -> Result {
-    let is_several = places.windows(2).any(|pair| pair[0].volume != pair[1].volume);
-    let mut failures = Failures::naming(is_several, console);
+    let mut failures = Failures::new(console);
     let mut volumes = Volumes::new(places.iter(), arguments, console)?;
     for Place { volume, path } in places {
-        match volumes.open(&volume, Access::Write) {
-            Ok(fs) => {
-                let mut report = Report { failures: &mut failures, volume: &volume };
-                if let Err(error) = change(&fs, &path, &mut report) {
-                    report.error(&error);
+        let opened = volumes.open(&volume, Access::Write).and_then(|fs| {
+            let paths = expand(&fs, &path);
+            Ok((fs, paths.map_err(|error| Failure::Inside(volume.clone(), error))?))
+        });
+        match opened {
+            Ok((fs, paths)) => {
+                for path in paths {
+                    let mut report = Report { failures: &mut failures, volume: &volume, errors: 0 };
+                    if let Err(error) = change(&fs, &path, &mut report) {
+                        report.error(&error);
+                    }
+                    let is_done = report.errors == 0;
+                    volumes.done(&volume, &path, is_done);
                 }
             }
-            Err(failure) => failures.opening(&failure),
+            Err(failure) => {
+                failures.opening(&failure);
+                volumes.done(&volume, &path, false);
+            }
         }
     }
     volumes.sync(&mut failures);
@@ -228,17 +247,25 @@ pub(crate) fn at_every_place(
 pub(crate) struct Report<'a, 'f> {
     failures: &'a mut Failures<'f>,
     volume: &'a Path,
+    errors: u64,
 }
 
 impl Report<'_, '_> {
+    /// The place with this path, as a caller writes it.
+    pub(crate) fn place(&self, path: &[u8]) -> Vec<u8> {
+        [self.volume.as_os_str().as_bytes(), b":", path].concat()
+    }
+
     /// Prints an error about what is at `path`.
     pub(crate) fn at(&mut self, path: &[u8], error: &Error) {
+        self.errors += 1;
         let text = format_args!("{}: {}", Escaped(path), Nameless(error));
         self.failures.inside(self.volume, ExitStatus::of(error), &text);
     }
 
     /// Prints an error.
     pub(crate) fn error(&mut self, error: &Error) {
+        self.errors += 1;
         self.failures.inside(self.volume, ExitStatus::of(error), error);
     }
 }

@@ -56,7 +56,8 @@ pub(crate) fn attr_of(fs: &dyn FileSystem, name: &[u8], file: FileId) -> Result<
     })
 }
 
-fn is_empty(fs: &dyn FileSystem, directory: FileId) -> Result<bool> {
+/// Whether a directory has no entries.
+pub(crate) fn is_empty(fs: &dyn FileSystem, directory: FileId) -> Result<bool> {
     let mut is_empty = true;
     fs.read_dir(directory, 0, &mut |_| {
         is_empty = false;

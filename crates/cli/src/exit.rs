@@ -4,12 +4,14 @@
 //! standard error and one of the five exit codes that the help documents. A reader of
 //! standard output that goes away is not a failure: [`Failure::is_broken_pipe`].
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use offshoot_btrfs::LogFailure;
 use offshoot_vfs::{self as vfs, Errno, OsReason};
 
-use crate::output::Console;
+use crate::output::{Console, Escaped};
 
 /// The exit codes. Their numbers are part of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +30,17 @@ pub(crate) enum ExitStatus {
 }
 
 impl ExitStatus {
+    /// Its name in JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Usage => "usage",
+            Self::Corrupt => "corrupt",
+            Self::Unsupported => "unsupported",
+        }
+    }
+
     /// What the program meant when it ended with this code.
     pub(crate) fn of_code(code: i32) -> Self {
         let known = [Self::Done, Self::Usage, Self::Corrupt, Self::Unsupported];
@@ -51,6 +64,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// Opening or reading the volume failed.
     Volume(vfs::Error),
+    /// What is in this volume cannot be used.
+    Inside(PathBuf, vfs::Error),
     /// The host failed outside the volume, while doing what the text says.
     Host(String, io::Error),
     /// It is not done, for the reason that the text gives: it would destroy something, or there
@@ -70,7 +85,7 @@ impl Failure {
     pub(crate) fn status(&self) -> ExitStatus {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
-            Self::Volume(error) => ExitStatus::of(error),
+            Self::Volume(error) | Self::Inside(_, error) => ExitStatus::of(error),
             Self::Host(..) | Self::Refused(_) | Self::Output(_) => ExitStatus::Failed,
             Self::Reported(status) => *status,
         }
@@ -88,10 +103,10 @@ impl Failure {
             // These have several lines: the usage of clap, the partitions of a disk.
             Self::Usage(text) | Self::Refused(text) => {
                 let mut lines = text.lines().filter(|line| !line.is_empty());
-                console.error(&lines.next().unwrap_or_default());
+                console.failure(self.status(), &lines.next().unwrap_or_default());
                 lines.for_each(|line| console.detail(&line.trim_start()));
             }
-            other => console.error(other),
+            other => console.failure(self.status(), other),
         }
         if let Self::Volume(vfs::Error::Posix { errno: Errno::NODEV, .. }) = self {
             console.detail(&"name it with --device, or read without it with --degraded");
@@ -120,10 +135,23 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) | Self::Refused(message) => f.write_str(message),
             Self::Volume(error) => error.fmt(f),
+            Self::Inside(volume, error) => InVolume(volume, error).fmt(f),
             Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
             Self::Output(error) => write!(f, "standard output: {}", OsReason(error)),
             Self::Reported(_) => Ok(()),
         }
+    }
+}
+
+/// A message about something in a volume: `disk.img:/etc/fstab: no such file`.
+pub(crate) struct InVolume<'a>(pub(crate) &'a Path, pub(crate) &'a dyn fmt::Display);
+
+impl fmt::Display for InVolume<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (volume, text) = (Escaped(self.0.as_os_str().as_bytes()), self.1.to_string());
+        // A message begins with a path, or says what is wrong with the volume as a whole.
+        let gap = if text.starts_with('/') { "" } else { " " };
+        write!(f, "{volume}:{gap}{text}")
     }
 }
 

@@ -44,7 +44,7 @@ use std::sync::atomic::Ordering;
 use offshoot_vfs::{FileId, FileSystem, FileType};
 use serde::Serialize;
 
-use crate::copy::Preserve;
+use crate::copy::{Manner, Preserve};
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::interrupt::is_interrupted;
@@ -120,7 +120,7 @@ pub(crate) fn extract(
     let destination = Destination::open(path, mark)?;
     let fail = |error| Failure::Host(path.display().to_string(), error);
     let problems = Problems::new(console);
-    let everything = Preserve::all_but(&[], moment()?);
+    let (everything, manner) = (Preserve::all_but(&[], moment()?), Manner::plain());
     let progress = console.start_progress("extracted");
     let counted = Counted::InVolume(source.fs, source.top);
     let is_directory = attr.file_type == FileType::Directory;
@@ -132,6 +132,7 @@ pub(crate) fn extract(
         console.note(&format_args!("{}: going on where it was left half done", path.display()));
         context.overwrite = Some(Overwrite {
             preserve: &everything,
+            manner: &manner,
             devices: &[],
             is_recursive: true,
             is_named: false,

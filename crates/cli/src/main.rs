@@ -10,6 +10,8 @@
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`disk`] | what lies between a file and a volume: images, partitions |
 //! | [`session`], [`resolve`] | opening a volume, following a path in it |
+//! | [`globs`], [`wildcard`], [`listed`] | patterns of names, the entries of a directory |
+//! | [`permissions`], [`moments`] | modes and times as people write them |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
 //! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
@@ -36,11 +38,15 @@ mod edit;
 mod enter;
 mod exit;
 mod extract;
+mod globs;
 mod interrupt;
+mod listed;
 mod live;
+mod moments;
 mod mount;
 mod occupied;
 mod output;
+mod permissions;
 mod place;
 mod places;
 mod resolve;
@@ -49,9 +55,11 @@ mod session;
 mod space;
 mod stream;
 mod verbs;
+mod wildcard;
 mod workload;
 mod xattrs;
 
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -65,16 +73,18 @@ use output::Console;
 
 fn main() -> ExitCode {
     allocator::keep_memory();
-    let console = Arc::new(Console::default());
-    let result = run(&console);
+    let words = mount::with_verb(std::env::args_os().collect());
+    // Also when the rest is wrong.
+    let is_json = words.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let console = Arc::new(Console::new(is_json));
+    let result = run(&words, &console);
     let code_for_mount = mount::exit_code(&result);
     let status = exit::report(result, &console);
     ExitCode::from(if mount::is_called_by_mount() { code_for_mount } else { status as u8 })
 }
 
-fn run(console: &Arc<Console>) -> Result {
-    let words = mount::with_verb(std::env::args_os().collect());
-    let mut arguments = match Arguments::try_parse_from(&words) {
+fn run(words: &[OsString], console: &Arc<Console>) -> Result {
+    let mut arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         // Help and version are not errors, and go to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

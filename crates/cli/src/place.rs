@@ -85,6 +85,16 @@ pub(crate) fn mistaken_for_place(volume: &Path, may_have_path: bool) -> Option<S
     })
 }
 
+/// What is meant by a path that goes on behind the name of a file: `disk.img/etc`.
+pub(crate) fn without_colon(path: &Path) -> Option<String> {
+    let file = path.ancestors().skip(1).find(|above| above.is_file())?;
+    let rest = path.strip_prefix(file).ok()?;
+    let (shown, file) =
+        (Escaped(path.as_os_str().as_bytes()), Escaped(file.as_os_str().as_bytes()));
+    let rest = Escaped(rest.as_os_str().as_bytes());
+    Some(format!("{shown}: {file} is a file: write {file}:/{rest}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

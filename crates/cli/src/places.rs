@@ -1,19 +1,19 @@
 //! Several places on one command line.
 //!
 //! A place that fails does not keep the others back: it is reported when its turn comes, and
-//! the worst of what happened decides the exit code. Where the places are in several
-//! volumes, messages begin with the volume, because a path alone would not tell them apart.
+//! the worst of what happened decides the exit code. A path may be a pattern, which stands for
+//! several files of its volume ([`crate::globs`]). Messages begin with the volume.
 
 use std::fmt::Display;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
 
 use crate::args::{PlacesArguments, TreeArguments};
-use crate::exit::{ExitStatus, Failure, Result};
-use crate::output::{Console, Escaped};
+use crate::exit::{ExitStatus, Failure, InVolume, Result};
+use crate::globs::expand;
+use crate::output::Console;
 use crate::place::Place;
 use crate::session::{Access, Opening, PlaceSession, open_tree};
 
@@ -21,6 +21,8 @@ use crate::session::{Access, Opening, PlaceSession, open_tree};
 pub(crate) struct Places<'a> {
     /// Those that are still to come, the next one last.
     todo: Vec<Place>,
+    /// What the pattern of the last one stands for, and is still to come, the next one last.
+    matches: Vec<PlaceSession>,
     tree: &'a TreeArguments,
     console: &'a Arc<Console>,
     opened: Vec<(PathBuf, Filesystem)>,
@@ -32,7 +34,7 @@ impl<'a> Places<'a> {
         let mut todo: Vec<Place> =
             arguments.places.iter().map(|text| arguments.tree.open.place(text)).collect();
         todo.reverse();
-        Self { todo, tree: &arguments.tree, console, opened: Vec::new() }
+        Self { todo, matches: Vec::new(), tree: &arguments.tree, console, opened: Vec::new() }
     }
 
     /// Whether paths alone do not tell the places apart.
@@ -42,43 +44,43 @@ impl<'a> Places<'a> {
 
     /// Opens the next place.
     pub(crate) fn next(&mut self) -> Option<Result<PlaceSession>> {
-        self.todo.pop().map(|place| self.open(place))
+        if let Some(session) = self.matches.pop() {
+            return Some(Ok(session));
+        }
+        let place = self.todo.pop()?;
+        Some(self.open(place))
     }
 
     fn open(&mut self, Place { volume, path }: Place) -> Result<PlaceSession> {
-        if let Some((_, fs)) = self.opened.iter().find(|(opened, _)| *opened == volume) {
-            return Ok(PlaceSession { volume, fs: fs.clone(), path });
-        }
-        let fs = open_tree(&volume, self.tree, Opening::to(Access::Read), self.console)?;
-        self.opened.push((volume.clone(), fs.clone()));
-        Ok(PlaceSession { volume, fs, path })
+        let known = self.opened.iter().find(|(opened, _)| *opened == volume);
+        let fs = if let Some((_, fs)) = known {
+            fs.clone()
+        } else {
+            let fs = open_tree(&volume, self.tree, Opening::to(Access::Read), self.console)?;
+            self.opened.push((volume.clone(), fs.clone()));
+            fs
+        };
+        let paths = expand(&fs, &path).map_err(|error| Failure::Inside(volume.clone(), error))?;
+        let session = |path| PlaceSession { volume: volume.clone(), fs: fs.clone(), path };
+        self.matches.extend(paths.into_iter().rev().map(session));
+        // A pattern stands for one path at least.
+        self.matches.pop().ok_or_else(|| Failure::Usage("a pattern without files".into()))
     }
 }
 
 /// What goes wrong at some of several places, while the others are gone through.
 pub(crate) struct Failures<'a> {
     console: &'a Console,
-    names_volume: bool,
     status: Option<ExitStatus>,
 }
 
 impl<'a> Failures<'a> {
     /// Nothing went wrong yet.
-    pub(crate) fn new(places: &Places<'a>) -> Self {
-        Self::naming(places.are_in_several_volumes(), places.console)
+    pub(crate) fn new(console: &'a Console) -> Self {
+        Self { console, status: None }
     }
 
-    /// The same, for messages that begin with the volume or do not.
-    pub(crate) fn naming(names_volume: bool, console: &'a Console) -> Self {
-        Self { console, names_volume, status: None }
-    }
-
-    /// Whether messages begin with the volume.
-    pub(crate) fn names_volume(&self) -> bool {
-        self.names_volume
-    }
-
-    /// Prints why a volume could not be opened, which its message names.
+    /// Prints a failure whose message tells where it happened.
     pub(crate) fn opening(&mut self, failure: &Failure) {
         self.note(failure.status());
         failure.print(self.console);
@@ -87,12 +89,7 @@ impl<'a> Failures<'a> {
     /// Prints what went wrong in a volume.
     pub(crate) fn inside(&mut self, volume: &Path, status: ExitStatus, text: &dyn Display) {
         self.note(status);
-        if self.names_volume {
-            let volume = Escaped(volume.as_os_str().as_bytes());
-            self.console.error(&format_args!("{volume}: {text}"));
-        } else {
-            self.console.error(text);
-        }
+        self.console.failure(status, &InVolume(volume, text));
     }
 
     /// Remembers an error that is not printed.

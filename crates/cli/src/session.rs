@@ -10,7 +10,7 @@ use offshoot_btrfs::{
     Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
 };
 use offshoot_btrfs_format::TreeId;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, StatFs};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::Disk;
@@ -235,6 +235,17 @@ pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result
     Ok(TreeId(file.dev))
 }
 
+/// The sizes of a volume.
+pub(crate) fn sizes_of(
+    volume: &Path,
+    arguments: &OpenArguments,
+    console: &Arc<Console>,
+) -> Result<StatFs> {
+    let disk = Disk::open(volume, Access::Read, &arguments.layers, false)?;
+    let session = Session::open_with(disk, arguments, Opening::to(Access::Read), console)?;
+    Ok(session.volume.filesystem(TreeId::FS)?.statfs()?)
+}
+
 /// Opens a volume, and in it the tree of files that `arguments` name.
 pub(crate) fn open_tree(
     volume: &Path,
@@ -269,24 +280,24 @@ impl PlaceSession {
 
     /// The file at the place.
     pub(crate) fn file(&self, last: LastLink) -> Result<FileId> {
-        Ok(resolve(&self.fs, &self.path, last)?)
+        resolve(&self.fs, &self.path, last).map_err(|error| self.named(error))
     }
 
     /// Names the place in an error about the file there.
     pub(crate) fn named(&self, error: Error) -> Failure {
-        error.in_file(Escaped(&self.path)).into()
+        Failure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
     }
 
     /// The file at the place, which must not be a directory.
     pub(crate) fn regular_file(&self) -> Result<FileId> {
         let file = self.file(LastLink::Follow)?;
         let name = Escaped(&self.path);
-        match self.fs.attr(file)?.file_type {
+        match self.fs.attr(file).map_err(|error| self.named(error))?.file_type {
             FileType::Regular => Ok(file),
-            FileType::Directory => Err(Error::posix(Errno::ISDIR, name.to_string()).into()),
+            FileType::Directory => Err(self.named(Error::posix(Errno::ISDIR, name.to_string()))),
             _ => {
                 let what = format!("{name} is no regular file");
-                Err(Error::posix(Errno::INVAL, what).into())
+                Err(self.named(Error::posix(Errno::INVAL, what)))
             }
         }
     }

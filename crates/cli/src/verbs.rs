@@ -1,32 +1,43 @@
 //! What each verb does.
 
+mod below;
 mod bench;
 mod cat;
 mod chattr;
+mod chmod;
+mod chown;
 mod completions;
 mod cp;
 mod dedupe;
+mod df;
 mod disk_info;
+mod du;
 mod dump;
 mod extract;
 mod fallocate;
 mod fattr;
+mod find;
 mod in_force;
 mod info;
 mod ln;
 mod ls;
+mod lsattr;
 mod man;
 mod mkdir;
 mod mkfs;
+mod mknod;
 mod mv;
 mod property;
 mod rescue;
 mod rm;
+mod rmdir;
 mod scrub;
 mod stat;
 mod stats;
 mod subvolume;
 mod sync;
+mod touch;
+mod tree;
 mod trim;
 mod truncate;
 
@@ -36,11 +47,14 @@ use std::sync::Arc;
 use crate::args::Verb;
 use crate::exit::Result;
 use crate::mount;
-use crate::output::Console;
+use crate::output::{Console, write_line};
 
 /// Does what the command line asks for, with `out` as standard output, to which all was written then.
 pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let result = run(verb, out, console);
+    for done in console.take_done() {
+        write_line(out, &done)?;
+    }
     // Before any error is printed, so that both streams are in order on a terminal.
     let flushed = out.flush();
     result?;
@@ -52,13 +66,23 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Info(arguments) => info::run(arguments, out, console),
         Verb::Ls(arguments) => ls::run(arguments, out, console),
         Verb::Stat(arguments) => stat::run(arguments, out, console),
+        Verb::Find(arguments) => find::run(arguments, out, console),
+        Verb::Tree(arguments) => tree::run(arguments, out, console),
+        Verb::Du(arguments) => du::run(arguments, out, console),
+        Verb::Df(arguments) => df::run(arguments, out, console),
         Verb::Cat(arguments) => cat::run(arguments, out, console),
         Verb::Extract(arguments) => extract::run(arguments, out, console),
         Verb::Cp(arguments) => cp::run(arguments, out, console),
         Verb::Mkdir(arguments) => mkdir::run(arguments, console),
-        Verb::Rm(arguments) => rm::run(arguments, console),
-        Verb::Mv(arguments) => mv::run(arguments, console),
+        Verb::Rm(arguments) => rm::run(arguments, out, console),
+        Verb::Mv(arguments) => mv::run(arguments, out, console),
         Verb::Ln(arguments) => ln::run(arguments, console),
+        Verb::Rmdir(arguments) => rmdir::run(arguments, console),
+        Verb::Mknod(arguments) => mknod::run(arguments, console),
+        Verb::Touch(arguments) => touch::run(arguments, console),
+        Verb::Chmod(arguments) => chmod::run(arguments, console),
+        Verb::Chown(arguments) => chown::run(arguments, console),
+        Verb::Lsattr(arguments) => lsattr::run(arguments, out, console),
         Verb::Chattr(arguments) => chattr::run(arguments, console),
         Verb::Fallocate(arguments) => fallocate::run(arguments, console),
         Verb::Truncate(arguments) => truncate::run(arguments, console),

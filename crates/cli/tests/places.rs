@@ -31,8 +31,8 @@ fn ls_shows_files_first_and_names_directories() {
         &["ls", "a.img:/root/usr/bin", "a.img:/root/etc/hostname", "a.img:/home"],
     );
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let expected = "/root/etc/hostname\n\n/root/usr/bin:\nnew-tool\nping\nping4\nping6\n\n\
-                    /home:\nalice\n";
+    let expected = "/root/etc/hostname\n\n/home:\nalice\n\n\
+                    /root/usr/bin:\nnew-tool\nping\nping4\nping6\n";
     assert_eq!(text(&output.stdout), expected);
     // One place alone needs no name, as ever.
     let output = offshoot(volumes.path(), &["ls", "a.img:/home"]);
@@ -46,7 +46,7 @@ fn places_in_several_volumes_are_told_apart() {
     let output = offshoot(volumes.path(), &[&["ls"], &places[..]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(text(&output.stdout), "a.img:/home:\nalice\n\nb.img:/home:\nalice\n");
-    let message = "offshoot: b.img: /nowhere: No such file or directory\n";
+    let message = "offshoot: b.img:/nowhere: no such file\n";
     assert_eq!(text(&output.stderr), message);
     let output = offshoot(volumes.path(), &[&["ls", "--json"], &places[..]].concat());
     assert_eq!(output.status.code(), Some(1));
@@ -74,8 +74,8 @@ fn cat_goes_on_after_a_file_that_it_cannot_read() {
     );
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout == [one.stdout, other.stdout].concat());
-    let messages = "offshoot: /root/etc: Is a directory\n\
-                    offshoot: /root/nowhere: No such file or directory\n";
+    let messages = "offshoot: a.img:/root/etc: is a directory\n\
+                    offshoot: a.img:/root/nowhere: no such file\n";
     assert_eq!(text(&output.stderr), messages);
 }
 

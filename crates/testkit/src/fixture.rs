@@ -9,8 +9,9 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+pub use offshoot_machine::repository;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev};
 
 use crate::disks::Disks;
@@ -31,13 +32,6 @@ pub const VOLUME: &str = "fixtures/kernel.btrfs.zst";
 
 /// What the kernel shows of it, from the root of the repository.
 pub const MANIFEST: &str = "fixtures/kernel.manifest";
-
-/// The root of the repository that this was built from.
-#[must_use]
-pub fn repository() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_owned()
-}
 
 /// Unpacks the volume to `image`, leaving holes where it holds zeros.
 ///

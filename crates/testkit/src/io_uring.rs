@@ -7,9 +7,8 @@
 use std::fs::{self, File};
 use std::io;
 
+use offshoot_machine::{IO_URING_SWITCH as SWITCH, may_switch_io_uring_on};
 use rustix::fs::{FlockOperation, flock};
-
-const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Where it is written down.
 const NOTE: &str = "/run/offshoot-enable-uring";
@@ -28,11 +27,7 @@ pub struct SwitchedOn {
 /// # Errors
 /// Why not.
 pub fn can_be_had() -> Result<(), String> {
-    let is_on = is_on().map_err(|error| format!("no FUSE over io_uring: {SWITCH}: {error}"))?;
-    if !is_on {
-        let switch = File::options().write(true).open(SWITCH);
-        switch.map_err(|error| format!("FUSE over io_uring is off: {SWITCH}: {error}"))?;
-    }
+    may_switch_io_uring_on()?;
     let ring = ::io_uring::IoUring::new(1);
     ring.map(drop).map_err(|error| format!("this host lets nobody use io_uring: {error}"))
 }

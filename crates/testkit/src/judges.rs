@@ -14,10 +14,10 @@
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::run::try_run;
+use offshoot_machine::progs_version;
+pub use offshoot_machine::{PROGS_AT_LEAST, SKIPPED_FILE, may_mount};
 
-/// The oldest `btrfs-progs` that makes and checks everything the tests make.
-pub const PROGS_AT_LEAST: (u32, u32) = (6, 14);
+use crate::run::try_run;
 
 /// The proof that the judges are there, and a place among the tests that use them.
 #[derive(Debug)]
@@ -53,10 +53,6 @@ pub fn are_present() -> bool {
         Verdict::Missing(reason) => panic!("{reason}"),
     }
 }
-
-/// The variable of the environment that names the file to which a test adds a line when it is
-/// skipped: its program, a tab and its name. The test command counts the lines.
-pub const SKIPPED_FILE: &str = "OFFSHOOT_TEST_SKIPPED";
 
 /// Says that this test ends without having tested anything, and why.
 ///
@@ -95,30 +91,6 @@ fn examine() -> Verdict {
     }
 }
 
-/// Whether this process could mount a loop device if the tools were there: whether a
-/// missing judge fails the tests.
-///
-/// # Errors
-/// Why it could not.
-pub fn may_mount() -> Result<(), String> {
-    const CAP_SYS_ADMIN: u32 = 21;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let capabilities = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .unwrap_or(0);
-    if !rustix::process::geteuid().is_root() || capabilities >> CAP_SYS_ADMIN & 1 == 0 {
-        return Err("the kernel judges only for root with the right to mount".to_owned());
-    }
-    std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/loop-control")
-        .map(drop)
-        .map_err(|error| format!("no loop devices: /dev/loop-control: {error}"))
-}
-
 fn missing_judge() -> Option<String> {
     const SETUP: &str = "`cargo xtask setup` installs it";
     if try_run("losetup", &["--version"]).is_err() {
@@ -147,13 +119,6 @@ fn missing_judge() -> Option<String> {
         }
     }
     None
-}
-
-/// The version in the first line of `btrfs --version`.
-fn progs_version(output: &str) -> Option<(u32, u32)> {
-    let version = output.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
-    let mut parts = version.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn kernel_knows_btrfs() -> bool {
@@ -188,18 +153,5 @@ impl Drop for Judges {
     fn drop(&mut self) {
         *running() -= 1;
         DONE.notify_one();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_read_as_btrfs_prints_them() {
-        assert_eq!(progs_version("btrfs-progs v6.14\n-EXPERIMENTAL"), Some((6, 14)));
-        assert_eq!(progs_version("btrfs-progs v6.2"), Some((6, 2)));
-        assert_eq!(progs_version("btrfs-progs v6.16.1 "), Some((6, 16)));
-        assert_eq!(progs_version("something else"), None);
     }
 }

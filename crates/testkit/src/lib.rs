@@ -52,5 +52,6 @@ pub mod outside;
 pub mod progs;
 pub mod random;
 pub mod recipe;
-pub mod run;
 pub mod sharing;
+
+pub use offshoot_machine::run;

@@ -22,7 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The call is wrong for this file or this volume.
-    #[error("{what}: {}", OsReason(errno))]
+    #[error("{what}{}", Words(*errno))]
     Posix {
         /// What was asked for.
         what: String,
@@ -60,6 +60,24 @@ impl<E: fmt::Display> fmt::Display for OsReason<'_, E> {
             .map(|text| text.trim_end_matches(|c: char| c.is_ascii_digit()))
             .and_then(|text| text.strip_suffix(" (os error "));
         f.write_str(words.unwrap_or(&text))
+    }
+}
+
+/// What an error number adds to the words of what was asked for, with a colon in front. A call that makes no sense is
+/// told in words of its own already, to which "Invalid argument" adds nothing.
+struct Words(Errno);
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Errno::INVAL => Ok(()),
+            Errno::NOENT => f.write_str(": no such file"),
+            Errno::NOTDIR => f.write_str(": not a directory"),
+            Errno::ISDIR => f.write_str(": is a directory"),
+            Errno::EXIST => f.write_str(": exists already"),
+            Errno::NOTEMPTY => f.write_str(": the directory is not empty"),
+            other => write!(f, ": {}", OsReason(&other)),
+        }
     }
 }
 
@@ -181,11 +199,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_end_with_the_words_of_the_system() {
+    fn messages_end_with_words_where_these_help() {
         let io = Error::io("reading 4096 bytes at 65536", io::Error::from_raw_os_error(5));
         assert_eq!(io.to_string(), "reading 4096 bytes at 65536: Input/output error");
         let posix = Error::posix(Errno::NOENT, "/etc/fstab");
-        assert_eq!(posix.to_string(), "/etc/fstab: No such file or directory");
+        assert_eq!(posix.to_string(), "/etc/fstab: no such file");
+        let posix = Error::posix(Errno::INVAL, "a and b are one file");
+        assert_eq!(posix.to_string(), "a and b are one file");
         let other = Error::io("a name (5)", io::Error::other("ends (here 5)"));
         assert_eq!(other.to_string(), "a name (5): ends (here 5)");
     }

@@ -23,6 +23,8 @@ pub struct MkfsOptions {
     pub fsid: Uuid,
     /// When the volume and its root directory were made.
     pub time: Timestamp,
+    /// User and group of the root directory.
+    pub root_owner: (u32, u32),
     /// What the UUIDs that are not given are derived from, together with `fsid`.
     pub seed: u64,
     /// The label: at most 255 bytes, without NUL and line break.
@@ -53,6 +55,7 @@ impl MkfsOptions {
         Self {
             fsid,
             time,
+            root_owner: (0, 0),
             seed: 0,
             label: String::new(),
             device_uuids: Vec::new(),
@@ -90,6 +93,7 @@ impl MkfsOptions {
         Ok(Spec {
             fsid: self.fsid,
             time: self.time,
+            root_owner: self.root_owner,
             label: self.label.clone(),
             device_uuids: self.all_device_uuids(devices)?,
             chunk_tree_uuid: self.derive("chunk tree", 0),
@@ -207,6 +211,7 @@ impl MkfsOptions {
 pub(super) struct Spec {
     pub(super) fsid: Uuid,
     pub(super) time: Timestamp,
+    pub(super) root_owner: (u32, u32),
     pub(super) label: String,
     /// One for every device.
     pub(super) device_uuids: Vec<Uuid>,

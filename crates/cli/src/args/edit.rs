@@ -12,7 +12,7 @@ pub(crate) const CP_HELP: &str = "\
 SOURCE and DESTINATION are paths of the host or places in volumes; one of them at least is a \
 place. A text with `:/` behind the name of a file is a place, and all else is a path of the host. \
 The destination is a directory that is there, which the sources go into under their names, or the \
-new name. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
+new name. * ? and [...] in a path of a volume match names there. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
 standard input, and as the destination of one file standard output.
 
 Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whoever \
@@ -23,12 +23,14 @@ Directories are merged, files that are there are replaced. A file of the host th
 the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
-left out, and the rest goes on.
+left out, and the rest goes on. One that becomes shorter meanwhile is copied as far as it goes, with a warning.
 
 Examples:
   offshoot cp -r src disk.img:/src
   offshoot cp motd issue disk.img:/etc
   offshoot cp -r rootfs/. disk.img:/
+  offshoot cp -rx --exclude '*.o' / disk.img:/
+  offshoot cp 'disk.img:/var/log/*.gz' .
   offshoot cp disk.img:/var/log/messages .
   offshoot cp disk.img:/backup.gz - | zcat
   offshoot cp -r old.img:/home new.img:/
@@ -45,6 +47,7 @@ A subvolume is not removed, and keeps the directories above it: `offshoot subvol
 
 Examples:
   offshoot rm disk.img:/etc/motd
+  offshoot rm -v 'disk.img:/var/log/*.gz'
   offshoot rm -rf disk.img:/var/cache disk.img:/tmp/old";
 
 pub(crate) const MV_HELP: &str = "\
@@ -102,10 +105,12 @@ Examples:
   offshoot setfattr -x user.origin disk.img:/file";
 
 pub(crate) const GETFATTR_HELP: &str = "\
-Values are shown as text when they are, otherwise as 0x and digits.
+Values are shown as text when they are, otherwise as 0x and digits. With -d they are as getfattr of the host writes them: those in user., \
+or that -m names by the beginning of their names.
 
 Examples:
   offshoot getfattr disk.img:/file
+  offshoot getfattr -d -m - disk.img:/usr/bin/ping
   offshoot getfattr -n user.origin disk.img:/file";
 
 pub(crate) const LN_HELP: &str = "\
@@ -150,8 +155,36 @@ pub(crate) struct CpArguments {
     #[arg(value_name = "SOURCE... DESTINATION", required = true)]
     pub(crate) paths: Vec<OsString>,
     /// Copy directories with what is in them, and symbolic links as links
-    #[arg(short = 'r', short_aliases = ['R', 'a'], long)]
+    #[arg(short = 'r', visible_short_aliases = ['R', 'a'], visible_alias = "archive", long)]
     pub(crate) recursive: bool,
+    /// Copy symbolic links as links
+    #[arg(short = 'd', visible_short_alias = 'P', long)]
+    pub(crate) no_dereference: bool,
+    /// Keep attributes, as is done anyway
+    #[arg(short = 'p', long, value_name = "LIST", num_args = 0..=1, require_equals = true)]
+    #[arg(value_delimiter = ',', default_missing_value = "all")]
+    pub(crate) preserve: Vec<Attribute>,
+    /// Replace what is there, as is done anyway
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// Replace nothing
+    #[arg(short = 'n', long, overrides_with_all = ["force", "update"])]
+    pub(crate) no_clobber: bool,
+    /// Replace only what is older
+    #[arg(short = 'u', long)]
+    pub(crate) update: bool,
+    /// Stay in the filesystem, or the subvolume, of each source
+    #[arg(short = 'x', long)]
+    pub(crate) one_file_system: bool,
+    /// Leave out files with such names, or with a / in it such paths below the source
+    #[arg(long, value_name = "PATTERN", action = clap::ArgAction::Append)]
+    pub(crate) exclude: Vec<OsString>,
+    /// Copy into this directory
+    #[arg(short = 't', long, value_name = "DIRECTORY", conflicts_with = "no_target_directory")]
+    pub(crate) target_directory: Option<OsString>,
+    /// Say what was copied
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     /// The destination is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
@@ -164,9 +197,6 @@ pub(crate) struct CpArguments {
     pub(crate) no_preserve: Vec<Attribute>,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
-    /// Write what was done as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -195,8 +225,17 @@ pub(crate) struct RmArguments {
     #[arg(short = 'r', short_alias = 'R', long)]
     pub(crate) recursive: bool,
     /// Say nothing of what is not there
-    #[arg(short = 'f', long)]
+    #[arg(short = 'f', long, overrides_with = "interactive")]
     pub(crate) force: bool,
+    /// Ask before each
+    #[arg(short = 'i', long)]
+    pub(crate) interactive: bool,
+    /// Say what was removed
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
+    /// Remove empty directories, too
+    #[arg(short = 'd', long)]
+    pub(crate) dir: bool,
 }
 
 #[derive(Args)]
@@ -245,6 +284,12 @@ pub(crate) struct MvArguments {
     /// Do not move what would replace something
     #[arg(short = 'n', long)]
     pub(crate) no_clobber: bool,
+    /// Replace what is there, as is done anyway
+    #[arg(short = 'f', long, conflicts_with = "no_clobber")]
+    pub(crate) force: bool,
+    /// Say what was moved
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     /// What has the new name gets the old one
     #[arg(long, conflicts_with = "no_clobber")]
     pub(crate) exchange: bool,
@@ -388,9 +433,6 @@ pub(crate) struct DedupeArguments {
     pub(crate) length: Option<u64>,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
-    /// Write what was done as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -434,6 +476,17 @@ fn parse_value(text: &str) -> Result<XattrValue, String> {
     bytes.map(XattrValue).ok_or_else(|| "0x is followed by pairs of hexadecimal digits".to_owned())
 }
 
+/// How values of extended attributes are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Encoding {
+    /// In quotes, with a backslash and octal digits for what is not printed
+    Text,
+    /// 0x and hexadecimal digits
+    Hex,
+    /// 0s and base64
+    Base64,
+}
+
 #[derive(Args)]
 pub(crate) struct GetfattrArguments {
     #[command(flatten)]
@@ -441,6 +494,18 @@ pub(crate) struct GetfattrArguments {
     /// This attribute alone
     #[arg(short = 'n', long, value_name = "NAME")]
     pub(crate) name: Option<OsString>,
+    /// Write attributes and values as getfattr -d of the host does
+    #[arg(short = 'd', long, conflicts_with = "json")]
+    pub(crate) dump: bool,
+    /// Attributes whose names match: - for all; with -d those in user. otherwise
+    #[arg(short = 'm', long = "match", value_name = "PATTERN", conflicts_with = "name")]
+    pub(crate) matching: Option<OsString>,
+    /// How values are written: text, hex or base64; as they are best read otherwise
+    #[arg(short = 'e', long, value_name = "ENCODING")]
+    pub(crate) encoding: Option<Encoding>,
+    /// Write values alone, as they are
+    #[arg(long, conflicts_with_all = ["json", "dump"])]
+    pub(crate) only_values: bool,
     /// A symbolic link at the end is the file that is meant
     #[arg(long)]
     pub(crate) no_dereference: bool,

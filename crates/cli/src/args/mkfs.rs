@@ -8,7 +8,8 @@ use offshoot_btrfs_format::csum::ChecksumType;
 use uuid::Uuid;
 
 pub(crate) const MKFS_HELP: &str = "\
-Sizes are in bytes, or end with K, M, G or T. A partition of a disk is named as FILE@NUMBER, or by its label or UUID.
+Sizes are in bytes, or as in 512K, 1.5G and 4GiB; 200MB is in powers of 1000. A partition of a disk is \
+named as FILE@NUMBER, or by its label or UUID.
 
 With SOURCE_DATE_EPOCH in the environment the volume is made at that time (seconds since 1970) \
 and not now. The same options, a UUID among them, then make the same bytes.
@@ -58,6 +59,9 @@ pub(crate) struct MkfsArguments {
     /// free-space-tree, block-group-tree. All but mixed-bg are on by default
     #[arg(short = 'O', long = "features", value_name = "LIST", action = ArgAction::Append)]
     pub(crate) features: Vec<String>,
+    /// Whom the root directory belongs to: the caller otherwise
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    pub(crate) root_owner: Option<(u32, u32)>,
     /// Overwrite what is on the devices
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
@@ -66,21 +70,47 @@ pub(crate) struct MkfsArguments {
     pub(crate) json: bool,
 }
 
-/// A number of bytes, with a suffix for its binary unit.
+/// A number of bytes as people write it: `4096`, `1.5G`, `512KiB`. `200MB` is in powers of 1000,
+/// as the core utilities have it.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    const UNITS: &str = "KMGTPE";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let suffix = text[digits.len()..].to_ascii_lowercase();
-    let shift = match suffix.as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
-        "p" | "pib" => 50,
-        _ => return Err(format!("no unit is called {suffix}; there are K, M, G, T and P")),
+    let suffix = text[digits.len()..].to_ascii_uppercase();
+    let unit = suffix.chars().next();
+    let power = unit.and_then(|unit| UNITS.find(unit)).map(|at| at as u32 + 1);
+    let scale: u128 = match (power, suffix.get(1..).unwrap_or_default()) {
+        (Some(power), "" | "IB") => 1 << (10 * power),
+        (Some(power), "B") => 1000_u128.pow(power),
+        _ if suffix.is_empty() || suffix == "B" => 1,
+        _ => {
+            return Err(format!(
+                "no unit is called {suffix}; there are K, M, G, T, P and E, and KB, MB for powers of 1000"
+            ));
+        }
     };
-    let number: u64 = digits.parse().map_err(|_| "a whole number is expected".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "more than 16 EiB".to_owned())
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+    let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    // More digits behind the point than any size needs are no size.
+    let is_number = !whole.is_empty() && are_digits(whole) && are_digits(part) && part.len() <= 18;
+    if !is_number || digits.ends_with('.') {
+        return Err("a number is expected, as in 4096, 512K or 1.5G".to_owned());
+    }
+    let too_large = || "more than 16 EiB".to_owned();
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let tens = 10_u128.pow(part.len() as u32);
+    let part: u128 = if part.is_empty() { 0 } else { part.parse().unwrap_or(0) };
+    if part != 0 && scale == 1 {
+        return Err("a whole number of bytes is expected".to_owned());
+    }
+    // Below 2^64 * 2^60 and 10^18 * 2^60, so that nothing overflows.
+    u64::try_from(u128::from(whole) * scale + part * scale / tens).map_err(|_| too_large())
+}
+
+/// An owner as two numbers, `UID:GID`.
+fn parse_owner(text: &str) -> Result<(u32, u32), String> {
+    let pair =
+        text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    pair.ok_or_else(|| "two numbers are expected, as in 1000:1000".to_owned())
 }
 
 pub(crate) fn parse_node_size(text: &str) -> Result<u32, String> {
@@ -114,7 +144,7 @@ fn parse_checksum(text: &str) -> Result<ChecksumType, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_size;
+    use super::{parse_owner, parse_size};
 
     #[test]
     fn sizes() {
@@ -127,11 +157,40 @@ mod tests {
             ("4G", 4 << 30),
             ("16t", 16 << 40),
             ("15P", 15 << 50),
+            ("15E", 15 << 60),
+            ("1.5G", 3 << 29),
+            ("0.3K", 307),
+            ("200MB", 200_000_000),
+            ("2kB", 2000),
+            ("7B", 7),
+            ("18446744073709551615", u64::MAX),
         ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
-        for text in ["", "G", "1.5G", "-1", "4X", "4 G", "16384P", "99999999999999999999"] {
+        for text in [
+            "",
+            "G",
+            "1.5",
+            ".5G",
+            "1.G",
+            "1.2.3K",
+            "-1",
+            "4X",
+            "4KX",
+            "4iB",
+            "4 G",
+            "16E",
+            "99999999999999999999",
+        ] {
             parse_size(text).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn owners() {
+        assert_eq!(parse_owner("1000:100"), Ok((1000, 100)));
+        for text in ["", "1000", "a:b", "1:2:3", "-1:0", "4294967296:0"] {
+            parse_owner(text).expect_err(text);
         }
     }
 }

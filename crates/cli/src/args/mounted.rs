@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{
-    EditArguments, GetPropertyArguments, InForceArguments, ListPropertyArguments, OpenArguments,
-    PlacesArguments, PropertyVerb, SubvolumeVerb, SyncArguments, TreeArguments, Verb,
-    VolumeArguments,
+    EditArguments, GetPropertyArguments, InForceArguments, ListPropertyArguments, LsArguments,
+    OpenArguments, PlacesArguments, PropertyVerb, StatArguments, SubvolumeVerb, SyncArguments,
+    TreeArguments, Verb, VolumeArguments,
 };
 use crate::live::Live;
 
@@ -36,14 +36,10 @@ impl Verb {
         Some(match self {
             Self::Stats(arguments) => of_volume(&mut arguments.info.volume),
             Self::Info(arguments) => of_volume(&mut arguments.volume),
-            Self::Ls(arguments) => {
-                let PlacesArguments { places, tree } = &mut arguments.places;
+            Self::Ls(LsArguments { places, .. }) | Self::Stat(StatArguments { places, .. }) => {
+                let PlacesArguments { places, tree } = places;
                 let of_tree = of_tree(places.iter_mut().collect(), tree);
                 OnMount { takes_files: true, ..of_tree }
-            }
-            Self::Stat(arguments) => {
-                let place = &mut arguments.place;
-                OnMount { takes_files: true, ..of_tree(vec![&mut place.place], &mut place.tree) }
             }
             Self::Property(verb) => OnMount { takes_files: true, ..of_property(verb) },
             Self::Trim(arguments) => OnMount { changes: true, ..of_volume(&mut arguments.volume) },

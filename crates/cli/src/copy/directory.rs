@@ -53,6 +53,11 @@ impl<'a> DirectoryRef<'a> {
         self.directory().file
     }
 
+    /// The filesystem that holds the directory that this is a copy of.
+    pub(super) fn device(&self) -> u64 {
+        self.directory().attr.file.dev
+    }
+
     /// The directory of the host that this is a copy of.
     pub(super) fn host_fd(&self) -> BorrowedFd<'_> {
         self.directory().host.as_ref().expect("a walk of the host opened it").as_fd()

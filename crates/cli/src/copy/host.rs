@@ -96,6 +96,9 @@ impl<'a> Walk<'_, 'a> {
 
     fn see(&mut self, directory: &DirectoryRef<'a>, entry: &DirEntry) -> Result<(), Error> {
         let name = SafeName::new(entry.file_name().to_bytes())?;
+        if self.source.leaves_out(directory.file(), &name) {
+            return Ok(());
+        }
         let file_type = type_of(directory, entry)?;
         if file_type != FileType::Directory {
             let seen = Seen::Host(file_type);
@@ -107,7 +110,13 @@ impl<'a> Walk<'_, 'a> {
             return Err(Error::Unsupported(what));
         }
         let original = HostFile::found(directory.host_fd(), &name, file_type)?;
+        let is_other = original.attr().file.dev != directory.device();
         if let Some((file, is_new)) = enter(directory, &name, &original) {
+            if is_other && self.source.into.manner.is_one_filesystem {
+                // Its place is there, and nothing in it.
+                drop(DirectoryRef::new(self.source, file, *original.attr(), is_new, None));
+                return Ok(());
+            }
             self.levels.push(Level::open(self.source, original, file, is_new)?);
         }
         Ok(())

@@ -41,6 +41,11 @@ pub(super) trait Original {
 
     /// Reads data; the count is short at the end only.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
+
+    /// Its size now, where something may have changed it since its attributes were read.
+    fn size_now(&self) -> Result<u64> {
+        Ok(self.attr().size)
+    }
 }
 
 /// A file of a volume.
@@ -194,6 +199,11 @@ impl Original for HostFile<'_> {
         };
         let end = fs::seek(file, SeekFrom::Hole(start)).map_err(doing("looking for its data"))?;
         Ok(Some(start..end))
+    }
+
+    fn size_now(&self) -> Result<u64> {
+        let stat = fs::fstat(self.file()?).map_err(doing("looking at it"))?;
+        Ok(stat.st_size.cast_unsigned())
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {

@@ -21,9 +21,22 @@ use crate::xattrs::Xattr;
 /// How much is read and written at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Copies what is no directory to `name` in `dir`, with `buf` to read into.
+/// Copies what is no directory and has the path `path` to `name` in `dir`, with `buf` to read into.
 pub(super) fn put(
     into: &IntoVolume<'_>,
+    path: &[u8],
+    dir: FileId,
+    name: &[u8],
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<(), Trouble> {
+    put_at(into, &|| path.to_vec(), dir, name, original, buf)
+}
+
+/// The same for a path that is only found where it is needed.
+pub(super) fn put_at(
+    into: &IntoVolume<'_>,
+    path: &dyn Fn() -> Vec<u8>,
     dir: FileId,
     name: &[u8],
     original: &dyn Original,
@@ -34,6 +47,9 @@ pub(super) fn put(
         let what = "it is a device of a volume of this command";
         return Err(Trouble::Source(Error::posix(Errno::BUSY, what)));
     }
+    if into.manner.may_keep() {
+        require_replaced(into, Place { dir, name }, original.attr())?;
+    }
     let attr = into.preserve.of(original.attr());
     let must_share = into.reflink == Reflink::Always && attr.file_type == FileType::Regular;
     if must_share && original.in_same_volume().is_none() {
@@ -42,13 +58,24 @@ pub(super) fn put(
     let place = Place { dir, name };
     if attr.nlink < 2 {
         let file = make(into, place, original, &attr)?;
-        return fill(into, place, file, original, &attr, buf).inspect_err(|_| remove(into, place));
+        return fill(into, path, place, file, original, &attr, buf)
+            .inspect_err(|_| remove(into, place));
     }
     match link(into, place, original, &attr)? {
         None => Ok(()),
-        Some(file) => fill(into, place, file, original, &attr, buf)
+        Some(file) => fill(into, path, place, file, original, &attr, buf)
             .inspect_err(|_| remove_all(into, place, attr.file)),
     }
+}
+
+/// Goes on unless what is at `place` stays.
+fn require_replaced(into: &IntoVolume<'_>, place: Place<'_>, new: &Attr) -> Result<(), Trouble> {
+    let file = match into.fs.lookup(place.dir, place.name) {
+        Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(()),
+        found => found.map_err(Trouble::Target)?,
+    };
+    let old = into.fs.attr(file).map_err(Trouble::Target)?;
+    if into.manner.keeps(old.mtime, new.mtime) { Err(Trouble::Kept) } else { Ok(()) }
 }
 
 /// Gives a file with several names one more, or makes it for its first.
@@ -178,6 +205,7 @@ fn owner_and_mode(attr: &Attr) -> SetAttr {
 /// Gives a file that was made its data, its extended attributes and its times.
 fn fill(
     into: &IntoVolume<'_>,
+    path: &dyn Fn() -> Vec<u8>,
     place: Place<'_>,
     file: FileId,
     original: &dyn Original,
@@ -190,11 +218,19 @@ fn fill(
         ..SetAttr::default()
     };
     if attr.file_type == FileType::Regular {
-        let end = match share_data(into, file, original)? {
-            Some(end) => end,
+        let copied = match share_data(into, file, original)? {
+            Some(end) => Copied { end, is_all: true },
             None => copy_data(into, file, original, buf)?,
         };
-        set.size = (end < attr.size).then_some(attr.size);
+        if copied.is_all {
+            set.size = (copied.end < attr.size).then_some(attr.size);
+        } else if original.size_now().map_err(Trouble::Source)? < attr.size {
+            let what = format_args!(
+                "it became shorter: {} bytes of {} were copied",
+                copied.end, attr.size
+            );
+            into.problems.warning(&path(), &what);
+        }
     }
     if into.preserve.keeps(Attribute::Xattr) {
         set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)?;
@@ -260,13 +296,22 @@ fn not_shared(error: Error) -> Trouble {
     }
 }
 
-/// Copies the data, holes left out, and gives the end of what was written.
+/// How far the data of a file was copied.
+struct Copied {
+    /// The end of what was written.
+    end: u64,
+    /// Behind it is a hole, and not what the file lost while it was read.
+    is_all: bool,
+}
+
+/// Copies the data, holes left out. A file that ends before its size, because something changes it
+/// or because it is one of the kernel's, which know no size, is copied as far as it goes.
 fn copy_data(
     into: &IntoVolume<'_>,
     file: FileId,
     original: &dyn Original,
     buf: &mut Vec<u8>,
-) -> Result<u64, Trouble> {
+) -> Result<Copied, Trouble> {
     let mut end = 0;
     while let Some(data) = original.next_data(end).map_err(Trouble::Source)? {
         let mut at = data.start.max(end);
@@ -282,11 +327,11 @@ fn copy_data(
             into.count_bytes(count);
             at += count as u64;
             if count < len {
-                if data.end == u64::MAX {
-                    return Ok(at);
-                }
-                let shorter = std::io::Error::other("it became shorter meanwhile");
-                return Err(Trouble::Source(Error::io("reading it", shorter)));
+                // What knows no end may end before the size that it says.
+                return Ok(Copied {
+                    end: at,
+                    is_all: data.end == u64::MAX && at >= original.attr().size,
+                });
             }
             if into.problems.is_stopped() {
                 return Err(Trouble::Stopped);
@@ -297,7 +342,7 @@ fn copy_data(
             break;
         }
     }
-    Ok(end)
+    Ok(Copied { end, is_all: true })
 }
 
 /// Sets extended attributes. Those that a volume has no place for are counted.

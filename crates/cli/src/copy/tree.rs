@@ -46,6 +46,7 @@ impl Job<'_> {
         let source = self.directory.source();
         match self.copy(buf) {
             Ok(()) => {
+                source.tell(self.directory.file(), &self.name);
                 source.into.count_file();
             }
             Err(trouble) => source.report(self.directory.file(), &self.name, &trouble),
@@ -53,13 +54,15 @@ impl Job<'_> {
     }
 
     fn copy(&self, buf: &mut Vec<u8>) -> Result<(), Trouble> {
-        let (into, dir) = (self.directory.source().into, self.directory.file());
+        let source = self.directory.source();
+        let (into, dir) = (source.into, self.directory.file());
+        let path = || source.path_of(dir, &self.name);
         match self.seen {
             Seen::Host(file_type) => {
                 let file = HostFile::found(self.directory.host_fd(), &self.name, file_type);
-                target::put(into, dir, &self.name, &file.map_err(Trouble::Source)?, buf)
+                target::put_at(into, &path, dir, &self.name, &file.map_err(Trouble::Source)?, buf)
             }
-            Seen::Volume(ref file) => target::put(into, dir, &self.name, file, buf),
+            Seen::Volume(ref file) => target::put_at(into, &path, dir, &self.name, file, buf),
         }
     }
 }
@@ -168,12 +171,26 @@ impl<'a> Visitor for Copying<'_, 'a> {
     type Directory = DirectoryRef<'a>;
 
     fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+        let manner = self.source.into.manner;
+        if manner.leaves_out(entry.name, || entry.path.to_vec()) {
+            return None;
+        }
         let original = VolumeFile { attr: *entry.attr, ..*self.original };
         let made = enter(parent, entry.name, &original);
+        if manner.is_one_filesystem && entry.attr.file.dev != entry.parent.dev {
+            // Its place is there, and nothing in it.
+            made.map(|(file, is_new)| {
+                drop(DirectoryRef::new(self.source, file, *entry.attr, is_new, None));
+            });
+            return None;
+        }
         made.map(|(file, is_new)| DirectoryRef::new(self.source, file, *entry.attr, is_new, None))
     }
 
     fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+        if self.source.into.manner.leaves_out(entry.name, || entry.path.to_vec()) {
+            return;
+        }
         self.batches.push(Job {
             directory: parent.clone(),
             name: entry.name.clone(),
@@ -202,6 +219,9 @@ pub(super) fn enter(
         .and_then(|made| target::dress_directory(into, made.0, original).map(|()| made));
     match made {
         Ok(made) => {
+            if made.1 {
+                parent.source().tell(parent.file(), name);
+            }
             into.counters.directories.fetch_add(1, Ordering::Relaxed);
             Some(made)
         }

@@ -172,6 +172,21 @@ impl<'a> Context<'a> {
         top.join(OsStr::from_bytes(&below)).join(OsStr::from_bytes(name))
     }
 
+    /// Whether `name` at `path` below the top is left out.
+    pub(crate) fn leaves_out(&self, name: &[u8], path: &[u8]) -> bool {
+        let leaves_out =
+            |overwrite: Overwrite<'_>| overwrite.manner.leaves_out(name, || path.to_vec());
+        self.overwrite.is_some_and(leaves_out)
+    }
+
+    /// Tells that `name` in `parent` was made, if that is asked for.
+    pub(crate) fn tell(&self, parent: FileId, name: &SafeName) {
+        if let Some(overwrite) = self.overwrite {
+            let to = || self.host_path(parent, name).into_os_string().into_encoded_bytes();
+            overwrite.manner.tell(|| self.path(parent, name), to);
+        }
+    }
+
     /// Reports that the file at `path` (as shown) is not there as it should be.
     pub(crate) fn report(&self, path: &[u8], trouble: &Trouble) {
         match trouble {

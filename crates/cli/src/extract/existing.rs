@@ -11,13 +11,14 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use offshoot_vfs::{Attr, Errno};
+use offshoot_vfs::{Attr, Errno, Timestamp};
 use rustix::fs::{self, AtFlags, Mode, OFlags, Stat};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
 use super::name::SafeName;
 use super::onto::Overwrite;
+use super::walk::Entry;
 use crate::args::Attribute;
 use crate::edit::HostId;
 use crate::occupied::{look_at, refusal};
@@ -111,6 +112,23 @@ fn find(
     }
     fs::ftruncate(&file, 0).map_err(|errno| Trouble::Host("cannot empty what is there", errno))?;
     Ok(Found::Open(Target { file, kind: TargetKind::Emptied }))
+}
+
+/// Whether what has the name of an entry stays, as the caller asked for. What cannot be looked at
+/// is left to the call that makes the file.
+pub(crate) fn is_kept(
+    context: &Context<'_>,
+    directory: &DirectoryRef<'_>,
+    entry: &Entry<'_>,
+) -> bool {
+    let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.manner.may_keep()) else {
+        return false;
+    };
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let Ok(stat) = fs::statat(directory.fd(), &**entry.name, flags) else { return false };
+    let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
+    let old = Timestamp { secs: stat.st_mtime, nanos };
+    overwrite.manner.keeps(old, entry.attr.mtime)
 }
 
 /// Removes what has the name `name` in `directory`, so that it can be given again.

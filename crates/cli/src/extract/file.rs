@@ -48,6 +48,7 @@ impl FileJob<'_> {
         };
         match result {
             Ok(()) => {
+                context.tell(self.directory.file(), &self.name);
                 context.count_file();
             }
             Err(trouble) => {

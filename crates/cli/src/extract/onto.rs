@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Attr, Error, FileId, FileType};
-use rustix::fs::{self, CWD, Mode, OFlags};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
 use super::context::{Context, Counters, Trouble};
 use super::destination::Limits;
@@ -23,7 +23,7 @@ use super::name::SafeName;
 use super::problems::Problems;
 use super::walk::Entry;
 use super::{Source, parent_path, tree};
-use crate::copy::Preserve;
+use crate::copy::{Manner, Preserve};
 use crate::edit::HostId;
 use crate::exit::{Failure, Result};
 use crate::output::Progress;
@@ -33,6 +33,8 @@ use crate::output::Progress;
 pub(crate) struct Overwrite<'a> {
     /// Which attributes are kept.
     pub(crate) preserve: &'a Preserve,
+    /// What is left out, replaced and told.
+    pub(crate) manner: &'a Manner,
     /// The devices of the volumes, which are never replaced.
     pub(crate) devices: &'a [HostId],
     /// Directories are copied with what is in them, as by `cp -a`.
@@ -48,6 +50,7 @@ pub(crate) struct Overwrite<'a> {
 /// A copy to the host.
 pub(crate) struct Onto<'a> {
     pub(crate) preserve: &'a Preserve,
+    pub(crate) manner: &'a Manner,
     pub(crate) devices: &'a [HostId],
     pub(crate) is_recursive: bool,
     pub(crate) problems: &'a Problems<'a>,
@@ -73,6 +76,7 @@ impl Onto<'_> {
         let opened = fs::openat(CWD, parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
         let overwrite = Overwrite {
             preserve: self.preserve,
+            manner: self.manner,
             devices: self.devices,
             is_recursive: self.is_recursive,
             is_named: !is_directory,
@@ -106,12 +110,26 @@ impl Onto<'_> {
     ) -> Result<(), Trouble> {
         let directory = match name {
             None => DirectoryRef::shared(context, parent, top, Some(attr)),
-            Some(name) => DirectoryRef::shared(context, parent, top, None).make(name, &attr)?,
+            Some(name) => {
+                let is_new = fs::statat(&parent, &**name, AtFlags::SYMLINK_NOFOLLOW).is_err();
+                let made = DirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
+                let to = || self.shown(context);
+                if is_new {
+                    self.manner.tell(|| context.prefix.to_vec(), to);
+                }
+                made
+            }
         };
         context.set_destination(&directory)?;
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
         tree::extract_below(context, self.limits, top, directory);
         Ok(())
+    }
+
+    /// The path of the host that the top became.
+    fn shown(&self, context: &Context<'_>) -> Vec<u8> {
+        let top = context.overwrite.map_or(Path::new(""), |overwrite| overwrite.parent);
+        top.as_os_str().as_bytes().to_vec()
     }
 
     fn file(

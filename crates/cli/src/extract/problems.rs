@@ -133,6 +133,11 @@ impl<'a> Problems<'a> {
         }
     }
 
+    /// Something about the file at `path` that is no error.
+    pub(crate) fn warning(&self, path: &[u8], text: &dyn Display) {
+        self.console.warning(&format_args!("{}: {text}", ShownPath(path)));
+    }
+
     /// An attribute of the file at `path` could not be applied.
     pub(crate) fn unapplied(&self, kind: Unapplied, path: impl FnOnce() -> Vec<u8>, errno: Errno) {
         let mut state = self.state();

@@ -26,11 +26,12 @@ use rustix::fs::{self, AtFlags};
 use super::context::{Context, Trouble};
 use super::destination::Limits;
 use super::directory::DirectoryRef;
-use super::existing::{Target, TargetKind};
+use super::existing::{self, Target, TargetKind};
 use super::file::{self, FileJob};
 use super::large::{LARGE_BYTES, LargeRef};
 use super::links::{Known, LinkTable, Name};
 use super::marker;
+use super::onto::Overwrite;
 use super::problems::Unapplied;
 use super::walk::{Entry, Visitor, walk};
 use super::{BATCH_BYTES, workers};
@@ -111,8 +112,20 @@ impl<'a> Visitor for Tree<'a> {
     type Directory = DirectoryRef<'a>;
 
     fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+        if self.context.leaves_out(entry.name, entry.path) {
+            return None;
+        }
+        let is_other = entry.attr.file.dev != entry.parent.dev;
+        let stays = |overwrite: Overwrite<'_>| overwrite.manner.is_one_filesystem;
+        // One that is there was not copied.
+        let is_new = fs::statat(parent.fd(), &**entry.name, AtFlags::SYMLINK_NOFOLLOW).is_err();
         match parent.make(entry.name, &self.context.wanted(entry.attr)) {
+            // The place of another subvolume is there, and nothing in it.
+            Ok(_) if is_other && self.context.overwrite.is_some_and(stays) => None,
             Ok(directory) => {
+                if is_new {
+                    self.context.tell(entry.parent, entry.name);
+                }
                 self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
                 Some(directory)
             }
@@ -124,6 +137,11 @@ impl<'a> Visitor for Tree<'a> {
     }
 
     fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+        if self.context.leaves_out(entry.name, entry.path)
+            || existing::is_kept(self.context, parent, entry)
+        {
+            return;
+        }
         let attr = self.context.wanted(entry.attr);
         if let Err(trouble) = self.take(parent, &Entry { attr: &attr, ..*entry }) {
             self.context.report(&self.context.shown(entry.path), &trouble);
@@ -158,6 +176,7 @@ impl<'a> Tree<'a> {
         if attr.nlink > 1 {
             match self.link(parent, entry)? {
                 Linked::Done => {
+                    self.context.tell(parent.file(), entry.name);
                     self.context.count_file();
                     return Ok(());
                 }

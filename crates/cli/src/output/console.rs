@@ -1,6 +1,7 @@
 //! Standard error: the one place where errors, warnings and progress are written.
 //!
-//! A line is `offshoot: MESSAGE`, and a warning `offshoot: warning: MESSAGE`. Messages may
+//! A line is `offshoot: MESSAGE`, and a warning `offshoot: warning: MESSAGE`; a program that asked
+//! for JSON gets an object on each line instead. Messages may
 //! quote names of a hostile volume, so all of them are made harmless here. Warnings of the
 //! library are bounded in number: a volume with a million bad copies says so in a few
 //! lines and a count. The progress line exists on a terminal only.
@@ -10,17 +11,44 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::{Progress, message};
+use serde::Serialize;
+
+use super::{Progress, message, write_line};
+use crate::exit::ExitStatus;
 
 /// How many warnings are printed before they are only counted.
 const WARNINGS_PRINTED: u64 = 20;
+
+/// A message as JSON.
+#[derive(Serialize)]
+struct Said<'a> {
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'static str>,
+    message: &'a str,
+}
+
+/// What became of a place that a verb was to change.
+#[derive(Serialize)]
+pub(crate) struct Done {
+    /// The volume, as a JSON name.
+    pub(crate) volume: String,
+    /// The path in it, as a JSON name.
+    pub(crate) path: String,
+    /// Whether all of it was done.
+    pub(crate) done: bool,
+}
 
 /// Standard error, shared by all threads.
 #[derive(Default)]
 pub(crate) struct Console {
     /// Where lines go instead: to who asked for what this process does.
     other: Option<Mutex<Box<dyn Write + Send>>>,
+    /// Whether lines are JSON.
+    is_json: bool,
     warnings: AtomicU64,
+    /// What a verb that changes volumes did, where a program wants to know.
+    done: Mutex<Vec<Done>>,
     progress: Mutex<Option<Progress>>,
 }
 
@@ -28,6 +56,21 @@ impl Console {
     /// One whose lines go to `other`.
     pub(crate) fn to(other: Box<dyn Write + Send>) -> Self {
         Self { other: Some(Mutex::new(other)), ..Self::default() }
+    }
+
+    /// One whose lines are JSON, if that is asked for.
+    pub(crate) fn new(is_json: bool) -> Self {
+        Self { is_json, ..Self::default() }
+    }
+
+    /// Remembers what became of a place.
+    pub(crate) fn done(&self, done: Done) {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
+    }
+
+    /// Gives what was remembered.
+    pub(crate) fn take_done(&self) -> Vec<Done> {
+        std::mem::take(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Prints what was made harmless: a line, or what the console of another process has for this one.
@@ -41,23 +84,28 @@ impl Console {
 
     /// Prints an error.
     pub(crate) fn error(&self, text: &dyn fmt::Display) {
-        self.line(&format!("offshoot: {text}"));
+        self.failure(ExitStatus::Failed, text);
+    }
+
+    /// Prints an error with the exit code that it leads to.
+    pub(crate) fn failure(&self, status: ExitStatus, text: &dyn fmt::Display) {
+        self.say("error", Some(status), "offshoot: ", text);
     }
 
     /// Prints what is no error and was asked for.
     pub(crate) fn note(&self, text: &dyn fmt::Display) {
-        self.line(&format!("offshoot: {text}"));
+        self.say("note", None, "offshoot: ", text);
     }
 
     /// Prints a line that belongs to the message before it.
     pub(crate) fn detail(&self, text: &dyn fmt::Display) {
-        self.line(&format!("  {text}"));
+        self.say("detail", None, "  ", text);
     }
 
     /// Prints a warning, or counts it when there were many.
     pub(crate) fn warning(&self, text: &dyn fmt::Display) {
         if self.warnings.fetch_add(1, Ordering::Relaxed) < WARNINGS_PRINTED {
-            self.line(&format!("offshoot: warning: {text}"));
+            self.say("warning", None, "offshoot: warning: ", text);
         }
     }
 
@@ -65,7 +113,8 @@ impl Console {
     pub(crate) fn finish(&self) {
         let hidden = self.warnings.load(Ordering::Relaxed).saturating_sub(WARNINGS_PRINTED);
         if hidden > 0 {
-            self.line(&format!("offshoot: warning: and {hidden} more warnings like these"));
+            let text = format_args!("and {hidden} more warnings like these");
+            self.say("warning", None, "offshoot: warning: ", &text);
         }
     }
 
@@ -87,8 +136,32 @@ impl Console {
         }
     }
 
+    /// Prints a message of a kind, in the form that is asked for.
+    fn say(
+        &self,
+        kind: &'static str,
+        status: Option<ExitStatus>,
+        before: &str,
+        text: &dyn fmt::Display,
+    ) {
+        if !self.is_json {
+            return self.line(&format!("{before}{text}"));
+        }
+        let text = text.to_string();
+        let said = Said { kind, status: status.map(ExitStatus::name), message: &message(&text) };
+        let mut line = Vec::new();
+        // Writing to memory does not fail.
+        if write_line(&mut line, &said).is_ok() {
+            self.print(&line);
+        }
+    }
+
     fn line(&self, text: &str) {
-        let print = || self.relay(format!("{}\n", message(text)).as_bytes());
+        self.print(format!("{}\n", message(text)).as_bytes());
+    }
+
+    fn print(&self, line: &[u8]) {
+        let print = || self.relay(line);
         match &*self.progress.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(progress) => progress.suspend(print),
             None => print(),

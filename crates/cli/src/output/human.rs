@@ -20,9 +20,46 @@ pub(crate) fn human_size(bytes: u64) -> String {
     }
 }
 
+/// A size as `ls -h`, `du -h` and `df -h` write it, rounded up: `0`, `1.5K`, `12M`, `1.0T`.
+pub(crate) fn short_size(bytes: u64) -> String {
+    const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
+    if bytes < 1024 {
+        return bytes.to_string();
+    }
+    let bytes = u128::from(bytes);
+    for (power, unit) in (1..).zip(UNITS) {
+        let scale = 1u128 << (10 * power);
+        let tenths = (bytes * 10).div_ceil(scale);
+        if tenths < 100 {
+            return format!("{}.{}{unit}", tenths / 10, tenths % 10);
+        }
+        let whole = bytes.div_ceil(scale);
+        if whole < 1024 {
+            return format!("{whole}{unit}");
+        }
+    }
+    unreachable!("16 EiB, which is the last unit, is less than 1024 of it")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::human_size;
+    use super::{human_size, short_size};
+
+    #[test]
+    fn short_sizes() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1025, "1.1K"),
+            (10_138, "10K"),
+            (1_047_552, "1023K"),
+            (1_047_553, "1.0M"),
+            (u64::MAX, "16E"),
+        ] {
+            assert_eq!(short_size(bytes), text, "{bytes}");
+        }
+    }
 
     #[test]
     fn sizes() {

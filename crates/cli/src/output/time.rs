@@ -1,30 +1,48 @@
-//! Points in time as text, always in UTC, so that the same volume prints the same.
+//! Points in time as text, in the time zone of the caller: `TZ`, or `/etc/localtime`.
 
 use std::fmt;
+use std::sync::OnceLock;
 
+use jiff::tz::TimeZone;
 use offshoot_vfs::Timestamp;
 
 /// A point in time in the calendar, as `stat` shows it:
-/// `2026-11-20 09:30:00.123456789 +0000`. The alternate form (`{:#}`) is the short one
-/// of `ls -l`: `2026-11-20 09:30`.
+/// `2026-11-20 10:30:00.123456789 +0100`. The alternate form (`{:#}`) is the short one
+/// of `ls -l`: `2026-11-20 10:30`.
 #[derive(Clone, Copy)]
 pub(crate) struct CivilTime(pub(crate) Timestamp);
 
+/// The time zone of the caller.
+pub(crate) fn zone() -> &'static TimeZone {
+    static ZONE: OnceLock<TimeZone> = OnceLock::new();
+    ZONE.get_or_init(TimeZone::system)
+}
+
+/// How many seconds the clock of `zone` is ahead of UTC at that time. Times that no calendar has, which
+/// a damaged volume may hold, are in UTC.
+fn seconds_ahead(zone: &TimeZone, time: Timestamp) -> i64 {
+    let known = jiff::Timestamp::from_second(time.secs);
+    known.map_or(0, |known| zone.to_offset(known).seconds().into())
+}
+
 impl fmt::Display for CivilTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Timestamp { secs, nanos } = self.0;
-        let (year, month, day) = civil_date(secs.div_euclid(86_400));
-        let second = secs.rem_euclid(86_400);
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        if f.alternate() {
-            write!(f, "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}")
-        } else {
-            write!(
-                f,
-                "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{nanos:09} +0000"
-            )
-        }
+        write_time(f, self.0, seconds_ahead(zone(), self.0))
     }
+}
+
+fn write_time(f: &mut fmt::Formatter<'_>, time: Timestamp, ahead: i64) -> fmt::Result {
+    let Timestamp { secs, nanos } = time;
+    let local = secs.saturating_add(ahead);
+    let (year, month, day) = civil_date(local.div_euclid(86_400));
+    let second = local.rem_euclid(86_400);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    write!(f, "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}")?;
+    if f.alternate() {
+        return Ok(());
+    }
+    let (sign, minutes) = (if ahead < 0 { '-' } else { '+' }, ahead.abs() / 60);
+    write!(f, ":{second:02}.{nanos:09} {sign}{:02}{:02}", minutes / 60, minutes % 60)
 }
 
 /// Seconds and nanoseconds as the decimal that JSON consumers and PAX headers read:
@@ -61,8 +79,30 @@ fn civil_date(days: i64) -> (i64, i64, i64) {
 mod tests {
     use super::*;
 
+    struct Ahead(Timestamp, i64);
+
+    impl fmt::Display for Ahead {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write_time(f, self.0, self.1)
+        }
+    }
+
     fn text(secs: i64, nanos: u32) -> String {
-        CivilTime(Timestamp { secs, nanos }).to_string()
+        Ahead(Timestamp { secs, nanos }, 0).to_string()
+    }
+
+    #[test]
+    fn zones() {
+        let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
+        let in_zone = |secs| {
+            let time = Timestamp { secs, nanos: 0 };
+            Ahead(time, seconds_ahead(&zone, time)).to_string()
+        };
+        assert_eq!(in_zone(1_795_167_000), "2026-11-20 10:30:00.000000000 +0100");
+        assert_eq!(in_zone(1_782_120_600), "2026-06-22 11:30:00.000000000 +0200");
+        let west = Ahead(Timestamp { secs: 0, nanos: 0 }, -12_600).to_string();
+        assert_eq!(west, "1969-12-31 20:30:00.000000000 -0330");
+        let _ = (in_zone(i64::MIN), in_zone(i64::MAX));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::stream::{StreamFailure, TextOnly, write_contents};
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut places = Places::new(&arguments.places, console);
-    let mut failures = Failures::new(&places);
+    let mut failures = Failures::new(console);
     while let Some(place) = places.next() {
         let session = match place {
             Ok(session) => session,
@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
             Err(failure) => {
                 // What was read comes before the reason why no more was.
                 out.flush()?;
-                failures.inside(&session.volume, failure.status(), &failure);
+                failures.opening(&failure);
             }
         }
     }

@@ -11,12 +11,13 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
 
 use crate::args::{CpArguments, Reflink};
-use crate::copy::{Goal, IntoVolume, Preserve, Shared, limits};
+use crate::copy::{Goal, IntoVolume, Manner, Preserve, Shared, limits};
 use crate::edit::{Aim, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{
     Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
 };
+use crate::globs::expand;
 use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
@@ -39,7 +40,12 @@ enum Side {
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let preserve = Preserve::all_but(&arguments.no_preserve, at);
-    let [first @ .., last] = &arguments.paths[..] else { return Ok(()) };
+    let (first, last) = match (&arguments.target_directory, &arguments.paths[..]) {
+        (Some(directory), sources) => (sources, directory),
+        (None, [first @ .., last]) => (first, last),
+        (None, []) => return Ok(()),
+    };
+    let manner = Manner::new(arguments)?;
     if first.is_empty() {
         return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
     }
@@ -58,12 +64,12 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         interrupt::watch(console)?;
     }
     let mut volumes = Volumes::new(places.chain(&target), &arguments.edit, console)?;
-    let mut failures = Failures::naming(false, console);
+    let mut failures = Failures::new(console);
     let target = match target {
         Some(place) => Some((volumes.open(&place.volume, Access::Write)?, place)),
         None => None,
     };
-    let opened = open_sources(sources, &mut volumes, &mut failures);
+    let opened = open_sources(sources, &mut volumes, &mut failures)?;
     if to_stdout {
         for source in &opened {
             to_stdout_from(source, out)?;
@@ -74,6 +80,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     let devices = volumes.devices();
     let shared = Shared {
         preserve: &preserve,
+        manner: &manner,
         problems: &problems,
         progress: &progress,
         counters: &counters,
@@ -84,15 +91,17 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
             reflink => reflink,
         },
     };
-    let job = Copying { arguments, shared, at };
+    let into_directory = arguments.target_directory.is_some();
+    let job = Copying { arguments, shared, at, count: opened.len(), into_directory };
     let counted = counted(&opened, target.is_some() && job.shared.reflink != Reflink::Never);
     let result = while_counting(&counted, &progress, || match &target {
-        Some((fs, place)) => job.to_volume(&opened, fs, &place.path, &mut failures),
+        Some((fs, place)) => job.to_volume(&opened, fs, place, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
     });
     volumes.sync(&mut failures);
     console.stop_progress();
     result?;
+    manner.finish()?;
     let (outcome, result) = finish(counters, problems);
     if interrupt::is_interrupted() {
         let (files, bytes) = (outcome.files, human_size(outcome.bytes));
@@ -105,7 +114,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     if let Err(failure) = result {
         failures.note(failure.status());
     }
-    if arguments.json {
+    if arguments.edit.json {
         write_line(out, &outcome)?;
     }
     failures.result()
@@ -114,7 +123,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
 /// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps shared instead.
 fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
     let count = |source: &'a Opened| match source {
-        Opened::Volume(fs, path) if !may_share => {
+        Opened::Volume(_, fs, path) if !may_share => {
             let top = resolve(fs, path, LastLink::Follow).ok()?;
             Some(Counted::InVolume(fs, top))
         }
@@ -126,9 +135,9 @@ fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
 
 /// Refuses what standard output cannot take besides one file.
 fn require_one_for_stdout(arguments: &CpArguments) -> Result {
-    let mistake = if arguments.paths.len() > 2 {
+    let mistake = if arguments.paths.len() > 2 || arguments.target_directory.is_some() {
         "standard output (-) takes one source; `offshoot cat` writes several"
-    } else if arguments.json {
+    } else if arguments.edit.json {
         "--json cannot be used with -, because standard output is the file"
     } else if arguments.reflink == Reflink::Always {
         "--reflink=always is for copies inside one volume"
@@ -140,11 +149,12 @@ fn require_one_for_stdout(arguments: &CpArguments) -> Result {
 
 /// Writes a source to standard output. A symbolic link is followed, because it has no data itself.
 fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
-    let Opened::Volume(fs, path) = source else {
+    let Opened::Volume(volume, fs, path) = source else {
         return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
     };
-    let file = resolve(fs, path, LastLink::Follow)?;
-    let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
+    let inside = |error| Failure::Inside(volume.clone(), error);
+    let file = resolve(fs, path, LastLink::Follow).map_err(inside)?;
+    let attr = fs.attr(file).map_err(|error| inside(at_path(error, path)))?;
     match attr.file_type {
         FileType::Regular => {}
         FileType::Directory => {
@@ -152,16 +162,16 @@ fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
                 "{}: standard output takes a file; `offshoot extract --tar -` writes a directory",
                 Escaped(path)
             );
-            return Err(Error::posix(Errno::ISDIR, what).into());
+            return Err(inside(Error::posix(Errno::ISDIR, what)));
         }
         _ => {
             let what = format!("{} is no regular file", Escaped(path));
-            return Err(Error::posix(Errno::INVAL, what).into());
+            return Err(inside(Error::posix(Errno::INVAL, what)));
         }
     }
     let mut out = TextOnly::new(out);
     write_contents(fs, file, attr.size, &mut out, |_| {}).map_err(|failure| match failure {
-        StreamFailure::Source(error) => error.in_file(Escaped(path)).into(),
+        StreamFailure::Source(error) => inside(error.in_file(Escaped(path))),
         StreamFailure::Target(error) => TextOnly::failure(error, path),
     })
 }
@@ -182,7 +192,8 @@ fn sources(texts: &[OsString]) -> Result<Vec<Side>> {
 /// A source whose volume is open.
 enum Opened {
     Host(PathBuf),
-    Volume(Filesystem, Vec<u8>),
+    /// The volume, as the caller named it, and a path in it.
+    Volume(PathBuf, Filesystem, Vec<u8>),
     Stream,
 }
 
@@ -200,7 +211,7 @@ fn link_tables(sources: &[Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
     let host = new();
     let mut volumes: Vec<(Arc<Volume>, Arc<Mutex<LinkTable>>)> = Vec::new();
     let table = |source: &Opened| {
-        let Opened::Volume(fs, _) = source else { return host.clone() };
+        let Opened::Volume(_, fs, _) = source else { return host.clone() };
         let known = volumes.iter().find(|(volume, _)| Arc::ptr_eq(volume, fs.volume()));
         if let Some((_, table)) = known {
             return table.clone();
@@ -217,22 +228,24 @@ fn open_sources(
     sources: Vec<Side>,
     volumes: &mut Volumes<'_>,
     failures: &mut Failures<'_>,
-) -> Vec<Opened> {
+) -> Result<Vec<Opened>> {
     let mut opened = Vec::new();
     for source in sources {
-        opened.push(match source {
-            Side::Host(path) => Opened::Host(path),
-            Side::Stream => Opened::Stream,
-            Side::Volume(place) => match volumes.open(&place.volume, Access::Read) {
-                Ok(fs) => Opened::Volume(fs, place.path),
-                Err(failure) => {
-                    failures.opening(&failure);
-                    continue;
+        match source {
+            Side::Host(path) => opened.push(Opened::Host(path)),
+            Side::Stream => opened.push(Opened::Stream),
+            Side::Volume(Place { volume, path }) => match volumes.open(&volume, Access::Read) {
+                Ok(fs) => {
+                    let paths = expand(&fs, &path);
+                    let paths = paths.map_err(|error| Failure::Inside(volume.clone(), error))?;
+                    let one = |path| Opened::Volume(volume.clone(), fs.clone(), path);
+                    opened.extend(paths.into_iter().map(one));
                 }
+                Err(failure) => failures.opening(&failure),
             },
-        });
+        }
     }
-    opened
+    Ok(opened)
 }
 
 /// One command.
@@ -240,35 +253,44 @@ struct Copying<'a> {
     arguments: &'a CpArguments,
     shared: Shared<'a>,
     at: Timestamp,
+    /// How many sources there are.
+    count: usize,
+    /// The destination must be a directory (`-t`).
+    into_directory: bool,
 }
 
 impl Copying<'_> {
     /// What a link at the end of a source means.
     fn last_link(&self) -> LastLink {
-        if self.arguments.recursive { LastLink::Keep } else { LastLink::Follow }
+        let is_kept = self.arguments.recursive || self.arguments.no_dereference;
+        if is_kept { LastLink::Keep } else { LastLink::Follow }
     }
 
+    /// How many sources there are, or more where the destination must be a directory.
     fn count(&self) -> usize {
-        self.arguments.paths.len() - 1
+        if self.into_directory { self.count.max(2) } else { self.count }
     }
 
     fn to_volume(
         &self,
         sources: &[Opened],
         fs: &Filesystem,
-        path: &[u8],
+        Place { volume, path }: &Place,
         failures: &mut Failures<'_>,
     ) -> Result {
         let is_name = self.arguments.no_target_directory;
-        let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)?;
+        let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)
+            .map_err(|error| Failure::Inside(volume.clone(), error))?;
         let limits = limits()?;
         for (source, links) in sources.iter().zip(&link_tables(sources)) {
             if self.shared.problems.is_stopped() {
                 break;
             }
-            let into = IntoVolume::new(fs, self.at, self.shared, links);
-            if let Err(error) = self.one_to_volume(&into, source, fs, &aim, path, limits) {
-                failures.inside(Path::new(""), ExitStatus::of(&error), &error);
+            let into = IntoVolume::new(fs, volume, self.at, self.shared, links);
+            if let Err(failure) =
+                self.one_to_volume(&into, source, fs, &aim, (volume, path), limits)
+            {
+                failures.opening(&failure);
             }
         }
         Ok(())
@@ -280,22 +302,25 @@ impl Copying<'_> {
         source: &Opened,
         fs: &Filesystem,
         aim: &Aim,
-        path: &[u8],
+        (volume, path): (&Path, &[u8]),
         limits: Limits,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let recursive = self.arguments.recursive;
+        let is_link_kept = self.last_link() == LastLink::Keep;
+        let inside = |error| Failure::Inside(volume.to_path_buf(), error);
         match source {
             Opened::Stream => {
-                let goal = stream_goal(aim, fs, path)?;
+                let goal = stream_goal(aim, fs, path).map_err(inside)?;
                 into.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
             }
             Opened::Host(file) => {
-                let goal = goal(aim, fs, path, file.as_os_str().as_bytes(), file.is_dir())?;
-                into.host(file, &goal, recursive, limits);
+                let name = file.as_os_str().as_bytes();
+                let goal = goal(aim, fs, path, name, file.is_dir()).map_err(inside)?;
+                into.host(file, &goal, recursive, is_link_kept, limits);
             }
-            Opened::Volume(source, name) => {
-                let found = self.found(source, name)?;
-                let goal = goal(aim, fs, path, name, found.is_directory)?;
+            Opened::Volume(from, source, name) => {
+                let found = self.found(from, source, name)?;
+                let goal = goal(aim, fs, path, name, found.is_directory).map_err(inside)?;
                 let is_same = Arc::ptr_eq(source.volume(), fs.volume());
                 into.volume(source, found.file, &found.path, &goal, recursive, is_same);
             }
@@ -304,10 +329,15 @@ impl Copying<'_> {
     }
 
     /// The source at `path` of a volume.
-    fn found(&self, fs: &Filesystem, path: &[u8]) -> Result<Found, Error> {
-        let file = resolve(fs, path, self.last_link())?;
-        let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
-        let path = climb_file(fs, file, path)?;
+    fn found(&self, volume: &Path, fs: &Filesystem, path: &[u8]) -> Result<Found> {
+        let find = || {
+            let file = resolve(fs, path, self.last_link())?;
+            let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
+            Ok((file, attr, climb_file(fs, file, path)?))
+        };
+        let (file, attr, path) =
+            find().map_err(|error| Failure::Inside(volume.to_path_buf(), error))?;
+        let path = [volume.as_os_str().as_bytes(), b":", &path].concat();
         Ok(Found { file, is_directory: attr.file_type == FileType::Directory, path })
     }
 
@@ -330,6 +360,7 @@ impl Copying<'_> {
         }
         let onto = Onto {
             preserve: self.shared.preserve,
+            manner: self.shared.manner,
             devices: self.shared.devices,
             is_recursive: self.arguments.recursive,
             problems: self.shared.problems,
@@ -340,12 +371,12 @@ impl Copying<'_> {
         // Permissions are those of the volume; what they are before that is said with each call.
         rustix::process::umask(Mode::empty());
         for source in sources {
-            let Opened::Volume(fs, name) = source else { continue };
+            let Opened::Volume(volume, fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
                 break;
             }
-            if let Err(failure) = self.one_to_host(&onto, fs, name, path, into) {
-                failures.inside(Path::new(""), failure.status(), &failure);
+            if let Err(failure) = self.one_to_host(&onto, (volume, fs), name, path, into) {
+                failures.opening(&failure);
             }
         }
         Ok(())
@@ -354,15 +385,15 @@ impl Copying<'_> {
     fn one_to_host(
         &self,
         onto: &Onto<'_>,
-        fs: &Filesystem,
+        (volume, fs): (&Path, &Filesystem),
         name: &[u8],
         path: &Path,
         into: bool,
     ) -> Result {
-        let Found { file, is_directory, path: shown } = self.found(fs, name)?;
+        let Found { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
             let what = format!("{}, not copied without -r", Escaped(name));
-            return Err(Error::posix(Errno::ISDIR, what).into());
+            return Err(Failure::Inside(volume.to_path_buf(), Error::posix(Errno::ISDIR, what)));
         }
         let bytes = path.as_os_str().as_bytes();
         let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());

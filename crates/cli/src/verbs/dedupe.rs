@@ -53,8 +53,10 @@ pub(super) fn run(
         outcomes.push((path.to_vec(), compared, same));
         Ok(())
     });
+    // The outcomes say more.
+    console.take_done();
     // What is told is durable.
-    if arguments.json {
+    if arguments.edit.json {
         let mut array = JsonArray::new(out)?;
         for (path, compared, same) in outcomes {
             array.push(&Outcome { path: json_name(&path), compared, same })?;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ pub(super) fn run(
     interrupt::watch(console)?;
     let session = PlaceSession::open(&arguments.place, console)?;
     let top = session.file(LastLink::Follow)?;
-    let path = climb_file(&session.fs, top, &session.path)?;
+    let path = climb_file(&session.fs, top, &session.path).map_err(|error| session.named(error))?;
+    let path = [session.volume.as_os_str().as_bytes(), b":", &path].concat();
     let source = Source { fs: &session.fs as &dyn FileSystem, top, path: &path };
     let (outcome, result): (Outcome, Result) = match (&arguments.tar, &arguments.destination) {
         (Some(_), _) if to_stdout => {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use offshoot_vfs::{FileSystem, FileSystemMut, XattrMode};
 use serde::Serialize;
 
-use crate::args::{GetfattrArguments, SetfattrArguments};
+use crate::args::{Encoding, GetfattrArguments, SetfattrArguments};
 use crate::edit::{at_every_place, moment};
-use crate::exit::{ExitStatus, Result};
-use crate::output::{Console, Escaped, json_name, write_line};
+use crate::exit::{ExitStatus, Failure, Result};
+use crate::output::{Console, Escaped, json_name, write_line, write_name};
 use crate::place::Place;
 use crate::places::{Failures, Places};
 use crate::resolve::{LastLink, at_path, resolve};
@@ -45,7 +45,8 @@ pub(super) fn get(
     console: &Arc<Console>,
 ) -> Result {
     let mut places = Places::new(&arguments.places, console);
-    let mut failures = Failures::naming(places.are_in_several_volumes(), console);
+    let mut failures = Failures::new(console);
+    let matching = arguments.matching.as_deref().map(beginning).transpose()?;
     while let Some(opened) = places.next() {
         let session = match opened {
             Ok(session) => session,
@@ -54,7 +55,13 @@ pub(super) fn get(
                 continue;
             }
         };
-        match found(&session, arguments) {
+        match found(&session, arguments, matching.as_ref()) {
+            Ok(xattrs) if arguments.only_values => {
+                xattrs.iter().try_for_each(|(_, value)| out.write_all(value))?;
+            }
+            Ok(xattrs) if arguments.dump || arguments.encoding.is_some() => {
+                dump(&session, &xattrs, arguments.encoding, out)?;
+            }
             Ok(xattrs) => show(&session, &xattrs, arguments.json, out)?,
             Err(error) => {
                 failures.inside(&session.volume, ExitStatus::of(&error), &error);
@@ -67,6 +74,7 @@ pub(super) fn get(
 fn found(
     session: &PlaceSession,
     arguments: &GetfattrArguments,
+    matching: Option<&Vec<u8>>,
 ) -> offshoot_vfs::Result<Vec<Xattr>> {
     let file = resolve(&session.fs, &session.path, last_link(arguments.no_dereference))?;
     let of_name = |name: &OsStr| {
@@ -76,10 +84,86 @@ fn found(
     let all = || {
         let mut xattrs = held_xattrs(&session.fs, file)?;
         xattrs.sort();
+        let default = if arguments.dump { &b"user."[..] } else { b"" };
+        let beginning = matching.map_or(default, Vec::as_slice);
+        xattrs.retain(|(name, _)| name.starts_with(beginning));
         Ok(xattrs)
     };
     let found = arguments.name.as_deref().map_or_else(all, of_name);
     found.map_err(|error| at_path(error, &session.path))
+}
+
+/// What names begin with that `pattern` matches: getfattr has a regular expression, of which people use
+/// `-` for everything and `^user\.`.
+fn beginning(pattern: &OsStr) -> Result<Vec<u8>> {
+    let text = pattern.as_bytes();
+    if text == b"-" {
+        return Ok(Vec::new());
+    }
+    let text = text.strip_prefix(b"^").unwrap_or(text);
+    if text.iter().any(|byte| b"*+?[](){}|$^".contains(byte)) {
+        let why = "-m takes - or the beginning of names, and no other regular expression";
+        return Err(Failure::Usage(why.into()));
+    }
+    Ok(text.iter().copied().filter(|&byte| byte != b'\\').collect())
+}
+
+/// Writes attributes as getfattr does.
+fn dump(
+    session: &PlaceSession,
+    xattrs: &[Xattr],
+    encoding: Option<Encoding>,
+    out: &mut dyn Write,
+) -> Result {
+    if xattrs.is_empty() {
+        return Ok(());
+    }
+    let path = session.path.iter().position(|&byte| byte != b'/').map(|at| &session.path[at..]);
+    out.write_all(b"# file: ")?;
+    write_name(out, path.unwrap_or(b"."))?;
+    writeln!(out)?;
+    for (name, value) in xattrs {
+        let encoding = encoding.unwrap_or_else(|| best_encoding(value));
+        writeln!(out, "{}={}", Escaped(name), encoded(value, encoding))?;
+    }
+    Ok(writeln!(out)?)
+}
+
+/// Text, unless one byte in eight is not printed.
+fn best_encoding(value: &[u8]) -> Encoding {
+    // A NUL at the end is that of a string in C.
+    let text = value.strip_suffix(b"\0").unwrap_or(value);
+    let others = text.iter().filter(|byte| !matches!(byte, b' '..=b'~')).count();
+    if value.len() >= others * 8 { Encoding::Text } else { Encoding::Base64 }
+}
+
+fn encoded(value: &[u8], encoding: Encoding) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    match encoding {
+        Encoding::Text => {
+            let character = |&byte: &u8| match byte {
+                b'"' | b'\\' => format!("\\{}", char::from(byte)),
+                b' '..=b'~' => char::from(byte).to_string(),
+                byte => format!("\\{byte:03o}"),
+            };
+            format!("\"{}\"", value.iter().map(character).collect::<String>())
+        }
+        Encoding::Hex => {
+            format!("0x{}", value.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        }
+        Encoding::Base64 => {
+            let mut text = String::from("0s");
+            for group in value.chunks(3) {
+                let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
+                let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+                for at in 0..4 {
+                    let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
+                    text.push(if at > group.len() { '=' } else { digit.into() });
+                }
+            }
+            text
+        }
+    }
 }
 
 #[derive(Serialize)]

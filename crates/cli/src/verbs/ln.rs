@@ -29,8 +29,10 @@ pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let NamedPlace { volume, path } = &places[0];
     let fs = volumes.open(volume, Access::Write)?;
-    let mut failures = Failures::naming(false, console);
-    if let Err(error) = link(&fs, arguments, &target, path, &caller) {
+    let mut failures = Failures::new(console);
+    let linked = link(&fs, arguments, &target, path, &caller);
+    volumes.done(volume, path, linked.is_ok());
+    if let Err(error) = linked {
         failures.inside(volume, ExitStatus::of(&error), &error);
     }
     volumes.sync(&mut failures);

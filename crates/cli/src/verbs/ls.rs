@@ -1,6 +1,6 @@
 //! `offshoot ls`: what is in directories.
 //!
-//! Names are sorted by their bytes, as `ls` does in the C locale. A directory is sorted in
+//! Names are sorted by their bytes, as `ls` does in the C locale, or by time or size. A directory is sorted in
 //! memory as long as no more than [`SORTED_MAX`] entries are held on all levels together; a
 //! larger one is shown in its own order, as it comes. With `-R` the directories below a
 //! directory follow it, where [`may_enter`] lets them, so cycles in a hostile image end.
@@ -8,10 +8,13 @@
 //! Several places are shown as ls shows them: files first, then the directories, each
 //! under its path. A place that is not there is reported, and the others are shown.
 
+mod color;
+mod line;
+
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
@@ -19,10 +22,11 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
 use crate::args::LsArguments;
 use crate::enter::{Entrance, attr_of, may_enter};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::output::{CivilTime, Console, Escaped, FileRecord, JsonArray, ModeLetters, json_name};
+use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name};
 use crate::places::{Failures, Places};
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
+use line::{Row, Style, Widths, has_acl, write_header, write_row};
 
 /// How many entries are held in memory to be sorted.
 const SORTED_MAX: usize = 1_000_000;
@@ -37,41 +41,56 @@ const PATH_MAX: usize = 64 * 1024;
 const ERRORS_PRINTED: u64 = 50;
 
 pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    // As in ls: with -l a link is shown, without it what it leads to.
-    let last = if arguments.long { LastLink::Keep } else { LastLink::Follow };
+    let style = Style::new(arguments);
+    // As in ls: with -l or -d a link is shown, without them what it leads to.
+    let is_kept = style.is_long || arguments.directory;
     let mut places = Places::new(&arguments.places, console);
-    let mut failures = Failures::new(&places);
+    let names_volume = places.are_in_several_volumes();
+    let mut failures = Failures::new(console);
     let (mut files, mut directories) = (Vec::new(), Vec::new());
     while let Some(place) = places.next() {
-        match place.map(|session| find(session, last)) {
-            Ok(Ok(top)) if top.attr.file_type == FileType::Directory => directories.push(top),
-            Ok(Ok(top)) => files.push(top),
-            Ok(Err((volume, failure))) => failures.inside(&volume, failure.status(), &failure),
+        match place.and_then(|session| find(session, is_kept)) {
+            Ok(top) if top.attr.file_type == FileType::Directory && !arguments.directory => {
+                directories.push(top);
+            }
+            Ok(top) => files.push(top),
             Err(failure) => failures.opening(&failure),
         }
     }
     if files.is_empty() && directories.is_empty() {
         return failures.result();
     }
-    let form = match (arguments.json, arguments.long) {
-        (true, _) => Form::Json(JsonArray::new(out)?),
-        (false, true) => Form::Long(out),
-        (false, false) => Form::Names(out),
-    };
-    let is_recursive = arguments.recursive;
-    let has_headers = is_recursive || arguments.places.places.len() > 1;
+    let order = Order::new(arguments);
+    let key = |top: &Top| (order.key(Some(&top.attr)), top.session.path.clone());
+    for tops in [&mut files, &mut directories] {
+        tops.sort_by_cached_key(key);
+        if order.is_reversed {
+            tops.reverse();
+        }
+    }
+    let form = if arguments.json { Form::Json(JsonArray::new(out)?) } else { Form::Lines(out) };
+    let is_recursive = arguments.recursive && !arguments.directory;
     let mut listing = Listing {
         form,
+        style,
+        order,
+        hidden: match arguments {
+            LsArguments { all: true, json: false, .. } => Hidden::WithDots,
+            LsArguments { all: false, almost_all: false, json: false, .. } => Hidden::No,
+            _ => Hidden::Yes,
+        },
         console,
         failures,
+        names_volume,
         errors: 0,
         without_target: None,
         is_recursive,
-        has_headers,
+        has_headers: is_recursive || files.len() + directories.len() > 1,
         is_empty: true,
     };
-    for top in files.into_iter().chain(directories) {
-        listing.top(top)?;
+    listing.files(files)?;
+    for top in directories {
+        listing.directory(top)?;
     }
     listing.finish()
 }
@@ -83,25 +102,83 @@ struct Top {
     attr: Attr,
 }
 
-fn find(session: PlaceSession, last: LastLink) -> Result<Top, (PathBuf, Failure)> {
-    let found = session.file(last).and_then(|file| Ok((file, session.fs.attr(file)?)));
-    match found {
-        Ok((file, attr)) => Ok(Top { session, file, attr }),
-        Err(error) => Err((session.volume, error)),
+fn find(session: PlaceSession, is_kept: bool) -> Result<Top> {
+    let mut file = session.file(LastLink::Keep)?;
+    if !is_kept {
+        match session.file(LastLink::Follow) {
+            Ok(end) if is_directory(&session, end)? => file = end,
+            // A link to what is no directory, or to nothing, is listed itself.
+            Ok(_) => {}
+            Err(Failure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}
+            Err(failure) => return Err(failure),
+        }
     }
+    let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
+    Ok(Top { session, file, attr })
+}
+
+fn is_directory(session: &PlaceSession, file: FileId) -> Result<bool> {
+    let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
+    Ok(attr.file_type == FileType::Directory)
 }
 
 enum Form<'o> {
-    Names(&'o mut dyn Write),
-    Long(&'o mut dyn Write),
+    Lines(&'o mut dyn Write),
     Json(JsonArray<&'o mut dyn Write>),
+}
+
+/// Which names with a dot in front are shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hidden {
+    No,
+    Yes,
+    /// With `.` and `..`.
+    WithDots,
+}
+
+/// How the entries of a directory are sorted.
+#[derive(Clone, Copy)]
+struct Order {
+    by_time: bool,
+    by_size: bool,
+    is_reversed: bool,
+}
+
+impl Order {
+    fn new(arguments: &LsArguments) -> Self {
+        let LsArguments { by_time, by_size, reverse: is_reversed, .. } = *arguments;
+        Self { by_time, by_size, is_reversed }
+    }
+
+    fn needs_attr(self) -> bool {
+        self.by_time || self.by_size
+    }
+
+    /// What comes before the name when files are sorted. What cannot be read comes last.
+    fn key(self, attr: Option<&Attr>) -> i128 {
+        let size = |attr: &Attr| i128::from(attr.size);
+        let time = |attr: &Attr| {
+            i128::from(attr.mtime.secs) * 1_000_000_000 + i128::from(attr.mtime.nanos)
+        };
+        match attr {
+            Some(attr) if self.by_time => -time(attr),
+            Some(attr) if self.by_size => -size(attr),
+            None if self.needs_attr() => i128::MAX,
+            _ => 0,
+        }
+    }
 }
 
 /// All places of the command line.
 struct Listing<'a, 'o> {
     form: Form<'o>,
+    style: Style,
+    order: Order,
+    hidden: Hidden,
     console: &'a Console,
     failures: Failures<'a>,
+    /// Whether paths alone do not tell the places apart.
+    names_volume: bool,
     errors: u64,
     /// How many symbolic links a metadata dump has no target of, and the path of the first one.
     without_target: Option<(u64, Vec<u8>)>,
@@ -121,6 +198,9 @@ struct Tree<'l, 'a, 'o> {
     volume: &'l Path,
     /// The volume as a JSON name.
     json_volume: String,
+    owners: Owners,
+    /// The columns of the directory that is being listed.
+    widths: Widths,
 }
 
 struct Named {
@@ -140,17 +220,47 @@ struct Level {
     after: Option<u64>,
 }
 
-impl Listing<'_, '_> {
-    /// Lists one place.
-    fn top(&mut self, top: Top) -> Result {
-        let Top { session: PlaceSession { volume, fs, path }, file, attr } = top;
-        let json_volume = json_name(volume.as_os_str().as_bytes());
-        let mut tree = Tree { listing: self, fs: &fs, top: file, volume: &volume, json_volume };
-        if attr.file_type == FileType::Directory {
-            return tree.directory(path);
+impl<'a, 'o> Listing<'a, 'o> {
+    /// Lists places that are no directories, in columns that all of them share.
+    fn files(&mut self, tops: Vec<Top>) -> Result {
+        let mut widths = Widths::default();
+        let owners: Vec<Owners> = tops.iter().map(|top| self.owners(&top.session)).collect();
+        for (top, owners) in tops.iter().zip(&owners) {
+            let has_acl = self.style.is_long && has_acl(&top.session.fs, &top.attr);
+            let row = Row { attr: &top.attr, name: b"", owners, has_acl, target: None };
+            widths.include(&row, &self.style);
         }
-        let name = tree.full_path(&path);
-        tree.show(&path, &name, &attr)
+        for (Top { session, file, attr }, owners) in tops.into_iter().zip(owners) {
+            let mut tree = self.tree(&session, file, owners, std::mem::take(&mut widths));
+            let name = tree.full_path(&session.path);
+            tree.show(&session.path, &name, &attr)?;
+            widths = tree.widths;
+        }
+        Ok(())
+    }
+
+    /// Lists a place that is one.
+    fn directory(&mut self, top: Top) -> Result {
+        let owners = self.owners(&top.session);
+        let mut tree = self.tree(&top.session, top.file, owners, Widths::default());
+        tree.directory(top.session.path.clone())
+    }
+
+    /// Who is who, where that is shown.
+    fn owners(&self, session: &PlaceSession) -> Owners {
+        if self.style.is_long { Owners::of(&session.fs) } else { Owners::default() }
+    }
+
+    fn tree<'l>(
+        &'l mut self,
+        session: &'l PlaceSession,
+        top: FileId,
+        owners: Owners,
+        widths: Widths,
+    ) -> Tree<'l, 'a, 'o> {
+        let json_volume = json_name(session.volume.as_os_str().as_bytes());
+        let (fs, volume) = (&session.fs, &*session.volume);
+        Tree { listing: self, fs, top, volume, json_volume, owners, widths }
     }
 
     fn finish(self) -> Result {
@@ -174,7 +284,7 @@ impl Listing<'_, '_> {
 impl Tree<'_, '_, '_> {
     /// A path with the volume in front of it where that is needed to tell it from others.
     fn full_path(&self, path: &[u8]) -> Vec<u8> {
-        if self.listing.failures.names_volume() {
+        if self.listing.names_volume {
             [self.volume.as_os_str().as_bytes(), b":", path].concat()
         } else {
             path.to_vec()
@@ -235,10 +345,9 @@ impl Tree<'_, '_, '_> {
             entries.extend(batch);
         }
         if is_complete {
-            entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-            for entry in &entries {
-                self.entry(path, entry)?;
-            }
+            self.sort(&mut entries);
+            self.measure(directory, &entries)?;
+            self.entries(directory, path, &entries)?;
             let todo = self.directories(entries);
             *held += todo.len();
             levels.push(Level {
@@ -249,10 +358,9 @@ impl Tree<'_, '_, '_> {
             });
             return Ok(());
         }
+        self.measure(directory, &entries)?;
         while !entries.is_empty() {
-            for entry in &entries {
-                self.entry(path, entry)?;
-            }
+            self.entries(directory, path, &entries)?;
             let last = if is_complete { None } else { entries.last().map(|e| e.cookie) };
             entries = Vec::new();
             if let Some(last) = last {
@@ -296,6 +404,83 @@ impl Tree<'_, '_, '_> {
         Ok((batch, is_last))
     }
 
+    /// Puts entries in the order that is asked for.
+    fn sort(&self, entries: &mut [Named]) {
+        let order = self.listing.order;
+        if order.needs_attr() {
+            let key = |entry: &Named| order.key(self.fs.attr(entry.file).ok().as_ref());
+            entries.sort_by_cached_key(|entry| (key(entry), entry.name.clone()));
+        } else {
+            entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        }
+        if order.is_reversed {
+            entries.reverse();
+        }
+    }
+
+    /// Whether an entry is listed.
+    fn is_shown(&self, entry: &Named) -> bool {
+        self.listing.hidden != Hidden::No || !entry.name.starts_with(b".")
+    }
+
+    /// `.` and `..`, where they are listed.
+    fn dots(&self, directory: FileId) -> Vec<Named> {
+        if self.listing.hidden != Hidden::WithDots {
+            return Vec::new();
+        }
+        let parent =
+            self.fs.parent(directory).ok().flatten().map_or(directory, |parent| parent.dir);
+        let dot = |name: &[u8], file| Named { name: name.to_vec(), file, cookie: 0 };
+        vec![dot(b".", directory), dot(b"..", parent)]
+    }
+
+    /// Makes the columns wide enough for entries, and says what all of them take. What is wrong
+    /// with one is said when it is listed.
+    fn measure(&mut self, directory: FileId, entries: &[Named]) -> Result {
+        self.widths = Widths::default();
+        if !self.listing.style.has_columns() || matches!(self.listing.form, Form::Json(_)) {
+            return Ok(());
+        }
+        for entry in self.dots(directory).iter().chain(entries) {
+            let Ok(attr) = self.fs.attr(entry.file) else { continue };
+            if self.is_shown(entry) {
+                let style = &self.listing.style;
+                let has_acl = style.is_long && has_acl(self.fs, &attr);
+                let row =
+                    Row { attr: &attr, name: b"", owners: &self.owners, has_acl, target: None };
+                self.widths.include(&row, style);
+            }
+        }
+        if let Form::Lines(out) = &mut self.listing.form
+            && self.listing.style.is_long
+        {
+            write!(out, "{}", self.listing.style.total(self.widths.total))?;
+            self.listing.style.end(out)?;
+        }
+        Ok(())
+    }
+
+    /// Lists entries of a directory, with `.` and `..` where they belong.
+    fn entries(&mut self, directory: FileId, path: &[u8], entries: &[Named]) -> Result {
+        let mut dots = self.dots(directory);
+        let is_reversed = self.listing.order.is_reversed;
+        if self.listing.order.needs_attr() {
+            // They are sorted like everything else.
+            let mut all = dots;
+            let copy = |entry: &Named| Named { name: entry.name.clone(), ..*entry };
+            all.extend(entries.iter().map(copy));
+            self.sort(&mut all);
+            return all.iter().try_for_each(|entry| self.entry(path, entry));
+        }
+        if is_reversed {
+            dots.reverse();
+        } else {
+            dots.iter().try_for_each(|entry| self.entry(path, entry))?;
+        }
+        entries.iter().try_for_each(|entry| self.entry(path, entry))?;
+        if is_reversed { dots.iter().try_for_each(|entry| self.entry(path, entry)) } else { Ok(()) }
+    }
+
     /// Those of the entries that `-R` goes down to. What is wrong with the others was said.
     fn directories(&self, entries: Vec<Named>) -> Vec<Named> {
         if !self.listing.is_recursive {
@@ -303,7 +488,8 @@ impl Tree<'_, '_, '_> {
         }
         let is_directory =
             |file| self.fs.attr(file).is_ok_and(|attr| attr.file_type == FileType::Directory);
-        entries.into_iter().filter(|entry| is_directory(entry.file)).collect()
+        let is_entered = |entry: &Named| self.is_shown(entry) && is_directory(entry.file);
+        entries.into_iter().filter(is_entered).collect()
     }
 
     fn may_enter(
@@ -321,23 +507,31 @@ impl Tree<'_, '_, '_> {
     fn begin(&mut self, path: &[u8]) -> Result {
         let header = self.full_path(path);
         let Listing { form, has_headers, is_empty, .. } = &mut *self.listing;
-        if let Form::Names(out) | Form::Long(out) = form
+        if let Form::Lines(out) = form
             && *has_headers
         {
-            let gap = if std::mem::take(is_empty) { "" } else { "\n" };
-            writeln!(out, "{gap}{}:", Escaped(&header))?;
+            if !std::mem::take(is_empty) {
+                out.write_all(b"\n")?;
+            }
+            write_header(out, &header)?;
         }
         Ok(())
     }
 
     fn entry(&mut self, directory: &[u8], entry: &Named) -> Result {
-        let found = attr_of(self.fs, &entry.name, entry.file);
-        if let Form::Names(out) = &mut self.listing.form {
-            // The name is there, whatever it leads to.
-            writeln!(out, "{}", Escaped(&entry.name))?;
+        if !self.is_shown(entry) {
+            return Ok(());
         }
-        match found {
-            Ok(_) if matches!(self.listing.form, Form::Names(_)) => Ok(()),
+        let is_plain = !self.listing.style.needs_attr();
+        if let Form::Lines(out) = &mut self.listing.form
+            && is_plain
+        {
+            // The name is there, whatever it leads to.
+            self.listing.style.name(out, &entry.name)?;
+            self.listing.style.end(out)?;
+        }
+        match attr_of(self.fs, &entry.name, entry.file) {
+            Ok(_) if is_plain && matches!(self.listing.form, Form::Lines(_)) => Ok(()),
             Ok(attr) => self.show(&join(directory, &entry.name), &entry.name, &attr),
             Err(error) => {
                 self.error(&join(directory, &entry.name), &error);
@@ -348,37 +542,24 @@ impl Tree<'_, '_, '_> {
 
     fn show(&mut self, path: &[u8], name: &[u8], attr: &Attr) -> Result {
         self.listing.is_empty = false;
-        if let Form::Names(out) = &mut self.listing.form {
-            return Ok(writeln!(out, "{}", Escaped(name))?);
-        }
         let mut target = None;
-        if attr.file_type == FileType::Symlink {
+        let is_json = matches!(self.listing.form, Form::Json(_));
+        if attr.file_type == FileType::Symlink && (is_json || self.listing.style.is_long) {
             match self.fs.read_link(attr.file) {
                 Ok(found) => target = Some(found),
                 Err(Error::Posix { errno: Errno::NODATA, .. }) => self.without_target(path),
                 Err(error) => self.error(path, &error),
             }
         }
+        let target = target.as_deref();
         match &mut self.listing.form {
             Form::Json(array) => {
-                array.push(&FileRecord::new(&self.json_volume, path, attr, target.as_deref()))?;
+                array.push(&FileRecord::new(&self.json_volume, path, attr, target))?;
             }
-            Form::Long(out) | Form::Names(out) => {
-                write!(
-                    out,
-                    "{} {:>3} {:>5} {:>5} {:>12} {:#} {}",
-                    ModeLetters(attr.file_type, attr.permissions),
-                    attr.nlink,
-                    attr.uid,
-                    attr.gid,
-                    size_or_device(attr),
-                    CivilTime(attr.mtime),
-                    Escaped(name)
-                )?;
-                match target {
-                    Some(target) => writeln!(out, " -> {}", Escaped(&target))?,
-                    None => writeln!(out)?,
-                }
+            Form::Lines(out) => {
+                let has_acl = self.listing.style.is_long && has_acl(self.fs, attr);
+                let row = Row { attr, name, owners: &self.owners, has_acl, target };
+                write_row(out, &row, &self.widths, &mut self.listing.style)?;
             }
         }
         Ok(())
@@ -405,15 +586,6 @@ impl Tree<'_, '_, '_> {
     }
 }
 
-fn size_or_device(attr: &Attr) -> String {
-    match attr.file_type {
-        FileType::CharDevice | FileType::BlockDevice => {
-            format!("{}, {}", attr.rdev.0, attr.rdev.1)
-        }
-        _ => attr.size.to_string(),
-    }
-}
-
 fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     [directory, b"/", name].concat()
@@ -421,10 +593,10 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
+    use clap::Parser;
 
     use super::*;
-    use crate::args::{OpenArguments, PlacesArguments, TreeArguments};
+    use crate::args::{Arguments, Verb};
     use crate::extract::testing::{Memory, id};
 
     /// The start was listed, and then again below itself, without an end.
@@ -434,24 +606,33 @@ mod tests {
         fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
         fs.add(300, b"below", 301, FileType::Directory);
         fs.enter(301, b"again", 300);
-        let open = OpenArguments::default();
-        let tree = TreeArguments { subvolume: None, open };
-        let arguments = PlacesArguments { places: vec![OsString::from("volume:/start")], tree };
-        let console = Arc::new(Console::default());
-        let failures = Failures::new(&Places::new(&arguments, &console));
+        let words = ["offshoot", "ls", "-R", "volume:/start"];
+        let Verb::Ls(arguments) = Arguments::try_parse_from(words).unwrap().verb else { panic!() };
+        let console = Console::default();
         let mut out = Vec::new();
         let mut listing = Listing {
-            form: Form::Names(&mut out),
+            form: Form::Lines(&mut out),
+            style: Style::new(&arguments),
+            order: Order::new(&arguments),
+            hidden: Hidden::No,
             console: &console,
-            failures,
+            failures: Failures::new(&console),
+            names_volume: false,
             errors: 0,
             without_target: None,
             is_recursive: true,
             has_headers: true,
             is_empty: true,
         };
-        let (volume, json_volume) = (Path::new("volume"), String::new());
-        let mut tree = Tree { listing: &mut listing, fs: &fs, top: id(300), volume, json_volume };
+        let mut tree = Tree {
+            listing: &mut listing,
+            fs: &fs,
+            top: id(300),
+            volume: Path::new("volume"),
+            json_volume: String::new(),
+            owners: Owners::default(),
+            widths: Widths::default(),
+        };
         tree.directory(b"/start".to_vec()).unwrap();
         assert_eq!(listing.errors, 1);
         assert_eq!(listing.finish().unwrap_err().status(), ExitStatus::Corrupt);

@@ -68,6 +68,10 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
         data: arguments.data,
         features,
         force: arguments.force,
+        // So that a user can write in the volume that he made, when he mounts it.
+        root_owner: arguments.root_owner.unwrap_or_else(|| {
+            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+        }),
         ..MkfsOptions::new(fsid, moment()?)
     })
 }

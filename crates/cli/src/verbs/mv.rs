@@ -1,5 +1,7 @@
 //! `offshoot mv`: move or rename inside a volume.
 
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Rename, Timestamp};
@@ -7,13 +9,14 @@ use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Rename, Timesta
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::output::{Console, Escaped};
+use crate::globs::expand;
+use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
 use crate::resolve::{LastLink, at_path, last_name, resolve_end};
 use crate::session::Access;
 
-pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
+pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let mut places: Vec<NamedPlace> =
         arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
@@ -23,24 +26,41 @@ pub(super) fn run(arguments: &MvArguments, console: &Arc<Console>) -> Result {
     require_one_volume("mv", &places)?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
-    let sources: Vec<Vec<u8>> = places.into_iter().map(|place| place.path).collect();
     let fs = volumes.open(&volume, Access::Write)?;
-    let mut failures = Failures::naming(false, console);
-    let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)?;
+    let mut failures = Failures::new(console);
+    let inside = |error| Failure::Inside(volume.clone(), error);
+    let mut sources = Vec::new();
+    for place in places {
+        sources.extend(expand(&fs, &place.path).map_err(inside)?);
+    }
+    let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)
+        .map_err(inside)?;
     let how = match arguments {
         MvArguments { exchange: true, .. } => Rename::Exchange,
         MvArguments { no_clobber: true, .. } => Rename::NoReplace,
         _ => Rename::Replace,
     };
     for source in &sources {
-        if let Err(error) = rename(&fs, source, &aim, &path, how, at) {
-            failures.inside(&volume, ExitStatus::of(&error), &error);
+        let renamed = rename(&fs, source, &aim, &path, how, at);
+        volumes.done(&volume, source, renamed.is_ok());
+        match renamed {
+            Ok(Some(new)) if arguments.verbose => {
+                let place = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
+                out.write_all(b"renamed '")?;
+                write_name(out, &place(source))?;
+                out.write_all(b"' -> '")?;
+                write_name(out, &place(&new))?;
+                writeln!(out, "'")?;
+            }
+            Ok(_) => {}
+            Err(error) => failures.inside(&volume, ExitStatus::of(&error), &error),
         }
     }
     volumes.sync(&mut failures);
     failures.result()
 }
 
+/// Gives what is at `source` its new name, and says which; `None` where that is not to be replaced.
 fn rename(
     fs: &dyn FileSystemMut,
     source: &[u8],
@@ -48,7 +68,7 @@ fn rename(
     path: &[u8],
     how: Rename,
     at: Timestamp,
-) -> Result<(), Error> {
+) -> Result<Option<Vec<u8>>, Error> {
     let fail = |errno, what: String| Err(Error::posix(errno, what));
     let shown = Escaped(source);
     // A link is moved itself, also when a slash follows its name.
@@ -67,13 +87,13 @@ fn rename(
     };
     let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
     if how == Rename::NoReplace && new.existing.is_some() {
-        return Ok(());
+        return Ok(None);
     }
     if new.existing == Some(file) {
         let what = format!("{shown} and {} are one file", Escaped(&shown_new));
         return fail(Errno::INVAL, what);
     }
-    fs.rename_with(from, to, how, at).map_err(|error| {
+    fs.rename_with(from, to, how, at).map(|()| Some(shown_new.clone())).map_err(|error| {
         let Error::Posix { errno, .. } = error else { return at_path(error, source) };
         let (between, advice) = match how {
             Rename::Exchange => {

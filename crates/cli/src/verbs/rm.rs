@@ -1,36 +1,82 @@
-//! `offshoot rm`: remove files and directories.
+//! `offshoot rm`: remove files and directories, and ask or tell about each, where that is wanted.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::RmArguments;
 use crate::edit::{Report, at_every_place, joined, moment};
+use crate::enter::is_empty;
 use crate::exit::Result;
 use crate::extract::{Entry, Visitor, walk};
-use crate::output::{Console, Escaped};
+use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve_end};
 
 /// The deepest tree that is removed: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;
 
-pub(super) fn run(arguments: &RmArguments, console: &Arc<Console>) -> Result {
+pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
-    at_every_place(places, &arguments.edit, console, |fs, path, report| {
+    let places: Vec<NamedPlace> =
+        arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    let mut talk = Talk { arguments, out, failed: None };
+    let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
         let absent = |error: &Error| matches!(error.errno(), Errno::NOENT | Errno::NOTDIR);
-        match remove(fs, path, arguments.recursive, report, at) {
+        match remove(fs, path, &mut talk, report, at) {
             Err(error @ Error::Posix { .. }) if arguments.force && absent(&error) => Ok(()),
             result => result,
         }
-    })
+    });
+    talk.failed.map_or(result, |error| Err(error.into()))
+}
+
+/// What is asked and told on the way.
+struct Talk<'a> {
+    arguments: &'a RmArguments,
+    out: &'a mut dyn Write,
+    /// Why standard output takes no more.
+    failed: Option<io::Error>,
+}
+
+impl Talk<'_> {
+    /// Whether the caller wants this removed.
+    fn is_wanted(&mut self, what: &str, path: &[u8]) -> bool {
+        if !self.arguments.interactive {
+            return true;
+        }
+        // Both are the caller's: one that is gone answers nothing.
+        let _ = self.out.flush();
+        let _ = write!(io::stderr(), "offshoot: {what} '{}'? ", Escaped(path));
+        let mut answer = String::new();
+        let read = io::stdin().read_line(&mut answer);
+        read.is_ok() && answer.trim_start().starts_with(['y', 'Y'])
+    }
+
+    fn is_file_wanted(&mut self, attr: &Attr, path: &[u8]) -> bool {
+        let kind = match attr.file_type {
+            FileType::Regular if attr.size == 0 => "regular empty file",
+            file_type => type_words(file_type),
+        };
+        self.is_wanted(&format!("remove {kind}"), path)
+    }
+
+    fn removed(&mut self, what: &str, path: &[u8]) {
+        if !self.arguments.verbose || self.failed.is_some() {
+            return;
+        }
+        let told = write!(self.out, "removed {what}'")
+            .and_then(|()| write_name(self.out, path))
+            .and_then(|()| writeln!(self.out, "'"));
+        self.failed = told.err();
+    }
 }
 
 fn remove(
     fs: &dyn FileSystemMut,
     path: &[u8],
-    recursive: bool,
+    talk: &mut Talk<'_>,
     report: &mut Report<'_, '_>,
     at: Timestamp,
 ) -> Result<(), Error> {
@@ -41,26 +87,43 @@ fn remove(
     let Some(file) = end.file else { return fail(Errno::NOENT) };
     let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
     let place = Place { dir, name: &name };
-    if fs.attr(file)?.file_type != FileType::Directory {
+    let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
+    let shown = report.place(&path[..bare]);
+    if attr.file_type != FileType::Directory {
         if bare < path.len() {
             return fail(Errno::NOTDIR);
         }
-        return fs.unlink(place, at).map_err(|error| at_path(error, path));
-    }
-    if !recursive {
-        return fail(Errno::ISDIR);
+        if talk.is_file_wanted(&attr, &shown) {
+            fs.unlink(place, at).map_err(|error| at_path(error, path))?;
+            talk.removed("", &shown);
+        }
+        return Ok(());
     }
     if file.dev != dir.dev {
         return Err(subvolume(path));
     }
-    let top = Open { place: (dir, name), path: path[..bare].to_vec(), errors: 0 };
-    let mut removal = Removal { fs, at, report, top: &path[..bare], errors: 0 };
+    if !talk.arguments.recursive {
+        if !talk.arguments.dir {
+            return fail(Errno::ISDIR);
+        }
+        if talk.is_wanted("remove directory", &shown) {
+            fs.rmdir(place, at).map_err(|error| at_path(error, path))?;
+            talk.removed("directory ", &shown);
+        }
+        return Ok(());
+    }
+    let is_empty = is_empty(fs, file).map_err(|error| at_path(error, path))?;
+    if !is_empty && !talk.is_wanted("descend into directory", &shown) {
+        return Ok(());
+    }
+    let top = Open { place: (dir, name), path: path[..bare].to_vec(), left: 0 };
+    let mut removal = Removal { fs, at, report, talk, top: &path[..bare], left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())
 }
 
 /// What a subvolume is told apart by: it goes as a whole, and is no directory that is emptied by mistake.
-fn subvolume(path: &[u8]) -> Error {
+pub(super) fn subvolume(path: &[u8]) -> Error {
     let what = format!("{} is a subvolume, which `subvolume delete` deletes", Escaped(path));
     Error::posix(Errno::ISDIR, what)
 }
@@ -70,22 +133,24 @@ struct Open {
     place: (FileId, Vec<u8>),
     /// For messages; only the name of it where that would be long.
     path: Vec<u8>,
-    /// The errors before it.
-    errors: u64,
+    /// What was left before it.
+    left: u64,
 }
 
 /// Removes what the walk shows, each directory when it is left.
-struct Removal<'a, 'r, 'f> {
+struct Removal<'a, 'r, 'f, 't> {
     fs: &'a dyn FileSystemMut,
     at: Timestamp,
     report: &'a mut Report<'r, 'f>,
+    talk: &'a mut Talk<'t>,
     top: &'a [u8],
-    errors: u64,
+    /// What could not be removed, or was not wanted. It keeps every directory above it.
+    left: u64,
 }
 
-impl Removal<'_, '_, '_> {
+impl Removal<'_, '_, '_, '_> {
     fn error(&mut self, error: &Error) {
-        self.errors += 1;
+        self.left += 1;
         self.report.error(error);
     }
 }
@@ -93,42 +158,64 @@ impl Removal<'_, '_, '_> {
 /// The longest path that is kept for messages.
 const PATH_KEPT: usize = 4096;
 
-impl Visitor for Removal<'_, '_, '_> {
+impl Visitor for Removal<'_, '_, '_, '_> {
     type Directory = Open;
 
     fn enter(&mut self, _: &Open, entry: &Entry<'_>) -> Option<Open> {
+        let path = || joined(self.top, entry.path);
         if entry.attr.file.dev != entry.parent.dev {
-            self.error(&subvolume(&joined(self.top, entry.path)));
+            let error = subvolume(&path());
+            self.error(&error);
             return None;
+        }
+        if self.talk.arguments.interactive {
+            let shown = self.report.place(&path());
+            // What cannot be read is said by the walk.
+            let is_full = !is_empty(self.fs, entry.attr.file).unwrap_or(true);
+            if is_full && !self.talk.is_wanted("descend into directory", &shown) {
+                self.left += 1;
+                return None;
+            }
         }
         let kept = &entry.path[entry.path.len().saturating_sub(PATH_KEPT)..];
         Some(Open {
             place: (entry.parent, entry.name.to_vec()),
             path: joined(self.top, kept),
-            errors: self.errors,
+            left: self.left,
         })
     }
 
     fn visit(&mut self, _: &Open, entry: &Entry<'_>) {
-        let place = Place { dir: entry.parent, name: entry.name };
-        if let Err(error) = self.fs.unlink(place, self.at) {
-            self.error(&at_path(error, &joined(self.top, entry.path)));
+        let path = joined(self.top, entry.path);
+        let shown = self.report.place(&path);
+        if !self.talk.is_file_wanted(entry.attr, &shown) {
+            self.left += 1;
+            return;
+        }
+        match self.fs.unlink(Place { dir: entry.parent, name: entry.name }, self.at) {
+            Ok(()) => self.talk.removed("", &shown),
+            Err(error) => self.error(&at_path(error, &path)),
         }
     }
 
     fn leave(&mut self, directory: Open) {
-        // What could not be removed was reported, and keeps every directory above it.
-        if self.errors > directory.errors {
+        if self.left > directory.left {
+            return;
+        }
+        let shown = self.report.place(&directory.path);
+        if !self.talk.is_wanted("remove directory", &shown) {
+            self.left += 1;
             return;
         }
         let (dir, name) = &directory.place;
-        if let Err(error) = self.fs.rmdir(Place { dir: *dir, name }, self.at) {
-            self.error(&at_path(error, &directory.path));
+        match self.fs.rmdir(Place { dir: *dir, name }, self.at) {
+            Ok(()) => self.talk.removed("directory ", &shown),
+            Err(error) => self.error(&at_path(error, &directory.path)),
         }
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) {
-        self.errors += 1;
+        self.left += 1;
         self.report.at(&joined(self.top, path), error);
     }
 

@@ -1,4 +1,6 @@
-//! `offshoot stat`: everything that is known of a file.
+//! `offshoot stat`: everything that is known of files.
+
+mod format;
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -7,14 +9,16 @@ use std::sync::Arc;
 use offshoot_vfs::{FileSystem, FileType};
 
 use crate::args::StatArguments;
-use crate::exit::Result;
+use crate::exit::{Failure, Result};
 use crate::output::{
-    CivilTime, Console, Escaped, FileRecord, ModeLetters, json_name, shown_inode, type_words,
-    write_line,
+    CivilTime, Console, Escaped, FileRecord, ModeLetters, Owners, json_name, shown_inode,
+    type_words, write_line,
 };
+use crate::places::{Failures, Places};
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 use crate::xattrs::held_xattrs;
+use format::Subject;
 
 /// The longest value of an extended attribute that is shown to people.
 const VALUE_SHOWN: usize = 256;
@@ -24,8 +28,21 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let session = PlaceSession::open(&arguments.place, console)?;
-    let file = session.file(LastLink::Keep)?;
+    let mut places = Places::new(&arguments.places, console);
+    let mut failures = Failures::new(console);
+    while let Some(place) = places.next() {
+        match place.and_then(|session| show(&session, arguments, out)) {
+            Ok(()) => {}
+            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure) => failures.opening(&failure),
+        }
+    }
+    failures.result()
+}
+
+fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) -> Result {
+    let last = if arguments.dereference { LastLink::Follow } else { LastLink::Keep };
+    let file = session.file(last)?;
     let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
     let target = match attr.file_type {
         FileType::Symlink => {
@@ -33,6 +50,18 @@ pub(super) fn run(
         }
         _ => None,
     };
+    if let Some(format) = arguments.format.as_ref().or(arguments.printf.as_ref()) {
+        let subject = Subject {
+            name: &[session.volume.as_os_str().as_bytes(), b":", &session.path].concat(),
+            attr: &attr,
+            target: target.as_deref(),
+            owners: &Owners::of(&session.fs),
+            sector_bytes: session.fs.volume().superblock().sector_size,
+        };
+        let has_escapes = arguments.format.is_none();
+        format::write(out, format.as_bytes(), has_escapes, &subject)?;
+        return if has_escapes { Ok(()) } else { Ok(writeln!(out)?) };
+    }
     let mut xattrs = held_xattrs(&session.fs, file).map_err(|error| session.named(error))?;
     xattrs.sort();
     let flags = session.fs.flags(file).map_err(|error| session.named(error))?;
@@ -41,6 +70,9 @@ pub(super) fn run(
         let record = FileRecord::new(&volume, &session.path, &attr, target.as_deref());
         return Ok(write_line(out, &record.with(flags, &xattrs))?);
     }
+    let owners = Owners::of(&session.fs);
+    let called =
+        |name: Option<&[u8]>| name.map_or("?".to_owned(), |name| Escaped(name).to_string());
     write!(out, "  File: {}", Escaped(&session.path))?;
     if let Some(target) = &target {
         write!(out, " -> {}", Escaped(target))?;
@@ -66,11 +98,13 @@ pub(super) fn run(
     }
     writeln!(
         out,
-        "\nAccess: ({:04o}/{})  Uid: {:>5}   Gid: {:>5}",
+        "\nAccess: ({:04o}/{})  Uid: ({:>5}/{:>8})   Gid: ({:>5}/{:>8})",
         attr.permissions,
         ModeLetters(attr.file_type, attr.permissions),
         attr.uid,
-        attr.gid
+        called(owners.user(attr.uid)),
+        attr.gid,
+        called(owners.group(attr.gid))
     )?;
     for (name, time) in [
         ("Access", attr.atime),

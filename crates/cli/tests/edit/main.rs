@@ -58,7 +58,8 @@ fn fails(dir: &Path, line: &str, code: i32) -> String {
     let output = offshoot(dir, &words(line));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "offshoot {line}: {said}");
-    assert!(said.starts_with("offshoot: "), "offshoot {line}: {said:?}");
+    let form = if line.contains("--json") { "{\"kind\":" } else { "offshoot: " };
+    assert!(said.starts_with(form), "offshoot {line}: {said:?}");
     said
 }
 

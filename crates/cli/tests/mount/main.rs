@@ -41,7 +41,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::io_uring::SwitchedOn;
+use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::judges::{self, Judges};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -50,11 +50,22 @@ use tempfile::TempDir;
 /// The judges, this one among them: the kernel has to offer FUSE.
 fn require() -> Option<Judges> {
     let judges = judges::require()?;
+    if is_over_ring()
+        && let Err(reason) = io_uring::can_be_had()
+    {
+        judges::skip(&reason);
+        return None;
+    }
     let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     device.expect(
         "/dev/fuse is there: boot a kernel with FUSE, or load its module (`modprobe fuse`)",
     );
     Some(judges)
+}
+
+/// Whether this run is one over io_uring.
+fn is_over_ring() -> bool {
+    std::env::var_os("OFFSHOOT_TEST_TRANSPORT").is_some_and(|transport| transport == "io_uring")
 }
 
 /// Runs the program.
@@ -125,7 +136,7 @@ impl Mounted {
     /// Mounts it over `dir` with a program that is started by `command`.
     #[track_caller]
     fn of(command: Command, dir: TempDir, image: &Path, options: &str) -> Self {
-        let is_ring = std::env::var_os("OFFSHOOT_TEST_TRANSPORT").is_some_and(|t| t == "io_uring");
+        let is_ring = is_over_ring();
         let switched = is_ring.then(|| SwitchedOn::new().expect("the kernel has it"));
         let (word, transport) =
             if is_ring { ("io_uring", "io_uring") } else { ("noio_uring", "/dev/fuse") };

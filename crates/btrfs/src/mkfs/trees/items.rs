@@ -28,7 +28,8 @@ pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &Trees) -> Ite
         TreeId::ROOT => root_tree(spec, trees),
         TreeId::EXTENT => extent_tree(spec, layout, trees),
         TreeId::DEV => device_tree(spec, layout),
-        TreeId::FS | TreeId::DATA_RELOC => directory(spec, Ino::ROOT_DIR.0, Ino::ROOT_DIR.0),
+        TreeId::FS => directory(spec, Ino::ROOT_DIR.0, spec.root_owner),
+        TreeId::DATA_RELOC => directory(spec, Ino::ROOT_DIR.0, (0, 0)),
         TreeId::UUID => uuid_tree(spec),
         TreeId::FREE_SPACE => free_space_tree(spec, layout, trees),
         TreeId::BLOCK_GROUP => block_groups(spec, layout, trees),
@@ -91,7 +92,7 @@ fn device_tree(spec: &Spec, layout: &Layout) -> Items {
 fn root_tree(spec: &Spec, trees: &Trees) -> Items {
     const DEFAULT: &[u8] = b"default";
     let dir = objectid::ROOT_TREE_DIR;
-    let mut items = directory(spec, dir, dir);
+    let mut items = directory(spec, dir, (0, 0));
     for tree in &trees.all {
         if !matches!(tree.id, TreeId::ROOT | TreeId::CHUNK) {
             let key = Key::new(tree.id.0, ItemType::ROOT_ITEM, 0);
@@ -144,7 +145,7 @@ fn root_item(spec: &Spec, tree: &Tree) -> RootItem {
 }
 
 /// An empty directory that is the root of what it is in.
-fn directory(spec: &Spec, ino: u64, parent: u64) -> Items {
+fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> Items {
     let time = timespec(spec);
     let inode = InodeItem {
         generation: GENERATION.0.into(),
@@ -152,6 +153,8 @@ fn directory(spec: &Spec, ino: u64, parent: u64) -> Items {
         nbytes: u64::from(spec.node_size).into(),
         nlink: 1.into(),
         mode: DIRECTORY_MODE.into(),
+        uid: uid.into(),
+        gid: gid.into(),
         atime: time,
         ctime: time,
         mtime: time,
@@ -160,7 +163,7 @@ fn directory(spec: &Spec, ino: u64, parent: u64) -> Items {
     };
     Items::from([
         (Key::new(ino, ItemType::INODE_ITEM, 0), inode.as_bytes().to_vec()),
-        (Key::new(ino, ItemType::INODE_REF, parent), inode_ref(0, b"..")),
+        (Key::new(ino, ItemType::INODE_REF, ino), inode_ref(0, b"..")),
     ])
 }
 

@@ -42,8 +42,9 @@ pub(in crate::verbs) fn snapshot(arguments: &SnapshotArguments, console: &Arc<Co
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let [source, destination] = &places;
     let fs = volumes.open(&source.volume, Access::Write)?;
-    let mut failures = Failures::naming(false, console);
+    let mut failures = Failures::new(console);
     let taken = take(&fs, &source.path, &destination.path, arguments, at);
+    volumes.done(&destination.volume, &destination.path, taken.is_ok());
     if let Err(error) = taken {
         failures.inside(&source.volume, ExitStatus::of(&error), &error);
     }

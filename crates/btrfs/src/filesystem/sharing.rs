@@ -1,0 +1,173 @@
+//! Which data of a file nothing else has, as `FIEMAP` of the kernel tells it.
+//!
+//! Data is shared in two ways. Another file, or another place of the same one, refers to the
+//! extent: then the extent has more than one reference of its own. Or a snapshot refers to a tree
+//! block on the way to the file extent: then that block has more than one, and the extent one.
+//!
+//! ```text
+//!   root of /home ──> node (1 reference) ──> leaf (2 references) ──> extent (1 reference): shared
+//!   root of the snapshot ───────────────────┘
+//! ```
+
+use std::collections::HashMap;
+
+use offshoot_btrfs_format::compress::Compression;
+use offshoot_btrfs_format::extent::{Extent, InlineRef};
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{FileId, Result};
+
+use super::{Filesystem, of};
+use crate::inode::placeholder_in;
+use crate::subvolume::malformed;
+use crate::tree::Cursor;
+use crate::volume::Engine;
+
+/// A range of a file that is in an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentUse {
+    /// How much of the file it is, in bytes.
+    pub file_bytes: u64,
+    /// Where it begins in the volume. Of a compressed extent, where the extent does.
+    pub logical: u64,
+    /// Whether anything else has it.
+    pub is_shared: bool,
+}
+
+/// What was found out about extents and tree blocks: trees are gone through file by file, and
+/// neighbours have the same blocks above them.
+#[derive(Debug, Default)]
+pub struct SharingCache {
+    /// How many references the tree block at an address has.
+    blocks: HashMap<u64, u64>,
+}
+
+/// The most tree blocks that are remembered: 16 bytes each.
+const BLOCKS_MAX: usize = 1 << 20;
+
+impl Filesystem {
+    /// Gives the extents of `file` to `visit`, in the order of the file. Holes, and data in the
+    /// tree itself, have none.
+    ///
+    /// # Errors
+    /// Those of reading the trees.
+    pub fn extents(
+        &self,
+        file: FileId,
+        cache: &mut SharingCache,
+        visit: &mut dyn FnMut(ExtentUse),
+    ) -> Result<()> {
+        if placeholder_in(file).is_some() {
+            return Ok(());
+        }
+        extents(&self.volume, file, cache, visit).map_err(of(file))
+    }
+}
+
+fn extents(
+    volume: &Engine,
+    file: FileId,
+    cache: &mut SharingCache,
+    visit: &mut dyn FnMut(ExtentUse),
+) -> Result<()> {
+    let tree = volume.tree(TreeId(file.dev))?;
+    let start = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
+    let mut cursor = Cursor::seek(volume, tree, start)?;
+    // The leaf of the last item, and whether it is shared.
+    let mut leaf = None;
+    while let Some((key, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) {
+        let extent = FileExtent::parse(data).map_err(malformed)?;
+        let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, .. } =
+            extent.body
+        else {
+            cursor.advance()?;
+            continue;
+        };
+        let here = cursor.leaf();
+        let is_leaf_shared = match leaf {
+            Some((known, is_shared)) if Some(known) == here => is_shared,
+            _ => {
+                let is_shared = is_way_shared(volume, TreeId(file.dev), key, cache)?;
+                leaf = here.map(|here| (here, is_shared));
+                is_shared
+            }
+        };
+        let is_shared = is_leaf_shared
+            || references(volume, disk_bytenr, ItemType::EXTENT_ITEM, disk_num_bytes)? > 1;
+        let inside = if extent.compression == Compression::None { offset } else { 0 };
+        visit(ExtentUse {
+            file_bytes: num_bytes,
+            logical: disk_bytenr.0.saturating_add(inside),
+            is_shared,
+        });
+        cursor.advance()?;
+    }
+    Ok(())
+}
+
+/// Whether a block on the way to `key` belongs to another tree as well.
+fn is_way_shared(volume: &Engine, id: TreeId, key: Key, cache: &mut SharingCache) -> Result<bool> {
+    let mut block = volume.block(&volume.tree(id)?.expected())?;
+    loop {
+        let logical = Logical(block.header().bytenr.get());
+        let level = block.header().level;
+        let count = match cache.blocks.get(&logical.0) {
+            Some(&count) => count,
+            None => {
+                let count = block_references(volume, logical, level)?;
+                if cache.blocks.len() < BLOCKS_MAX {
+                    cache.blocks.insert(logical.0, count);
+                }
+                count
+            }
+        };
+        if count > 1 {
+            return Ok(true);
+        }
+        let Some(slot) = block.floor(key).filter(|_| !block.is_leaf()) else { return Ok(false) };
+        block = volume.child(&block, slot, id)?;
+    }
+}
+
+/// How many references a tree block has, in either format.
+fn block_references(volume: &Engine, at: Logical, level: u8) -> Result<u64> {
+    let skinny = references(volume, at, ItemType::METADATA_ITEM, level.into())?;
+    if skinny > 0 {
+        return Ok(skinny);
+    }
+    let node_size = u64::from(volume.superblock().node_size);
+    references(volume, at, ItemType::EXTENT_ITEM, node_size)
+}
+
+/// How many places refer to the extent whose item has this type and offset; 0 without an item.
+fn references(volume: &Engine, at: Logical, item_type: ItemType, offset: u64) -> Result<u64> {
+    let key = Key::new(at.0, item_type, offset);
+    let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT)?, key)?;
+    let mut count = 0;
+    match cursor.item() {
+        Some((found, data)) if found == key => {
+            let extent = Extent::parse(item_type, data).map_err(malformed)?;
+            for one in extent.inline_refs() {
+                count += u64::from(!matches!(one.map_err(malformed)?, InlineRef::Owner(_)));
+            }
+        }
+        _ => return Ok(0),
+    }
+    // What has no room in the item is behind it. One more is enough to know.
+    cursor.advance()?;
+    while let Some((found, _)) = cursor.item().filter(|(found, _)| found.objectid == at.0) {
+        let is_reference = matches!(
+            found.item_type,
+            ItemType::EXTENT_DATA_REF
+                | ItemType::SHARED_DATA_REF
+                | ItemType::TREE_BLOCK_REF
+                | ItemType::SHARED_BLOCK_REF
+        );
+        count += u64::from(is_reference);
+        if count > 1 {
+            break;
+        }
+        cursor.advance()?;
+    }
+    Ok(count)
+}

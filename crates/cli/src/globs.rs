@@ -1,0 +1,122 @@
+//! Patterns in the paths of places: `disk.img:/var/log/*.gz`.
+//!
+//! The shell of the caller cannot see into a volume, so the program expands what it was given in quotes. A
+//! path that is there is that path, whatever its name looks like. A pattern that nothing matches
+//! stays as it is, and is then not found, as with a shell. As there, `*` and `?` match no
+//! dot in front, and what is found is sorted.
+
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{Error, FileSystem, FileType, Result};
+
+use crate::resolve::{LastLink, resolve};
+use crate::wildcard::{Pattern, is_pattern, unescaped};
+
+/// The most paths that a pattern may stand for.
+const PATHS_MAX: usize = 1 << 20;
+
+/// The paths that `path` stands for: at least one.
+pub(crate) fn expand(fs: &dyn FileSystem, path: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let as_it_is = || Ok(vec![path.to_vec()]);
+    if !is_pattern(path) || resolve(fs, path, LastLink::Keep).is_ok() {
+        return as_it_is();
+    }
+    let mut found = vec![Vec::new()];
+    let parts: Vec<&[u8]> =
+        path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()).collect();
+    for (at, part) in parts.iter().enumerate() {
+        let mut below = Vec::new();
+        let is_on_the_way = at + 1 < parts.len() || path.ends_with(b"/");
+        for directory in &found {
+            step(fs, directory, part, is_on_the_way, &mut below)?;
+            if below.len() > PATHS_MAX {
+                return Err(Error::Unsupported(format!(
+                    "a pattern of more than {PATHS_MAX} files"
+                )));
+            }
+        }
+        found = below;
+    }
+    if found.is_empty() {
+        return as_it_is();
+    }
+    if path.ends_with(b"/") {
+        found.iter_mut().for_each(|path| path.push(b'/'));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Adds what `part` stands for in `directory`; only directories, if more or a slash comes after it.
+fn step(
+    fs: &dyn FileSystem,
+    directory: &[u8],
+    part: &[u8],
+    is_on_the_way: bool,
+    below: &mut Vec<Vec<u8>>,
+) -> Result<()> {
+    let path_of = |name: &[u8]| [directory, b"/", name].concat();
+    let last = if is_on_the_way { LastLink::Follow } else { LastLink::Keep };
+    let is_there = |path: &[u8]| {
+        let file = resolve(fs, path, last).and_then(|file| fs.attr(file));
+        file.is_ok_and(|attr| !is_on_the_way || attr.file_type == FileType::Directory)
+    };
+    if !is_pattern(part) {
+        let path = path_of(&unescaped(part));
+        below.extend(is_there(&path).then_some(path));
+        return Ok(());
+    }
+    let pattern = Pattern::new(part);
+    let top = resolve(fs, if directory.is_empty() { b"/" } else { directory }, LastLink::Follow)?;
+    let mut names = Vec::new();
+    fs.read_dir(top, 0, &mut |entry| {
+        let is_hidden = entry.name.starts_with(b".") && !part.starts_with(b".");
+        if !is_hidden && pattern.matches(entry.name) {
+            names.push(entry.name.to_vec());
+        }
+        if names.len() > PATHS_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    below.extend(
+        names.iter().map(|name| path_of(name)).filter(|path| !is_on_the_way || is_there(path)),
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extract::testing::{Memory, ROOT};
+
+    fn expanded(fs: &Memory, path: &str) -> Vec<String> {
+        let found = expand(fs, path.as_bytes()).unwrap();
+        found.into_iter().map(|path| String::from_utf8(path).unwrap()).collect()
+    }
+
+    #[test]
+    fn as_in_a_shell() {
+        let mut fs = Memory::new();
+        fs.add(ROOT, b"od", 300, FileType::Directory);
+        fs.add(ROOT, b"other", 301, FileType::Directory);
+        for (ino, name) in [(302, "b.c"), (303, "a.c"), (304, ".hidden.c"), (305, "lit*ral")] {
+            fs.file(300, name.as_bytes(), ino, b"x");
+        }
+        fs.file(301, b"a.c", 306, b"x");
+        fs.file(ROOT, b"ofile", 307, b"x");
+        fs.add(ROOT, b"link", 308, FileType::Symlink).target = b"od".to_vec();
+        for (path, found) in [
+            ("/od/*.c", &["/od/a.c", "/od/b.c"][..]),
+            ("/o*/a.c", &["/od/a.c", "/other/a.c"]),
+            ("/od/.*", &["/od/.hidden.c"]),
+            ("/od/lit*ral", &["/od/lit*ral"]),
+            ("/od/lit\\*r?l", &["/od/lit*ral"]),
+            ("/l*/a.c", &["/link/a.c"]),
+            ("/*", &["/link", "/od", "/ofile", "/other"]),
+            ("/o*/", &["/od/", "/other/"]),
+            ("/od/*.h", &["/od/*.h"]),
+            ("/none/*", &["/none/*"]),
+            ("/od/a.c", &["/od/a.c"]),
+        ] {
+            assert_eq!(expanded(&fs, path), found, "{path}");
+        }
+    }
+}

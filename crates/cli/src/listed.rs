@@ -1,0 +1,62 @@
+//! The entries of a directory as people see them: sorted, with what each leads to.
+
+use std::ops::ControlFlow;
+
+use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
+
+use crate::enter::{Entrance, attr_of, may_enter};
+
+/// The most entries of one directory that are held.
+const ENTRIES_MAX: usize = 1_000_000;
+
+/// An entry.
+pub(crate) struct Listed {
+    pub(crate) name: Vec<u8>,
+    /// What it leads to, or why that cannot be read.
+    pub(crate) attr: Result<Attr>,
+    /// It is a directory that a walk goes down.
+    pub(crate) is_entered: bool,
+}
+
+/// The entries of `directory`, in a walk that began at `top`, and what ended the reading early.
+/// Names that begin with a dot are left out, unless `is_all`.
+pub(crate) fn listed(
+    fs: &dyn FileSystem,
+    top: FileId,
+    directory: FileId,
+    is_all: bool,
+) -> (Vec<Listed>, Option<Error>) {
+    let mut found: Vec<(Vec<u8>, FileId)> = Vec::new();
+    let (mut last, mut wrong) = (0, None);
+    let read = fs.read_dir(directory, 0, &mut |entry| {
+        if entry.cookie <= last {
+            let what = "its entries are not in ascending order";
+            wrong = Some(Error::corrupt("directory", what));
+        } else if found.len() == ENTRIES_MAX {
+            let what = format!("sorting a directory of more than {ENTRIES_MAX} entries");
+            wrong = Some(Error::Unsupported(what));
+        }
+        if wrong.is_some() {
+            return ControlFlow::Break(());
+        }
+        last = entry.cookie;
+        if is_all || !entry.name.starts_with(b".") {
+            found.push((entry.name.to_vec(), entry.file));
+        }
+        ControlFlow::Continue(())
+    });
+    found.sort();
+    let entry = |(name, file): (Vec<u8>, FileId)| {
+        let mut attr = attr_of(fs, &name, file);
+        let is_directory = attr.as_ref().is_ok_and(|attr| attr.file_type == FileType::Directory);
+        let mut is_entered = false;
+        if is_directory {
+            match may_enter(fs, top, directory, &name, file) {
+                Ok(entrance) => is_entered = entrance == Entrance::Walk,
+                Err(error) => attr = Err(error),
+            }
+        }
+        Listed { name, attr, is_entered }
+    };
+    (found.into_iter().map(entry).collect(), read.err().or(wrong))
+}

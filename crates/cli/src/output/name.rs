@@ -1,0 +1,17 @@
+//! Names on standard output: as they are for programs, harmless on a terminal.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
+
+use super::Escaped;
+
+/// Whether standard output is a terminal.
+pub(crate) fn is_terminal() -> bool {
+    static IS_TERMINAL: OnceLock<bool> = OnceLock::new();
+    *IS_TERMINAL.get_or_init(|| io::stdout().is_terminal())
+}
+
+/// Writes a name. `xargs`, `diff` and the like take the bytes; a terminal would act upon some.
+pub(crate) fn write_name(out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
+    if is_terminal() { write!(out, "{}", Escaped(name)) } else { out.write_all(name) }
+}

@@ -1,0 +1,181 @@
+//! Permissions as `chmod` takes them: `755`, `u+x,go-w`, `a=rX`.
+
+/// What the permissions of a file become.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ModeChange {
+    /// These. A directory keeps its set-id bits, unless the number names them.
+    Exactly { mode: u32, clears_set_id: bool },
+    /// The parts one after the other.
+    Parts(Vec<Part>),
+}
+
+/// One part, such as `go-w`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The bits of those it is about, `u`, `g`, `o`; `None` for all, as the umask leaves it.
+    who: Option<u32>,
+    action: Action,
+    bits: Bits,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Add,
+    Remove,
+    Set,
+}
+
+/// The permissions of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bits {
+    /// `rwxXst`: bits for all three, and whether `X` is among them.
+    Letters { mode: u32, is_x_if_any: bool },
+    /// Those that one of `u`, `g` and `o` has, by how far they are shifted.
+    CopyOf(u32),
+}
+
+const USER: u32 = 0o4700;
+const GROUP: u32 = 0o2070;
+const OTHERS: u32 = 0o0007;
+const SET_ID: u32 = 0o6000;
+
+impl ModeChange {
+    /// What `text` says.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let usage = || "a mode is up to four octal digits, or as in u+x,go-w".to_owned();
+        if text.starts_with(|c: char| c.is_ascii_digit()) {
+            let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o7777);
+            let mode = mode.ok_or_else(usage)?;
+            // `chmod 00755 dir` takes the bits away, `chmod 755 dir` does not.
+            return Ok(Self::Exactly { mode, clears_set_id: text.len() > 4 });
+        }
+        let mut parts = Vec::new();
+        for clause in text.split(',') {
+            let actions_at = clause.find(['+', '-', '=']).ok_or_else(usage)?;
+            let (people, mut rest) = clause.split_at(actions_at);
+            let mut who = (!people.is_empty()).then_some(0);
+            for person in people.chars() {
+                let bits = match person {
+                    'u' => USER,
+                    'g' => GROUP,
+                    'o' => OTHERS,
+                    'a' => USER | GROUP | OTHERS,
+                    _ => return Err(usage()),
+                };
+                // The sticky bit is everybody's.
+                who = who.map(|who| who | bits | if person == 'a' { 0o1000 } else { 0 });
+            }
+            while let Some(sign) = rest.chars().next() {
+                let action = match sign {
+                    '+' => Action::Add,
+                    '-' => Action::Remove,
+                    _ => Action::Set,
+                };
+                let end = rest[1..].find(['+', '-', '=']).map_or(rest.len(), |at| at + 1);
+                let bits = Bits::parse(&rest[1..end]).ok_or_else(usage)?;
+                parts.push(Part { who, action, bits });
+                rest = &rest[end..];
+            }
+        }
+        Ok(Self::Parts(parts))
+    }
+
+    /// The permissions of a file that has `old`.
+    pub(crate) fn of(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
+        match self {
+            Self::Exactly { mode, clears_set_id } => {
+                let kept = if is_directory && !clears_set_id { old & SET_ID } else { 0 };
+                mode | kept
+            }
+            Self::Parts(parts) => {
+                parts.iter().fold(old, |mode, part| part.apply(mode, is_directory, umask))
+            }
+        }
+    }
+}
+
+impl Bits {
+    fn parse(letters: &str) -> Option<Self> {
+        match letters {
+            "u" => return Some(Self::CopyOf(6)),
+            "g" => return Some(Self::CopyOf(3)),
+            "o" => return Some(Self::CopyOf(0)),
+            _ => {}
+        }
+        let (mut mode, mut is_x_if_any) = (0, false);
+        for letter in letters.chars() {
+            mode |= match letter {
+                'r' => 0o444,
+                'w' => 0o222,
+                'x' => 0o111,
+                's' => SET_ID,
+                't' => 0o1000,
+                'X' => {
+                    is_x_if_any = true;
+                    0
+                }
+                _ => return None,
+            };
+        }
+        Some(Self::Letters { mode, is_x_if_any })
+    }
+}
+
+impl Part {
+    fn apply(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
+        let everybody = USER | GROUP | OTHERS | 0o1000;
+        let who = self.who.unwrap_or(everybody);
+        let bits = match self.bits {
+            Bits::Letters { mode, is_x_if_any } => {
+                let is_x = is_x_if_any && (is_directory || old & 0o111 != 0);
+                mode | if is_x { 0o111 } else { 0 }
+            }
+            Bits::CopyOf(shift) => (old >> shift & 0o7) * 0o111,
+        };
+        // The sticky bit is set by `+t` and `o+t`, not by `u+t`.
+        let sticky = if self.who.is_none_or(|who| who & OTHERS != 0) { 0o1000 } else { 0 };
+        let of_umask = if self.who.is_none() { umask } else { 0 };
+        let bits = bits & (who | sticky) & !of_umask;
+        match self.action {
+            Action::Add => old | bits,
+            Action::Remove => old & !bits,
+            Action::Set => {
+                // A directory keeps its set-id bits, unless they are named.
+                let kept = if is_directory { SET_ID } else { 0 };
+                old & !((who | sticky) & !kept) | bits
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ModeChange;
+
+    #[test]
+    fn what_no_mode_is() {
+        for text in ["", "8", "77777", "u", "x", "u+q", "+7", "u+x,", "u+gx", "z+x"] {
+            ModeChange::parse(text).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn parts_follow_each_other() {
+        for (text, old, new) in [
+            ("644", 0o777, 0o644),
+            ("u+x", 0o644, 0o744),
+            ("go-w,u=rw", 0o777, 0o655),
+            ("u=rwx,g=u-w,o=", 0o000, 0o750),
+            ("+w", 0o444, 0o644),
+            ("a+X", 0o644, 0o644),
+            ("a+X", 0o744, 0o755),
+            ("u+s,g+s,+t", 0o755, 0o7755),
+            ("u=o", 0o705, 0o505),
+            ("o+t", 0o755, 0o1755),
+            ("u+t", 0o755, 0o755),
+        ] {
+            let change = ModeChange::parse(text).expect(text);
+            assert_eq!(change.of(old, false, 0o022), new, "{text} of {old:o}");
+        }
+    }
+}

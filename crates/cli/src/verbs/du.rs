@@ -1,0 +1,318 @@
+//! `offshoot du`: the space that files take.
+//!
+//! One walk for each place. A directory is written when everything below it was seen; an inode with
+//! several names counts with the first one of them that is met, over all places, as for `du`. With
+//! `--shares` the three columns are those of `btrfs filesystem du`: what the data of files takes, what of it
+//! nothing else has, and for a place the rest, with each shared range once.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use offshoot_btrfs::{ExtentUse, SharingCache};
+use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+use serde::Serialize;
+
+use crate::args::DuArguments;
+use crate::edit::joined;
+use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::extract::{Entry, Visitor, walk};
+use crate::output::{Console, Escaped, human_size, json_name, short_size, write_line, write_name};
+use crate::places::{Failures, Places};
+use crate::resolve::LastLink;
+use crate::session::PlaceSession;
+
+/// The deepest tree that is gone through: far beyond what any path names.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// What some files take.
+#[derive(Clone, Copy, Default)]
+struct Space {
+    bytes: u64,
+    /// Of these, what nothing else has.
+    exclusive: u64,
+}
+
+impl Space {
+    fn add(&mut self, more: Self) {
+        self.bytes = self.bytes.saturating_add(more.bytes);
+        self.exclusive = self.exclusive.saturating_add(more.exclusive);
+    }
+}
+
+/// A line as JSON.
+#[derive(Serialize)]
+struct Line {
+    volume: String,
+    path: String,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exclusive: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared: Option<u64>,
+}
+
+pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let mut places = Places::new(&arguments.places, console);
+    let mut usage = Usage {
+        arguments,
+        out,
+        failures: Failures::new(console),
+        counted: HashSet::new(),
+        cache: SharingCache::default(),
+    };
+    let mut total = Space::default();
+    if arguments.shares && !arguments.json {
+        writeln!(
+            usage.out,
+            "{:>10}  {:>10}  {:>10}  Filename",
+            "Total", "Exclusive", "Set shared"
+        )?;
+    }
+    while let Some(place) = places.next() {
+        match place.and_then(|session| usage.place(&session)) {
+            Ok(space) => total.add(space),
+            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure) => usage.failures.opening(&failure),
+        }
+    }
+    if arguments.total && !arguments.json {
+        usage.line(None, b"total", total, None)?;
+    }
+    usage.failures.result()
+}
+
+struct Usage<'a> {
+    arguments: &'a DuArguments,
+    out: &'a mut dyn Write,
+    failures: Failures<'a>,
+    /// Inodes with several names that were counted.
+    counted: HashSet<FileId>,
+    cache: SharingCache,
+}
+
+/// A directory that is being gone through.
+struct Sum {
+    path: Vec<u8>,
+    depth: usize,
+    /// What it takes itself; what is below it is added when that is left.
+    space: Space,
+}
+
+impl Usage<'_> {
+    fn place(&mut self, session: &PlaceSession) -> Result<Space> {
+        let file = session.file(LastLink::Keep)?;
+        let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
+        let mut shared = Ranges::default();
+        let own = self.space(session, &attr, &mut shared).map_err(|error| session.named(error))?;
+        let Some(own) = own else { return Ok(Space::default()) };
+        let path = session.path.clone();
+        if attr.file_type != FileType::Directory {
+            let shared = self.arguments.shares.then(|| shared.bytes());
+            self.line(Some(session), &path, own, shared)?;
+            return Ok(own);
+        }
+        let top = Sum { path: path.clone(), depth: 0, space: own };
+        let mut sums = Sums { usage: self, session, shared, levels: vec![top], failed: None };
+        walk(&session.fs, file, 0, DEPTH_MAX, &mut sums);
+        let Sums { shared, levels, failed, .. } = sums;
+        if let Some(failure) = failed {
+            return Err(failure);
+        }
+        let space = levels.first().map_or(own, |top| top.space);
+        let shared = self.arguments.shares.then(|| shared.bytes());
+        self.line(Some(session), &path, space, shared)?;
+        Ok(space)
+    }
+
+    /// What a file takes; `None` for one that was counted by another name.
+    fn space(
+        &mut self,
+        session: &PlaceSession,
+        attr: &Attr,
+        shared: &mut Ranges,
+    ) -> Result<Option<Space>, Error> {
+        let is_directory = attr.file_type == FileType::Directory;
+        if attr.nlink > 1 && !is_directory && !self.counted.insert(attr.file) {
+            return Ok(None);
+        }
+        let arguments = self.arguments;
+        if !arguments.shares {
+            // As du counts it, the size of a directory is none of its data.
+            let is_apparent = arguments.apparent_size || arguments.bytes;
+            let is_counted = matches!(attr.file_type, FileType::Regular | FileType::Symlink);
+            let bytes = match is_apparent {
+                true if is_counted => attr.size,
+                true => 0,
+                false => attr.allocated_bytes,
+            };
+            return Ok(Some(Space { bytes, exclusive: 0 }));
+        }
+        let mut space = Space::default();
+        if attr.file_type == FileType::Regular {
+            session.fs.extents(attr.file, &mut self.cache, &mut |used| {
+                let ExtentUse { file_bytes, logical, is_shared } = used;
+                let exclusive = if is_shared { 0 } else { file_bytes };
+                space.add(Space { bytes: file_bytes, exclusive });
+                if is_shared {
+                    shared.add(logical, file_bytes);
+                }
+            })?;
+        }
+        Ok(Some(space))
+    }
+
+    fn line(
+        &mut self,
+        session: Option<&PlaceSession>,
+        path: &[u8],
+        space: Space,
+        shared: Option<u64>,
+    ) -> Result {
+        let arguments = self.arguments;
+        let volume = session.map(|session| session.volume.as_os_str().as_bytes());
+        if arguments.json {
+            let volume = json_name(volume.unwrap_or_default());
+            let exclusive = arguments.shares.then_some(space.exclusive);
+            let line =
+                Line { volume, path: json_name(path), bytes: space.bytes, exclusive, shared };
+            return Ok(write_line(self.out, &line)?);
+        }
+        if arguments.shares {
+            let shared = shared.map_or("-".to_owned(), human_size);
+            let (bytes, exclusive) = (human_size(space.bytes), human_size(space.exclusive));
+            write!(self.out, "{bytes:>10}  {exclusive:>10}  {shared:>10}  ")?;
+        } else if arguments.bytes {
+            write!(self.out, "{}\t", space.bytes)?;
+        } else if arguments.human_readable {
+            write!(self.out, "{}\t", short_size(space.bytes))?;
+        } else {
+            write!(self.out, "{}\t", space.bytes.div_ceil(1024))?;
+        }
+        let name = volume.map_or_else(|| path.to_vec(), |volume| [volume, b":", path].concat());
+        if arguments.null {
+            self.out.write_all(&[&name[..], b"\0"].concat())?;
+            return Ok(());
+        }
+        write_name(self.out, &name)?;
+        Ok(writeln!(self.out)?)
+    }
+
+    /// Whether lines so deep below the place are written.
+    fn is_shown(&self, depth: usize) -> bool {
+        !self.arguments.summarize && self.arguments.max_depth.is_none_or(|max| depth <= max)
+    }
+}
+
+/// Adds up what the walk shows.
+struct Sums<'u, 'a, 's> {
+    usage: &'u mut Usage<'a>,
+    session: &'s PlaceSession,
+    shared: Ranges,
+    /// The directories that the walk is in.
+    levels: Vec<Sum>,
+    /// Why nothing more can be written.
+    failed: Option<Failure>,
+}
+
+impl Sums<'_, '_, '_> {
+    fn seen(&mut self, entry: &Entry<'_>) -> Option<Space> {
+        match self.usage.space(self.session, entry.attr, &mut self.shared) {
+            Ok(space) => space,
+            Err(error) => {
+                self.failed(entry.path, &error);
+                Some(Space::default())
+            }
+        }
+    }
+}
+
+impl Visitor for Sums<'_, '_, '_> {
+    /// How many directories the walk was in before.
+    type Directory = usize;
+
+    fn enter(&mut self, _: &usize, entry: &Entry<'_>) -> Option<usize> {
+        if self.usage.arguments.one_file_system && entry.attr.file.dev != entry.parent.dev {
+            return None;
+        }
+        let space = self.seen(entry).unwrap_or_default();
+        let path = joined(&self.session.path, entry.path);
+        self.levels.push(Sum { path, depth: self.levels.len(), space });
+        Some(self.levels.len())
+    }
+
+    fn visit(&mut self, _: &usize, entry: &Entry<'_>) {
+        let Some(space) = self.seen(entry) else { return };
+        let depth = self.levels.len();
+        if let Some(level) = self.levels.last_mut() {
+            level.space.add(space);
+        }
+        if self.usage.arguments.all && self.usage.is_shown(depth) {
+            let path = joined(&self.session.path, entry.path);
+            self.failed = self.usage.line(Some(self.session), &path, space, None).err();
+        }
+    }
+
+    fn leave(&mut self, level: usize) {
+        // The place itself is written at the end.
+        if level == 0 {
+            return;
+        }
+        let Some(Sum { path, depth, space }) = self.levels.pop() else { return };
+        if let Some(above) = self.levels.last_mut() {
+            above.space.add(space);
+        }
+        if self.usage.is_shown(depth) && self.failed.is_none() {
+            self.failed = self.usage.line(Some(self.session), &path, space, None).err();
+        }
+    }
+
+    fn failed(&mut self, path: &[u8], error: &Error) {
+        let path = joined(&self.session.path, path);
+        let text = format_args!("{}: {}", Escaped(&path), Nameless(error));
+        self.usage.failures.inside(&self.session.volume, ExitStatus::of(error), &text);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.failed.is_some()
+    }
+}
+
+/// Ranges that may overlap, each byte of which counts once.
+#[derive(Default)]
+struct Ranges {
+    /// Start and end; none touches another.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    fn add(&mut self, start: u64, len: u64) {
+        let (mut start, mut end) = (start, start.saturating_add(len));
+        while let Some((&low, &high)) =
+            self.ranges.range(..=end).next_back().filter(|(_, high)| **high >= start)
+        {
+            (start, end) = (start.min(low), end.max(high));
+            self.ranges.remove(&low);
+        }
+        self.ranges.insert(start, end);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ranges;
+
+    #[test]
+    fn each_byte_counts_once() {
+        let mut ranges = Ranges::default();
+        for (start, len, sum) in [(10, 10, 10), (30, 5, 15), (15, 5, 15), (5, 40, 40), (0, 5, 45)] {
+            ranges.add(start, len);
+            assert_eq!(ranges.bytes(), sum, "{start} {len}");
+        }
+    }
+}

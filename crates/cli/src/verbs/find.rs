@@ -1,0 +1,401 @@
+//! `offshoot find`: look for files.
+//!
+//! The walk shows each file to the expression, which is evaluated as find does it: the parts of an `and`
+//! until one is false, those of an `or` until one is true. Only `-delete` opens the volume for writing.
+
+mod expression;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp};
+
+use crate::args::FindArguments;
+use crate::edit::{joined, moment, require_one_volume};
+use crate::enter::is_empty;
+use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::extract::{Entry, Visitor, walk};
+use crate::globs::expand;
+use crate::output::{
+    Console, Escaped, FileRecord, Owners, json_name, shown_inode, write_line, write_name,
+};
+use crate::place::Place;
+use crate::places::Failures;
+use crate::resolve::{LastLink, resolve, resolve_end};
+use crate::session::{Access, Opening, open_tree};
+use expression::{Count, Expression, Kind, Numbered, Search, Which, beginning, parse};
+
+/// The deepest tree that is gone through: far beyond what any path names.
+const DEPTH_MAX: usize = 1 << 16;
+
+pub(super) fn run(
+    arguments: &FindArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let now = moment()?;
+    let (places, words) = arguments.words.split_at(beginning(&arguments.words));
+    let search = parse(words, now).map_err(Failure::Usage)?;
+    if places.is_empty() {
+        return Err(Failure::Usage("where to look is missing: VOLUME or VOLUME:/PATH".into()));
+    }
+    let access = if search.expression.deletes() { Access::Write } else { Access::Read };
+    let places: Vec<Place> = places.iter().map(|text| arguments.tree.open.place(text)).collect();
+    let mut failures = Failures::new(console);
+    let mut opened: Vec<(std::path::PathBuf, Filesystem)> = Vec::new();
+    for Place { volume, path } in places {
+        let known = opened.iter().find(|(known, _)| *known == volume).map(|(_, fs)| fs.clone());
+        let fs = match known {
+            Some(fs) => fs,
+            None => match open_tree(&volume, &arguments.tree, Opening::to(access), console) {
+                Ok(fs) => {
+                    opened.push((volume.clone(), fs.clone()));
+                    fs
+                }
+                Err(failure) => {
+                    failures.opening(&failure);
+                    continue;
+                }
+            },
+        };
+        let mut finding = Finding {
+            search: &search,
+            is_json: arguments.json,
+            now,
+            fs: &fs,
+            volume: &volume,
+            owners: Owners::of(&fs),
+            newer: Vec::new(),
+            out: &mut *out,
+            failures: &mut failures,
+            top: Vec::new(),
+            failed: None,
+        };
+        let found = finding
+            .prepare()
+            .and_then(|()| expand(&fs, &path)?.iter().try_for_each(|path| finding.place(path)));
+        let failed = finding.failed.take();
+        if let Err(error) = found {
+            failures.inside(&volume, ExitStatus::of(&error), &error);
+        }
+        if let Some(failure) = failed {
+            return Err(failure);
+        }
+    }
+    for (volume, fs) in opened.iter().filter(|_| access == Access::Write) {
+        if let Err(error) = fs.sync() {
+            let what = format_args!("not everything that was done is stored: {error}");
+            failures.inside(volume, ExitStatus::of(&error), &what);
+        }
+    }
+    failures.result()
+}
+
+impl Expression {
+    /// Whether files are deleted somewhere in it.
+    fn deletes(&self) -> bool {
+        match self {
+            Self::And(parts) | Self::Or(parts) => parts.iter().any(Self::deletes),
+            Self::Not(part) => part.deletes(),
+            Self::Delete => true,
+            _ => false,
+        }
+    }
+
+    /// The places that it compares with.
+    fn references<'e>(&'e self, found: &mut Vec<&'e OsString>) {
+        match self {
+            Self::And(parts) | Self::Or(parts) => {
+                parts.iter().for_each(|part| part.references(found));
+            }
+            Self::Not(part) => part.references(found),
+            Self::Newer(place) => found.push(place),
+            _ => {}
+        }
+    }
+}
+
+/// A search below one place.
+struct Finding<'a, 'f> {
+    search: &'a Search,
+    is_json: bool,
+    now: Timestamp,
+    fs: &'a Filesystem,
+    volume: &'a Path,
+    owners: Owners,
+    /// The modification times of the places that are compared with.
+    newer: Vec<(&'a OsString, Timestamp)>,
+    out: &'a mut dyn Write,
+    failures: &'a mut Failures<'f>,
+    /// The path of the place.
+    top: Vec<u8>,
+    /// Why nothing more can be written.
+    failed: Option<Failure>,
+}
+
+/// A file that is shown to the expression.
+struct Candidate<'c> {
+    /// Its path in the volume.
+    path: &'c [u8],
+    name: &'c [u8],
+    attr: &'c Attr,
+    depth: usize,
+    /// The directory and the name in it, if it can be removed.
+    place: Option<(FileId, &'c [u8])>,
+}
+
+impl<'a> Finding<'a, '_> {
+    /// Looks up what files are compared with.
+    fn prepare(&mut self) -> Result<(), Error> {
+        let mut places = Vec::new();
+        self.search.expression.references(&mut places);
+        for text in places {
+            let place = Place::parse(text);
+            let both = [place.clone(), Place { volume: self.volume.to_owned(), path: Vec::new() }];
+            require_one_volume("-newer", &both)
+                .map_err(|failure| Error::posix(Errno::INVAL, failure.to_string()))?;
+            let file = resolve(self.fs, &place.path, LastLink::Keep)?;
+            self.newer.push((text, self.fs.attr(file)?.mtime));
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, path: &[u8]) -> Result<(), Error> {
+        let end = resolve_end(self.fs, path, LastLink::Keep)?;
+        let file = end.file.ok_or_else(|| Error::posix(Errno::NOENT, Escaped(path).to_string()))?;
+        let attr = self.fs.attr(file)?;
+        self.top = path.to_vec();
+        let bare = path.strip_suffix(b"/").unwrap_or(path);
+        let name = bare.rsplit(|&byte| byte == b'/').next().unwrap_or(b"/");
+        let name = if name.is_empty() { &b"/"[..] } else { name };
+        let place = end.place.as_ref().map(|(dir, name)| (*dir, &name[..]));
+        let top = Candidate { path, name, attr: &attr, depth: 0, place };
+        let is_directory = attr.file_type == FileType::Directory;
+        let mut is_pruned = false;
+        if !self.search.is_depth_first {
+            is_pruned = self.show(&top);
+        }
+        if is_directory && !is_pruned && self.search.max_depth > 0 {
+            walk(self.fs, file, 0, DEPTH_MAX, &mut Walk { finding: self, levels: Vec::new() });
+        }
+        if self.search.is_depth_first && self.failed.is_none() {
+            self.show(&top);
+        }
+        Ok(())
+    }
+
+    /// Shows a file to the expression; whether what is below it is left out.
+    fn show(&mut self, candidate: &Candidate<'_>) -> bool {
+        if candidate.depth < self.search.min_depth || candidate.depth > self.search.max_depth {
+            return false;
+        }
+        let mut is_pruned = false;
+        self.is(&self.search.expression, candidate, &mut is_pruned);
+        is_pruned
+    }
+
+    fn is(&mut self, expression: &'a Expression, one: &Candidate<'_>, prunes: &mut bool) -> bool {
+        let attr = one.attr;
+        match expression {
+            Expression::And(parts) => parts.iter().all(|part| self.is(part, one, prunes)),
+            Expression::Or(parts) => parts.iter().any(|part| self.is(part, one, prunes)),
+            Expression::Not(part) => !self.is(part, one, prunes),
+            Expression::Name(pattern) => pattern.matches(one.name),
+            Expression::Path(pattern) => pattern.matches(one.path),
+            Expression::Types(types) => types.contains(&attr.file_type),
+            Expression::Size { unit, count } => count.is(attr.size.div_ceil(*unit)),
+            Expression::Empty => match attr.file_type {
+                FileType::Regular => attr.size == 0,
+                FileType::Directory => match is_empty(self.fs, attr.file) {
+                    Ok(is_empty) => is_empty,
+                    Err(error) => {
+                        self.error(one.path, &error);
+                        false
+                    }
+                },
+                _ => false,
+            },
+            Expression::Age { time, unit_secs, count } => {
+                let time = match time {
+                    Which::Access => attr.atime,
+                    Which::Modification => attr.mtime,
+                    Which::Change => attr.ctime,
+                };
+                is_so_old(self.now, time, *unit_secs, *count)
+            }
+            Expression::NewerThan(time) => is_later(attr.mtime, *time),
+            Expression::Newer(place) => self
+                .newer
+                .iter()
+                .find(|(known, _)| *known == place)
+                .is_some_and(|(_, time)| is_later(attr.mtime, *time)),
+            Expression::Permissions { mode, kind } => match kind {
+                Kind::Just => attr.permissions == *mode,
+                Kind::All => attr.permissions & mode == *mode,
+                Kind::Any => *mode == 0 || attr.permissions & mode != 0,
+            },
+            Expression::User(name) => self.owners.uid(name) == Some(attr.uid),
+            Expression::Group(name) => self.owners.gid(name) == Some(attr.gid),
+            Expression::Number { what, count } => count.is(match what {
+                Numbered::Uid => attr.uid.into(),
+                Numbered::Gid => attr.gid.into(),
+                Numbered::Links => attr.nlink.into(),
+                Numbered::Inode => shown_inode(attr.file),
+            }),
+            Expression::Print => self.print(one, b"\n"),
+            Expression::Print0 => self.print(one, b"\0"),
+            Expression::Delete => self.delete(one),
+            Expression::Prune => {
+                *prunes = true;
+                true
+            }
+            Expression::Always(is) => *is,
+        }
+    }
+
+    fn print(&mut self, one: &Candidate<'_>, end: &[u8]) -> bool {
+        let volume = self.volume.as_os_str().as_bytes();
+        let written: Result = if self.is_json {
+            let is_link = one.attr.file_type == FileType::Symlink;
+            let target = is_link.then(|| self.fs.read_link(one.attr.file).ok()).flatten();
+            let volume = json_name(volume);
+            let record = FileRecord::new(&volume, one.path, one.attr, target.as_deref());
+            write_line(&mut *self.out, &record).map_err(Into::into)
+        } else {
+            let place = [volume, b":", one.path].concat();
+            // Between NULs, names are for a program, wherever they go.
+            let name = if end == b"\0" {
+                self.out.write_all(&place)
+            } else {
+                write_name(&mut *self.out, &place)
+            };
+            name.and_then(|()| self.out.write_all(end)).map_err(Into::into)
+        };
+        self.failed = self.failed.take().or(written.err());
+        true
+    }
+
+    /// Removes a file. The place itself stays, if it is the root.
+    fn delete(&mut self, one: &Candidate<'_>) -> bool {
+        let Some((dir, name)) = one.place else { return true };
+        let place = offshoot_vfs::Place { dir, name };
+        let removed = if one.attr.file_type == FileType::Directory {
+            if one.attr.file.dev == dir.dev {
+                self.fs.rmdir(place, self.now)
+            } else {
+                Err(super::rm::subvolume(one.path))
+            }
+        } else {
+            self.fs.unlink(place, self.now)
+        };
+        match removed {
+            Ok(()) => true,
+            Err(error) => {
+                self.error(one.path, &error);
+                false
+            }
+        }
+    }
+
+    fn error(&mut self, path: &[u8], error: &Error) {
+        let text = format_args!("{}: {}", Escaped(path), Nameless(error));
+        self.failures.inside(self.volume, ExitStatus::of(error), &text);
+    }
+}
+
+fn is_later(time: Timestamp, than: Timestamp) -> bool {
+    (time.secs, time.nanos) > (than.secs, than.nanos)
+}
+
+/// Whether that many whole units have passed since `time`.
+fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> bool {
+    let nanos = |time: Timestamp| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
+    let unit = i128::from(unit_secs) * 1_000_000_000;
+    let age = nanos(now) - nanos(time);
+    // Minutes are compared as they are, days as whole ones, as find does.
+    if unit_secs == 60 {
+        return match count {
+            Count::Just(wanted) => {
+                let wanted = i128::from(wanted) * unit;
+                age > wanted - unit && age <= wanted
+            }
+            Count::More(wanted) => age > i128::from(wanted) * unit,
+            Count::Less(wanted) => age < i128::from(wanted) * unit,
+        };
+    }
+    match u64::try_from(age.div_euclid(unit)) {
+        Ok(units) => count.is(units),
+        // What is in the future is younger than anything.
+        Err(_) => matches!(count, Count::Less(_)),
+    }
+}
+
+/// The walk below a place.
+struct Walk<'w, 'a, 'f> {
+    finding: &'w mut Finding<'a, 'f>,
+    /// The directories that the walk is in, where they are shown when they are left.
+    levels: Vec<(Attr, Vec<u8>, Vec<u8>, FileId)>,
+}
+
+impl Walk<'_, '_, '_> {
+    fn show(&mut self, entry: &Entry<'_>, depth: usize) -> bool {
+        let path = joined(&self.finding.top, entry.path);
+        self.finding.show(&Candidate {
+            path: &path,
+            name: entry.name,
+            attr: entry.attr,
+            depth,
+            place: Some((entry.parent, entry.name)),
+        })
+    }
+}
+
+impl Visitor for Walk<'_, '_, '_> {
+    /// The depth; 0 is the place.
+    type Directory = usize;
+
+    fn enter(&mut self, depth: &usize, entry: &Entry<'_>) -> Option<usize> {
+        let depth = depth + 1;
+        let is_other = entry.attr.file.dev != entry.parent.dev;
+        let search = self.finding.search;
+        if !search.is_depth_first {
+            let is_pruned = self.show(entry, depth);
+            let is_entered =
+                !is_pruned && depth < search.max_depth && !(is_other && search.is_one_filesystem);
+            return is_entered.then_some(depth);
+        }
+        if depth >= search.max_depth || is_other && search.is_one_filesystem {
+            self.show(entry, depth);
+            return None;
+        }
+        let path = joined(&self.finding.top, entry.path);
+        self.levels.push((*entry.attr, path, entry.name.to_vec(), entry.parent));
+        Some(depth)
+    }
+
+    fn visit(&mut self, depth: &usize, entry: &Entry<'_>) {
+        self.show(entry, depth + 1);
+    }
+
+    fn leave(&mut self, depth: usize) {
+        if depth == 0 || !self.finding.search.is_depth_first {
+            return;
+        }
+        let Some((attr, path, name, parent)) = self.levels.pop() else { return };
+        let place = Some((parent, &name[..]));
+        self.finding.show(&Candidate { path: &path, name: &name, attr: &attr, depth, place });
+    }
+
+    fn failed(&mut self, path: &[u8], error: &Error) {
+        let path = joined(&self.finding.top, path);
+        self.finding.error(&path, error);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.finding.failed.is_some()
+    }
+}

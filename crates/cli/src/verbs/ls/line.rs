@@ -1,0 +1,204 @@
+//! One line of a listing, in columns that are as wide as the widest of their directory needs.
+
+use std::io::{self, Write};
+
+use offshoot_vfs::{Attr, FileSystem, FileType};
+
+use super::color::Colors;
+use crate::args::{LsArguments, When};
+use crate::output::{CivilTime, Escaped, ModeLetters, Owners, short_size, shown_inode, write_name};
+
+/// What is shown of a file, and how.
+#[expect(clippy::struct_excessive_bools, reason = "they are the options of ls")]
+pub(super) struct Style {
+    pub(super) is_long: bool,
+    is_numeric: bool,
+    is_human: bool,
+    has_inode: bool,
+    /// Lines end with NUL, and names are as they are.
+    is_zero: bool,
+    colors: Option<Colors>,
+}
+
+impl Style {
+    pub(super) fn new(arguments: &LsArguments) -> Self {
+        let colors = if arguments.zero && arguments.color == When::Auto {
+            None
+        } else {
+            Colors::wanted(arguments.color)
+        };
+        Self {
+            is_long: arguments.long || arguments.numeric_uid_gid,
+            is_numeric: arguments.numeric_uid_gid,
+            is_human: arguments.human_readable,
+            has_inode: arguments.inode,
+            is_zero: arguments.zero,
+            colors,
+        }
+    }
+
+    /// Whether a line needs more than the name.
+    pub(super) fn needs_attr(&self) -> bool {
+        self.is_long || self.has_inode || self.colors.is_some()
+    }
+
+    /// Whether columns are measured before they are written.
+    pub(super) fn has_columns(&self) -> bool {
+        self.is_long || self.has_inode
+    }
+
+    /// The line with the space that everything in a directory takes.
+    pub(super) fn total(&self, bytes: u64) -> String {
+        let total =
+            if self.is_human { short_size(bytes) } else { bytes.div_ceil(1024).to_string() };
+        format!("total {total}")
+    }
+
+    fn size(&self, bytes: u64) -> String {
+        if self.is_human { short_size(bytes) } else { bytes.to_string() }
+    }
+
+    /// Ends a line.
+    pub(super) fn end(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(if self.is_zero { b"\0" } else { b"\n" })
+    }
+
+    /// Writes a name.
+    pub(super) fn name(&self, out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
+        if self.is_zero { out.write_all(name) } else { write_name(out, name) }
+    }
+}
+
+/// A file in a listing.
+pub(super) struct Row<'a> {
+    pub(super) attr: &'a Attr,
+    pub(super) name: &'a [u8],
+    pub(super) owners: &'a Owners,
+    pub(super) has_acl: bool,
+    /// That of a symbolic link.
+    pub(super) target: Option<&'a [u8]>,
+}
+
+/// The widths of the columns of a directory.
+#[derive(Default)]
+pub(super) struct Widths {
+    inode: usize,
+    links: usize,
+    user: usize,
+    group: usize,
+    size: usize,
+    major: usize,
+    minor: usize,
+    /// Whether a file has an access control list.
+    has_acl: bool,
+    /// What the files take, in bytes.
+    pub(super) total: u64,
+}
+
+impl Widths {
+    /// Makes room for a file.
+    pub(super) fn include(&mut self, row: &Row<'_>, style: &Style) {
+        let attr = row.attr;
+        let most = |width: &mut usize, text: String| *width = text.len().max(*width);
+        self.total = self.total.saturating_add(attr.allocated_bytes);
+        most(&mut self.inode, shown_inode(attr.file).to_string());
+        if !style.is_long {
+            return;
+        }
+        most(&mut self.links, attr.nlink.to_string());
+        most(&mut self.user, user(row, style).unwrap_or_else(|| attr.uid.to_string()));
+        most(&mut self.group, group(row, style).unwrap_or_else(|| attr.gid.to_string()));
+        self.has_acl |= row.has_acl;
+        if is_device(attr) {
+            most(&mut self.major, attr.rdev.0.to_string());
+            most(&mut self.minor, attr.rdev.1.to_string());
+            self.size = self.size.max(self.major + 2 + self.minor);
+        } else {
+            most(&mut self.size, style.size(attr.size));
+        }
+    }
+}
+
+fn is_device(attr: &Attr) -> bool {
+    matches!(attr.file_type, FileType::CharDevice | FileType::BlockDevice)
+}
+
+fn user(row: &Row<'_>, style: &Style) -> Option<String> {
+    let name = row.owners.user(row.attr.uid).filter(|_| !style.is_numeric)?;
+    Some(Escaped(name).to_string())
+}
+
+fn group(row: &Row<'_>, style: &Style) -> Option<String> {
+    let name = row.owners.group(row.attr.gid).filter(|_| !style.is_numeric)?;
+    Some(Escaped(name).to_string())
+}
+
+/// Whether a file has an access control list, which `ls -l` marks with a `+`.
+pub(super) fn has_acl(fs: &dyn FileSystem, attr: &Attr) -> bool {
+    let mut has_acl = false;
+    let listed = fs.xattrs(attr.file, &mut |name, _| {
+        has_acl |= matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default");
+        std::ops::ControlFlow::Continue(())
+    });
+    listed.is_ok() && has_acl
+}
+
+/// Writes the line of a file.
+pub(super) fn write_row(
+    out: &mut dyn Write,
+    row: &Row<'_>,
+    widths: &Widths,
+    style: &mut Style,
+) -> io::Result<()> {
+    let attr = row.attr;
+    if style.has_inode {
+        write!(out, "{:>1$} ", shown_inode(attr.file), widths.inode)?;
+    }
+    if style.is_long {
+        let mark = if row.has_acl {
+            "+"
+        } else if widths.has_acl {
+            " "
+        } else {
+            ""
+        };
+        write!(out, "{}{mark}", ModeLetters(attr.file_type, attr.permissions))?;
+        write!(out, " {:>1$}", attr.nlink, widths.links)?;
+        for (name, number, width) in
+            [(user(row, style), attr.uid, widths.user), (group(row, style), attr.gid, widths.group)]
+        {
+            // Names begin, and numbers end, in one column.
+            match name {
+                Some(name) => write!(out, " {name:<width$}")?,
+                None => write!(out, " {number:>width$}")?,
+            }
+        }
+        if is_device(attr) {
+            let blanks = widths.size - (widths.major + 2 + widths.minor).min(widths.size);
+            let (major, minor) = attr.rdev;
+            let (major_width, minor_width) = (widths.major + blanks, widths.minor);
+            write!(out, " {major:>major_width$}, {minor:>minor_width$}")?;
+        } else {
+            write!(out, " {:>1$}", style.size(attr.size), widths.size)?;
+        }
+        write!(out, " {:#} ", CivilTime(attr.mtime))?;
+    }
+    let mut colors = style.colors.take();
+    let written = match &mut colors {
+        Some(colors) => colors.write(out, attr, row.name, |out| style.name(out, row.name)),
+        None => style.name(out, row.name),
+    };
+    style.colors = colors;
+    written?;
+    if let Some(target) = row.target.filter(|_| style.is_long) {
+        out.write_all(b" -> ")?;
+        style.name(out, target)?;
+    }
+    style.end(out)
+}
+
+/// Writes the path of a directory above what is in it.
+pub(super) fn write_header(out: &mut dyn Write, path: &[u8]) -> io::Result<()> {
+    write_name(out, path)?;
+    out.write_all(b":\n")
+}

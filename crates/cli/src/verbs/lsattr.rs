@@ -1,0 +1,140 @@
+//! `offshoot lsattr`: flags of files, in the columns of e2fsprogs.
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType};
+use serde::Serialize;
+
+use crate::args::LsattrArguments;
+use crate::edit::joined;
+use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::listed::listed;
+use crate::output::{Console, Escaped, json_name, write_line, write_name};
+use crate::places::{Failures, Places};
+use crate::resolve::LastLink;
+use crate::session::PlaceSession;
+
+/// The letters of all flags that e2fsprogs knows, in its order.
+const LETTERS: &str = "suSDiadAcEjItTeCxFNPVm";
+
+/// A file as JSON.
+#[derive(Serialize)]
+struct Flags {
+    volume: String,
+    path: String,
+    flags: String,
+}
+
+pub(super) fn run(
+    arguments: &LsattrArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let mut places = Places::new(&arguments.places, console);
+    let mut listing = Listing { arguments, out, failures: Failures::new(console) };
+    while let Some(place) = places.next() {
+        match place.and_then(|session| listing.place(&session)) {
+            Ok(()) => {}
+            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure) => listing.failures.opening(&failure),
+        }
+    }
+    listing.failures.result()
+}
+
+struct Listing<'a> {
+    arguments: &'a LsattrArguments,
+    out: &'a mut dyn Write,
+    failures: Failures<'a>,
+}
+
+impl Listing<'_> {
+    fn place(&mut self, session: &PlaceSession) -> Result {
+        let file = session.file(LastLink::Keep)?;
+        let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
+        let is_listed = attr.file_type == FileType::Directory && !self.arguments.directory;
+        if !is_listed {
+            return self.line(session, file, attr.file_type, &session.path);
+        }
+        // The directories that are still to come, the next one last.
+        let mut todo = vec![(file, session.path.clone())];
+        while let Some((directory, path)) = todo.pop() {
+            if path != session.path && !self.arguments.json {
+                writeln!(self.out)?;
+                write_name(self.out, &path)?;
+                writeln!(self.out, ":")?;
+            }
+            let (entries, error) = listed(&session.fs, file, directory, self.arguments.all);
+            if let Some(error) = error {
+                self.error(session, &path, &error);
+            }
+            if self.arguments.all {
+                let parent = session.fs.parent(directory).map_err(|error| session.named(error))?;
+                let parent = parent.map_or(directory, |parent| parent.dir);
+                self.line(session, directory, FileType::Directory, &joined(&path, b"."))?;
+                self.line(session, parent, FileType::Directory, &joined(&path, b".."))?;
+            }
+            let mut below = Vec::new();
+            for entry in entries {
+                let path = joined(&path, &entry.name);
+                match entry.attr {
+                    Ok(attr) => {
+                        self.line(session, attr.file, attr.file_type, &path)?;
+                        if entry.is_entered {
+                            below.push((attr.file, path));
+                        }
+                    }
+                    Err(error) => self.error(session, &path, &error),
+                }
+            }
+            if path != session.path && !self.arguments.json {
+                writeln!(self.out)?;
+            }
+            if self.arguments.recursive {
+                todo.extend(below.into_iter().rev());
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&mut self, session: &PlaceSession, path: &[u8], error: &Error) {
+        let text = format_args!("{}: {}", Escaped(path), Nameless(error));
+        self.failures.inside(&session.volume, ExitStatus::of(error), &text);
+    }
+
+    fn line(
+        &mut self,
+        session: &PlaceSession,
+        file: FileId,
+        file_type: FileType,
+        path: &[u8],
+    ) -> Result {
+        // As for lsattr, which cannot open the others without doing something.
+        if !matches!(file_type, FileType::Regular | FileType::Directory) {
+            return Ok(());
+        }
+        let flags = match session.fs.flags(file) {
+            Ok(flags) => flags,
+            Err(error) => {
+                self.error(session, path, &error);
+                return Ok(());
+            }
+        };
+        if self.arguments.json {
+            let volume = json_name(session.volume.as_os_str().as_bytes());
+            let shown = Flags { volume, path: json_name(path), flags: flags.to_string() };
+            return Ok(write_line(self.out, &shown)?);
+        }
+        write!(self.out, "{} ", columns(flags))?;
+        write_name(self.out, path)?;
+        Ok(writeln!(self.out)?)
+    }
+}
+
+/// One letter for each flag that is set, and a `-` for each that is not.
+fn columns(flags: FileFlags) -> String {
+    let is_set = |letter| FileFlags::of_letter(letter).is_some_and(|flag| flags.contains(flag));
+    LETTERS.chars().map(|letter| if is_set(letter) { letter } else { '-' }).collect()
+}

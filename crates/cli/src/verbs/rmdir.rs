@@ -1,0 +1,51 @@
+//! `offshoot rmdir`: remove empty directories.
+
+use std::sync::Arc;
+
+use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
+
+use super::rm::subvolume;
+use crate::args::RmdirArguments;
+use crate::edit::{at_every_place, moment};
+use crate::exit::Result;
+use crate::output::{Console, Escaped};
+use crate::place::Place as NamedPlace;
+use crate::resolve::{LastLink, at_path, resolve_end};
+
+pub(super) fn run(arguments: &RmdirArguments, console: &Arc<Console>) -> Result {
+    let at = moment()?;
+    let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+        let mut path = without_slashes(path);
+        remove(fs, path, at)?;
+        while arguments.parents {
+            let slash = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+            path = without_slashes(&path[..slash]);
+            if path.is_empty() {
+                break;
+            }
+            remove(fs, path, at)?;
+        }
+        Ok(())
+    })
+}
+
+/// The path without the slashes at its end.
+fn without_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+    &path[..end]
+}
+
+fn remove(fs: &dyn FileSystemMut, path: &[u8], at: Timestamp) -> Result<(), Error> {
+    let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
+    let end = resolve_end(fs, path, LastLink::Keep)?;
+    let Some(file) = end.file else { return fail(Errno::NOENT) };
+    let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
+    if fs.attr(file).map_err(|error| at_path(error, path))?.file_type != FileType::Directory {
+        return fail(Errno::NOTDIR);
+    }
+    if file.dev != dir.dev {
+        return Err(subvolume(path));
+    }
+    fs.rmdir(Place { dir, name: &name }, at).map_err(|error| at_path(error, path))
+}

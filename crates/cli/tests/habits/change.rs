@@ -1,0 +1,330 @@
+//! Verbs that change, beside the core utilities in a directory of the host.
+//!
+//! Every line of a script runs on both sides and must end with the same exit code; what it writes to standard output
+//! must be the same, but for the volume in front of paths. At the end the volume is extracted, and `find` of
+//! the host describes both trees.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::judges;
+use offshoot_testkit::run::{command, run};
+
+use super::{does, fails, offshoot, program, words};
+
+/// What both sides begin with.
+const FILL: &str = r#"
+set -e
+mkdir -p d/sub/deep e empty/one t
+printf a > a; printf b > b; printf x > d/x; printf y > d/sub/y.o; printf z > d/sub/deep/z
+printf 'root:x:0:0::/:\nalice:x:1000:100::/:\n' > passwd
+chmod 640 a; chmod 4755 b; chmod 2711 d; chmod 1777 e
+ln -s a to-a; ln -s d to-d; ln -s none dangling
+for file in t/1 t/2 t/3; do printf t > $file; touch -d '2001-02-03 04:05:06Z' $file; done
+touch -d '2010-01-01Z' d/x; touch -d '2005-01-01Z' a
+"#;
+
+struct Sides {
+    dir: tempfile::TempDir,
+}
+
+impl Sides {
+    fn new() -> Self {
+        let dir = scratch_dir();
+        fs::create_dir(dir.path().join("host")).expect("a directory");
+        shell(&dir.path().join("host"), FILL);
+        does(dir.path(), "mkfs v.img --size 128M");
+        does(dir.path(), "cp -r host/. v.img:/");
+        Self { dir }
+    }
+
+    fn host(&self) -> std::path::PathBuf {
+        self.dir.path().join("host")
+    }
+
+    /// Runs one line on both sides: `@` stands in front of each path.
+    #[track_caller]
+    fn run(&self, line: &str, input: &str) {
+        let replaced = |with: &str| -> Vec<String> {
+            words(line).iter().map(|word| word.replace('@', with)).collect()
+        };
+        let ours = with_input(program(self.dir.path()).args(replaced("v.img:/")), input);
+        let theirs = replaced("");
+        let mut judge = command(&theirs[0]);
+        let judge = with_input(judge.args(&theirs[1..]).current_dir(self.host()), input);
+        let [said, reason] =
+            [&ours.stderr, &judge.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        assert_eq!(ours.status.code(), judge.status.code(), "{line}\n{said}\n{reason}");
+        assert_eq!(said.is_empty(), reason.is_empty(), "{line}\n{said}\n{reason}");
+        let sorted = |text: &[u8]| {
+            let text = String::from_utf8_lossy(text).replace("v.img:/", "");
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        assert_eq!(sorted(&ours.stdout), sorted(&judge.stdout), "{line}");
+    }
+
+    /// Compares both trees; times of files below `t` and of those that were copied there, too.
+    #[track_caller]
+    fn compare(&self) {
+        let out = self.dir.path().join("out");
+        does(self.dir.path(), "extract v.img out");
+        let described = |root: &Path| {
+            let all = "find . -mindepth 1 -printf '%P %y %m %U:%G %l\\n' | sort";
+            let times = "find t -type f -printf '%P %T@\\n' | sort";
+            let types = "find . -type b,c -exec stat -c '%n %t,%T' {} + | sort";
+            [all, times, types].map(|script| shell(root, script))
+        };
+        assert_eq!(described(&out), described(&self.host()));
+        let image = self.dir.path().join("v.img");
+        run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()]);
+    }
+}
+
+fn shell(dir: &Path, script: &str) -> String {
+    let mut bash = command("bash");
+    let output = bash.args(["-c", script]).current_dir(dir).output().expect("bash starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn with_input(command: &mut std::process::Command, input: &str) -> Output {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().expect("it starts");
+    // One that asks nothing may be gone.
+    let _ = child.stdin.take().expect("its input").write_all(input.as_bytes());
+    child.wait_with_output().expect("it ends")
+}
+
+#[track_caller]
+fn script(lines: &[&str]) {
+    if judges::require().is_none() {
+        return;
+    }
+    let sides = Sides::new();
+    for line in lines {
+        let (line, input) = line.split_once(" < ").unwrap_or((line, ""));
+        sides.run(line, &input.replace(',', "\n"));
+    }
+    sides.compare();
+}
+
+#[test]
+fn chmod() {
+    script(&[
+        "chmod 600 @a",
+        "chmod 755 @d",
+        "chmod 0755 @d",
+        "chmod u+x,g=u-w,o= @a",
+        "chmod a=rX @b @e",
+        "chmod +t,u+s @t/1",
+        "chmod -R go-rwx @d",
+        "chmod -R u=rwX,g=rX,o=g @d",
+        "chmod = @t/2",
+        "chmod u=s @t/3 @e",
+        "chmod 644 @to-a",
+        "chmod 644 @dangling",
+        "chmod 644 @none @t/2",
+        "chmod g=o,o=u @t/2",
+    ]);
+    let dir = scratch_dir();
+    does(dir.path(), "mkfs v.img --size 128M");
+    assert!(fails(dir.path(), "chmod u+q v.img:/", 2).contains("u+x,go-w"));
+}
+
+#[test]
+fn chown() {
+    script(&[
+        "chown 1000:100 @a",
+        "chown 7 @b",
+        "chown :8 @b",
+        "chown -R 5:6 @d",
+        "chown 9:9 @to-a",
+        "chown --no-dereference 11:12 @to-a",
+        "chown 1:1 @none",
+        "chown -R 3:3 @to-d",
+    ]);
+}
+
+#[test]
+fn owners_are_found_by_the_names_of_the_volume() {
+    let dir = scratch_dir();
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("a file");
+    write("passwd", "root:x:0:0::/:\nalice:x:1000:100::/:\n");
+    write("group", "users:x:100:\nstaff:x:50:\n");
+    does(dir.path(), "mkfs v.img --size 128M");
+    does(dir.path(), "mkdir v.img:/etc");
+    does(dir.path(), "cp passwd group v.img:/etc");
+    for (owner, ids) in
+        [("alice", "1000 0"), ("0:staff", "0 50"), ("alice:", "1000 100"), (":users", "1000 100")]
+    {
+        does(dir.path(), "chown 0 v.img:/etc/group");
+        if owner == ":users" {
+            does(dir.path(), "chown 1000 v.img:/etc/group");
+        }
+        if owner == "alice" {
+            does(dir.path(), "chown :0 v.img:/etc/group");
+        }
+        does(dir.path(), &format!("chown {owner} v.img:/etc/group"));
+        assert_eq!(does(dir.path(), "stat -c '%u %g' v.img:/etc/group").trim(), ids, "{owner}");
+    }
+    assert!(fails(dir.path(), "chown bob v.img:/etc/group", 1).contains("no user is called bob"));
+}
+
+#[test]
+fn touch() {
+    script(&[
+        "touch -d '2022-03-04 05:06:07.5Z' @t/1",
+        "touch -m -d '1970-01-02 00:00:00Z' @t/2",
+        "touch -a -t 200102030405.06 @t/2",
+        "touch -r @t/1 @t/3",
+        "touch -c @t/none",
+        "touch -d '2022-03-04 05:06 +0100' @t/new",
+        "touch @new",
+        "touch @none/x",
+        "touch -d 2022-01-01 @to-a",
+        "touch --no-dereference -d 2021-01-01 @to-a",
+    ]);
+    let dir = scratch_dir();
+    does(dir.path(), "mkfs v.img --size 128M");
+    assert!(fails(dir.path(), "touch -d soon v.img:/x", 2).contains("2026-11-20"));
+}
+
+#[test]
+fn mknod_and_rmdir() {
+    script(&[
+        "mknod -m 666 @null c 1 3",
+        "mknod @disk b 259 70000",
+        "mknod @fifo p",
+        "mknod @fifo p",
+        "mknod @a c 1 3",
+        "rmdir @empty/one",
+        "rmdir @empty @d",
+        "rmdir @a @none",
+        "mkdir -p @x/y/z",
+        "rmdir -p @x/y/z",
+        "mkdir -p @x/y/z @x/w",
+        "rmdir -p @x/y/z",
+        "rmdir @to-d",
+    ]);
+}
+
+#[test]
+fn rm_asks_and_tells() {
+    script(&[
+        "rm -v @a",
+        "rm -ri @empty < y,n",
+        "rm -rv @empty",
+        "rm -i @b < n",
+        "rm -i @b < y",
+        "rm -ri @d < y,y,y,y,y,y,y,y,y",
+        "rm -d @e",
+        "rm -d @t",
+        "rm -iv @t/1 @t/2 @t/3 < y,no,yes",
+        "rm -if @none",
+        "rm -vf @none @to-a",
+    ]);
+}
+
+#[test]
+fn find_deletes() {
+    script(&[
+        "find @d -name '*.o' -delete",
+        "find @t -type f -newermt 1990-01-01 -delete",
+        "find @e -delete",
+    ]);
+}
+
+#[test]
+fn cp_keeps_updates_and_tells() {
+    script(&[
+        "cp -pn @a @b",
+        "cp -pu @a @d/x",
+        "cp -pu @d/x @a",
+        "cp -av @d @t",
+        "cp -av @a @b @e",
+        "cp -dp @to-a @dangling @t",
+        "cp -pf @a @t/1",
+        "cp -a -t @e @t @to-d",
+        "cp -pt @none @a",
+        "cp -pnv @a @t/2 @e",
+    ]);
+}
+
+#[test]
+fn cp_leaves_out_and_stays() {
+    if judges::require().is_none() {
+        return;
+    }
+    let sides = Sides::new();
+    let dir = sides.dir.path();
+    does(dir, "mkdir v.img:/in");
+    does(dir, "cp -r --exclude '*.o' --exclude sub/deep host/d v.img:/in");
+    does(dir, "subvolume create v.img:/in/d/volume");
+    does(dir, "touch v.img:/in/d/volume/file");
+    let listed = |place: &str| {
+        let mut lines: Vec<String> =
+            does(dir, &format!("find {place}")).lines().map(str::to_owned).collect();
+        lines.sort();
+        lines.join(" ").replace(place, "")
+    };
+    assert_eq!(listed("v.img:/in/d"), " /sub /volume /volume/file /x");
+    does(dir, "cp -rx v.img:/in/d v.img:/copy");
+    assert_eq!(listed("v.img:/copy"), " /sub /volume /x");
+    does(dir, "cp -rx --exclude x v.img:/in/d out");
+    let out = shell(dir, "cd out && find . | sort | tr '\\n' ' '");
+    assert_eq!(out, ". ./sub ./volume ");
+    // To the host, too: what is newer stays.
+    fs::write(dir.join("a"), "newer").expect("a file");
+    does(dir, "cp -u v.img:/a .");
+    does(dir, "cp -n v.img:/a .");
+    assert_eq!(fs::read(dir.join("a")).expect("a file"), b"newer");
+    let told = |line: &str| {
+        let mut lines: Vec<String> = does(dir, line).lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let line = |at: &str| format!("'v.img:/d/sub{at}' -> 'told{at}'");
+    let all = ["", "/deep", "/deep/z", "/y.o"].map(line);
+    assert_eq!(told("cp -rv v.img:/d/sub told"), all);
+    // With -T, because it is there; the directories are not made again.
+    assert_eq!(told("cp -rvT v.img:/d/sub told"), ["/deep/z", "/y.o"].map(line));
+}
+
+/// A log that is cut while it is copied, and files of the kernel, whose sizes say nothing.
+#[test]
+fn what_changes_meanwhile_is_copied_as_far_as_it_goes() {
+    let dir = scratch_dir();
+    does(dir.path(), "mkfs v.img --size 128M");
+    // Each says that it has a page, or nothing.
+    for file in ["/sys/kernel/mm/transparent_hugepage/enabled", "/proc/version"] {
+        if let Ok(text) = fs::read(file) {
+            does(dir.path(), &format!("cp {file} v.img:/file"));
+            assert_eq!(does(dir.path(), "cat v.img:/file").as_bytes(), text, "{file}");
+            assert_eq!(does(dir.path(), "stat -c %s v.img:/file").trim(), text.len().to_string());
+        }
+    }
+}
+
+/// Whoever made a volume can write in it when it is mounted.
+#[test]
+fn the_root_of_a_volume_is_whose_it_is_said_to_be() {
+    let dir = scratch_dir();
+    let owner = |name: &str| does(dir.path(), &format!("stat -c %u:%g {name}:/")).trim().to_owned();
+    does(dir.path(), "mkfs a.img --size 128M --root-owner 1000:100");
+    assert_eq!(owner("a.img"), "1000:100");
+    does(dir.path(), "mkfs b.img --size 128M");
+    let own = fs::metadata(dir.path()).expect("a directory");
+    assert_eq!(owner("b.img"), format!("{}:{}", own.uid(), own.gid()));
+    if judges::are_present() {
+        let image = dir.path().join("a.img");
+        run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()]);
+    }
+    let bad = offshoot(dir.path(), &["mkfs", "c.img", "--size", "1G", "--root-owner", "alice"]);
+    assert_eq!(bad.status.code(), Some(2));
+}

@@ -1,0 +1,108 @@
+//! What the machine has that tests and tasks of offshoot need: programs, rights, switches.
+//!
+//! `cargo xtask` is compiled before it can say anything, so this crate depends on nothing. The
+//! testkit, which depends on much, asks the same questions here, and gets the same answers.
+
+pub mod run;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// The oldest `btrfs-progs` that makes and checks everything the tests make.
+pub const PROGS_AT_LEAST: (u32, u32) = (6, 14);
+
+/// The variable of the environment that names the file to which a test adds a line when it is
+/// skipped: its program, a tab and its name. The test command counts the lines.
+pub const SKIPPED_FILE: &str = "OFFSHOOT_TEST_SKIPPED";
+
+/// The switch of the kernel for FUSE over io_uring.
+pub const IO_URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// The root of the repository that this was built from.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_owned()
+}
+
+/// Whether this process could mount a loop device if the tools were there: whether a
+/// missing judge fails the tests.
+///
+/// # Errors
+/// Why it could not.
+pub fn may_mount() -> Result<(), String> {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities = status_field(&status, "CapEff:")
+        .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+        .unwrap_or(0);
+    if !is_root() || capabilities >> CAP_SYS_ADMIN & 1 == 0 {
+        return Err("the kernel judges only for root with the right to mount".to_owned());
+    }
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")
+        .map(drop)
+        .map_err(|error| format!("no loop devices: /dev/loop-control: {error}"))
+}
+
+/// Whether this process has the effective user id 0.
+#[must_use]
+pub fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // Real, effective, saved and file system id.
+    status_field(&status, "Uid:").and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}
+
+/// The value of a line of `/proc/self/status`.
+fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// Whether FUSE over io_uring is switched on, or this process may switch it on.
+///
+/// # Errors
+/// Why not.
+pub fn may_switch_io_uring_on() -> Result<(), String> {
+    let state = std::fs::read_to_string(IO_URING_SWITCH)
+        .map_err(|error| format!("no FUSE over io_uring: {IO_URING_SWITCH}: {error}"))?;
+    if state.trim() != "Y" {
+        let switch = File::options().write(true).open(IO_URING_SWITCH);
+        switch.map_err(|error| format!("FUSE over io_uring is off: {IO_URING_SWITCH}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The version that `btrfs --version` printed: major and minor of the first word that looks
+/// like `v6.14`.
+#[must_use]
+pub fn progs_version(output: &str) -> Option<(u32, u32)> {
+    let version = output.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
+    let mut parts = version.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_btrfs_prints_them() {
+        assert_eq!(progs_version("btrfs-progs v6.14\n-EXPERIMENTAL"), Some((6, 14)));
+        assert_eq!(progs_version("btrfs-progs v6.2"), Some((6, 2)));
+        assert_eq!(progs_version("btrfs-progs v6.16.1 "), Some((6, 16)));
+        assert_eq!(progs_version("something else"), None);
+        // As packages number it.
+        assert_eq!(progs_version("v6.14-1~bpo12+1"), Some((6, 14)));
+        assert!(progs_version("v6.6.3-1.1build2") < Some((6, 14)));
+    }
+
+    #[test]
+    fn the_effective_id_decides() {
+        let status = "Name:\tx\nUid:\t1000\t0\t1000\t1000\nCapEff:\t000001ffffffffff\n";
+        assert_eq!(status_field(status, "Uid:"), Some("1000\t0\t1000\t1000"));
+        assert_eq!(status_field(status, "CapEff:"), Some("000001ffffffffff"));
+        assert_eq!(status_field(status, "Gid:"), None);
+    }
+}
