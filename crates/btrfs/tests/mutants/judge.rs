@@ -233,6 +233,13 @@ impl Complaints {
             if HARMLESS.iter().any(|harmless| shape.starts_with(harmless)) {
                 continue;
             }
+            // It says in one of these ways that a tree has another root than the extent tree knows.
+            const ROOTS: [&str; 3] =
+                ["btree root extent for root", "has a root item with", "root item for root #"];
+            if ROOTS.iter().any(|root| shape.contains(root)) {
+                complaints.kinds.entry("root item".to_owned()).or_default().insert(numbers);
+                continue;
+            }
             // `root 5 inode 257 errors 2001, no inode item, link count wrong`
             let (object, kinds) = match shape.split_once(" errors #, ") {
                 Some((object, kinds)) => {

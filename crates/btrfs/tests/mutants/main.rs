@@ -88,10 +88,16 @@ fn hash(members: &Members) -> u64 {
     hasher.finish()
 }
 
-/// What our reader shows.
+/// What our reader shows. Where writing ended a log may be left that cannot be replayed, because it
+/// meets what was wrong.
 fn show(members: &Members) -> Result<View> {
-    let volume = Volume::open(devices(members), &OpenOptions::default())?;
-    Ok(view(&volume.filesystem(SubvolumeId::FS)?))
+    let open = |options: &OpenOptions| {
+        let volume = Volume::open(devices(members), options)?;
+        volume.filesystem(SubvolumeId::FS)
+    };
+    let fs = open(&OpenOptions::default())
+        .or_else(|_| open(&OpenOptions { ignore_log: true, ..OpenOptions::default() }))?;
+    Ok(view(&fs))
 }
 
 /// What became of a mutant.

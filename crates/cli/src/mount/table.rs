@@ -16,7 +16,6 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::long_names;
 use crate::disk::DiskName;
-use crate::edit::host_id;
 use crate::exit::{Failure, Result};
 
 /// What a mount of this program is to the kernel.
@@ -75,8 +74,9 @@ pub(super) fn is_dead(dir: &Path) -> bool {
 
 /// The mounts of this program that show `volume`, by whatever name.
 pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
-    let Some(id) = host_id(volume) else { return Ok(Vec::new()) };
-    let is_of_it = |line: &Line| line.is_ours && host_id(&line.mounted.source) == Some(id);
+    let Some(id) = DiskName::parse(volume).id() else { return Ok(Vec::new()) };
+    let is_it = |source: &Path| DiskName::parse(source).id().as_ref() == Some(&id);
+    let is_of_it = |line: &Line| line.is_ours && is_it(line.mounted.source.as_ref());
     Ok(lines()?.into_iter().filter(is_of_it).collect())
 }
 
