@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use churn::Churn;
 use image::Patched;
-use judge::{Judge, Mode};
+use judge::{Judge, Mode, NO_END};
 use mutation::{from_env, seed_of};
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -285,9 +285,9 @@ fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem
     beyond.into_iter().map(|(kind, text)| Problem::Complaint(kind, text)).collect()
 }
 
-/// Whether a kind of complaints is of the inodes and names of a subvolume.
+/// Whether a kind of complaints is of the inodes and names of a subvolume, or may come from these.
 fn is_of_files(kind: &str) -> bool {
-    kind.starts_with("root # ") || kind.starts_with("unresolved ref ")
+    kind.starts_with("root # ") || kind.starts_with("unresolved ref ") || kind == NO_END
 }
 
 /// Which of the paths that were left alone the kernel does not show any more; `None` when it did not mount it before.

@@ -62,6 +62,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Corrupt`] with the device, or the address of the chunk or block group.
     pub(super) fn require_sound_chunks(&self, block_groups: TreeRoot) -> Result<()> {
+        self.require_used_bytes()?;
         self.require_long_members()?;
         let chunks: Vec<Chunk> = self.chunks().collect();
         self.require_system_chunks(&chunks)?;
@@ -71,6 +72,19 @@ impl Engine {
         } else {
             self.require_groups(&chunks, block_groups)
         }
+    }
+
+    /// The superblock counts at least what the six trees take that every volume has. The next commit
+    /// would go on from what it counts.
+    fn require_used_bytes(&self) -> Result<()> {
+        let (used, node_size) =
+            (self.superblock().item.bytes_used.get(), self.superblock().node_size);
+        let least = 6 * u64::from(node_size);
+        if used >= least {
+            return Ok(());
+        }
+        let problem = format!("it counts {used} bytes as used, but its trees take {least} or more");
+        Err(Error::corrupt("superblock", problem))
     }
 
     /// Each device is as long as its item says. A writer puts copies of the superblock, and new

@@ -410,6 +410,11 @@ contradictions! {
         edit(disks, TreeId::DEV, &[(key(old), None), (key(new), Some(extent))]);
         move_copy(disks, new);
     };
+    superblock_that_counts_too_few_bytes, "", "it counts 1 bytes as used": |disks| {
+        edit_superblocks(&disks.images()[0], |block| {
+            block[120..128].copy_from_slice(&1u64.to_le_bytes());
+        });
+    };
     /// A copy of the superblock went to where the device has nothing, and writing ended.
     device_that_is_longer_in_its_item, "", "is to have 18446744073709551615 bytes": |disks| {
         patch_leaf(disks, TreeId::CHUNK, Key::new(1, ItemType::DEV_ITEM, 1), |leaf, slot| {
