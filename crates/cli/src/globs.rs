@@ -41,7 +41,9 @@ pub(crate) fn expand(fs: &dyn FileSystem, path: &[u8]) -> Result<Vec<Vec<u8>>> {
         return as_it_is();
     }
     if path.ends_with(b"/") {
-        found.iter_mut().for_each(|path| path.push(b'/'));
+        for path in &mut found {
+            path.push(b'/');
+        }
     }
     found.sort();
     Ok(found)

@@ -57,7 +57,7 @@ fn chars(text: &[u8]) -> Vec<Char> {
 }
 
 fn lower(char: Char) -> Char {
-    let lower = char::from_u32(char).map(|char| char.to_lowercase());
+    let lower = char::from_u32(char).map(char::to_lowercase);
     // What becomes several characters stays.
     lower
         .filter(|lower| lower.len() == 1)
@@ -107,7 +107,9 @@ impl Pattern {
     pub(crate) fn matches(&self, name: &[u8]) -> bool {
         let mut name = chars(name);
         if self.ignores_case {
-            name.iter_mut().for_each(|char| *char = lower(*char));
+            for char in &mut name {
+                *char = lower(*char);
+            }
         }
         let (mut part, mut at) = (0, 0);
         // Where to go on when what follows the last `*` does not match: it takes one more.
@@ -140,6 +142,7 @@ impl Pattern {
 }
 
 /// The class that begins behind a `[`, and its length with the `]`; `None` where that is missing.
+#[expect(clippy::type_complexity, reason = "it is taken apart where it is called")]
 fn class(text: &[Char]) -> Option<(bool, Vec<(Char, Char)>, usize)> {
     let of = |at: usize| text.get(at).copied();
     let is = |at: usize, char: char| of(at) == Some(u32::from(char));
@@ -212,10 +215,11 @@ mod tests {
             ("", &[""], &["a"]),
         ] {
             let matcher = Pattern::new(pattern.as_bytes());
-            yes.iter()
-                .for_each(|name| assert!(matcher.matches(name.as_bytes()), "{pattern} {name}"));
-            no.iter()
-                .for_each(|name| assert!(!matcher.matches(name.as_bytes()), "{pattern} {name}"));
+            for (names, expected) in [(yes, true), (no, false)] {
+                for name in names {
+                    assert_eq!(matcher.matches(name.as_bytes()), expected, "{pattern} {name}");
+                }
+            }
         }
         assert!(Pattern::new(b"a?c").matches(b"a\xffc"));
         assert!(Pattern::ignoring_case(b"*.JP[EF]G").matches("Ä.jpeg".as_bytes()));

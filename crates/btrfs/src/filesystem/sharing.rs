@@ -111,15 +111,14 @@ fn is_way_shared(volume: &Engine, id: TreeId, key: Key, cache: &mut SharingCache
     loop {
         let logical = Logical(block.header().bytenr.get());
         let level = block.header().level;
-        let count = match cache.blocks.get(&logical.0) {
-            Some(&count) => count,
-            None => {
-                let count = block_references(volume, logical, level)?;
-                if cache.blocks.len() < BLOCKS_MAX {
-                    cache.blocks.insert(logical.0, count);
-                }
-                count
+        let count = if let Some(&count) = cache.blocks.get(&logical.0) {
+            count
+        } else {
+            let count = block_references(volume, logical, level)?;
+            if cache.blocks.len() < BLOCKS_MAX {
+                cache.blocks.insert(logical.0, count);
             }
+            count
         };
         if count > 1 {
             return Ok(true);

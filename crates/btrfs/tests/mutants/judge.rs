@@ -236,9 +236,6 @@ impl Complaints {
             if HARMLESS.iter().any(|harmless| shape.starts_with(harmless)) {
                 continue;
             }
-            // It says in one of these ways that a tree has another root than the extent tree knows.
-            const ROOTS: [&str; 3] =
-                ["btree root extent for root", "has a root item with", "root item for root #"];
             if ROOTS.iter().any(|root| shape.contains(root)) {
                 complaints.kinds.entry("root item".to_owned()).or_default().insert(numbers);
                 continue;
@@ -275,10 +272,10 @@ impl Complaints {
             numbers.filter_map(|numbers| numbers.split(' ').nth(1)).map(str::to_owned).collect()
         };
         let (known, now) = (inodes(before), inodes(self));
-        match known.contains(LAST_INODE) {
-            true => !now.is_subset(&known),
-            false => before.is_broken || !self.beyond(before).is_empty(),
+        if known.contains(LAST_INODE) {
+            return !now.is_subset(&known);
         }
+        before.is_broken || !self.beyond(before).is_empty()
     }
 
     /// What is complained of here and was not `before`: the kind, and an example.
@@ -313,6 +310,10 @@ impl Complaints {
         new
     }
 }
+
+/// How it says that a tree has another root than the extent tree knows.
+const ROOTS: [&str; 3] =
+    ["btree root extent for root", "has a root item with", "root item for root #"];
 
 const BAD_EXTENT: &str = "root # inode #: bad file extent";
 const NO_CSUM: &str = "root # inode #: some csum missing";

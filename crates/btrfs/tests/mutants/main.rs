@@ -459,7 +459,9 @@ fn xxhash() {
 #[ignore = "it changes the repository"]
 fn carry_new_volumes() {
     let Some(judges) = judges::require() else { return };
-    LAYOUTS.iter().for_each(|layout| layout.carry(&judges));
+    for layout in &LAYOUTS {
+        layout.carry(&judges);
+    }
 }
 
 /// More than fits into a test run: `cargo xtask campaign mutants`.

@@ -150,6 +150,7 @@ pub(crate) enum Reflink {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct CpArguments {
     /// What is copied, and at the end where to
     #[arg(value_name = "SOURCE... DESTINATION", required = true)]
@@ -215,6 +216,7 @@ pub(crate) struct MkdirArguments {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct RmArguments {
     /// The places, each VOLUME or VOLUME:/PATH
     #[arg(value_name = "PLACE", required = true)]
@@ -274,6 +276,7 @@ fn parse_flags(text: &str) -> Result<FlagChange, String> {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct MvArguments {
     /// What is moved, and at the end where to
     #[arg(value_name = "SOURCE... DESTINATION", required = true)]
@@ -488,6 +491,7 @@ pub(crate) enum Encoding {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct GetfattrArguments {
     #[command(flatten)]
     pub(crate) places: super::PlacesArguments,

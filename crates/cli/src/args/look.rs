@@ -257,6 +257,7 @@ pub(crate) struct TreeVerbArguments {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct LsattrArguments {
     #[command(flatten)]
     pub(crate) places: PlacesArguments,

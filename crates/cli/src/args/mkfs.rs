@@ -77,7 +77,8 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let suffix = text[digits.len()..].to_ascii_uppercase();
     let unit = suffix.chars().next();
-    let power = unit.and_then(|unit| UNITS.find(unit)).map(|at| at as u32 + 1);
+    let power = unit.and_then(|unit| (1..).zip(UNITS.chars()).find(|one| one.1 == unit));
+    let power: Option<u32> = power.map(|(power, _)| power);
     let scale: u128 = match (power, suffix.get(1..).unwrap_or_default()) {
         (Some(power), "" | "IB") => 1 << (10 * power),
         (Some(power), "B") => 1000_u128.pow(power),
@@ -97,7 +98,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     }
     let too_large = || "more than 16 EiB".to_owned();
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
-    let tens = 10_u128.pow(part.len() as u32);
+    let tens: u128 = part.bytes().map(|_| 10).product();
     let part: u128 = if part.is_empty() { 0 } else { part.parse().unwrap_or(0) };
     if part != 0 && scale == 1 {
         return Err("a whole number of bytes is expected".to_owned());

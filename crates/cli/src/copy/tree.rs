@@ -179,9 +179,9 @@ impl<'a> Visitor for Copying<'_, 'a> {
         let made = enter(parent, entry.name, &original);
         if manner.is_one_filesystem && entry.attr.file.dev != entry.parent.dev {
             // Its place is there, and nothing in it.
-            made.map(|(file, is_new)| {
+            if let Some((file, is_new)) = made {
                 drop(DirectoryRef::new(self.source, file, *entry.attr, is_new, None));
-            });
+            }
             return None;
         }
         made.map(|(file, is_new)| DirectoryRef::new(self.source, file, *entry.attr, is_new, None))

@@ -1,5 +1,6 @@
 //! What a disk and its partitions hold, and which of them is meant.
 
+use std::fmt::Write as _;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -142,9 +143,9 @@ impl Contents {
             format!("{shown}: a disk with {} {}, and {what}", article(table.kind), table.kind);
         for (partition, held) in all() {
             let (number, size) = (partition.number, human_size(partition.size_bytes()));
-            message += &format!("\npartition {number}, {size}, holds {}", held.shown());
+            let _ = write!(message, "\npartition {number}, {size}, holds {}", held.shown());
             if held.is_known() {
-                message += &format!(": write {shown}@{number}{end}");
+                let _ = write!(message, ": write {shown}@{number}{end}");
             }
         }
         Err(if meant.is_empty() && name.partition.is_none() {

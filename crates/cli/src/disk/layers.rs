@@ -153,7 +153,8 @@ impl Layers<'_> {
         if let Some(name) = &self.arguments.image_snapshot
             && snapshot.is_some()
         {
-            layer += &format!(":{name}");
+            layer.push(':');
+            layer.push_str(name);
         }
         let options = Qcow2Options { is_writable: access == Access::Write, backing, snapshot };
         let device = open_qcow2(layered.device, &header, options).map_err(failed)?;

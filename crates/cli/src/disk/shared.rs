@@ -34,9 +34,8 @@ pub(super) fn open(
     arguments: &LayerArguments,
 ) -> Result<(Layered, HostId)> {
     let failed = |error| Failure::Host(path.display().to_string(), error);
-    let host = match host_id_of_file(path) {
-        Some(host) => host,
-        None => return Err(failed(path.metadata().err().unwrap_or_else(not_found))),
+    let Some(host) = host_id_of_file(path) else {
+        return Err(failed(path.metadata().err().unwrap_or_else(not_found)));
     };
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.retain(|open| open.device.strong_count() > 0);

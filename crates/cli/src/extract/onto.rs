@@ -113,7 +113,7 @@ impl Onto<'_> {
             Some(name) => {
                 let is_new = fs::statat(&parent, &**name, AtFlags::SYMLINK_NOFOLLOW).is_err();
                 let made = DirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
-                let to = || self.shown(context);
+                let to = || shown_top(context);
                 if is_new {
                     self.manner.tell(|| context.prefix.to_vec(), to);
                 }
@@ -124,12 +124,6 @@ impl Onto<'_> {
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
         tree::extract_below(context, self.limits, top, directory);
         Ok(())
-    }
-
-    /// The path of the host that the top became.
-    fn shown(&self, context: &Context<'_>) -> Vec<u8> {
-        let top = context.overwrite.map_or(Path::new(""), |overwrite| overwrite.parent);
-        top.as_os_str().as_bytes().to_vec()
     }
 
     fn file(
@@ -156,4 +150,10 @@ impl Onto<'_> {
 fn host_top(parent: &Path, name: Option<&SafeName>) -> PathBuf {
     let parent = if parent == Path::new(".") { Path::new("") } else { parent };
     name.map_or_else(|| parent.to_path_buf(), |name| parent.join(OsStr::from_bytes(name)))
+}
+
+/// The path of the host that the top became.
+fn shown_top(context: &Context<'_>) -> Vec<u8> {
+    let top = context.overwrite.map_or(Path::new(""), |overwrite| overwrite.parent);
+    top.as_os_str().as_bytes().to_vec()
 }

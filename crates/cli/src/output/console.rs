@@ -30,6 +30,7 @@ struct Said<'a> {
 
 /// What became of a place that a verb was to change.
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "it is the name in JSON")]
 pub(crate) struct Done {
     /// The volume, as a JSON name.
     pub(crate) volume: String,

@@ -41,9 +41,8 @@ pub(super) fn run(arguments: &DfArguments, out: &mut dyn Write, console: &Arc<Co
         }
         return failures.result();
     }
-    let size = |bytes: u64| match arguments.human_readable {
-        true => short_size(bytes),
-        false => bytes.div_ceil(1024).to_string(),
+    let size = |bytes: u64| {
+        if arguments.human_readable { short_size(bytes) } else { bytes.div_ceil(1024).to_string() }
     };
     let unit = if arguments.human_readable { "Size" } else { "1K-blocks" };
     let rows: Vec<[String; 4]> = found

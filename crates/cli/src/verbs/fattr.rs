@@ -149,7 +149,7 @@ fn encoded(value: &[u8], encoding: Encoding) -> String {
             format!("\"{}\"", value.iter().map(character).collect::<String>())
         }
         Encoding::Hex => {
-            format!("0x{}", value.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+            value.iter().fold("0x".to_owned(), |hex, byte| hex + &format!("{byte:02x}"))
         }
         Encoding::Base64 => {
             let mut text = String::from("0s");

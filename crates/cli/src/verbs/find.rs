@@ -110,7 +110,9 @@ impl Expression {
     fn references<'e>(&'e self, found: &mut Vec<&'e OsString>) {
         match self {
             Self::And(parts) | Self::Or(parts) => {
-                parts.iter().for_each(|part| part.references(found));
+                for part in parts {
+                    part.references(found);
+                }
             }
             Self::Not(part) => part.references(found),
             Self::Newer(place) => found.push(place),

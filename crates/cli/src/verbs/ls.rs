@@ -90,7 +90,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     };
     listing.files(files)?;
     for top in directories {
-        listing.directory(top)?;
+        listing.directory(&top)?;
     }
     listing.finish()
 }
@@ -108,8 +108,7 @@ fn find(session: PlaceSession, is_kept: bool) -> Result<Top> {
         match session.file(LastLink::Follow) {
             Ok(end) if is_directory(&session, end)? => file = end,
             // A link to what is no directory, or to nothing, is listed itself.
-            Ok(_) => {}
-            Err(Failure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}
+            Ok(_) | Err(Failure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}
             Err(failure) => return Err(failure),
         }
     }
@@ -170,6 +169,7 @@ impl Order {
 }
 
 /// All places of the command line.
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 struct Listing<'a, 'o> {
     form: Form<'o>,
     style: Style,
@@ -240,7 +240,7 @@ impl<'a, 'o> Listing<'a, 'o> {
     }
 
     /// Lists a place that is one.
-    fn directory(&mut self, top: Top) -> Result {
+    fn directory(&mut self, top: &Top) -> Result {
         let owners = self.owners(&top.session);
         let mut tree = self.tree(&top.session, top.file, owners, Widths::default());
         tree.directory(top.session.path.clone())

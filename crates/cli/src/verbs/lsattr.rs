@@ -21,6 +21,7 @@ const LETTERS: &str = "suSDiadAcEjItTeCxFNPVm";
 
 /// A file as JSON.
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "it is the name in JSON")]
 struct Flags {
     volume: String,
     path: String,

@@ -18,15 +18,17 @@ pub(super) fn run(arguments: &RmdirArguments, console: &Arc<Console>) -> Result 
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let mut path = without_slashes(path);
         remove(fs, path, at)?;
-        while arguments.parents {
+        if !arguments.parents {
+            return Ok(());
+        }
+        loop {
             let slash = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
             path = without_slashes(&path[..slash]);
             if path.is_empty() {
-                break;
+                return Ok(());
             }
             remove(fs, path, at)?;
         }
-        Ok(())
     })
 }
 

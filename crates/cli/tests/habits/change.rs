@@ -17,7 +17,7 @@ use offshoot_testkit::run::{command, run};
 use super::{does, fails, offshoot, program, words};
 
 /// What both sides begin with.
-const FILL: &str = r#"
+const FILL: &str = r"
 set -e
 mkdir -p d/sub/deep e empty/one t
 printf a > a; printf b > b; printf x > d/x; printf y > d/sub/y.o; printf z > d/sub/deep/z
@@ -26,7 +26,7 @@ chmod 640 a; chmod 4755 b; chmod 2711 d; chmod 1777 e
 ln -s a to-a; ln -s d to-d; ln -s none dangling
 for file in t/1 t/2 t/3; do printf t > $file; touch -d '2001-02-03 04:05:06Z' $file; done
 touch -d '2010-01-01Z' d/x; touch -d '2005-01-01Z' a
-"#;
+";
 
 struct Sides {
     dir: tempfile::TempDir,

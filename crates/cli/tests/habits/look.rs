@@ -114,7 +114,7 @@ fn same(
         // The names are bytes, and must be the same ones.
         let text: String = text.utf8_chunks().fold(String::new(), |mut all, chunk| {
             all.push_str(chunk.valid());
-            chunk.invalid().iter().for_each(|byte| all.push_str(&format!("<{byte:02x}>")));
+            all.extend(chunk.invalid().iter().map(|byte| format!("<{byte:02x}>")));
             all
         });
         let mut lines: Vec<String> =
