@@ -99,8 +99,7 @@ impl State {
             let item = root_item(volume, id)?;
             let is_alive = item.as_ref().is_some_and(|item| item.refs.get() > 0);
             let root = item.map(|item| root_of(id, &item));
-            // One whose root does not read stays, and is reported when it is dropped.
-            if let Some(root) = root.filter(|root| volume.block(&root.expected()).is_ok()) {
+            if let Some(root) = root {
                 require_own_root(volume, &root)?;
             }
             if id.is_subvolume() && !is_alive {

@@ -141,7 +141,7 @@ fn what_is_older_than_the_quotas_does_not_count() {
     drop(fs);
     disks.assert_checks();
     let used = Groups::of(&disks).used["0/256"][0];
-    assert!((20 * 40_960..20 * 40_960 + (64 << 10)).contains(&used), "{used} bytes");
+    assert!((20 * 40_960..20 * 40_960 + (96 << 10)).contains(&used), "{used} bytes");
     by_kernel(&disks, "rm a/new-* a/3*; sync", &[]);
     disks.assert_checks();
 }

@@ -21,6 +21,7 @@ fn shown(command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     Command::new(command.get_name().to_owned())
         .about(about)
+        .disable_help_flag(command.is_disable_help_flag_set())
         .visible_aliases(command.get_visible_aliases().map(str::to_owned).collect::<Vec<_>>())
         .args(arguments.cloned())
         .subcommands(verbs.map(shown))

@@ -11,7 +11,7 @@ use crate::output::{Escaped, human_size, json_name};
 use crate::session::Access;
 
 /// A disk.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct DiskInfo {
     /// What the file is made of, the lowest layer first: `gpt:2`, `btrfs`.
     layers: Vec<String>,
@@ -38,8 +38,12 @@ struct PartitionInfo {
 }
 
 impl DiskInfo {
-    /// Looks at the disk that the arguments name. Without a table it has nothing to say.
+    /// Looks at the disk that the arguments name. Without a table it has nothing to say, nor of a
+    /// volume that is mounted: who serves it may not open files any more.
     pub(super) fn read(arguments: &VolumeArguments) -> Result<Self> {
+        if arguments.open.live.is_some() {
+            return Ok(Self { has_volume: true, ..Self::default() });
+        }
         let whole = Whole::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
         let contents = whole.contents()?;
         let has_volume = arguments.open.layers.offset.is_some()

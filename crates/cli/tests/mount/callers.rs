@@ -1,5 +1,6 @@
 //! Who mounts: a user without rights, with the help of `fusermount3`, and `mount` itself.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
@@ -31,7 +32,8 @@ impl Home {
         let mut copy = Command::new("cp");
         let copied = copy.arg(env!("CARGO_BIN_EXE_offshoot")).arg(home.program()).status();
         assert!(copied.expect("it starts").success(), "the program is copied");
-        let output = home.run(&["mkfs".as_ref(), home.image().as_os_str(), "--size=256M".as_ref()]);
+        let mkfs = ["mkfs", "--size=256M", "--root-owner=0:0"].map(OsStr::new);
+        let output = home.run(&[&mkfs[..], &[home.image().as_os_str()]].concat());
         assert!(output.status.success(), "{output:?}");
         home
     }
