@@ -269,7 +269,7 @@ fn subvolumes_need_the_permissions_of_directories() {
         ("set sticky/roots ro=true", "Operation not permitted"),
         ("delete sticky/roots", "Operation not permitted"),
         ("delete others/mine", "Permission denied"),
-        ("delete sticky/nothing", "No such file"),
+        ("delete sticky/nothing", "no such file"),
         ("delete sticky/mine", ""),
         ("delete open/create", ""),
         ("delete group/create", ""),
