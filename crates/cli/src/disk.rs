@@ -78,6 +78,15 @@ impl Disk {
     pub(crate) fn open_to_make(path: &Path, arguments: &LayerArguments) -> Result<Self> {
         let whole = Whole::open(path, Access::Write, arguments, false)?;
         if let Some(start) = arguments.offset {
+            // The volume would reach to the end of the disk, over all partitions that follow.
+            if whole.contents()?.table.is_some() {
+                let message = format!(
+                    "{}: it has a partition table, and a volume at an offset reaches to its end: \
+                     name a partition as FILE@NUMBER",
+                    path.display()
+                );
+                return Err(Failure::Refused(message));
+            }
             return whole.at_offset(path, start);
         }
         if whole.name.partition.is_none() {

@@ -34,8 +34,8 @@ impl WindowDevice {
     ///
     /// # Errors
     /// Of kind `InvalidInput` when the range does not begin before the end of `below`, is empty, or
-    /// runs backwards. One that ends behind it is the rest of a device that was cut off: what is
-    /// missing fails when it is read.
+    /// runs backwards. One that ends behind it is the rest of a device that was cut off, and has what
+    /// is there.
     pub fn new(below: Arc<dyn BlockDevice>, range: Range<u64>, name: String) -> io::Result<Self> {
         let Range { start, end } = range;
         if start >= end || start >= below.size_bytes() {
@@ -45,7 +45,8 @@ impl WindowDevice {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        Ok(Self { below, name, start, size_bytes: end - start })
+        let size_bytes = end.min(below.size_bytes()) - start;
+        Ok(Self { below, name, start, size_bytes })
     }
 
     /// Where a request is on the device below, if it is inside of the window.

@@ -43,11 +43,10 @@ const SUPERBLOCK_AT: u64 = 1024;
 /// Where version 3 of MINIX has its signature.
 const MINIX_3_AT: u64 = SUPERBLOCK_AT + 24;
 
-/// The more telling ones first: a boot sector has the last one too.
-const SIGNATURES: [Signature; 39] = [
+/// The more telling ones first: a boot sector's is found beside others. Copies of a superblock of
+/// btrfs outlive what is made over it, and come last.
+const SIGNATURES: [Signature; 44] = [
     signature("btrfs", SUPERBLOCK_OFFSETS[0] + BTRFS_MAGIC_AT, &MAGIC),
-    signature("btrfs", SUPERBLOCK_OFFSETS[1] + BTRFS_MAGIC_AT, &MAGIC),
-    signature("btrfs", SUPERBLOCK_OFFSETS[2] + BTRFS_MAGIC_AT, &MAGIC),
     signature(EXT, 1024 + 56, &[0x53, 0xef]),
     signature("XFS", 0, b"XFSB"),
     signature("F2FS", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
@@ -83,18 +82,30 @@ const SIGNATURES: [Signature; 39] = [
     signature("VMFS", 1024 * 1024, &[0x0d, 0xd0, 0x01, 0xc0]),
     signature("a GUID partition table", 512, b"EFI PART"),
     signature("a GUID partition table", 4096, b"EFI PART"),
+    signature("a qcow2 image", 0, b"QFI\xfb"),
+    signature("a VDI image", 64, &[0x7f, 0x10, 0xda, 0xbe]),
+    signature("a VHD image", 0, b"conectix"),
+    signature("a VHDX image", 0, b"vhdxfile"),
+    signature("a VMDK image", 0, b"KDMV"),
     signature(BOOT_SECTOR, 510, &[0x55, 0xaa]),
+    signature("btrfs", SUPERBLOCK_OFFSETS[1] + BTRFS_MAGIC_AT, &MAGIC),
+    signature("btrfs", SUPERBLOCK_OFFSETS[2] + BTRFS_MAGIC_AT, &MAGIC),
 ];
 
 const MD_RAID: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 
 /// Those that are found from the end of a device of `size_bytes`.
-fn at_end(size_bytes: u64) -> [Signature; 3] {
+fn at_end(size_bytes: u64) -> [Signature; 4] {
     let sector = |offset: u64| offset / 512 * 512;
     [
         signature("an MD RAID", (size_bytes / 65536 * 65536).saturating_sub(65536), &MD_RAID),
         signature("an MD RAID", size_bytes.saturating_sub(8192) / 4096 * 4096, &MD_RAID),
         signature("a GUID partition table", sector(size_bytes.saturating_sub(512)), b"EFI PART"),
+        signature(
+            "a GUID partition table",
+            size_bytes.saturating_sub(4096) / 4096 * 4096,
+            b"EFI PART",
+        ),
     ]
 }
 

@@ -94,6 +94,14 @@ impl Contents {
         let shown = Escaped(self.file.as_os_str().as_bytes());
         let end = if may_have_path { ":/" } else { "" };
         let (table, held) = match (&self.table, &name.partition) {
+            (Some((table, _)), None) if self.is_volume() && !table.partitions.is_empty() => {
+                // Most likely one of both is what was there before.
+                let message = format!(
+                    "{shown} holds {KNOWN} over the whole disk and a partition table too: write \
+                     {shown}@NUMBER{end}, or --offset 0 for the whole disk"
+                );
+                return Err(Failure::Refused(message));
+            }
             (_, None) if self.is_volume() => return Ok(None),
             (Some((table, held)), _) => (table, held),
             (None, Some(partition)) => {

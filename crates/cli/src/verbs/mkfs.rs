@@ -33,6 +33,11 @@ pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
     };
     let mut images = NewImages::default();
     let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
+    if layers.offset.is_some() && arguments.devices.len() > 1 {
+        // With --device a further member is looked for at its beginning.
+        let message = "--offset takes one device".to_owned();
+        return Err(Failure::Usage(message));
+    }
     for path in &arguments.devices {
         devices.push(images.open(path, arguments.size, &layers)?);
     }

@@ -207,3 +207,37 @@ fn a_volume_is_made_in_a_partition_or_at_an_offset() {
     let mount = bench.disks.mount("ro");
     assert_eq!(std::fs::read(mount.path().join("new")).expect("it is there"), b"new\n");
 }
+
+/// What an older layout left on a disk is not written: neither a btrfs of which a copy of the
+/// superblock is left, nor one over the whole disk below a table.
+#[test]
+fn what_an_older_layout_left_is_not_taken_for_the_volume() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    let copy = |image: &str| {
+        let mut superblock = vec![0; 4096];
+        let raw = File::open(bench.path("raw.img")).expect("an image");
+        raw.read_exact_at(&mut superblock, 64 * MIB).expect("a copy of its superblock");
+        let file = File::options().write(true).open(bench.path(image)).expect("an image");
+        file.write_all_at(&superblock, 64 * MIB).expect("a write");
+    };
+    bench.partitioned("gpt.img", 160 * MIB, GPT);
+    bench.put_volume("gpt.img", 20 * MIB);
+    copy("gpt.img");
+    bench.is_same(&["gpt.img"]);
+    let said = bench.fails(&["mkfs", "--offset", "1M", "gpt.img"], 1);
+    assert!(said.contains("it has a partition table"), "{said}");
+    ext4(&bench, "ext4.img", 160 * MIB);
+    copy("ext4.img");
+    let said = bench.fails(&["mkdir", "ext4.img:/dir"], 1);
+    assert!(said.contains("ext2, ext3 or ext4, not btrfs"), "{said}");
+    // Its superblock stands in the gap in front of the first partition.
+    let mut superblock = vec![0; 4096];
+    let raw = File::open(bench.path("raw.img")).expect("an image");
+    raw.read_exact_at(&mut superblock, 65536).expect("its superblock");
+    bench.partitioned("both.img", 160 * MIB, GPT);
+    let both = File::options().write(true).open(bench.path("both.img")).expect("an image");
+    both.write_all_at(&superblock, 65536).expect("a write");
+    let said = bench.fails(&["mkdir", "both.img:/dir"], 1);
+    assert!(said.contains("over the whole disk and a partition table too"), "{said}");
+}

@@ -37,7 +37,7 @@ pub(crate) fn partition_table(bytes: &[u8]) {
                     let range = partition.range.clone();
                     let window = WindowDevice::new(disk.clone(), range, "window".to_owned());
                     let window = window.expect("every partition begins on the disk");
-                    assert_eq!(window.size_bytes(), partition.size_bytes());
+                    assert!(window.size_bytes() <= partition.size_bytes());
                     let _ = window.read_at(0, &mut [0; 16]);
                 }
             }
