@@ -155,7 +155,9 @@ pub(crate) fn extract(
         let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
         let fill = || tree::extract_one(&context, limits, &top, &entry);
         while_counting(&[counted], &context.progress, fill);
-        unmark(&context).map_err(fail)?;
+        // One file is made anew, and the directory is not for its owner alone from here on.
+        marker::remove(&destination.fd)
+            .map_err(|error| Failure::Host(path.display().to_string(), error))?;
         drop(top);
         destination.restore().map_err(fail)?;
     }

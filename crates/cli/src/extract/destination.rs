@@ -71,7 +71,13 @@ impl Destination {
         let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(fail)?;
         let failed = |error| Failure::Host(path.display().to_string(), error);
         let is_resumed = match marker::read(&fd).map_err(failed)? {
-            Some(found) if found == mark => true,
+            Some(found) if found == mark => {
+                let stat = fs::fstat(&fd).map_err(fail)?;
+                if stat.st_uid != process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
+                    return Err(failed(marker::not_ours(path)));
+                }
+                true
+            }
             Some(_) => return Err(failed(marker::other(path))),
             None => false,
         };
@@ -121,16 +127,26 @@ impl Destination {
 
     /// Makes the directory again what it was.
     pub(crate) fn restore(mut self) -> io::Result<()> {
-        Ok(self.before.take().map_or(Ok(()), |before| before.restore(&self.fd))?)
+        self.give_back()
+    }
+
+    /// The mark goes with that, unless it was found there: others can get in again.
+    fn give_back(&mut self) -> io::Result<()> {
+        let Some(before) = self.before.take() else { return Ok(()) };
+        if !self.is_resumed {
+            marker::remove(&self.fd).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
+        }
+        Ok(before.restore(&self.fd)?)
     }
 }
 
 impl Drop for Destination {
     fn drop(&mut self) {
-        if let Some(before) = self.before.take() {
-            // Only reached on the way out with an error, which is the one to tell.
-            let _ = before.restore(&self.fd);
-        }
+        // Only has something to do on the way out with an error, which is the one to tell.
+        let _ = self.give_back();
     }
 }
 
@@ -239,13 +255,19 @@ mod tests {
     fn only_an_empty_directory_is_taken() {
         let temp = tempfile::tempdir().unwrap();
         let new = temp.path().join("new");
-        Destination::open(&new, MARK).unwrap();
+        Destination::open(&new, MARK).unwrap().give_away().unwrap();
         // It is half done until the mark goes.
         assert!(Destination::open(&new, MARK).unwrap().is_resumed);
         let Err(other) = Destination::open(&new, b"another") else { panic!("taken") };
         assert!(other.to_string().contains("half done"), "{other}");
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
         assert!(!Destination::open(&new, MARK).unwrap().is_resumed);
+        // What others could get at in the meantime is not gone on with.
+        Destination::open(&new, MARK).unwrap().give_away().unwrap();
+        std::fs::set_permissions(&new, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        let Err(open) = Destination::open(&new, MARK) else { panic!("taken") };
+        assert!(open.to_string().contains("others can write there"), "{open}");
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
         std::fs::write(new.join("file"), "").unwrap();
         let Err(Failure::Host(_, error)) = Destination::open(&new, MARK) else { panic!("taken") };

@@ -124,8 +124,13 @@ pub(crate) fn is_kept(
     let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.manner.may_keep()) else {
         return false;
     };
-    let flags = AtFlags::SYMLINK_NOFOLLOW;
-    let Ok(stat) = fs::statat(directory.fd(), &**entry.name, flags) else { return false };
+    // What is written through a link is the file that it leads to.
+    let follows = overwrite.is_named && entry.attr.file_type == offshoot_vfs::FileType::Regular;
+    let flags = if follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    let stat = fs::statat(directory.fd(), &**entry.name, flags);
+    let stat =
+        stat.or_else(|_| fs::statat(directory.fd(), &**entry.name, AtFlags::SYMLINK_NOFOLLOW));
+    let Ok(stat) = stat else { return false };
     let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
     let old = Timestamp { secs: stat.st_mtime, nanos };
     overwrite.manner.keeps(old, entry.attr.mtime)

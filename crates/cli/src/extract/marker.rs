@@ -53,6 +53,16 @@ pub(super) fn other(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::DirectoryNotEmpty, what)
 }
 
+/// The refusal of a destination that others may have put files into.
+pub(super) fn not_ours(path: &Path) -> io::Error {
+    let path = path.display();
+    let what = format!(
+        "an extraction was left half done in {path} by another user, or others can write there \
+         now; name another directory"
+    );
+    io::Error::new(io::ErrorKind::PermissionDenied, what)
+}
+
 /// Whether `stat` is the whole regular file that one with `attr` becomes.
 pub(super) fn is_whole(stat: &Stat, attr: &Attr) -> bool {
     attr.file_type == Kind::Regular

@@ -106,6 +106,20 @@ impl Expression {
         }
     }
 
+    /// The tests of owners by name.
+    fn owners<'e>(&'e self, found: &mut Vec<&'e Self>) {
+        match self {
+            Self::And(parts) | Self::Or(parts) => {
+                for part in parts {
+                    part.owners(found);
+                }
+            }
+            Self::Not(part) => part.owners(found),
+            Self::User(_) | Self::Group(_) => found.push(self),
+            _ => {}
+        }
+    }
+
     /// The places that it compares with.
     fn references<'e>(&'e self, found: &mut Vec<&'e OsString>) {
         match self {
@@ -162,6 +176,21 @@ impl<'a> Finding<'a, '_> {
                 .map_err(|failure| Error::posix(Errno::INVAL, failure.to_string()))?;
             let file = resolve(self.fs, &place.path, LastLink::Keep)?;
             self.newer.push((text, self.fs.attr(file)?.mtime));
+        }
+        let mut owners = Vec::new();
+        self.search.expression.owners(&mut owners);
+        for test in owners {
+            let (what, name, number) = match test {
+                Expression::User(name) => ("user", name, self.owners.uid(name)),
+                Expression::Group(name) => ("group", name, self.owners.gid(name)),
+                _ => continue,
+            };
+            // With a `!` in front it would be all files that are nobody's of that name.
+            if number.is_none() {
+                let name = Escaped(name);
+                let what = format!("no {what} is called {name} in /etc of the volume");
+                return Err(Error::posix(Errno::INVAL, what));
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What is said: messages that name the volume, patterns, sizes, JSON.
 
 use offshoot_testkit::disks::scratch_dir;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
 use super::{does, fails, offshoot};
 
@@ -66,6 +67,31 @@ fn patterns_stand_for_what_is_in_the_volume() {
     assert!(dir.join("a.c").exists() && dir.join("b.c").exists());
     does(dir, "rm v.img:/od/*.?");
     assert_eq!(does(dir, "ls -A v.img:/od"), ".x\nlit*\n");
+}
+
+/// Nothing is removed for a name that nobody has, nor what was to be left out, and a newer file
+/// behind a link stays.
+#[test]
+fn nothing_goes_that_was_not_meant() {
+    let dir = scratch_dir();
+    let dir = dir.path();
+    does(dir, "mkfs v.img --size 128M");
+    does(dir, "mkdir v.img:/keep");
+    does(dir, "touch v.img:/keep/a v.img:/b");
+    let said = fails(dir, "find v.img:/ ! -user alice -delete", 1);
+    assert!(said.contains("no user is called alice in /etc of the volume"), "{said}");
+    let said = fails(dir, "find v.img:/ -path /keep -prune -o -type f -delete", 2);
+    assert!(said.contains("-prune does nothing with -delete"), "{said}");
+    assert_eq!(does(dir, "find v.img:/ -type f").lines().count(), 2);
+    does(dir, "touch -d 2015-01-01 v.img:/b");
+    std::fs::write(dir.join("data"), "new").expect("a file");
+    std::os::unix::fs::symlink("data", dir.join("link")).expect("a link");
+    let old = Timespec { tv_sec: 1_300_000_000, tv_nsec: 0 };
+    let times = Timestamps { last_access: old, last_modification: old };
+    rustix::fs::utimensat(CWD, dir.join("link"), &times, AtFlags::SYMLINK_NOFOLLOW)
+        .expect("the link is old");
+    does(dir, "cp -u v.img:/b link");
+    assert_eq!(std::fs::read(dir.join("data")).expect("it is there"), b"new");
 }
 
 #[test]

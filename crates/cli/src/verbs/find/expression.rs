@@ -137,11 +137,19 @@ pub(super) fn parse(words: &[OsString], now: Timestamp) -> Result<Search, String
         min_depth: 0,
         max_depth: usize::MAX,
         is_depth_first: false,
+        is_depth_said: false,
+        prunes: false,
         is_one_filesystem: false,
     };
     let mut expression = if words.is_empty() { Expression::Always(true) } else { parser.or()? };
     if let Some(word) = parser.words.get(parser.at) {
         return Err(format!("{} is not expected there", word.display()));
+    }
+    if parser.prunes && parser.is_depth_first && !parser.is_depth_said {
+        // As findutils do: what is pruned would be gone before it is asked for.
+        return Err("-prune does nothing with -delete, which goes into directories first; \
+             to go on nevertheless, say -depth"
+            .to_owned());
     }
     if !parser.has_action {
         expression = Expression::And(vec![expression, Expression::Print]);
@@ -150,6 +158,7 @@ pub(super) fn parse(words: &[OsString], now: Timestamp) -> Result<Search, String
     Ok(Search { expression, min_depth, max_depth, is_depth_first, is_one_filesystem })
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 struct Parser<'w> {
     words: &'w [OsString],
     at: usize,
@@ -159,6 +168,9 @@ struct Parser<'w> {
     min_depth: usize,
     max_depth: usize,
     is_depth_first: bool,
+    /// It was asked for, and does not come from `-delete` alone.
+    is_depth_said: bool,
+    prunes: bool,
     is_one_filesystem: bool,
 }
 
@@ -254,11 +266,15 @@ impl<'w> Parser<'w> {
                 self.is_depth_first = true;
                 self.action(Expression::Delete)
             }
-            b"-prune" => Expression::Prune,
+            b"-prune" => {
+                self.prunes = true;
+                Expression::Prune
+            }
             b"-true" => Expression::Always(true),
             b"-false" => Expression::Always(false),
             b"-depth" | b"-d" => {
                 self.is_depth_first = true;
+                self.is_depth_said = true;
                 Expression::Always(true)
             }
             b"-xdev" | b"-mount" => {
@@ -399,6 +415,7 @@ mod tests {
             "-newermt soon",
             "-exec rm",
             "-nothing",
+            "-name a -prune -o -delete",
             "x",
         ] {
             assert!(parsed(line).is_err(), "{line}");
