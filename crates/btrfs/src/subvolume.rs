@@ -133,9 +133,10 @@ pub(crate) fn require_one_root_item(volume: &Engine, id: TreeId) -> Result<()> {
     }
 }
 
-/// Refuses to change a subvolume whose root is a block of another one: what one of them gives up, the
-/// other one loses. A snapshot has a root of its own. A root that does not read is told of by who
-/// reads it.
+/// Refuses to change a subvolume whose root is a block of another one: what one of them gives up,
+/// the
+/// other one loses. A snapshot has a root of its own. A root that does not read passes: the caller
+/// that reads it next reports it.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for such a subvolume.
@@ -176,7 +177,8 @@ fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
         .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))
 }
 
-/// The most that the blocks of a tree are believed to take, in bytes: no volume is so large, and sums
+/// The most that the blocks of a tree are believed to take, in bytes: no volume is so large, and
+/// sums
 /// of what damaged root items say do not wrap.
 const MOST_USED_BYTES: u64 = 1 << 56;
 

@@ -39,6 +39,7 @@
 
 mod crash;
 mod fault;
+mod fields;
 mod file;
 mod image;
 mod memory;

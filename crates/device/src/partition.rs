@@ -105,7 +105,3 @@ fn sectors(first: u64, count: u64, sector_bytes: u64, size_bytes: u64) -> Option
     let end = count.checked_mul(sector_bytes)?.checked_add(start)?;
     (start < end && start < size_bytes).then_some(start..end)
 }
-
-fn invalid(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.into())
-}

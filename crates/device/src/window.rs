@@ -34,7 +34,8 @@ impl WindowDevice {
     ///
     /// # Errors
     /// Of kind `InvalidInput` when the range does not begin before the end of `below`, is empty, or
-    /// runs backwards. One that ends behind it is the rest of a device that was cut off, and has what
+    /// runs backwards. One that ends behind it is the rest of a device that was cut off, and has
+    /// what
     /// is there.
     pub fn new(below: Arc<dyn BlockDevice>, range: Range<u64>, name: String) -> io::Result<Self> {
         let Range { start, end } = range;

@@ -96,16 +96,12 @@ const MD_RAID: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 
 /// Those that are found from the end of a device of `size_bytes`.
 fn at_end(size_bytes: u64) -> [Signature; 4] {
-    let sector = |offset: u64| offset / 512 * 512;
+    let from_end = |len: u64, unit: u64| size_bytes.saturating_sub(len) / unit * unit;
     [
         signature("an MD RAID", (size_bytes / 65536 * 65536).saturating_sub(65536), &MD_RAID),
-        signature("an MD RAID", size_bytes.saturating_sub(8192) / 4096 * 4096, &MD_RAID),
-        signature("a GUID partition table", sector(size_bytes.saturating_sub(512)), b"EFI PART"),
-        signature(
-            "a GUID partition table",
-            size_bytes.saturating_sub(4096) / 4096 * 4096,
-            b"EFI PART",
-        ),
+        signature("an MD RAID", from_end(8192, 4096), &MD_RAID),
+        signature("a GUID partition table", from_end(512, 512), b"EFI PART"),
+        signature("a GUID partition table", from_end(4096, 4096), b"EFI PART"),
     ]
 }
 

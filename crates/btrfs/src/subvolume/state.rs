@@ -87,7 +87,8 @@ impl State {
     /// Finds the highest number in use, and the subvolumes that were deleted before the volume was opened.
     ///
     /// # Errors
-    /// When the root tree does not read, or when the root of one that is to be dropped is a block of
+    /// When the root tree does not read, or when the root of one that is to be dropped is a block
+    /// of
     /// another subvolume: the kernel does not mount such a volume for writing either.
     pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
         *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
@@ -98,9 +99,8 @@ impl State {
             // The kernel lets one be as well whose root item says that it is alive.
             let item = root_item(volume, id)?;
             let is_alive = item.as_ref().is_some_and(|item| item.refs.get() > 0);
-            let root = item.map(|item| root_of(id, &item));
-            if let Some(root) = root {
-                require_own_root(volume, &root)?;
+            if let Some(item) = item {
+                require_own_root(volume, &root_of(id, &item))?;
             }
             if id.is_subvolume() && !is_alive {
                 self.add_deleted(id, Generation(0));

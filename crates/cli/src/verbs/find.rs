@@ -1,7 +1,9 @@
 //! `offshoot find`: look for files.
 //!
-//! The walk shows each file to the expression, which is evaluated as find does it: the parts of an `and`
-//! until one is false, those of an `or` until one is true. Only `-delete` opens the volume for writing.
+//! The walk shows each file to the expression, which is evaluated as find does it: the parts of an
+//! `and`
+//! until one is false, those of an `or` until one is true. Only `-delete` opens the volume for
+//! writing.
 
 mod expression;
 
@@ -43,7 +45,11 @@ pub(super) fn run(
     if places.is_empty() {
         return Err(Failure::Usage("where to look is missing: VOLUME or VOLUME:/PATH".into()));
     }
-    let access = if search.expression.deletes() { Access::Write } else { Access::Read };
+    let access = if search.expression.has(|part| matches!(part, Expression::Delete)) {
+        Access::Write
+    } else {
+        Access::Read
+    };
     let places: Vec<Place> = places.iter().map(|text| arguments.tree.open.place(text)).collect();
     let mut failures = Failures::new(console);
     let mut opened: Vec<(std::path::PathBuf, Filesystem)> = Vec::new();
@@ -95,46 +101,6 @@ pub(super) fn run(
     failures.result()
 }
 
-impl Expression {
-    /// Whether files are deleted somewhere in it.
-    fn deletes(&self) -> bool {
-        match self {
-            Self::And(parts) | Self::Or(parts) => parts.iter().any(Self::deletes),
-            Self::Not(part) => part.deletes(),
-            Self::Delete => true,
-            _ => false,
-        }
-    }
-
-    /// The tests of owners by name.
-    fn owners<'e>(&'e self, found: &mut Vec<&'e Self>) {
-        match self {
-            Self::And(parts) | Self::Or(parts) => {
-                for part in parts {
-                    part.owners(found);
-                }
-            }
-            Self::Not(part) => part.owners(found),
-            Self::User(_) | Self::Group(_) => found.push(self),
-            _ => {}
-        }
-    }
-
-    /// The places that it compares with.
-    fn references<'e>(&'e self, found: &mut Vec<&'e OsString>) {
-        match self {
-            Self::And(parts) | Self::Or(parts) => {
-                for part in parts {
-                    part.references(found);
-                }
-            }
-            Self::Not(part) => part.references(found),
-            Self::Newer(place) => found.push(place),
-            _ => {}
-        }
-    }
-}
-
 /// A search below one place.
 struct Finding<'a, 'f> {
     search: &'a Search,
@@ -167,8 +133,13 @@ struct Candidate<'c> {
 impl<'a> Finding<'a, '_> {
     /// Looks up what files are compared with.
     fn prepare(&mut self) -> Result<(), Error> {
-        let mut places = Vec::new();
-        self.search.expression.references(&mut places);
+        let (mut places, mut owners) = (Vec::new(), Vec::new());
+        self.search.expression.visit(&mut |test| match test {
+            Expression::Newer(place) => places.push(place),
+            Expression::User(name) => owners.push(("user", name, self.owners.uid(name))),
+            Expression::Group(name) => owners.push(("group", name, self.owners.gid(name))),
+            _ => {}
+        });
         for text in places {
             let place = Place::parse(text);
             let both = [place.clone(), Place { volume: self.volume.to_owned(), path: Vec::new() }];
@@ -177,20 +148,10 @@ impl<'a> Finding<'a, '_> {
             let file = resolve(self.fs, &place.path, LastLink::Keep)?;
             self.newer.push((text, self.fs.attr(file)?.mtime));
         }
-        let mut owners = Vec::new();
-        self.search.expression.owners(&mut owners);
-        for test in owners {
-            let (what, name, number) = match test {
-                Expression::User(name) => ("user", name, self.owners.uid(name)),
-                Expression::Group(name) => ("group", name, self.owners.gid(name)),
-                _ => continue,
-            };
-            // With a `!` in front it would be all files that are nobody's of that name.
-            if number.is_none() {
-                let name = Escaped(name);
-                let what = format!("no {what} is called {name} in /etc of the volume");
-                return Err(Error::posix(Errno::INVAL, what));
-            }
+        // With a `!` in front it would be all files that are nobody's of that name.
+        if let Some((what, name, _)) = owners.iter().find(|(_, _, number)| number.is_none()) {
+            let what = format!("no {what} is called {} in /etc of the volume", Escaped(name));
+            return Err(Error::posix(Errno::INVAL, what));
         }
         Ok(())
     }

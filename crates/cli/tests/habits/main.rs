@@ -1,4 +1,5 @@
-//! The options that people know, beside the core utilities on the kernel's mount of the same volume.
+//! The options that people know, beside the core utilities on the kernel's mount of the same
+//! volume.
 //!
 //! | module | judge |
 //! |---|---|
@@ -7,58 +8,9 @@
 //! | `said` | what messages and JSON must hold |
 
 mod change;
+#[path = "../shared/lines.rs"]
+mod lines;
 mod look;
 mod said;
 
-use std::ffi::OsStr;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
-
-/// Runs the program in `dir`.
-fn offshoot<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Output {
-    program(dir).args(args).output().expect("the program starts")
-}
-
-fn program(dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
-    command.current_dir(dir).stdin(Stdio::null()).env_remove("LS_COLORS");
-    command
-}
-
-/// The words of a command line; what is in single quotes is one word.
-fn words(line: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
-    for (at, part) in line.split('\'').enumerate() {
-        if at % 2 == 1 {
-            words.last_mut().expect("one at least").push_str(part);
-            continue;
-        }
-        for (at, word) in part.split(' ').enumerate() {
-            if at > 0 {
-                words.push(String::new());
-            }
-            words.last_mut().expect("one at least").push_str(word);
-        }
-    }
-    words.retain(|word| !word.is_empty());
-    words
-}
-
-/// Runs what must succeed in silence, and gives what it wrote.
-#[track_caller]
-fn does(dir: &Path, line: &str) -> String {
-    let output = offshoot(dir, &words(line));
-    let said = String::from_utf8_lossy(&output.stderr);
-    let is_silent = output.status.success() && said.is_empty();
-    assert!(is_silent, "offshoot {line}: {}\n{said}", output.status);
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Runs what must fail with `code`, and gives its messages.
-#[track_caller]
-fn fails(dir: &Path, line: &str, code: i32) -> String {
-    let output = offshoot(dir, &words(line));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "offshoot {line}: {said}");
-    said
-}
+use lines::{does, fails, offshoot, program, words};

@@ -23,7 +23,8 @@ use flate2::{Decompress, FlushDecompress, Status};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::{TABLE_BYTES_MAX, invalid, unsupported};
+use super::{TABLE_BYTES_MAX, unsupported};
+use crate::fields::{self, invalid, u32_be, u32_le, u64_be, u64_le};
 use crate::{BlockDevice, WindowDevice, request_range};
 
 const SECTOR_BYTES: u64 = 512;
@@ -150,31 +151,10 @@ impl BlockDevice for MappedDevice {
     }
 }
 
-fn u32_le(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_le(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
-
-fn u32_be(bytes: &[u8], at: usize) -> u32 {
-    u32_le(bytes, at).swap_bytes()
-}
-
-fn u64_be(bytes: &[u8], at: usize) -> u64 {
-    u64_le(bytes, at).swap_bytes()
-}
-
 /// A part of the file that has to be there: a header, or a table that is bounded.
 fn part(device: &dyn BlockDevice, offset: u64, len: u64) -> io::Result<Vec<u8>> {
-    let is_there = offset.checked_add(len).is_some_and(|end| end <= device.size_bytes());
-    if !is_there || len > TABLE_BYTES_MAX {
-        return Err(invalid("its header or its table is not in the file"));
-    }
-    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-    device.read_at(offset, &mut bytes)?;
-    Ok(bytes)
+    fields::part(device, offset, len, TABLE_BYTES_MAX)?
+        .ok_or_else(|| invalid("its header or its table is not in the file"))
 }
 
 /// A table of `count` numbers of 32 bits.

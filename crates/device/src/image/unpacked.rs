@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::{ImageKind, invalid, unsupported};
+use super::{ImageKind, unsupported};
+use crate::fields::invalid;
 use crate::{BlockDevice, request_range};
 
 /// How much is unpacked that is not zeros.

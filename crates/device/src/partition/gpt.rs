@@ -18,8 +18,9 @@ use std::io;
 
 use flate2::Crc;
 
-use super::{Partition, PartitionTable, TableKind, invalid, sectors};
+use super::{Partition, PartitionTable, TableKind, sectors};
 use crate::BlockDevice;
+use crate::fields::{invalid, u32_le, u64_le};
 
 /// How large the entries may be together. The usual 128 of 128 bytes are 16 KiB.
 pub(super) const TABLE_BYTES_MAX: u64 = 4 << 20;
@@ -84,19 +85,19 @@ fn read_at(device: &dyn BlockDevice, sector: u64, sector_bytes: u64) -> io::Resu
     if header[..8] != *SIGNATURE {
         return Ok(Found::Nothing);
     }
-    if u32_at(&header, 12) as usize != HEADER_BYTES {
+    if u32_le(&header, 12) as usize != HEADER_BYTES {
         return Ok(Found::Damaged("its header has another size than 92 bytes"));
     }
     let mut blank = header;
     blank[16..20].fill(0);
-    if crc(&blank) != u32_at(&header, 16) {
+    if crc(&blank) != u32_le(&header, 16) {
         return Ok(Found::Damaged("the checksum of its header is wrong"));
     }
-    if u64_at(&header, 24) != sector {
+    if u64_le(&header, 24) != sector {
         return Ok(Found::Damaged("its header belongs to another place"));
     }
-    let (first, count) = (u64_at(&header, 72), u64::from(u32_at(&header, 80)));
-    let entry_bytes = u64::from(u32_at(&header, 84));
+    let (first, count) = (u64_le(&header, 72), u64::from(u32_le(&header, 80)));
+    let entry_bytes = u64::from(u32_le(&header, 84));
     if entry_bytes < ENTRY_BYTES_MIN || entry_bytes.saturating_mul(count) > TABLE_BYTES_MAX {
         return Ok(Found::Damaged("its entries have an impossible size"));
     }
@@ -108,12 +109,12 @@ fn read_at(device: &dyn BlockDevice, sector: u64, sector_bytes: u64) -> io::Resu
     // At most `TABLE_BYTES_MAX`, so it fits any `usize` that the program runs with.
     let mut table = vec![0; usize::try_from(table_bytes).map_err(io::Error::other)?];
     device.read_at(place.start, &mut table)?;
-    if crc(&table) != u32_at(&header, 88) {
+    if crc(&table) != u32_le(&header, 88) {
         return Ok(Found::Damaged("the checksum of its entries is wrong"));
     }
     let entries = table.chunks_exact(usize::try_from(entry_bytes).map_err(io::Error::other)?);
     let partitions = (1..).zip(entries).filter_map(|(number, entry)| {
-        let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
+        let (first, last) = (u64_le(entry, 32), u64_le(entry, 40));
         if entry[..16] == [0; 16] {
             return None;
         }
@@ -128,14 +129,6 @@ fn crc(bytes: &[u8]) -> u32 {
     let mut crc = Crc::new();
     crc.update(bytes);
     crc.sum()
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 /// The name in an entry, which ends with its field or the first zero.

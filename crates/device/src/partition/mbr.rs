@@ -14,8 +14,9 @@
 
 use std::io;
 
-use super::{Partition, PartitionTable, TableKind, invalid, sectors};
+use super::{Partition, PartitionTable, TableKind, sectors};
 use crate::BlockDevice;
+use crate::fields::{invalid, u32_le};
 
 /// How many logical partitions are looked for. Linux has room for 60 on most disks.
 pub(super) const LOGICAL_MAX: u32 = 128;
@@ -94,14 +95,12 @@ fn read_sector(device: &dyn BlockDevice, sector: u64) -> io::Result<Option<(u32,
     let mut bytes = [0; 512];
     device.read_at(place.start, &mut bytes)?;
     let table = &bytes[446..510];
-    let number =
-        |from: &[u8]| u32::from_le_bytes(from.try_into().expect("the field has four bytes"));
     if bytes[510..] != [0x55, 0xaa] || table.chunks(16).any(|entry| entry[0] & 0x7f != 0) {
         return Ok(None);
     }
     let entry = |at: usize| {
         let entry = &table[at * 16..at * 16 + 16];
-        Entry { kind: entry[4], first: number(&entry[8..12]), count: number(&entry[12..16]) }
+        Entry { kind: entry[4], first: u32_le(entry, 8), count: u32_le(entry, 12) }
     };
-    Ok(Some((number(&bytes[440..444]), std::array::from_fn(entry))))
+    Ok(Some((u32_le(&bytes, 440), std::array::from_fn(entry))))
 }

@@ -1,7 +1,8 @@
 //! The expression of `find`: words to a tree.
 //!
 //! ```text
-//! list := or ; or := and ( -o and )* ; and := not ( [-a] not )* ; not := ! not | ( list ) | test | action
+//! list := or ; or := and ( -o and )* ; and := not ( [-a] not )* ; not := ! not | ( list ) | test |
+//! action
 //! ```
 //!
 //! `!` and parentheses may nest only so deep, which bounds the recursion.
@@ -58,6 +59,25 @@ pub(super) enum Expression {
     Prune,
     /// `-true` and `-false`.
     Always(bool),
+}
+
+impl Expression {
+    /// Gives all that it is made of to `call`, from the left to the right.
+    pub(super) fn visit<'e>(&'e self, call: &mut impl FnMut(&'e Self)) {
+        call(self);
+        match self {
+            Self::And(parts) | Self::Or(parts) => parts.iter().for_each(|part| part.visit(call)),
+            Self::Not(part) => part.visit(call),
+            _ => {}
+        }
+    }
+
+    /// Whether one of its parts is such.
+    pub(super) fn has(&self, is_such: impl Fn(&Self) -> bool) -> bool {
+        let mut has = false;
+        self.visit(&mut |part| has |= is_such(part));
+        has
+    }
 }
 
 /// A number as `N`, `+N` or `-N`.
@@ -137,15 +157,15 @@ pub(super) fn parse(words: &[OsString], now: Timestamp) -> Result<Search, String
         min_depth: 0,
         max_depth: usize::MAX,
         is_depth_first: false,
-        is_depth_said: false,
-        prunes: false,
         is_one_filesystem: false,
     };
     let mut expression = if words.is_empty() { Expression::Always(true) } else { parser.or()? };
     if let Some(word) = parser.words.get(parser.at) {
         return Err(format!("{} is not expected there", word.display()));
     }
-    if parser.prunes && parser.is_depth_first && !parser.is_depth_said {
+    let deletes = expression.has(|part| matches!(part, Expression::Delete));
+    let prunes = expression.has(|part| matches!(part, Expression::Prune));
+    if prunes && deletes && !parser.is_depth_first {
         // As findutils do: what is pruned would be gone before it is asked for.
         return Err("-prune does nothing with -delete, which goes into directories first; \
              to go on nevertheless, say -depth"
@@ -154,11 +174,11 @@ pub(super) fn parse(words: &[OsString], now: Timestamp) -> Result<Search, String
     if !parser.has_action {
         expression = Expression::And(vec![expression, Expression::Print]);
     }
-    let Parser { min_depth, max_depth, is_depth_first, is_one_filesystem, .. } = parser;
+    let Parser { min_depth, max_depth, is_one_filesystem, .. } = parser;
+    let is_depth_first = parser.is_depth_first || deletes;
     Ok(Search { expression, min_depth, max_depth, is_depth_first, is_one_filesystem })
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 struct Parser<'w> {
     words: &'w [OsString],
     at: usize,
@@ -168,9 +188,6 @@ struct Parser<'w> {
     min_depth: usize,
     max_depth: usize,
     is_depth_first: bool,
-    /// It was asked for, and does not come from `-delete` alone.
-    is_depth_said: bool,
-    prunes: bool,
     is_one_filesystem: bool,
 }
 
@@ -262,19 +279,12 @@ impl<'w> Parser<'w> {
             b"-inum" => self.number(&shown, Numbered::Inode)?,
             b"-print" => self.action(Expression::Print),
             b"-print0" => self.action(Expression::Print0),
-            b"-delete" => {
-                self.is_depth_first = true;
-                self.action(Expression::Delete)
-            }
-            b"-prune" => {
-                self.prunes = true;
-                Expression::Prune
-            }
+            b"-delete" => self.action(Expression::Delete),
+            b"-prune" => Expression::Prune,
             b"-true" => Expression::Always(true),
             b"-false" => Expression::Always(false),
             b"-depth" | b"-d" => {
                 self.is_depth_first = true;
-                self.is_depth_said = true;
                 Expression::Always(true)
             }
             b"-xdev" | b"-mount" => {

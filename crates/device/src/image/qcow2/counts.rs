@@ -13,8 +13,8 @@
 use std::io;
 use std::ops::Range;
 
-use super::super::invalid;
 use crate::BlockDevice;
+use crate::fields::invalid;
 
 /// The bits of an entry that say where something is.
 const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;

@@ -11,8 +11,9 @@
 
 use std::io;
 
-use super::super::{TABLE_BYTES_MAX, invalid, unsupported};
+use super::super::{TABLE_BYTES_MAX, unsupported};
 use crate::BlockDevice;
+use crate::fields::{self, invalid, u32_be, u64_be};
 
 /// The features of version 3 that are known, by bit, and what makes an image without them.
 const DIRTY: u64 = 1;
@@ -61,23 +62,10 @@ pub struct Qcow2Snapshot {
     l1_offset: u64,
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
-
 /// Reads `len` bytes from `offset` on, which must be there and not more than `most`.
 fn read(device: &dyn BlockDevice, offset: u64, len: u64, most: u64) -> io::Result<Vec<u8>> {
-    let is_there = offset.checked_add(len).is_some_and(|end| end <= device.size_bytes());
-    if !is_there || len > most {
-        return Err(invalid("a part of its header lies outside of the file"));
-    }
-    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-    device.read_at(offset, &mut bytes)?;
-    Ok(bytes)
+    fields::part(device, offset, len, most)?
+        .ok_or_else(|| invalid("a part of its header lies outside of the file"))
 }
 
 impl Qcow2Header {
@@ -87,39 +75,39 @@ impl Qcow2Header {
     /// Those of the device, and of kind `InvalidData` when it makes no sense.
     pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
         let bytes = read(device, 0, 72, 72)?;
-        let version = u32_at(&bytes, 4);
+        let version = u32_be(&bytes, 4);
         if bytes[..4] != *b"QFI\xfb" || !matches!(version, 2 | 3) {
             return Err(invalid(format!("no version {version} of qcow2 is known")));
         }
-        let cluster_bits = u32_at(&bytes, 20);
+        let cluster_bits = u32_be(&bytes, 20);
         if !(9..=21).contains(&cluster_bits) {
             return Err(invalid("its clusters have an impossible size"));
         }
         let (mut features, mut header_bytes) = (0, 72);
         if version == 3 {
             let rest = read(device, 72, 32, 32)?;
-            (features, header_bytes) = (u64_at(&rest, 0), u64::from(u32_at(&rest, 28)));
+            (features, header_bytes) = (u64_be(&rest, 0), u64::from(u32_be(&rest, 28)));
         }
-        let name_at = u64_at(&bytes, 8);
+        let name_at = u64_be(&bytes, 8);
         let backing = match name_at {
             0 => None,
-            at => Some(text(&read(device, at, u32_at(&bytes, 16).into(), 1023)?)?),
+            at => Some(text(&read(device, at, u32_be(&bytes, 16).into(), 1023)?)?),
         };
         let mut header = Self {
             version,
-            size_bytes: u64_at(&bytes, 24),
+            size_bytes: u64_be(&bytes, 24),
             backing,
             backing_format: None,
             snapshots: Vec::new(),
             cluster_bits,
-            is_encrypted: u32_at(&bytes, 32) != 0,
-            l1_entries: u32_at(&bytes, 36),
-            l1_offset: u64_at(&bytes, 40),
-            refcount_clusters: u32_at(&bytes, 56),
+            is_encrypted: u32_be(&bytes, 32) != 0,
+            l1_entries: u32_be(&bytes, 36),
+            l1_offset: u64_be(&bytes, 40),
+            refcount_clusters: u32_be(&bytes, 56),
             features,
         };
         header.backing_format = header.read_backing_format(device, header_bytes)?;
-        let (count, at) = (u32_at(&bytes, 60), u64_at(&bytes, 64));
+        let (count, at) = (u32_be(&bytes, 60), u64_be(&bytes, 64));
         header.snapshots = read_snapshots(device, count, at)?;
         Ok(header)
     }
@@ -135,7 +123,7 @@ impl Qcow2Header {
         // Every extension has at least the eight bytes of its own header.
         while at + 8 <= end {
             let bytes = read(device, at, 8, 8)?;
-            let (kind, len) = (u32_at(&bytes, 0), u64::from(u32_at(&bytes, 4)));
+            let (kind, len) = (u32_be(&bytes, 0), u64::from(u32_be(&bytes, 4)));
             match kind {
                 0 => break,
                 BACKING_FORMAT => return Ok(Some(text(&read(device, at + 8, len, 64)?)?)),
@@ -244,20 +232,20 @@ fn read_snapshots(
         let bytes = read(device, at, ENTRY_BYTES, ENTRY_BYTES)?;
         let half = |at: usize| u64::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
         let (id_bytes, name_bytes) = (half(12), half(14));
-        let extra_bytes = u64::from(u32_at(&bytes, 36));
+        let extra_bytes = u64::from(u32_be(&bytes, 36));
         let rest = extra_bytes + id_bytes + name_bytes;
         let rest = read(device, at + ENTRY_BYTES, rest, SNAPSHOT_BYTES_MAX * 2)?;
         let (extra, names) = rest.split_at(usize::try_from(extra_bytes).map_err(io::Error::other)?);
         let (id, name) = names.split_at(usize::try_from(id_bytes).map_err(io::Error::other)?);
         // Without its own size, in version 2, a snapshot has that of the disk.
         let size_bytes =
-            if extra.len() >= 16 { u64_at(extra, 8) } else { u64_at(&read(device, 24, 8, 8)?, 0) };
+            if extra.len() >= 16 { u64_be(extra, 8) } else { u64_be(&read(device, 24, 8, 8)?, 0) };
         snapshots.push(Qcow2Snapshot {
             id: text(id)?,
             name: text(name)?,
             size_bytes,
-            l1_entries: u32_at(&bytes, 8),
-            l1_offset: u64_at(&bytes, 0),
+            l1_entries: u32_be(&bytes, 8),
+            l1_offset: u64_be(&bytes, 0),
         });
         at += (ENTRY_BYTES + rest.len() as u64).next_multiple_of(8);
     }
