@@ -17,7 +17,8 @@ const USAGE: &str = "demo [--program FILE] [--dir DIRECTORY]";
 /// The directory of the repository that the volume is filled with.
 const SOURCE: &str = "crates";
 
-/// Makes a volume, fills it and shows what can be done with it: in a directory, and by a program that is built already, where the options say so.
+/// Makes a volume, fills it and shows what can be done with it: in a directory, and by a program
+/// that is built already, where the options say so.
 pub(crate) fn demo(options: &[&str]) -> Result {
     let (mut program, mut dir) = (None, None);
     for pair in options.chunks(2) {

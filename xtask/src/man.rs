@@ -1,4 +1,5 @@
-//! `cargo xtask man`: the man pages, which the program writes from the definitions that it parses its command line with.
+//! `cargo xtask man`: the man pages, which the program writes from the definitions that it parses
+//! its command line with.
 
 use crate::shell::{Result, cargo};
 

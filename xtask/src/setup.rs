@@ -1,9 +1,12 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
-//! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu setup installs
-//! them for root; elsewhere it says what is missing. Setup prints what it will change before it changes
+//! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu setup
+//! installs
+//! them for root; elsewhere it says what is missing. Setup prints what it will change before it
+//! changes
 //! anything, and no other task changes the machine: [`ready`] only says what is missing.
-//! Where nothing can be mounted the judged tests skip themselves, so nothing is missing for them there.
+//! Where nothing can be mounted the judged tests skip themselves, so nothing is missing for them
+//! there.
 
 use std::fmt;
 use std::fs::Permissions;
@@ -204,7 +207,8 @@ pub(crate) fn unstyled() -> Option<String> {
 
 const FUSE: &str = "/dev/fuse";
 
-/// Suites for file systems, each with its version. They are built from source into a place of their own.
+/// Suites for file systems, each with its version. They are built from source into a place of their
+/// own.
 const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.

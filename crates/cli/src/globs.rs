@@ -1,6 +1,7 @@
 //! Patterns in the paths of places: `disk.img:/var/log/*.gz`.
 //!
-//! The shell of the caller cannot see into a volume, so the program expands what it was given in quotes. A
+//! The shell of the caller cannot see into a volume, so the program expands what it was given in
+//! quotes. A
 //! path that is there is that path, whatever its name looks like. A pattern that nothing matches
 //! stays as it is, and is then not found, as with a shell. As there, `*` and `?` match no
 //! dot in front, and what is found is sorted.

@@ -1,7 +1,9 @@
 //! Ctrl-C while something long is done.
 //!
-//! A verb that [watches](watch) for SIGINT and SIGTERM ends in order after the first one: what it began and cannot end is taken away, what it did is made
-//! durable, and its last message says both. The second one ends the program at once, as a signal does.
+//! A verb that [watches](watch) for SIGINT and SIGTERM ends in order after the first one: what it
+//! began and cannot end is taken away, what it did is made
+//! durable, and its last message says both. The second one ends the program at once, as a signal
+//! does.
 
 use std::io;
 use std::sync::Arc;
@@ -15,12 +17,13 @@ use crate::output::Console;
 
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether somebody wants the program to end.
+/// Whether a signal asked the program to end.
 pub(crate) fn is_interrupted() -> bool {
     IS_INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// From now on the first signal only sets [`is_interrupted`]. It is called before there are other threads.
+/// From now on the first signal only sets [`is_interrupted`]. It is called before there are other
+/// threads.
 pub(crate) fn watch(console: &Arc<Console>) -> Result {
     let failed = |error: io::Error| Failure::Host("watching for signals".to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);

@@ -211,7 +211,8 @@ fn claim(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Claim {
     first.map_or(Claim::Unknown, Claim::Writable)
 }
 
-/// Takes a mount away that is over `directory` and whose program has ended: nothing can be mounted over it.
+/// Takes a mount away that is over `directory` and whose program has ended: nothing can be mounted
+/// over it.
 fn take_dead_away(directory: &Path, console: &Console) -> Result {
     if !table::is_dead(directory) {
         return Ok(());
@@ -275,7 +276,8 @@ fn flags_of(wanted: &Wanted) -> MountFlags {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect()
 }
 
-/// Changes whether a mount can be written. All options that are in force may be repeated, as mount repeats those of fstab.
+/// Changes whether a mount can be written. All options that are in force may be repeated, as mount
+/// repeats those of fstab.
 fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result {
     let failed = |error| Failure::Host(mounting.directory.display().to_string(), error);
     let dir = mounting.directory.canonicalize().map_err(failed)?;

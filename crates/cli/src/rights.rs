@@ -61,7 +61,8 @@ impl Rights {
         self.require_owner(fs, root)
     }
 
-    /// Whether what is known of `file`, which was found in `dir`, may be changed as its contents may.
+    /// Whether what is known of `file`, which was found in `dir`, may be changed as its contents
+    /// may.
     pub(crate) fn require_change(
         &self,
         fs: &Filesystem,

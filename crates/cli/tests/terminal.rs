@@ -1,4 +1,5 @@
-//! The program on a terminal, and when somebody presses Ctrl-C: `script` of util-linux gives it a terminal.
+//! The program on a terminal, and when somebody presses Ctrl-C: `script` of util-linux gives it a
+//! terminal.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -234,7 +235,8 @@ fn a_copy_that_is_interrupted_says_what_is_stored() {
     assert!(count < 4000, "{said}");
 }
 
-/// Scripts that their shells take, and pages that `man` would show: made of the definitions that the program parses with.
+/// Scripts that their shells take, and pages that `man` would show: made of the definitions that
+/// the program parses with.
 #[test]
 fn completions_and_pages() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -30,8 +30,10 @@ pub enum Transport {
 /// Who is told of what went wrong in the filesystem.
 pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// Directories that root finds in every directory under names that are longer than [`NAME_MAX`](offshoot_vfs::NAME_MAX), so that no file has them and
-/// no listing shows them: what can be mounted elsewhere, but is perhaps not in the tree that is mounted.
+/// Directories that root finds in every directory under names that are longer than
+/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so that no file has them and
+/// no listing shows them: what can be mounted elsewhere, but is perhaps not in the tree that is
+/// mounted.
 pub type LongNames = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
 
 /// How a filesystem is served.

@@ -63,7 +63,8 @@ impl<E: fmt::Display> fmt::Display for OsReason<'_, E> {
     }
 }
 
-/// What an error number adds to the words of what was asked for, with a colon in front. A call that makes no sense is
+/// What an error number adds to the words of what was asked for, with a colon in front. A call that
+/// makes no sense is
 /// told in words of its own already, to which "Invalid argument" adds nothing.
 struct Words(Errno);
 

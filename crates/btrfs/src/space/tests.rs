@@ -327,7 +327,8 @@ fn space_that_is_free_twice_is_damage() {
     assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
 
-/// `btrfs check` passes a bitmap that is a sector too short, and complained once its group was written anew.
+/// `btrfs check` passes a bitmap that is a sector too short, and complained once its group was
+/// written anew.
 #[test]
 fn bitmaps_that_leave_space_out_are_damage() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };

@@ -17,8 +17,11 @@
 //! kernel is asked when something that was left alone reads otherwise, and of a sample. What is wrong then is excused when the kernel, which changes a copy of the
 //! mutant as much, leaves the same behind.
 //!
-//! The ordinary run does the same to the same volumes each time: it says whether a change broke what held. The campaign looks for what was never seen, on volumes that
-//! are made anew. `OFFSHOOT_SEED` chooses another run, or repeats that of a campaign, `OFFSHOOT_MUTANT` does one mutant of each layout alone and says what was done to it, `OFFSHOOT_MUTANTS` is how many
+//! The ordinary run does the same to the same volumes each time: it says whether a change broke
+//! what held. The campaign looks for what was never seen, on volumes that
+//! are made anew. `OFFSHOOT_SEED` chooses another run, or repeats that of a campaign,
+//! `OFFSHOOT_MUTANT` does one mutant of each layout alone and says what was done to it,
+//! `OFFSHOOT_MUTANTS` is how many
 //! there are for each layout, `OFFSHOOT_STRUCTURES` names the types of items that are patched (`INODE_ITEM,SUPERBLOCK`), and `OFFSHOOT_KEEP` is a
 //! directory for images of those that fail.
 

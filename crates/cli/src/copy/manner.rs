@@ -124,7 +124,7 @@ impl Manner {
             out.write_all(b"' -> '")?;
             write_name(out, &to)?;
             out.write_all(b"'\n")?;
-            // Someone who watches sees each as it is done.
+            // Who looks at a terminal sees each file when it is copied.
             if out.get_ref().is_terminal() { out.flush() } else { Ok(()) }
         };
         *failed = line().err();

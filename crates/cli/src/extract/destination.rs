@@ -58,7 +58,8 @@ impl Destination {
     /// A directory that is refused was not changed, and one that somebody filled at the very moment
     /// of its locking is changed back.
     ///
-    /// One with this mark is taken although it is not empty: an extraction of the same was left half done there.
+    /// One with this mark is taken although it is not empty: an extraction of the same was left
+    /// half done there.
     pub(crate) fn open(path: &Path, mark: &[u8]) -> Result<Self> {
         let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
         let umask = process::umask(Mode::empty());

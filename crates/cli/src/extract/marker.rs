@@ -1,8 +1,11 @@
 //! The file in a destination that says that it is half done.
 //!
-//! It is made before anything else and removed when everything is there, so it is left where an extraction was interrupted, ran out of space or was killed.
-//! Until then the destination is for its owner alone, so what is in it is what that extraction made. One of the same source goes on there: a file
-//! whose size and time are right is whole, because its time is set last; any other one is made anew.
+//! It is made before anything else and removed when everything is there, so it is left where an
+//! extraction was interrupted, ran out of space or was killed.
+//! Until then the destination is for its owner alone, so what is in it is what that extraction
+//! made. One of the same source goes on there: a file
+//! whose size and time are right is whole, because its time is set last; any other one is made
+//! anew.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

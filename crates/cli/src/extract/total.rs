@@ -1,6 +1,7 @@
 //! How much an extraction or a copy will be, for the line on the terminal.
 //!
-//! It is counted by walks of its own beside the work, which are a little ahead of it because they read no data. Where nobody looks nothing is counted.
+//! A thread beside the work walks the sources. It is ahead of the work, because it reads no data.
+//! Where the line is not shown, no thread is started.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

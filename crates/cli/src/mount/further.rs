@@ -1,11 +1,16 @@
-//! Further places of a volume that is mounted: one line of fstab for each subvolume is what most systems have.
+//! Further places of a volume that is mounted: one line of fstab for each subvolume is what most
+//! systems have.
 //!
-//! One process may write a volume. So the second mount of it is a bind mount of what the first one serves, of the directory that the subvolume has by its
-//! long name ([`super::long_names`]). `ro`, `suid`, `dev` and `exec` belong to the place; every other option is that of the first mount, as it is with the
+//! One process may write a volume. So the second mount of it is a bind mount of what the first one
+//! serves, of the directory that the subvolume has by its
+//! long name ([`super::long_names`]). `ro`, `suid`, `dev` and `exec` belong to the place; every
+//! other option is that of the first mount, as it is with the
 //! kernel's btrfs.
 //!
-//! Systems mount the lines of fstab side by side. Who mounts a volume for writing therefore holds a lock on it until that is done ([`Turn`]), and looks for
-//! other mounts only then. It is on a byte that no volume has, and another lock than the one that keeps other writers out.
+//! Systems mount the lines of fstab side by side. Who mounts a volume for writing therefore holds a
+//! lock on it until that is done ([`Turn`]), and looks for
+//! other mounts only then. It is on a byte that no volume has, and another lock than the one that
+//! keeps other writers out.
 
 use std::fs::File;
 use std::io;
@@ -46,7 +51,8 @@ impl Turn {
     }
 }
 
-/// Mounts the volume from where it is mounted already, by this program and for writing; whether it is.
+/// Mounts the volume from where it is mounted already, by this program and for writing; whether it
+/// is.
 pub(super) fn mount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result<bool> {
     let is_served =
         |place: &Line| !place.is_read_only && place.is_on_top() && !is_dead(Path::new(&place.dir));

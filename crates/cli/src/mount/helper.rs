@@ -76,7 +76,8 @@ impl Mounter for Ours {
             let what = format!("not unmounted: {}", self.point.dir().display());
             return Err(Error::io(what, std::io::Error::other("another mount is seen there")));
         }
-        // With the first place of the volume go all others, of which somebody who wants it to end knows nothing.
+        // With the first place of the volume go all others, of which somebody who wants it to end
+        // knows nothing.
         if how == Unmount::Lazily {
             let device = top.as_deref().unwrap_or_default();
             for dir in further_places(device, self.point.dir()) {

@@ -90,7 +90,8 @@ impl Mount {
     }
 }
 
-/// How a mount is, and its options. A thread asks, because who asks a program that does not answer waits for it.
+/// How a mount is, and its options. A thread asks, because who asks a program that does not answer
+/// waits for it.
 fn look_at(line: &Line) -> (State, Vec<String>) {
     if !line.is_on_top() {
         // Another mount hides it.

@@ -1,10 +1,14 @@
-//! Names of subvolumes in a mount by which root reaches those that are not in the tree that is mounted.
+//! Names of subvolumes in a mount by which root reaches those that are not in the tree that is
+//! mounted.
 //!
-//! One process serves a volume, and what it mounts is one subvolume. Another one is mounted elsewhere as a bind mount of the directory that has such a name.
-//! It is longer than any name of a file, so it stands for nothing else, and no listing has it. The table of mounts does:
+//! One process serves a volume, and what it mounts is one subvolume. Another one is mounted
+//! elsewhere as a bind mount of the directory that has such a name.
+//! It is longer than any name of a file, so it stands for nothing else, and no listing has it. The
+//! table of mounts does:
 //!
 //! ```text
-//! 41 35 0:45 /offshoot-subvolume-257-........ /home rw - fuse.offshoot /images/disk.img rw,user_id=0,...
+//! 41 35 0:45 /offshoot-subvolume-257-........ /home rw - fuse.offshoot /images/disk.img
+//! rw,user_id=0,...
 //! ```
 
 use std::ffi::OsString;

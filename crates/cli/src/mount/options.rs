@@ -134,7 +134,8 @@ const REPEATED: &[&str] = &[
     "user", "helper", "uhelper",
 ];
 
-/// Wishes of btrfs(5) and mount(8), which change what is fast and what is kept beside files, and no contents.
+/// Wishes of btrfs(5) and mount(8), which change what is fast and what is kept beside files, and no
+/// contents.
 const WISHES: &[&str] = &[
     "autodefrag",
     "lazytime",
@@ -165,7 +166,8 @@ const WISHES: &[&str] = &[
 
 /// What the kernel does and this program does not: who asks for it relies on it.
 const REFUSED: &[&str] = &[
-    // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take that are only appended to.
+    // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take
+    // that are only appended to.
     "writeback",
     "allow_root",
     "auto_unmount",
@@ -202,7 +204,8 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Those of `options` that want something else than this, beside what can be changed of a mount that is there: `ro`, `suid`, `dev` and `exec`.
+    /// Those of `options` that want something else than this, beside what can be changed of a mount
+    /// that is there: `ro`, `suid`, `dev` and `exec`.
     pub(crate) fn others(mut self, options: &[String], sloppy: bool) -> Result<Vec<&str>> {
         let mut others = Vec::new();
         for option in options.iter().filter(|option| !option.is_empty()) {

@@ -61,7 +61,8 @@ pub(super) struct Inside {
 }
 
 impl Inside {
-    /// The tree of files that the path is in: the device, and the subvolume where only that is seen of it.
+    /// The tree of files that the path is in: the device, and the subvolume where only that is seen
+    /// of it.
     pub(super) fn tree(&self) -> (String, Option<u64>) {
         (self.device.clone(), long_names::split(&self.path).map(|(id, _)| id))
     }
@@ -137,7 +138,8 @@ impl Line {
         Some(Self { id, root, dir, is_read_only_there, is_ours, mounted, is_read_only })
     }
 
-    /// Whether its directory leads to it, and not to what was mounted over it later. Nothing is asked of the program that serves it.
+    /// Whether its directory leads to it, and not to what was mounted over it later. Nothing is
+    /// asked of the program that serves it.
     pub(super) fn is_on_top(&self) -> bool {
         let found = statx(CWD, &*self.dir, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID);
         found.is_ok_and(|found| {

@@ -4,7 +4,8 @@
 //! / extracted 1.2 GiB of 4.0 GiB (30%), 17204 files, 310 MiB/s, 9s left
 //! ```
 //!
-//! How much it will be is known later than when it begins, or never; until then the line says how long it took. Where the locale has no UTF-8 it is ASCII.
+//! How much it will be is known later than when it begins, or never; until then the line says how
+//! long it took. Where the locale has no UTF-8 it is ASCII.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -18,7 +18,8 @@ pub(crate) fn zone() -> &'static TimeZone {
     ZONE.get_or_init(TimeZone::system)
 }
 
-/// How many seconds the clock of `zone` is ahead of UTC at that time. Times that no calendar has, which
+/// How many seconds the clock of `zone` is ahead of UTC at that time. Times that no calendar has,
+/// which
 /// a damaged volume may hold, are in UTC.
 fn seconds_ahead(zone: &TimeZone, time: Timestamp) -> i64 {
     let known = jiff::Timestamp::from_second(time.secs);

@@ -1,4 +1,5 @@
-//! A file and, where that is asked for, everything below it: what `-R` means to verbs that change attributes.
+//! A file and, where that is asked for, everything below it: what `-R` means to verbs that change
+//! attributes.
 
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
@@ -9,7 +10,8 @@ use crate::resolve::{LastLink, at_path, resolve};
 /// The deepest tree that is gone through: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// Calls `change` for the file at `path` and, if `is_recursive`, for all below it. What cannot be changed is reported, and the others are changed.
+/// Calls `change` for the file at `path` and, if `is_recursive`, for all below it. What cannot be
+/// changed is reported, and the others are changed.
 pub(super) fn each(
     fs: &dyn FileSystem,
     path: &[u8],

@@ -120,7 +120,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     failures.result()
 }
 
-/// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps shared instead.
+/// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps
+/// shared instead.
 fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
     let count = |source: &'a Opened| match source {
         Opened::Volume(_, fs, path) if !may_share => {

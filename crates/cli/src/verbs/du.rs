@@ -2,7 +2,8 @@
 //!
 //! One walk for each place. A directory is written when everything below it was seen; an inode with
 //! several names counts with the first one of them that is met, over all places, as for `du`. With
-//! `--shares` the three columns are those of `btrfs filesystem du`: what the data of files takes, what of it
+//! `--shares` the three columns are those of `btrfs filesystem du`: what the data of files takes,
+//! what of it
 //! nothing else has, and for a place the rest, with each shared range once.
 
 use std::collections::{BTreeMap, HashSet};

@@ -93,7 +93,8 @@ fn found(
     found.map_err(|error| at_path(error, &session.path))
 }
 
-/// What names begin with that `pattern` matches: getfattr has a regular expression, of which people use
+/// What names begin with that `pattern` matches: getfattr has a regular expression, of which people
+/// use
 /// `-` for everything and `^user\.`.
 fn beginning(pattern: &OsStr) -> Result<Vec<u8>> {
     let text = pattern.as_bytes();

@@ -1,6 +1,7 @@
 //! `offshoot ls`: what is in directories.
 //!
-//! Names are sorted by their bytes, as `ls` does in the C locale, or by time or size. A directory is sorted in
+//! Names are sorted by their bytes, as `ls` does in the C locale, or by time or size. A directory
+//! is sorted in
 //! memory as long as no more than [`SORTED_MAX`] entries are held on all levels together; a
 //! larger one is shown in its own order, as it comes. With `-R` the directories below a
 //! directory follow it, where [`may_enter`] lets them, so cycles in a hostile image end.

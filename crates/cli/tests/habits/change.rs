@@ -1,7 +1,9 @@
 //! Verbs that change, beside the core utilities in a directory of the host.
 //!
-//! Every line of a script runs on both sides and must end with the same exit code; what it writes to standard output
-//! must be the same, but for the volume in front of paths. At the end the volume is extracted, and `find` of
+//! Every line of a script runs on both sides and must end with the same exit code; what it writes
+//! to standard output
+//! must be the same, but for the volume in front of paths. At the end the volume is extracted, and
+//! `find` of
 //! the host describes both trees.
 
 use std::fs;

@@ -83,7 +83,8 @@ fn filled() -> Option<Beside> {
     Some(Beside { disks, _judges: judges })
 }
 
-/// Runs both sides: `line` holds `@` in front of each path. Ours gets a place, theirs a path of the mount.
+/// Runs both sides: `line` holds `@` in front of each path. Ours gets a place, theirs a path of the
+/// mount.
 #[track_caller]
 fn same(
     image: &Path,

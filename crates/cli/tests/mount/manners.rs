@@ -1,4 +1,5 @@
-//! What people write for mount: lines of fstab, options that are wishes, mounts that died, paths in a mount.
+//! What people write for mount: lines of fstab, options that are wishes, mounts that died, paths in
+//! a mount.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -27,7 +28,8 @@ fn mount(options: &str, words: &[&OsStr]) -> Output {
 /// A line of the fstab of a system: where it is mounted, and its options.
 type Line = (&'static str, &'static str);
 
-/// The subvolumes that a system has, the default one where it sets one, and what its installer writes into fstab.
+/// The subvolumes that a system has, the default one where it sets one, and what its installer
+/// writes into fstab.
 struct System {
     name: &'static str,
     subvolumes: &'static [&'static str],
@@ -88,7 +90,8 @@ const SYSTEMS: [System; 5] = [
     },
 ];
 
-/// `mount -a` with the lines of each system, and `umount`: every line shows its subvolume, where the kernel finds what was written.
+/// `mount -a` with the lines of each system, and `umount`: every line shows its subvolume, where
+/// the kernel finds what was written.
 #[test]
 fn lines_of_fstab_as_systems_write_them() {
     let Some(judges) = require() else { return };
@@ -159,7 +162,8 @@ fn lines_of_fstab_as_systems_write_them() {
     }
 }
 
-/// What is a place of its own has its own `ro`, ends on its own, and takes verbs; the server ends with the last one.
+/// What is a place of its own has its own `ro`, ends on its own, and takes verbs; the server ends
+/// with the last one.
 #[test]
 fn further_places() {
     let Some(judges) = require() else { return };
@@ -215,7 +219,8 @@ fn further_places() {
     assert_eq!(read.ok().as_deref(), Some("z"));
 }
 
-/// Lines that are mounted at the same moment, as systems do it: one of them serves the volume, whichever comes first.
+/// Lines that are mounted at the same moment, as systems do it: one of them serves the volume,
+/// whichever comes first.
 #[test]
 fn places_that_are_mounted_at_once() {
     let Some(judges) = require() else { return };

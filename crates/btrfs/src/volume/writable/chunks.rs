@@ -74,7 +74,8 @@ impl Engine {
         }
     }
 
-    /// The superblock counts at least what the six trees take that every volume has. The next commit
+    /// The superblock counts at least what the six trees take that every volume has. The next
+    /// commit
     /// would go on from what it counts.
     fn require_used_bytes(&self) -> Result<()> {
         let (used, node_size) =

@@ -80,7 +80,8 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     Ok(Some(Client { directory, places, changes }))
 }
 
-/// Where `text` is in a mount of ours. A file is a place for some verbs, unless it is an image that is kept there. A symbolic link at the end belongs to the volume, which
+/// Where `text` is in a mount of ours. A file is a place for some verbs, unless it is an image that
+/// is kept there. A symbolic link at the end belongs to the volume, which
 /// knows whether it is followed, unless it leads into the mount from outside.
 fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     let is_image = |path: &Path| {

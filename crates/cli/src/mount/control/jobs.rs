@@ -180,7 +180,8 @@ impl Jobs {
         })
     }
 
-    /// The tree of files that all `places` are in, which are paths in it then: what is mounted, or another subvolume that is mounted elsewhere.
+    /// The tree of files that all `places` are in, which are paths in it then: what is mounted, or
+    /// another subvolume that is mounted elsewhere.
     fn tree_of(&self, places: &mut [OsString]) -> Result<Filesystem> {
         let ids: Vec<Option<u64>> = places
             .iter_mut()
