@@ -3,7 +3,10 @@
 //! What does not fit a leaf is a *sequence*: its items with those that come between them. It is cut
 //! so that every part fits:
 //!
-//! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no block is added;
+//! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no block
+//!    is added. The left sibling is tried first, and filled: items that come in the order of their
+//!    keys between others leave full leaves behind them, as the data of files behind inodes that
+//!    are in the tree already. The right sibling gets about the half;
 //! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
 //!    a series, into leaves that stay full and a last one with what is left;
 //! 3. a single new item makes three leaves at the most, when it is so large that it stands alone;
@@ -148,8 +151,9 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Cuts the sequence in two together with what is in the right or the left sibling, if that leaves room in
-    /// both: an eighth of a leaf, so that they are not full again at once.
+    /// Cuts the sequence in two together with what is in the left or the right sibling, if that
+    /// leaves a sixteenth of a leaf free in one of them. Fills the left one, and evens out with
+    /// the right one.
     fn share_with_sibling(
         &self,
         path: &mut Path<'a>,
@@ -160,9 +164,9 @@ impl<'a> TreeWriter<'a> {
         let capacity = leaf_capacity(self.node_size());
         let fits = |sibling: &TreeBlock| {
             let used = items_bytes(sibling.bytes(), 0, sibling.len());
-            sequence.bytes + used + capacity / 8 <= 2 * capacity
+            sequence.bytes + used + capacity / 16 <= 2 * capacity
         };
-        for is_left in [false, true] {
+        for is_left in [true, false] {
             let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
             let at = if is_left { slot.wrapping_sub(1) } else { *slot + 1 };
             if at >= parent.len() || !self.peek(parent, at, fits)? {
@@ -171,7 +175,7 @@ impl<'a> TreeWriter<'a> {
             let mut sibling = self.lock_child(parent, at)?;
             let old = Copied::of(&sibling);
             let sources = Sources { sibling: Some(&old), ..sources };
-            let parts = sequence.with_sibling(&old, is_left).cut(sources, capacity, false);
+            let parts = sequence.with_sibling(&old, is_left).cut(sources, capacity, is_left);
             let ([one, other], true) = (&parts[..], fits(&old)) else { continue };
             let second = other.first_key(sources).expect("no part is empty");
             pointer_mut(bytes(parent), at.max(*slot)).key = second.into();
