@@ -150,6 +150,34 @@ fn quotas_that_are_off_are_left_alone() {
     drop(disks.mount_watched("rw,noatime", &["qgroup generation mismatch", UUID_TREE]));
 }
 
+/// Numbers that were too small ended writing at the first commit that freed more.
+#[test]
+fn more_goes_than_simple_quotas_counted() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().mkfs("-O squota").fill(fill::sync).make(&judges);
+    let group = QgroupId::of_subvolume(TreeId::FS);
+    make_file(&open(&disks), "file");
+    set(&disks, group.info_key(), |data| {
+        let item = QgroupInfoItem::nothing_used(Generation(0));
+        data[8..].copy_from_slice(&item.as_bytes()[8..]);
+    });
+    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let reports = told.clone();
+    let options = crate::OpenOptions {
+        reporter: Some(Arc::new(move |report: &Report| reports.lock().push(report.clone()))),
+        ..crate::OpenOptions::default()
+    };
+    let volume = Volume::open_writable(disks.writable_devices(), &options).unwrap();
+    let fs = volume.filesystem(TreeId::FS).unwrap();
+    fs.unlink(Place { dir: fs.root(), name: b"file" }, NEW.at).unwrap();
+    fs.sync().expect("writing goes on");
+    assert!(told.lock().contains(&Report::WrongQuota { group }), "{:?}", told.lock());
+    assert_eq!(groups::used_by(&volume, group).unwrap(), Some([0, 0]));
+    make_file(&volume, "new");
+    drop((fs, volume));
+    disks.mount("rw,noatime").sync();
+}
+
 /// A group in one of no higher level could be in itself, and has an end here.
 #[test]
 fn groups_in_circles_are_corrupt() {

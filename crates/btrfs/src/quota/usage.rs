@@ -11,7 +11,7 @@ use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::space::QgroupInfoItem;
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::Result;
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
@@ -19,6 +19,7 @@ use super::Quotas;
 use super::groups::{parents_of, used_by};
 use crate::subvolume::malformed;
 use crate::transaction::Handle;
+use crate::volume::Report;
 
 /// What a transaction did that the quota tree does not say yet.
 #[derive(Debug, Default)]
@@ -121,13 +122,15 @@ impl Handle<'_> {
         Ok(found)
     }
 
+    /// Adds `bytes` to what the group uses. Where more went than was counted, the numbers were
+    /// wrong before: they are 0 then, and the volume says so.
     fn change_used(&self, group: QgroupId, bytes: i128) -> Result<()> {
-        let changed = |used: u64| {
-            u64::try_from(i128::from(used) + bytes).map_err(|_| {
-                let problem = format!(
-                    "quota group {group} uses {used} bytes, and {bytes} are to be added; `btrfs quota disable` where the kernel mounts the volume throws the numbers away"
-                );
-                Error::corrupt("quota info", problem)
+        let mut is_wrong = false;
+        let mut changed = |used: u64| {
+            let sum = i128::from(used) + bytes;
+            u64::try_from(sum).unwrap_or_else(|_| {
+                is_wrong = true;
+                if sum < 0 { 0 } else { u64::MAX }
             })
         };
         self.change(TreeId::QUOTA, |tree| {
@@ -135,11 +138,15 @@ impl Handle<'_> {
                 let old = data.unwrap_or_default();
                 let mut item = *QgroupInfoItem::view(old).map_err(malformed)?;
                 item.generation = self.generation().0.into();
-                item.rfer = changed(item.rfer.get())?.into();
-                item.excl = changed(item.excl.get())?.into();
+                item.rfer = changed(item.rfer.get()).into();
+                item.excl = changed(item.excl.get()).into();
                 let rest = &old[size_of::<QgroupInfoItem>()..];
                 Ok([item.as_bytes(), rest].concat())
             })
-        })
+        })?;
+        if is_wrong {
+            self.volume().report(&Report::WrongQuota { group });
+        }
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
 use offshoot_vfs::FileId;
 use uuid::Uuid;
@@ -90,6 +91,12 @@ pub enum Report {
     },
     /// A commit was the first to leave the numbers of quota groups as they were, and marks them as inconsistent.
     QuotasNotKept,
+    /// More went from a group of simple quotas than was counted for it: the numbers were wrong before,
+    /// and are 0 now.
+    WrongQuota {
+        /// The group.
+        group: QgroupId,
+    },
     /// The tree log that is pending is ignored: what was fsynced after the last commit is not in what is read.
     LogIgnored,
     /// The tree log that was pending was replayed: what was fsynced after the last commit is there.
@@ -196,6 +203,10 @@ impl fmt::Display for Report {
             }
             Self::QuotasNotKept => f.write_str(
                 "the numbers of quotas are not kept up with what is written: they are marked as inconsistent, and `btrfs quota rescan` where the kernel mounts the volume puts them right",
+            ),
+            Self::WrongQuota { group } => write!(
+                f,
+                "the numbers of quota group {group} do not fit what the volume holds; `btrfs quota disable` where the kernel mounts the volume throws them away"
             ),
             Self::LogIgnored => f.write_str(
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",
