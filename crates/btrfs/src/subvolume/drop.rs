@@ -208,6 +208,7 @@ impl Walk<'_, '_> {
         if progress.objectid == 0 {
             return Ok(());
         }
+        self.require_pointer(root, progress, item.drop_level)?;
         let (mut block, mut upper) = (root.clone(), None);
         loop {
             let (at, level) = (address(&block), block.header().level);
@@ -221,20 +222,35 @@ impl Walk<'_, '_> {
                     format!("a root of level {level} with {count} references, half dropped");
                 return Err(Error::corrupt_at("tree block", at.0, problem));
             }
-            let is_there = level <= item.drop_level;
-            // The last that is not behind it: what stands before it in the node at the end is given up.
-            let slot = match block.floor(progress) {
-                Some(slot) if is_there && block.key(slot) < progress => slot + 1,
-                slot => slot.unwrap_or(0),
-            };
+            let slot = block.floor(progress).unwrap_or(0);
             let node = Node { block, upper, slot, is_full };
-            if is_there {
+            if level == item.drop_level {
                 self.path.push(node);
                 return Ok(());
             }
             (block, upper) = node.child(self.handle, self.id)?;
             self.path.push(node);
         }
+    }
+
+    /// Fails unless a node of this level on the way to `progress` has a pointer with that key. All
+    /// before it counts as given up, so what a wrong one passes over would stay in use for ever.
+    fn require_pointer(&self, root: &Arc<TreeBlock>, progress: Key, level: u8) -> Result<()> {
+        let mut block = root.clone();
+        while level > 0 && block.header().level >= level {
+            let slot = block.floor(progress).unwrap_or(0);
+            if block.header().level > level {
+                block = self.handle.volume().child(&block, slot, self.id)?;
+                continue;
+            }
+            if block.key(slot) == progress {
+                return Ok(());
+            }
+            break;
+        }
+        let problem =
+            format!("{} was dropped up to {progress} of level {level}, which it has not", self.id);
+        Err(Error::corrupt("root item", problem))
     }
 
     /// Gives up references, until there were enough of them or none is left: whether that is so.

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use offshoot_btrfs_format::dir::name_hash;
+use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use zerocopy::IntoBytes as _;
 
-use super::Progress;
+use super::{Progress, root_item};
 use crate::test_volumes::{check, edit_root, in_memory};
 use crate::{Filesystem, OpenOptions, Volume};
 
@@ -98,6 +100,44 @@ fn a_drop_that_is_begun_anew_at_every_step_ends() {
         }
         check(&disks);
     }
+}
+
+/// What came before the pointer that a damaged root item names stayed in use for ever.
+#[test]
+fn a_pointer_that_is_not_there_is_not_gone_on_from() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 512);
+    disks.mkfs(&["-n", "4k"]);
+    prepare(&disks, "live");
+    let fs = open(disks.writable_devices());
+    for _ in 0..4 {
+        assert_eq!(fs.volume().drop_step().unwrap(), Progress::Went);
+    }
+    let id = TreeId(256);
+    let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);
+    let set = |item: RootItem| {
+        let handle = fs.volume().join().unwrap();
+        let changed = |old: Option<&[u8]>| Ok([item.as_bytes(), &old.unwrap()[439..]].concat());
+        handle.change(TreeId::ROOT, |tree| tree.modify(key, 0, changed)).unwrap();
+    };
+    let whole = root_item(fs.volume(), id).unwrap().unwrap();
+    let (progress, level) = (whole.drop_progress.get(), whole.drop_level);
+    assert!(progress.objectid > 0 && level > 0, "{progress}, {level}");
+    let objectids = (0..64).map(|bit| Key { objectid: progress.objectid ^ 1 << bit, ..progress });
+    let offsets = (0..64).map(|bit| Key { offset: progress.offset ^ 1 << bit, ..progress });
+    let keys = objectids.chain(offsets).map(|key| (key, level));
+    let levels = [0, 7].map(|level| (progress, level));
+    for (progress, level) in keys.chain(levels).filter(|(key, _)| key.objectid > 0) {
+        set(RootItem { drop_progress: progress.into(), drop_level: level, ..whole });
+        let handle = fs.volume().join().unwrap();
+        let error = super::step(&handle, id, &mut super::Dropping::default()).unwrap_err();
+        assert!(error.to_string().contains("which it has not"), "{progress}, {level}: {error}");
+    }
+    set(whole);
+    fs.volume().drop_deleted().unwrap();
+    fs.sync().unwrap();
+    drop(fs);
+    check(&disks);
 }
 
 /// However many files a subvolume has, its snapshot takes a few blocks, and a reference for each pointer of its root.
