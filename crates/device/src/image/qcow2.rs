@@ -98,7 +98,9 @@ pub fn open_qcow2(
 /// The disk in a qcow2.
 #[derive(Debug)]
 struct Qcow2Device {
-    /// Requests share it; a discard, which takes clusters away, has it alone.
+    /// Reads share it, with one thread that writes or flushes: with several, `imago` may write a
+    /// table between two others, and after a power cut it would refer to what is not counted. A
+    /// discard, which takes clusters away, has it alone.
     access: RwLock<FormatAccess<Store>>,
     below: Arc<dyn BlockDevice>,
     name: String,
@@ -131,12 +133,12 @@ impl BlockDevice for Qcow2Device {
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.check_change(offset, buf.len() as u64)?;
-        self.access.read().write(buf, offset)
+        self.access.upgradable_read().write(buf, offset)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_change(offset, total_bytes(bufs))?;
-        self.access.read().write(IoVector::from(&*together(bufs)), offset)
+        self.access.upgradable_read().write(IoVector::from(&*together(bufs)), offset)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -144,7 +146,7 @@ impl BlockDevice for Qcow2Device {
             return Ok(());
         }
         // What the caches hold goes to the file, in order, and then to the medium.
-        self.access.read().flush()?;
+        self.access.upgradable_read().flush()?;
         self.below.flush()
     }
 

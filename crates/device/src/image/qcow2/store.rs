@@ -14,8 +14,8 @@ use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use parking_lot::Mutex;
 
-use super::counts;
-use crate::BlockDevice;
+use super::counts::Counts;
+use crate::{BlockDevice, together};
 
 /// When a write may reach the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub(super) struct Store {
     order: Order,
     /// Bytes that are shown in place of those of the device, each with its offset.
     overlay: Vec<(u64, Vec<u8>)>,
+    /// Held by a thread that writes metadata.
+    counts: Mutex<Counts>,
     /// Stores beside each other share it.
     barriers: Arc<Barriers>,
     helper: CommonStorageHelper,
@@ -58,6 +60,7 @@ impl Store {
             below,
             order,
             overlay,
+            counts: Mutex::default(),
             barriers: Arc::default(),
             helper: CommonStorageHelper::default(),
         }
@@ -69,6 +72,7 @@ impl Store {
             below: self.below.clone(),
             order,
             overlay: Vec::new(),
+            counts: Mutex::default(),
             barriers: self.barriers.clone(),
             helper: CommonStorageHelper::default(),
         }
@@ -123,14 +127,18 @@ impl Storage for Store {
 
     unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
         let pieces = bufv.into_inner();
-        if self.order == Order::AfterAll {
-            let bytes = pieces.iter().map(|piece| &**piece).collect::<Vec<_>>().concat();
-            if counts::before_write(&*self.below, offset, &bytes)? {
-                self.barriers.is_dirty.store(true, Ordering::Release);
+        let result = match self.order {
+            Order::Free => self.below.write_vectored_at(offset, &pieces),
+            Order::AfterAll => {
+                let mut bytes = together(&pieces).into_owned();
+                let mut counts = self.counts.lock();
+                if counts.before_write(&*self.below, offset, &mut bytes)? {
+                    self.barriers.is_dirty.store(true, Ordering::Release);
+                }
+                self.barrier()?;
+                self.below.write_at(offset, &bytes)
             }
-            self.barrier()?;
-        }
-        let result = self.below.write_vectored_at(offset, &pieces);
+        };
         // Not before: a barrier that began meanwhile is not about this write.
         self.barriers.is_dirty.store(true, Ordering::Release);
         result
