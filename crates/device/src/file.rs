@@ -38,7 +38,9 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock};
+use rustix::fs::{
+    Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock, ioctl_blksszget,
+};
 use rustix::io::{Errno, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
@@ -56,6 +58,7 @@ pub struct FileDevice {
     grows: bool,
     writable: bool,
     is_block_device: bool,
+    logical_sector_bytes: Option<u64>,
     direct: Option<Direct>,
     /// The next flush has to make the length of the file durable as well.
     resized: AtomicBool,
@@ -166,6 +169,8 @@ impl FileDevice {
         // interleaved readers would only fetch what nobody asked for.
         fadvise(&file, 0, None, Advice::Random)?;
         let direct = Direct::open(&file, writable);
+        let logical_sector_bytes =
+            if is_block_device { Some(ioctl_blksszget(&file)?.into()) } else { None };
         Ok(Self {
             file,
             name: path.display().to_string(),
@@ -173,6 +178,7 @@ impl FileDevice {
             grows: false,
             writable,
             is_block_device,
+            logical_sector_bytes,
             direct,
             resized: AtomicBool::new(false),
             flush_failed: AtomicBool::new(false),
@@ -219,6 +225,10 @@ impl BlockDevice for FileDevice {
 
     fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)
+    }
+
+    fn logical_sector_bytes(&self) -> Option<u64> {
+        self.logical_sector_bytes
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

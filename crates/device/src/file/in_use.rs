@@ -136,9 +136,7 @@ fn open_file_lock_holder(place: &str) -> Option<String> {
         let mut texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
         texts.any(|text| {
             let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-            lines.any(|fields| {
-                fields.get(2) == Some(&"OFDLCK") && fields.get(6) == Some(&place)
-            })
+            lines.any(|fields| fields.get(2) == Some(&"OFDLCK") && fields.get(6) == Some(&place))
         })
     };
     let own = std::process::id().to_string();

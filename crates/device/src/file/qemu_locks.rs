@@ -63,10 +63,9 @@ pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>
             Ok(_) => {}
             // An exclusive lock over the whole file, most likely.
             Err(Errno::EAGAIN | Errno::EACCES) => {
-                return Ok(Some(conflict_at(file, byte)?.unwrap_or(Conflict {
-                    process: None,
-                    is_writer: true,
-                })));
+                return Ok(Some(
+                    conflict_at(file, byte)?.unwrap_or(Conflict { process: None, is_writer: true }),
+                ));
             }
             Err(Errno::EINVAL | Errno::ENOLCK | Errno::EOPNOTSUPP) => return Ok(None),
             Err(errno) => return Err(errno.into()),
@@ -103,7 +102,13 @@ fn conflict_at(file: &File, byte: i64) -> io::Result<Option<Conflict>> {
 /// A lock of `len` bytes, or to the end for 0.
 fn lock(of_kind: i32, start: i64, len: i64) -> libc::flock {
     let from_start = kind(libc::SEEK_SET);
-    libc::flock { l_type: kind(of_kind), l_whence: from_start, l_start: start, l_len: len, l_pid: 0 }
+    libc::flock {
+        l_type: kind(of_kind),
+        l_whence: from_start,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    }
 }
 
 /// The constants are small, and `libc` gives them the type of another call.

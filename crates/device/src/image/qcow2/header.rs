@@ -76,7 +76,10 @@ impl Qcow2Header {
     pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
         let bytes = read(device, 0, 72, 72)?;
         let version = u32_be(&bytes, 4);
-        if bytes[..4] != *b"QFI\xfb" || !matches!(version, 2 | 3) {
+        if bytes[..4] != *b"QFI\xfb" {
+            return Err(invalid("it does not begin as a qcow2 does"));
+        }
+        if !matches!(version, 2 | 3) {
             return Err(invalid(format!("no version {version} of qcow2 is known")));
         }
         let cluster_bits = u32_be(&bytes, 20);
