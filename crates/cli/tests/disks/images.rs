@@ -14,7 +14,7 @@ use super::{Bench, MIB, VOLUME_BYTES, pipe};
 const START: u64 = 3 * MIB;
 
 impl Bench {
-    fn qemu_img(&self, words: &[&str]) -> String {
+    pub(crate) fn qemu_img(&self, words: &[&str]) -> String {
         // Names in the words are in the directory.
         let output = std::process::Command::new("qemu-img")
             .args(words)
