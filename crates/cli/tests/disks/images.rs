@@ -120,6 +120,40 @@ fn what_is_not_read_is_refused_by_name() {
         bench.qemu_img(&["convert", "-O", "qcow2", "made", "out"]);
         bench.is_same(&["out"]);
     }
+    // Several files.
+    let split = ["-o", "subformat=twoGbMaxExtentSparse"];
+    bench.qemu_img(&[&["convert", "-O", "vmdk"], &split[..], &["disk.img", "two.vmdk"]].concat());
+    let said = bench.fails(&["ls", "two.vmdk:/"], 1);
+    assert!(said.contains("only names the files with the data"), "{said}");
+    let said = bench.fails(&["ls", "two-s001.vmdk:/"], 1);
+    assert!(said.contains("it is one of the files of a VMDK"), "{said}");
+    bench.qemu_img(&["convert", "-O", "vmdk", "disk.img", "base.vmdk"]);
+    bench.qemu_img(&["create", "-q", "-f", "vmdk", "-b", "base.vmdk", "-F", "vmdk", "top.vmdk"]);
+    let said = bench.fails(&["ls", "top.vmdk:/"], 1);
+    assert!(said.contains("a VMDK that needs other files is not read here"), "{said}");
+    for image in ["two.vmdk", "top.vmdk"] {
+        bench.qemu_img(&["convert", "-O", "qcow2", image, "out"]);
+        bench.is_same(&["out"]);
+    }
+    // Encryption, and the first version.
+    std::fs::write(bench.path("PASSWORD_FILE"), "secret").expect("a file");
+    let secret = ["--object", "secret,id=key,file=PASSWORD_FILE"];
+    let encrypt = ["-O", "qcow2", "-o", "encrypt.format=luks,encrypt.key-secret=key"];
+    let iterations = ["-o", "encrypt.iter-time=500"];
+    let words = [&["convert"], &secret[..], &encrypt, &iterations, &["disk.img", "IN"]].concat();
+    bench.qemu_img(&words);
+    let said = bench.fails(&["ls", "IN:/"], 1);
+    let way = "driver=qcow2,encrypt.key-secret=key,file.filename=IN";
+    assert!(
+        said.contains("a qcow2 with encryption is not read here") && said.contains(way),
+        "{said}"
+    );
+    let words = [&["convert"], &secret[..], &["--image-opts", way, "-O", "qcow2", "OUT"]].concat();
+    bench.qemu_img(&words);
+    bench.is_same(&["OUT"]);
+    bench.qemu_img(&["convert", "-O", "qcow", "disk.img", "made"]);
+    let said = bench.fails(&["ls", "made:/"], 1);
+    assert!(said.contains("no version 1 of qcow2 is known: qemu-img convert"), "{said}");
     bench.qemu_img(&["convert", "-O", "vdi", "disk.img", "disk.vdi"]);
     let said = bench.fails(&["mkdir", "disk.vdi:/x"], 1);
     assert!(said.contains("vdi is only read here"), "{said}");

@@ -80,7 +80,10 @@ impl Qcow2Header {
             return Err(invalid("it does not begin as a qcow2 does"));
         }
         if !matches!(version, 2 | 3) {
-            return Err(invalid(format!("no version {version} of qcow2 is known")));
+            return Err(unsupported(format!(
+                "no version {version} of qcow2 is known: qemu-img convert -O qcow2 IN OUT makes \
+                 an image that is"
+            )));
         }
         let cluster_bits = u32_be(&bytes, 20);
         if !(9..=21).contains(&cluster_bits) {
@@ -145,23 +148,27 @@ impl Qcow2Header {
 
     /// Refuses what is not known here, and tables that are larger than a disk of this size needs.
     pub(super) fn check(&self, file_bytes: u64, is_writable: bool) -> io::Result<()> {
-        let convert = |what: &str, option: &str| {
+        let convert = |what: &str| {
             unsupported(format!(
-                "a qcow2 with {what} is not read here: qemu-img convert -O qcow2{option} IN OUT \
-                 makes one without"
+                "a qcow2 with {what} is not read here: qemu-img convert -O qcow2 IN OUT makes one \
+                 without"
             ))
         };
         if self.is_encrypted {
-            return Err(convert("encryption", ""));
+            return Err(unsupported(
+                "a qcow2 with encryption is not read here: qemu-img convert --object \
+                 secret,id=key,file=PASSWORD_FILE --image-opts \
+                 driver=qcow2,encrypt.key-secret=key,file.filename=IN -O qcow2 OUT makes one without",
+            ));
         }
         if self.features & EXTERNAL_DATA != 0 {
-            return Err(convert("its data in another file", ""));
+            return Err(convert("its data in another file"));
         }
         if self.features & COMPRESSION_TYPE != 0 {
-            return Err(convert("clusters compressed by zstd", ""));
+            return Err(convert("clusters compressed by zstd"));
         }
         if self.features & EXTENDED_L2 != 0 {
-            return Err(convert("extended L2 entries", ""));
+            return Err(convert("extended L2 entries"));
         }
         if self.features & CORRUPT != 0 && is_writable {
             let what = "the image is marked as corrupt: qemu-img check -r all FILE repairs it";
@@ -173,7 +180,7 @@ impl Qcow2Header {
         }
         let known = DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION_TYPE | EXTENDED_L2;
         if self.features & !known != 0 {
-            return Err(convert("features that are not known", ""));
+            return Err(convert("features that are not known"));
         }
         let cluster = 1u64 << self.cluster_bits;
         let refcount_bytes = u64::from(self.refcount_clusters) << self.cluster_bits;
