@@ -11,6 +11,7 @@ use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::disks::{Attached, Disks};
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
 fn scratch() -> (TempDir, PathBuf) {
@@ -209,6 +210,19 @@ fn what_qemu_has_open_is_read_but_not_written() {
     drop(reader);
     let _careless = QemuIo::with(&path, &["-r", "-U"]);
     FileDevice::open_writable(&path).expect("it said that it does not mind");
+}
+
+/// An old QEMU, and others who lock the whole file by `fcntl`, own their locks as a process.
+#[test]
+fn who_locks_as_a_process_is_named() {
+    let (_dir, path) = scratch();
+    let file = File::create(&path).expect("an image");
+    let lock = FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::fcntl_lock(&file, lock).expect("nobody has it");
+    let error = FileDevice::open_writable(&path).expect_err("it is locked");
+    let me = format!("in use by process {} (", std::process::id());
+    let said = error.to_string();
+    assert!(said.starts_with(&me) && said.ends_with("), which has locked it"), "{said}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock, major, minor};
 use rustix::io::Errno;
 
-use super::qemu_locks::{self, Purpose};
+use super::qemu_locks::{self, Conflict, Purpose};
 
 /// Makes this process the only writer of `file` until it is closed.
 ///
@@ -51,8 +51,12 @@ pub(super) fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
         None => open_file_lock_holder(&place_of(&file.metadata()?)),
     };
     let holder = holder.unwrap_or_else(|| "another user of the file".to_owned());
-    let does = if conflict.is_writer { "writes it" } else { "reads it and allows no writer" };
-    Err(busy(&format!("{holder}, which {does} (it has locked it as QEMU does)")))
+    let does = match conflict {
+        Conflict { process: Some(_), .. } => "has locked it",
+        Conflict { is_writer: true, .. } => "writes it (it has locked it as QEMU does)",
+        Conflict { .. } => "reads it and allows no writer (it has locked it as QEMU does)",
+    };
+    Err(busy(&format!("{holder}, which {does}")))
 }
 
 /// The error for a block device that the kernel does not give away.

@@ -39,9 +39,9 @@ enum Found<T> {
 
 /// The table, from its copy where the first one is damaged.
 pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
-    let sizes = if device.logical_sector_bytes() == Some(4096) { [4096, 512] } else { [512, 4096] };
+    let own = device.logical_sector_bytes().unwrap_or(512);
     let mut problem = None;
-    for sector_bytes in sizes {
+    for sector_bytes in [own, 512, 4096] {
         match read_of(device, sector_bytes)? {
             Found::Nothing => {}
             Found::Table(table) => return Ok(Some(table)),
