@@ -39,8 +39,7 @@ pub(super) fn open_layers(
     arguments: &LayerArguments,
 ) -> Result<Layered> {
     let mut layers = Layers { arguments, top: access, seen: Vec::new() };
-    let kind = arguments.image_format.map(ImageFormat::kind);
-    let layered = layers.open(path, access, kind)?;
+    let layered = layers.open(path, access, arguments.image_format)?;
     Ok(Layered { files: layers.seen, ..layered })
 }
 
@@ -53,14 +52,8 @@ struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Opens a file, and the images in it. `known` says what the file is, when that is known: an
-    /// image, or a plain disk.
-    fn open(
-        &mut self,
-        path: &Path,
-        access: Access,
-        known: Option<Option<ImageKind>>,
-    ) -> Result<Layered> {
+    /// Opens a file, and the images in it. `known` says what the file is, when that is known.
+    fn open(&mut self, path: &Path, access: Access, known: Option<ImageFormat>) -> Result<Layered> {
         let failed = |error| Failure::Host(path.display().to_string(), error);
         let host = host_id_of_file(path);
         if host.is_some_and(|host| self.seen.contains(&host)) || self.seen.len() >= DEPTH_MAX {
@@ -76,7 +69,7 @@ impl Layers<'_> {
         }
         .map_err(failed)?;
         let kind = match known {
-            Some(kind) => kind,
+            Some(format) => format.kind(),
             None => ImageKind::detect(&file).map_err(failed)?,
         };
         let device: Arc<dyn BlockDevice> = match kind {
@@ -206,7 +199,8 @@ impl Layers<'_> {
         let arguments = LayerArguments { image_snapshot: None, ..self.arguments.clone() };
         let seen = std::mem::take(&mut self.seen);
         let mut layers = Layers { arguments: &arguments, top: self.top, seen };
-        let opened = layers.open(&below, Access::Read, (format == Some("raw")).then_some(None));
+        let known = (format == Some("raw")).then_some(ImageFormat::Raw);
+        let opened = layers.open(&below, Access::Read, known);
         self.seen = layers.seen;
         opened
     }

@@ -243,7 +243,7 @@ fn a_member_is_named_once() {
     // The second partition begins inside of the first one, which no tool would write.
     bench.partitioned("over.img", 300 * MIB, script);
     let over = File::options().write(true).open(bench.path("over.img")).expect("an image");
-    over.write_all_at(&(64 * MIB as u32 / 512).to_le_bytes(), 446 + 16 + 8).expect("a write");
+    over.write_all_at(&(64u32 << 11).to_le_bytes(), 446 + 16 + 8).expect("a write");
     std::os::unix::fs::symlink(&path, bench.path("link")).expect("a link");
     let before = [&*path, &bench.path("over.img")].map(|path| std::fs::read(path).expect("a file"));
     for words in [

@@ -120,6 +120,11 @@ pub(crate) fn image(bytes: &[u8]) {
     let file = disk(bytes, FILE_BYTES);
     let Ok(Some(kind)) = ImageKind::detect(&*file) else { return };
     let opened = match kind {
+        // All of a stream is unpacked, and a byte may stand for a thousand.
+        kind if kind.is_stream() => {
+            let bytes = &bytes[..bytes.len().min(1 << 16)];
+            open_image(disk(bytes, bytes.len() as u64), kind)
+        }
         ImageKind::Qcow2 => Qcow2Header::read(&*file).and_then(|header| {
             for snapshot in header.snapshots.iter().take(2) {
                 let snapshot = Some(snapshot.clone());
