@@ -127,7 +127,8 @@ pub(crate) fn refuse_shared(disks: &[Disk]) -> Result {
 pub(crate) fn in_common(first: &str, second: &str) -> String {
     let (first, second) = (Escaped(first.as_bytes()), Escaped(second.as_bytes()));
     format!(
-        "{first} and {second} have bytes in common, and members of a volume have none: name each device once"
+        "{first} and {second} have bytes in common, and members of a volume have none: name each \
+         device once"
     )
 }
 

@@ -12,9 +12,9 @@
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
 //! Two writers destroy a volume, so a writer takes the exclusive `flock` that other tools
-//! of the host honour too, takes the [locks of QEMU](qemu_locks), opens block devices with `O_EXCL`,
-//! and looks whether the kernel uses the image through a loop device. A reader takes no lock: it harms nobody,
-//! it must be able to look at what the kernel has mounted, and a reader that was
+//! of the host honour too, takes the [locks of QEMU](qemu_locks), opens block devices with
+//! `O_EXCL`, and looks whether the kernel uses the image through a loop device.
+//! A reader takes no lock: it harms nobody, it must be able to look at what the kernel has mounted, and a reader that was
 //! forgotten somewhere must not keep the owner of a volume from writing it. What a
 //! reader gets while somebody writes is the state of no single moment; the checksums
 //! of the volume tell it where that matters.
@@ -169,8 +169,8 @@ impl FileDevice {
         // interleaved readers would only fetch what nobody asked for.
         fadvise(&file, 0, None, Advice::Random)?;
         let direct = Direct::open(&file, writable);
-        let logical_sector_bytes =
-            if is_block_device { Some(ioctl_blksszget(&file)?.into()) } else { None };
+        let said = if is_block_device { ioctl_blksszget(&file).ok() } else { None };
+        let logical_sector_bytes = said.map(u64::from);
         Ok(Self {
             file,
             name: path.display().to_string(),

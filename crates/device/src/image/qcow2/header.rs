@@ -158,7 +158,8 @@ impl Qcow2Header {
             return Err(unsupported(
                 "a qcow2 with encryption is not read here: qemu-img convert --object \
                  secret,id=key,file=PASSWORD_FILE --image-opts \
-                 driver=qcow2,encrypt.key-secret=key,file.filename=IN -O qcow2 OUT makes one without",
+                 driver=qcow2,encrypt.key-secret=key,file.filename=IN -O qcow2 OUT makes one \
+                 without",
             ));
         }
         if self.features & EXTERNAL_DATA != 0 {
