@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashPlan, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2,
+    BlockDevice, CrashDevice, CrashPlan, FileDevice, MemoryDevice, Qcow2Header, Qcow2Options,
+    open_qcow2,
 };
 use offshoot_testkit::judges;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 
 /// Makes an image of `size` with `options`, and some data in its middle; its bytes.
 fn made(dir: &Path, format: &str, size: &str, options: &str) -> Vec<u8> {
@@ -61,6 +62,8 @@ fn hostile_images() {
         ("qcow2", ""),
         ("qcow2", "-c"),
         ("qcow2", "-o cluster_size=512"),
+        ("qcow2", "-o extended_l2=on,cluster_size=16k"),
+        ("qcow2", "-c -o compression_type=zstd"),
         ("vdi", ""),
         ("vpc", ""),
         ("vmdk", ""),
@@ -171,6 +174,81 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
             count += 1;
         }
         assert!(count > 50, "only {count} states");
+    }
+}
+
+/// Runs commands of `qemu-io` on the image at `path`.
+fn qemu_io(path: &Path, commands: &[String]) {
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "qcow2"]).args(commands.iter().flat_map(|one| ["-c", one])).arg(path);
+    let output = command.output().expect("qemu-io runs; `cargo xtask setup` installs it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Parts of clusters that are stored, zeros, compressed, given back or in the backing file, and
+/// a snapshot of them, are what QEMU makes of them.
+#[test]
+fn what_qemu_stored_in_parts_of_clusters_is_read() {
+    const DISK_BYTES: u64 = 4 << 20;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let seed = seed_of_run();
+    let mut random = Random::new(seed);
+    let run = |words: &[&str]| {
+        let mut command = Command::new("qemu-img");
+        let output = command.args(words).current_dir(dir.path()).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    // Shorter than the disk above it.
+    let base = random.bytes(usize::try_from(DISK_BYTES - 300_000).expect("small"));
+    std::fs::write(dir.path().join("base"), &base).expect("a file");
+    let path = dir.path().join("top");
+    for options in [
+        "extended_l2=on",
+        "extended_l2=on,cluster_size=16k,compression_type=zstd",
+        "compression_type=zstd",
+    ] {
+        let _ = std::fs::remove_file(&path);
+        let base = ["-b", "base", "-F", "raw", "-o", options];
+        run(&[&["create", "-q", "-f", "qcow2"], &base[..], &["top", "4M"]].concat());
+        let mut commands = |count: u64| -> Vec<String> {
+            let one = |_| {
+                let len = (1 + random.below(80)) * 1024;
+                let at = random.below((DISK_BYTES - len) / 512) * 512;
+                match random.below(4) {
+                    0 => format!("write -z {at} {len}"),
+                    1 => format!("discard {at} {len}"),
+                    _ => format!("write -P {} {at} {len}", 1 + at % 250),
+                }
+            };
+            (0..count).map(one).collect()
+        };
+        // QEMU compresses only what is not there yet.
+        let packed = (0..DISK_BYTES >> 16).step_by(3);
+        let packed = packed.map(|at| format!("write -c -P {} {} 64k", 1 + at, at << 16));
+        qemu_io(&path, &packed.collect::<Vec<_>>());
+        qemu_io(&path, &commands(20));
+        run(&["snapshot", "-c", "kept", "top"]);
+        run(&["convert", "-O", "raw", "top", "kept"]);
+        qemu_io(&path, &commands(20));
+        run(&["convert", "-O", "raw", "top", "now"]);
+        let file = Arc::new(FileDevice::open(&path).expect("it opens"));
+        let header = Qcow2Header::read(&*file).expect("a header");
+        let base = FileDevice::open(&dir.path().join("base")).expect("it opens");
+        let base: Arc<dyn BlockDevice> = Arc::new(base);
+        for (name, snapshot) in [("now", None), ("kept", header.snapshot("kept").cloned())] {
+            let backing = Some(base.clone());
+            let options = Qcow2Options { is_writable: false, backing, snapshot };
+            let disk = open_qcow2(file.clone(), &header, options).expect("it opens");
+            let expected = std::fs::read(dir.path().join(name)).expect("a file");
+            assert_eq!(disk.size_bytes(), expected.len() as u64);
+            let mut found = vec![1; expected.len()];
+            disk.read_at(0, &mut found).expect("it is read");
+            let differs = (0..found.len()).find(|&at| found[at] != expected[at]);
+            assert_eq!(differs, None, "seed {seed}, {name}");
+        }
     }
 }
 

@@ -49,13 +49,18 @@ fn images_of_every_kind_are_read() {
     let Some(judges) = judges::require() else { return };
     let bench = Bench::new(&judges);
     bench.disk();
-    let kinds: [(&str, &str, &[&str]); 14] = [
+    let kinds: [(&str, &str, &[&str]); 19] = [
         ("qcow2", "qcow2", &[]),
         ("qcow2", "qcow2", &["-c"]),
         ("qcow2", "qcow2", &["-o", "compat=0.10"]),
         ("qcow2", "qcow2", &["-c", "-o", "compat=0.10,cluster_size=4k"]),
         ("qcow2", "qcow2", &["-o", "cluster_size=2M,refcount_bits=1"]),
         ("qcow2", "qcow2", &["-o", "lazy_refcounts=on,preallocation=metadata"]),
+        ("qcow2", "qcow2", &["-o", "extended_l2=on"]),
+        ("qcow2", "qcow2", &["-c", "-o", "extended_l2=on,cluster_size=2M"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compression_type=zstd"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compression_type=zstd,cluster_size=4k"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compression_type=zstd,extended_l2=on,cluster_size=16k"]),
         ("vdi", "vdi", &[]),
         ("vdi", "vdi", &["-o", "static=on"]),
         ("vhd", "vpc", &["-o", "force_size=on"]),
@@ -106,9 +111,7 @@ fn what_is_not_read_is_refused_by_name() {
     let bench = Bench::new(&judges);
     bench.disk();
     for (format, options, what) in [
-        ("qcow2", &["-o", "extended_l2=on"][..], "extended L2 entries"),
-        ("qcow2", &["-c", "-o", "compression_type=zstd"], "clusters compressed by zstd"),
-        ("qcow2", &["-o", "data_file=data"], "its data in another file"),
+        ("qcow2", &["-o", "data_file=data"][..], "its data in another file"),
         ("vhdx", &[], "vhdx is not read here"),
         ("vmdk", &["-o", "subformat=monolithicFlat"], "only names the files with the data"),
     ] {
@@ -157,6 +160,15 @@ fn what_is_not_read_is_refused_by_name() {
     bench.qemu_img(&["convert", "-O", "vdi", "disk.img", "disk.vdi"]);
     let said = bench.fails(&["mkdir", "disk.vdi:/x"], 1);
     assert!(said.contains("vdi is only read here"), "{said}");
+    for (options, what) in [
+        ("extended_l2=on", "extended L2 entries"),
+        ("compression_type=zstd", "clusters compressed by zstd"),
+    ] {
+        bench.qemu_img(&["convert", "-c", "-O", "qcow2", "-o", options, "disk.img", "read"]);
+        let said = bench.fails(&["mkdir", "read:/x"], 1);
+        let expected = format!("a qcow2 with {what} is only read here, and not written: qemu-img");
+        assert!(said.contains(&expected), "{said}");
+    }
     bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "disk.qcow2"]);
     let said = bench.fails(&["mkfs", "disk.qcow2", "--size", "1G"], 1);
     assert!(said.contains("is an image (qcow2)"), "{said}");

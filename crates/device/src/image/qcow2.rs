@@ -9,6 +9,7 @@
 //! | [`store`] | gives `imago` a device for a file, orders its writes, and shows a snapshot as if it were the disk |
 //! | [`counts`] | counts clusters before the first tables refer to them |
 //! | [`Qcow2Device`] | is a [`BlockDevice`] |
+//! | [`reader`] | reads images with what `imago` does not know, without it |
 //!
 //! # What a barrier promises
 //!
@@ -23,6 +24,7 @@
 
 mod counts;
 mod header;
+mod reader;
 mod store;
 
 use std::io::{self, IoSlice};
@@ -35,6 +37,7 @@ use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
 use parking_lot::RwLock;
 
 pub use header::{Qcow2Header, Qcow2Snapshot};
+use reader::Reader;
 use store::{Order, Store};
 
 use crate::{BlockDevice, request_range, together, total_bytes};
@@ -69,6 +72,9 @@ pub fn open_qcow2(
     }
     if header.backing.is_some() && backing.is_none() {
         return Err(super::unsupported("it needs its backing file"));
+    }
+    if let Some(layout) = header.layout_for_reader(snapshot.as_ref()) {
+        return Ok(Arc::new(Reader::new(below, backing, layout)));
     }
     if is_writable {
         counts::check(&*below)?;

@@ -15,6 +15,7 @@ use imago::storage::drivers::CommonStorageHelper;
 use parking_lot::Mutex;
 
 use super::counts::Counts;
+use super::reader::read_or_zeros;
 use crate::{BlockDevice, together};
 
 /// When a write may reach the medium.
@@ -93,10 +94,7 @@ impl Store {
 
     /// Reads what is there; behind the end there are zeros.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let left = self.below.size_bytes().saturating_sub(offset);
-        let there = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-        self.below.read_at(offset, &mut buf[..there])?;
-        buf[there..].fill(0);
+        read_or_zeros(&*self.below, offset, buf)?;
         let end = offset.saturating_add(buf.len() as u64);
         for (start, bytes) in &self.overlay {
             let (from, to) = ((*start).max(offset), (start + bytes.len() as u64).min(end));
