@@ -5,7 +5,7 @@
 //! | user | sign | named by |
 //! |---|---|---|
 //! | a process that locks it with `flock` | the lock is not granted | `/proc/locks` |
-//! | QEMU and its tools | their locks ([`qemu_locks`](super::qemu_locks)) | `/proc/PID/fdinfo` |
+//! | QEMU and its tools | their locks ([`qemu_locks`]) | `/proc/PID/fdinfo` |
 //! | a loop device over the image | its backing file is the same inode | `/sys/block/loop*` |
 //! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` | `/proc/self/mountinfo`, `holders` in `/sys` |
 //!
