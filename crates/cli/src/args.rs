@@ -14,8 +14,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use offshoot_btrfs::{Compress, NewFiles};
+use offshoot_device::ImageKind;
 
 use attributes::{CHMOD_HELP, CHOWN_HELP, MKNOD_HELP, RMDIR_HELP, TOUCH_HELP};
 pub(crate) use attributes::{
@@ -318,6 +319,10 @@ pub(crate) struct LayerArguments {
     /// The volume begins at this byte of VOLUME, whatever else is there
     #[arg(id = "volume_offset", long = "offset", value_name = "BYTES", value_parser = parse_size)]
     pub(crate) offset: Option<u64>,
+    /// What the files on the command line are; otherwise their first bytes say it. A disk whose
+    /// contents look like an image is raw
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) image_format: Option<ImageFormat>,
     /// Open the backing files that a qcow2 names, too
     #[arg(long)]
     pub(crate) backing: bool,
@@ -330,6 +335,44 @@ impl LayerArguments {
     /// The same for a further device: an offset is that of the first one.
     pub(crate) fn of_further_device(&self) -> Self {
         Self { offset: None, ..self.clone() }
+    }
+}
+
+/// What a file with a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImageFormat {
+    /// A plain disk
+    Raw,
+    /// QEMU
+    Qcow2,
+    /// VirtualBox
+    Vdi,
+    /// Virtual PC and Hyper-V
+    #[value(alias = "vpc")]
+    Vhd,
+    /// VMware
+    Vmdk,
+    /// Compressed by gzip
+    Gzip,
+    /// Compressed by xz
+    Xz,
+    /// Compressed by zstd
+    Zstd,
+}
+
+impl ImageFormat {
+    /// The kind of image; `None` for a plain disk.
+    pub(crate) fn kind(self) -> Option<ImageKind> {
+        Some(match self {
+            Self::Raw => return None,
+            Self::Qcow2 => ImageKind::Qcow2,
+            Self::Vdi => ImageKind::Vdi,
+            Self::Vhd => ImageKind::Vhd,
+            Self::Vmdk => ImageKind::Vmdk,
+            Self::Gzip => ImageKind::Gzip,
+            Self::Xz => ImageKind::Xz,
+            Self::Zstd => ImageKind::Zstd,
+        })
     }
 }
 

@@ -28,15 +28,17 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_device::{BlockDevice, WindowDevice};
+use offshoot_device::{BlockDevice, FileDevice, WindowDevice};
 
 use contents::Contents;
 use layers::Layered;
 pub(crate) use name::{DiskName, is_file};
+pub(crate) use shared::open_files;
 
 use crate::args::LayerArguments;
-use crate::edit::HostId;
+use crate::edit::{HostId, host_id_of_file};
 use crate::exit::{Failure, Result};
+use crate::output::Escaped;
 use crate::place::{mistaken_for_place, without_colon};
 use crate::session::Access;
 
@@ -73,6 +75,13 @@ impl Disk {
         whole.partition(path, chosen)
     }
 
+    /// All of the file at `path`, which is open.
+    pub(crate) fn of_file(path: &Path, device: FileDevice) -> io::Result<Self> {
+        let host = host_id_of_file(path).ok_or(io::ErrorKind::NotFound)?;
+        let device = Arc::new(device);
+        Ok(Self { device, id: (host, 0), layers: Vec::new(), warnings: Vec::new() })
+    }
+
     /// Opens what `path` names to make a volume on it: a whole disk, or the partition that is
     /// named.
     pub(crate) fn open_to_make(path: &Path, arguments: &LayerArguments) -> Result<Self> {
@@ -96,6 +105,31 @@ impl Disk {
         let chosen = contents.choose(&whole.name, false)?;
         whole.partition(path, chosen)
     }
+}
+
+/// Refuses disks that have bytes in common: one that is named twice, and partitions that overlap.
+pub(crate) fn refuse_shared(disks: &[Disk]) -> Result {
+    let range = |disk: &Disk| disk.id.1..disk.id.1.saturating_add(disk.device.size_bytes());
+    for (at, second) in disks.iter().enumerate() {
+        let (this, (host, _)) = (range(second), second.id);
+        let shares = |first: &&Disk| {
+            let other = range(first);
+            first.id.0 == host && other.start < this.end && this.start < other.end
+        };
+        if let Some(first) = disks[..at].iter().find(shares) {
+            return Err(Failure::Refused(in_common(first.device.name(), second.device.name())));
+        }
+    }
+    Ok(())
+}
+
+/// What is said of two devices that have bytes in common.
+pub(crate) fn in_common(first: &str, second: &str) -> String {
+    let (first, second) = (Escaped(first.as_bytes()), Escaped(second.as_bytes()));
+    format!(
+        "{first} and {second} have bytes in common, and members of a volume have none: name each \
+         device once"
+    )
 }
 
 /// A file of the host that is open, with nothing chosen in it.
@@ -135,7 +169,7 @@ impl Whole {
             }
             other => other,
         })?;
-        let Layered { device, layers, snapshots } = layered;
+        let Layered { device, layers, snapshots, .. } = layered;
         Ok(Self { name, device, host, layers, snapshots })
     }
 

@@ -17,7 +17,7 @@ use rustix::fs::Mode;
 use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
-use crate::disk::{Disk, DiskName, VolumeId};
+use crate::disk::{Disk, DiskName, VolumeId, open_files};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::globs::expand;
 use crate::output::{Console, Done, Escaped, Statistics, json_name};
@@ -177,10 +177,11 @@ impl<'a> Volumes<'a> {
         Ok(fs)
     }
 
-    /// The devices of the volumes.
+    /// The devices of the volumes, and the backing files of images.
     pub(crate) fn devices(&self) -> Vec<HostId> {
         let volumes = self.opened.iter().map(|opened| &opened.volume);
-        volumes.chain(&self.arguments.tree.open.devices).filter_map(|path| host_id(path)).collect()
+        let named = volumes.chain(&self.arguments.tree.open.devices);
+        named.filter_map(|path| host_id(path)).chain(open_files()).collect()
     }
 
     /// Tells a program that wants to know it what became of a place.

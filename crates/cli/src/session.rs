@@ -13,7 +13,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, StatFs};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
-use crate::disk::Disk;
+use crate::disk::{Disk, refuse_shared};
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place;
@@ -162,6 +162,7 @@ impl Session {
         for path in &arguments.devices {
             disks.push(Disk::open(path, opening.access, &layers, false)?);
         }
+        refuse_shared(&disks)?;
         disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
         let layers = disks[0].layers.clone();
         let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();

@@ -87,7 +87,7 @@ fn refusals_say_why_and_leave_nothing_behind() {
     assert!(refuses(path, "a.img --size 200M -O zoned", 4).contains("zoned"));
     assert!(refuses(path, "a.img b.img --size 200M -d raid5", 4).contains("RAID5"));
     assert!(refuses(path, "a.img --size 10M", 1).contains("MiB"));
-    assert!(refuses(path, "a.img b.img a.img --size 200M", 1).contains("in use"));
+    assert!(refuses(path, "a.img b.img a.img --size 200M", 1).contains("have bytes in common"));
     let left: Vec<_> = std::fs::read_dir(path).expect("the directory").collect();
     assert!(left.is_empty(), "{left:?}");
 

@@ -5,14 +5,16 @@
 //! | | for reading | for writing |
 //! |---|---|---|
 //! | another `FileDevice` reads | yes | yes |
+//! | another `FileDevice` [relies on it](FileDevice::open_relied_on) | yes | refused |
 //! | another `FileDevice` writes, or anybody holds a lock on it | yes | refused |
+//! | QEMU or one of its tools writes it, or reads it and forbids writing | yes | refused |
 //! | the image backs a loop device | yes | refused |
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
 //! Two writers destroy a volume, so a writer takes the exclusive `flock` that other tools
-//! of the host honour too, opens block devices with `O_EXCL`, and looks whether the
-//! kernel uses the image through a loop device. A reader takes no lock: it harms nobody,
-//! it must be able to look at what the kernel has mounted, and a reader that was
+//! of the host honour too, takes the [locks of QEMU](qemu_locks), opens block devices with
+//! `O_EXCL`, and looks whether the kernel uses the image through a loop device.
+//! A reader takes no lock: it harms nobody, it must be able to look at what the kernel has mounted, and a reader that was
 //! forgotten somewhere must not keep the owner of a volume from writing it. What a
 //! reader gets while somebody writes is the state of no single moment; the checksums
 //! of the volume tell it where that matters.
@@ -27,6 +29,7 @@
 mod direct;
 mod discard;
 mod in_use;
+mod qemu_locks;
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom};
@@ -35,11 +38,14 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock};
+use rustix::fs::{
+    Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock, ioctl_blksszget,
+};
 use rustix::io::{Errno, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
+use qemu_locks::Purpose;
 
 /// An image file or a block device. It is accessed through the page cache of the host, but for large writes
 /// and for [`read_medium_at`](BlockDevice::read_medium_at).
@@ -52,6 +58,7 @@ pub struct FileDevice {
     grows: bool,
     writable: bool,
     is_block_device: bool,
+    logical_sector_bytes: Option<u64>,
     direct: Option<Direct>,
     /// The next flush has to make the length of the file durable as well.
     resized: AtomicBool,
@@ -88,6 +95,17 @@ impl FileDevice {
         };
         in_use::claim(&file)?;
         Self::with(file, path, true)
+    }
+
+    /// Opens `path` for reading, and keeps QEMU and other writers like us away until it is dropped:
+    /// what is written elsewhere stands on what is here.
+    ///
+    /// # Errors
+    /// As [`open_writable`](Self::open_writable).
+    pub fn open_relied_on(path: &Path) -> io::Result<Self> {
+        let device = Self::open(path)?;
+        in_use::claim_from_qemu(&device.file, Purpose::Rely)?;
+        Ok(device)
     }
 
     /// Makes an image file of `size_bytes`, all of it a hole, and opens it for writing.
@@ -151,6 +169,8 @@ impl FileDevice {
         // interleaved readers would only fetch what nobody asked for.
         fadvise(&file, 0, None, Advice::Random)?;
         let direct = Direct::open(&file, writable);
+        let said = if is_block_device { ioctl_blksszget(&file).ok() } else { None };
+        let logical_sector_bytes = said.map(u64::from);
         Ok(Self {
             file,
             name: path.display().to_string(),
@@ -158,6 +178,7 @@ impl FileDevice {
             grows: false,
             writable,
             is_block_device,
+            logical_sector_bytes,
             direct,
             resized: AtomicBool::new(false),
             flush_failed: AtomicBool::new(false),
@@ -204,6 +225,10 @@ impl BlockDevice for FileDevice {
 
     fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)
+    }
+
+    fn logical_sector_bytes(&self) -> Option<u64> {
+        self.logical_sector_bytes
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -282,6 +307,7 @@ impl Drop for FileDevice {
         // Closing alone would leave the lock to a child that was forked a moment ago and
         // has not closed its copy yet. Without a lock this does nothing.
         let _ = flock(&self.file, FlockOperation::Unlock);
+        qemu_locks::release(&self.file);
     }
 }
 

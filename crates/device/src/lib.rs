@@ -70,6 +70,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Its size in bytes.
     fn size_bytes(&self) -> u64;
 
+    /// How large the sectors are in which it counts, and in which a partition table on it does;
+    /// `None` when it does not say, as a file, which may hold a disk of any kind.
+    fn logical_sector_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Fills `buf` from byte `offset` on. All or nothing.
     ///
     /// # Errors

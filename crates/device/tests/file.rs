@@ -2,15 +2,16 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, IoSlice, Read};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::disks::{Attached, Disks};
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
 fn scratch() -> (TempDir, PathBuf) {
@@ -137,6 +138,118 @@ fn another_process_is_named() {
     let expected = format!("in use by process {} (flock)", holder.id());
     assert_eq!((error.kind(), error.to_string()), (ErrorKind::ResourceBusy, expected));
     FileDevice::open_writable(&path).expect("it is free again");
+}
+
+/// QEMU's tool for requests, with an image open until it is dropped.
+struct QemuIo(Child);
+
+impl QemuIo {
+    fn with(path: &Path, words: &[&str]) -> Self {
+        let mut child = Command::new("qemu-io")
+            .args(["-f", "qcow2"])
+            .args(words)
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("qemu-io runs; `cargo xtask setup` installs it");
+        // What it answers it answers when the image is open.
+        writeln!(child.stdin.as_ref().expect("a pipe"), "length").expect("it reads");
+        let mut answer = [0; 16];
+        let answers = child.stdout.as_mut().expect("a pipe").read(&mut answer).expect("it answers");
+        assert!(answers > 0, "it ends");
+        Self(child)
+    }
+
+    /// Whether one command on the image succeeds; what it says otherwise.
+    fn does(path: &Path, words: &[&str]) -> Result<(), String> {
+        let output = Command::new("qemu-io").args(["-f", "qcow2"]).args(words).arg(path).output();
+        let output = output.expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(said) }
+    }
+}
+
+fn make_qcow2(path: &Path) {
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2"]).arg(path).arg("1M");
+    assert!(command.status().expect("qemu-img runs").success());
+}
+
+impl Drop for QemuIo {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_qemu_has_open_is_read_but_not_written() {
+    if !judges::are_present() {
+        return;
+    }
+    let (_dir, path) = scratch();
+    make_qcow2(&path);
+    let refused = |result: std::io::Result<FileDevice>, qemu: &QemuIo, does: &str| {
+        let error = result.expect_err("QEMU has it open");
+        let expected = format!(
+            "in use by process {} (qemu-io), which {does} (it has locked it as QEMU does)",
+            qemu.0.id()
+        );
+        assert_eq!((error.kind(), error.to_string()), (ErrorKind::ResourceBusy, expected));
+        FileDevice::open(&path).expect("reading stays possible");
+    };
+    let writer = QemuIo::with(&path, &[]);
+    refused(FileDevice::open_writable(&path), &writer, "writes it");
+    refused(FileDevice::create(&path, 1 << 17), &writer, "writes it");
+    refused(FileDevice::open_relied_on(&path), &writer, "writes it");
+    drop(writer);
+    let reader = QemuIo::with(&path, &["-r"]);
+    refused(FileDevice::open_writable(&path), &reader, "reads it and allows no writer");
+    FileDevice::open_relied_on(&path).expect("both only read");
+    drop(reader);
+    let _careless = QemuIo::with(&path, &["-r", "-U"]);
+    FileDevice::open_writable(&path).expect("it said that it does not mind");
+}
+
+/// An old QEMU, and others who lock the whole file by `fcntl`, own their locks as a process.
+#[test]
+fn who_locks_as_a_process_is_named() {
+    let (_dir, path) = scratch();
+    let file = File::create(&path).expect("an image");
+    let lock = FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::fcntl_lock(&file, lock).expect("nobody has it");
+    let error = FileDevice::open_writable(&path).expect_err("it is locked");
+    let me = format!("in use by process {} (", std::process::id());
+    let said = error.to_string();
+    assert!(said.starts_with(&me) && said.ends_with("), which has locked it"), "{said}");
+}
+
+#[test]
+fn qemu_leaves_alone_what_is_open_here() {
+    if !judges::are_present() {
+        return;
+    }
+    let (_dir, path) = scratch();
+    make_qcow2(&path);
+    let device = FileDevice::open_writable(&path).expect("nobody has it");
+    let write = ["-c", "write 0 512"];
+    for words in [&write[..], &["-r", "-c", "read 0 512"]] {
+        let said = QemuIo::does(&path, words).expect_err("it is being written");
+        assert!(said.contains("lock"), "{said}");
+    }
+    QemuIo::does(&path, &["-r", "-U", "-c", "read 0 512"]).expect("it does not mind");
+    drop(device);
+    QemuIo::does(&path, &write).expect("it is free again");
+    let base = FileDevice::open_relied_on(&path).expect("nobody has it");
+    let second = FileDevice::open_relied_on(&path).expect("both only read");
+    QemuIo::does(&path, &write).expect_err("somebody relies on it");
+    QemuIo::does(&path, &["-r", "-c", "read 0 512"]).expect("it only reads");
+    let error = FileDevice::open_writable(&path).expect_err("somebody relies on it");
+    assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+    drop((base, second));
+    let _writer = FileDevice::open_writable(&path).expect("it is free again");
+    FileDevice::open_relied_on(&path).expect_err("it is being written");
 }
 
 #[test]

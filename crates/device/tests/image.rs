@@ -2,15 +2,18 @@
 
 mod bodies;
 
+use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashPlan, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2,
+    BlockDevice, CrashDevice, CrashPlan, FileDevice, MemoryDevice, Qcow2Header, Qcow2Options,
+    open_qcow2,
 };
 use offshoot_testkit::judges;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 
 /// Makes an image of `size` with `options`, and some data in its middle; its bytes.
 fn made(dir: &Path, format: &str, size: &str, options: &str) -> Vec<u8> {
@@ -35,6 +38,17 @@ fn made(dir: &Path, format: &str, size: &str, options: &str) -> Vec<u8> {
     std::fs::read(&path).expect("an image")
 }
 
+/// The file at `path` compressed in every way.
+fn streams(path: &Path) -> Vec<Vec<u8>> {
+    let stream = |program: &&str| {
+        let output = Command::new(program).args(["-1", "-c"]).arg(path).output();
+        let output = output.expect("it runs; `cargo xtask setup` installs it");
+        assert!(output.status.success(), "{program}: {}", output.status);
+        output.stdout
+    };
+    ["gzip", "xz", "zstd"].iter().map(stream).collect()
+}
+
 /// Seeded mutations of small images of every kind, as the fuzz target has them.
 #[test]
 fn hostile_images() {
@@ -42,17 +56,23 @@ fn hostile_images() {
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
-    let mut random = Random::new(0x696d_6167);
+    made(dir.path(), "qcow2", "", "-o cluster_size=512");
+    let mut images = streams(&dir.path().join("made"));
     for (format, options) in [
         ("qcow2", ""),
         ("qcow2", "-c"),
         ("qcow2", "-o cluster_size=512"),
+        ("qcow2", "-o extended_l2=on,cluster_size=16k"),
+        ("qcow2", "-c -o compression_type=zstd"),
         ("vdi", ""),
         ("vpc", ""),
         ("vmdk", ""),
         ("vmdk", "-o subformat=streamOptimized"),
     ] {
-        let image = made(dir.path(), format, "", options);
+        images.push(made(dir.path(), format, "", options));
+    }
+    let mut random = Random::new(0x696d_6167);
+    for image in images {
         bodies::image(&image);
         for _ in 0..40 {
             let mut bytes = image.clone();
@@ -154,5 +174,175 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
             count += 1;
         }
         assert!(count > 50, "only {count} states");
+    }
+}
+
+/// Runs commands of `qemu-io` on the image at `path`.
+fn qemu_io(path: &Path, commands: &[String]) {
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "qcow2"]).args(commands.iter().flat_map(|one| ["-c", one])).arg(path);
+    let output = command.output().expect("qemu-io runs; `cargo xtask setup` installs it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Parts of clusters that are stored, zeros, compressed, given back or in the backing file, and
+/// a snapshot of them, are what QEMU makes of them.
+#[test]
+fn what_qemu_stored_in_parts_of_clusters_is_read() {
+    const DISK_BYTES: u64 = 4 << 20;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let seed = seed_of_run();
+    let mut random = Random::new(seed);
+    let run = |words: &[&str]| {
+        let mut command = Command::new("qemu-img");
+        let output = command.args(words).current_dir(dir.path()).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    // Shorter than the disk above it.
+    let base = random.bytes(usize::try_from(DISK_BYTES - 300_000).expect("small"));
+    std::fs::write(dir.path().join("base"), &base).expect("a file");
+    let path = dir.path().join("top");
+    for options in [
+        "extended_l2=on",
+        "extended_l2=on,cluster_size=16k,compression_type=zstd",
+        "compression_type=zstd",
+    ] {
+        let _ = std::fs::remove_file(&path);
+        let base = ["-b", "base", "-F", "raw", "-o", options];
+        run(&[&["create", "-q", "-f", "qcow2"], &base[..], &["top", "4M"]].concat());
+        let mut commands = |count: u64| -> Vec<String> {
+            let one = |_| {
+                let len = (1 + random.below(80)) * 1024;
+                let at = random.below((DISK_BYTES - len) / 512) * 512;
+                match random.below(4) {
+                    0 => format!("write -z {at} {len}"),
+                    1 => format!("discard {at} {len}"),
+                    _ => format!("write -P {} {at} {len}", 1 + at % 250),
+                }
+            };
+            (0..count).map(one).collect()
+        };
+        // QEMU compresses only what is not there yet.
+        let packed = (0..DISK_BYTES >> 16).step_by(3);
+        let packed = packed.map(|at| format!("write -c -P {} {} 64k", 1 + at, at << 16));
+        qemu_io(&path, &packed.collect::<Vec<_>>());
+        qemu_io(&path, &commands(20));
+        run(&["snapshot", "-c", "kept", "top"]);
+        run(&["convert", "-O", "raw", "top", "kept"]);
+        qemu_io(&path, &commands(20));
+        run(&["convert", "-O", "raw", "top", "now"]);
+        let file = Arc::new(FileDevice::open(&path).expect("it opens"));
+        let header = Qcow2Header::read(&*file).expect("a header");
+        let base = FileDevice::open(&dir.path().join("base")).expect("it opens");
+        let base: Arc<dyn BlockDevice> = Arc::new(base);
+        for (name, snapshot) in [("now", None), ("kept", header.snapshot("kept").cloned())] {
+            let backing = Some(base.clone());
+            let options = Qcow2Options { is_writable: false, backing, snapshot };
+            let disk = open_qcow2(file.clone(), &header, options).expect("it opens");
+            let expected = std::fs::read(dir.path().join(name)).expect("a file");
+            assert_eq!(disk.size_bytes(), expected.len() as u64);
+            let mut found = vec![1; expected.len()];
+            disk.read_at(0, &mut found).expect("it is read");
+            let differs = (0..found.len()).find(|&at| found[at] != expected[at]);
+            assert_eq!(differs, None, "seed {seed}, {name}");
+        }
+    }
+}
+
+/// A device on which small reads take long, so that other threads come between them and the write
+/// that follows.
+#[derive(Debug)]
+struct SlowSmallReads(Arc<CrashDevice>);
+
+impl BlockDevice for SlowSmallReads {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)?;
+        if buf.len() <= 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.0.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(offset, len)
+    }
+}
+
+/// Several threads write and flush at once, with counts that share a byte too: no cluster that is
+/// referred to is ever counted as free on the medium, and at the end all counts are right.
+#[test]
+fn writers_at_once_lose_no_count() {
+    /// What one table of the second level maps, with clusters of 512 bytes.
+    const TABLE_SPAN: u64 = 32 << 10;
+    const TABLES: u64 = 64;
+    const FILE_BYTES: u64 = 3 << 20;
+    const THREADS: u64 = 4;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("cut");
+    let check = |device: &dyn BlockDevice| {
+        let mut bytes = vec![0; usize::try_from(FILE_BYTES).expect("small")];
+        device.read_at(0, &mut bytes).expect("memory is read");
+        std::fs::write(&path, &bytes).expect("a file");
+        let mut command = Command::new("qemu-img");
+        let output = command.args(["check", "-f", "qcow2"]).arg(&path).output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for bits in [1, 2, 4, 16] {
+        let options = format!("-o cluster_size=512,refcount_bits={bits}");
+        let image = made(dir.path(), "qcow2", "2M", &options);
+        let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
+        let below = Arc::new(SlowSmallReads(device.clone()));
+        let header = Qcow2Header::read(&*device).expect("a header");
+        let writable = Qcow2Options { is_writable: true, ..Qcow2Options::default() };
+        let disk = open_qcow2(below, &header, writable).expect("it opens");
+        let write = |thread: u64| {
+            for table in (thread..TABLES).step_by(usize::try_from(THREADS).expect("small")) {
+                for at in 0..4 {
+                    disk.write_at(table * TABLE_SPAN + at * 512, &[7; 512]).expect("a write");
+                    disk.flush().expect("a flush");
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || write(thread));
+            }
+        });
+        drop(disk);
+        let (code, said) = check(&*device);
+        assert_eq!(code, Some(0), "{bits} bits: {said}");
+        let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed: 6, torn: false };
+        let mut count = 0;
+        for state in device.log().states(&plan).step_by(5) {
+            let state = state.expect("memory is read");
+            let (code, said) = check(&state.devices[0]);
+            let what = &state.description;
+            // 3: leaked clusters.
+            assert!(matches!(code, Some(0 | 3)), "{bits} bits, {what}: {said}");
+            count += 1;
+        }
+        assert!(count > 30, "only {count} states");
     }
 }

@@ -14,7 +14,7 @@
 //! Loop devices belong to the whole machine and other programs take them at the same
 //! time, so attaching is tried again when somebody else was faster.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -96,8 +96,8 @@ impl Disks {
 
     /// Runs `mkfs.btrfs` with `options` over all images.
     pub fn mkfs(&self, options: &[&str]) {
-        let mut args: Vec<&std::ffi::OsStr> = vec!["-q".as_ref(), "-f".as_ref()];
-        args.extend(options.iter().map(std::ffi::OsStr::new));
+        let mut args: Vec<&OsStr> = vec!["-q".as_ref(), "-f".as_ref()];
+        args.extend(options.iter().map(OsStr::new));
         args.extend(self.images.iter().map(|image| image.as_os_str()));
         run("mkfs.btrfs", &args);
     }
@@ -228,7 +228,7 @@ pub fn assert_image_checks(image: &Path) {
     assert_nothing_found(image, &check(image), |_| false);
 }
 
-fn check(place: impl AsRef<std::ffi::OsStr>) -> Output {
+fn check(place: impl AsRef<OsStr>) -> Output {
     command("btrfs")
         .args(["check", "--readonly", "--check-data-csum"])
         .arg(place)
@@ -281,10 +281,12 @@ struct Loop {
 }
 
 impl Loop {
-    fn attach(image: &Path) -> Self {
+    fn attach(image: &Path, sector_bytes: u32) -> Self {
         // Two threads of one process need not fight for the same free device.
         static ATTACHING: Mutex<()> = Mutex::new(());
-        let args = ["--find".as_ref(), "--show".as_ref(), image.as_os_str()];
+        let sector_size = format!("--sector-size={sector_bytes}");
+        let args: [&OsStr; 4] =
+            ["--find".as_ref(), "--show".as_ref(), sector_size.as_ref(), image.as_os_str()];
         let mut reason = String::new();
         for attempt in 0..50 {
             let attached = {
@@ -370,7 +372,7 @@ impl Mount {
 
     /// Attaches one more image and makes it a member with `btrfs device add`.
     pub fn add_device(&mut self, image: &Path) {
-        let member = Loop::attach(image);
+        let member = Loop::attach(image, 512);
         let dir = self.dir.path();
         run(
             "btrfs",
@@ -430,7 +432,13 @@ impl Attached {
     /// Attaches all of `images`.
     #[must_use]
     pub fn new(images: &[PathBuf]) -> Self {
-        Self { loops: images.iter().map(|image| Loop::attach(image)).collect() }
+        Self::with_sectors(images, 512)
+    }
+
+    /// The same with sectors of this size.
+    #[must_use]
+    pub fn with_sectors(images: &[PathBuf], sector_bytes: u32) -> Self {
+        Self { loops: images.iter().map(|image| Loop::attach(image, sector_bytes)).collect() }
     }
 
     /// The loop devices, in the order of the images.

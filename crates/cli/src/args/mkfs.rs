@@ -7,6 +7,8 @@ use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
 use uuid::Uuid;
 
+use super::ImageFormat;
+
 pub(crate) const MKFS_HELP: &str = "\
 Sizes are in bytes, or as in 512K, 1.5G and 4GiB; 200MB is in powers of 1000. A partition of a disk is \
 named as FILE@NUMBER, or by its label or UUID.
@@ -33,6 +35,10 @@ pub(crate) struct MkfsArguments {
     /// Make the volume from this byte of the device on
     #[arg(long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "size")]
     pub(crate) offset: Option<u64>,
+    /// What the devices are; otherwise their first bytes say it. A disk whose contents look like
+    /// an image is raw
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) image_format: Option<ImageFormat>,
     /// Open the backing files that a qcow2 names, too
     #[arg(long)]
     pub(crate) backing: bool,

@@ -130,6 +130,7 @@ fn opened<'a>(
         (*degraded, "--degraded"),
         (*ignore_log, "--ignore-log"),
         (layers.offset.is_some(), "--offset"),
+        (layers.image_format.is_some(), "--image-format"),
         (layers.backing, "--backing"),
         (layers.image_snapshot.is_some(), "--image-snapshot"),
     ];

@@ -28,6 +28,8 @@ pub(crate) struct Held {
     pub(crate) what: Option<&'static str>,
     /// The label of the volume.
     pub(crate) label: Vec<u8>,
+    /// The disk ends inside of the partition: the image was cut off.
+    is_cut_off: bool,
 }
 
 /// The partition that is meant.
@@ -50,11 +52,13 @@ impl Held {
 
     /// What it holds, in words.
     pub(crate) fn shown(&self) -> String {
-        match (self.what, &*self.label) {
-            (None, _) => "nothing that is known".to_owned(),
-            (Some(what), []) => what.to_owned(),
-            (Some(what), label) => format!("{what}, labelled {}", Escaped(label)),
-        }
+        let what = self.what.unwrap_or("nothing that is known");
+        let label = match &*self.label {
+            [] => String::new(),
+            label => format!(", labelled {}", Escaped(label)),
+        };
+        let end = if self.is_cut_off { ", cut off by the end of the disk" } else { "" };
+        format!("{what}{label}{end}")
     }
 }
 
@@ -73,9 +77,11 @@ impl Contents {
         };
         let held = |partition: &Partition| -> io::Result<Held> {
             let start = partition.range.start;
-            let what = occupant_at(device, start, partition.size_bytes())?;
+            let there = device.size_bytes().saturating_sub(start);
+            let is_cut_off = there < partition.size_bytes();
+            let what = occupant_at(device, start, partition.size_bytes().min(there))?;
             let label = if what == Some(KNOWN) { label_at(device, start)? } else { Vec::new() };
-            Ok(Held { what, label })
+            Ok(Held { what, label, is_cut_off })
         };
         let table = table.map(|table| {
             let all: io::Result<Vec<_>> = table.partitions.iter().map(held).collect();
@@ -183,20 +189,20 @@ fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
 }
 
-/// What is in the `len` bytes from `start` on.
+/// What is in the `len` bytes from `start` on, which are on the device.
 fn occupant_at(device: &dyn BlockDevice, start: u64, len: u64) -> io::Result<Option<&'static str>> {
-    let found = occupant(len, |offset, buf| device.read_at(start + offset, buf));
-    match found {
-        // The end of an image that was cut off.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-        found => Ok(found?.filter(|found| found.is_certain).map(|found| found.what)),
-    }
+    let found = occupant(len, |offset, buf| device.read_at(start + offset, buf))?;
+    Ok(found.filter(|found| found.is_certain).map(|found| found.what))
 }
 
 /// The label of the btrfs that begins at `start`; empty when its first superblock is damaged.
 fn label_at(device: &dyn BlockDevice, start: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; offshoot_btrfs_format::superblock::SUPERBLOCK_SIZE];
-    device.read_at(start + SUPERBLOCK_OFFSETS[0], &mut bytes)?;
+    match device.read_at(start + SUPERBLOCK_OFFSETS[0], &mut bytes) {
+        // The disk ends inside of it.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Vec::new()),
+        result => result?,
+    }
     let superblock = Superblock::parse(&bytes, SUPERBLOCK_OFFSETS[0]);
     Ok(superblock.map(|superblock| superblock.item.label().to_vec()).unwrap_or_default())
 }

@@ -2,7 +2,8 @@
 //!
 //! A qcow2 can name a backing file, any file of the host, and a guest that writes to a plain disk
 //! can make it look like such a qcow2. So a backing file is opened only when the command line asks
-//! for it, and one that is said to be plain is taken as it is.
+//! for it, and one that is said to be plain is taken as it is. So is the file that the command line
+//! names, with `--image-format raw`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use offshoot_device::{
     BlockDevice, FileDevice, ImageKind, Qcow2Header, Qcow2Options, open_image, open_qcow2,
 };
 
-use crate::args::LayerArguments;
+use crate::args::{ImageFormat, LayerArguments};
 use crate::edit::{HostId, host_id_of_file};
 use crate::exit::{Failure, Result};
 use crate::session::Access;
@@ -27,6 +28,8 @@ pub(super) struct Layered {
     pub(super) layers: Vec<String>,
     /// The names of the snapshots that the image has.
     pub(super) snapshots: Vec<String>,
+    /// The files that were opened for it, backing files too.
+    pub(super) files: Vec<HostId>,
 }
 
 /// Opens the disk in the file at `path`.
@@ -35,18 +38,22 @@ pub(super) fn open_layers(
     access: Access,
     arguments: &LayerArguments,
 ) -> Result<Layered> {
-    Layers { arguments, seen: Vec::new() }.open(path, access, true)
+    let mut layers = Layers { arguments, top: access, seen: Vec::new() };
+    let layered = layers.open(path, access, arguments.image_format)?;
+    Ok(Layered { files: layers.seen, ..layered })
 }
 
 struct Layers<'a> {
     arguments: &'a LayerArguments,
+    /// What the file that is named is opened for.
+    top: Access,
     /// The files that stand over the one that is opened.
     seen: Vec<HostId>,
 }
 
 impl Layers<'_> {
-    /// Opens a file, and the images in it unless it is known to be plain.
-    fn open(&mut self, path: &Path, access: Access, may_be_image: bool) -> Result<Layered> {
+    /// Opens a file, and the images in it. `known` says what the file is, when that is known.
+    fn open(&mut self, path: &Path, access: Access, known: Option<ImageFormat>) -> Result<Layered> {
         let failed = |error| Failure::Host(path.display().to_string(), error);
         let host = host_id_of_file(path);
         if host.is_some_and(|host| self.seen.contains(&host)) || self.seen.len() >= DEPTH_MAX {
@@ -54,17 +61,23 @@ impl Layers<'_> {
             return Err(Failure::Refused(what));
         }
         self.seen.extend(host);
-        let file = match access {
-            Access::Read => FileDevice::open(path),
-            Access::Write => FileDevice::open_writable(path),
+        let file = match (access, self.top) {
+            (Access::Write, _) => FileDevice::open_writable(path),
+            // What is written above a backing file is only right while that stays as it is.
+            (Access::Read, Access::Write) => FileDevice::open_relied_on(path),
+            (Access::Read, Access::Read) => FileDevice::open(path),
         }
         .map_err(failed)?;
-        let kind = if may_be_image { ImageKind::detect(&file).map_err(failed)? } else { None };
+        let kind = match known {
+            Some(format) => format.kind(),
+            None => ImageKind::detect(&file).map_err(failed)?,
+        };
         let device: Arc<dyn BlockDevice> = match kind {
             Some(ImageKind::Qcow2) if access == Access::Write => Arc::new(file.growing()),
             _ => Arc::new(file),
         };
-        let mut layered = Layered { device, layers: Vec::new(), snapshots: Vec::new() };
+        let mut layered =
+            Layered { device, layers: Vec::new(), snapshots: Vec::new(), files: Vec::new() };
         let mut kind = kind;
         while let Some(found) = kind {
             if layered.layers.len() >= DEPTH_MAX {
@@ -108,9 +121,9 @@ impl Layers<'_> {
             let what = format!("{shown}: {kind} is only read here, and not written: {way}");
             return Err(Failure::Refused(what));
         }
-        let device = open_image(layered.device, kind).map_err(failed)?;
-        let layers = [layered.layers, vec![kind.name().to_owned()]].concat();
-        Ok(Layered { device, layers, snapshots: Vec::new() })
+        let device = open_image(layered.device.clone(), kind).map_err(failed)?;
+        let layers = [layered.layers.clone(), vec![kind.name().to_owned()]].concat();
+        Ok(Layered { device, layers, ..layered })
     }
 
     fn open_qcow2(&mut self, path: &Path, layered: Layered, access: Access) -> Result<Layered> {
@@ -159,7 +172,7 @@ impl Layers<'_> {
         let options = Qcow2Options { is_writable: access == Access::Write, backing, snapshot };
         let device = open_qcow2(layered.device, &header, options).map_err(failed)?;
         let layers = [layered.layers, vec![layer]].concat();
-        Ok(Layered { device, layers, snapshots })
+        Ok(Layered { device, layers, snapshots, files: layered.files })
     }
 
     /// Opens the backing file `name` of the image at `path`.
@@ -184,8 +197,10 @@ impl Layers<'_> {
             return Err(Failure::Refused(what));
         }
         let arguments = LayerArguments { image_snapshot: None, ..self.arguments.clone() };
-        let mut layers = Layers { arguments: &arguments, seen: std::mem::take(&mut self.seen) };
-        let opened = layers.open(&below, Access::Read, format != Some("raw"));
+        let seen = std::mem::take(&mut self.seen);
+        let mut layers = Layers { arguments: &arguments, top: self.top, seen };
+        let known = (format == Some("raw")).then_some(ImageFormat::Raw);
+        let opened = layers.open(&below, Access::Read, known);
         self.seen = layers.seen;
         opened
     }

@@ -23,6 +23,7 @@ struct Open {
     device: Weak<dyn BlockDevice>,
     layers: Vec<String>,
     snapshots: Vec<String>,
+    files: Vec<HostId>,
 }
 
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
@@ -43,8 +44,9 @@ pub(super) fn open(
     let known = open.iter().filter(|open| open.host == host && open.access >= access);
     for open in known {
         if let Some(device) = open.device.upgrade() {
-            let (layers, snapshots) = (open.layers.clone(), open.snapshots.clone());
-            return Ok((Layered { device, layers, snapshots }, host));
+            let Open { layers, snapshots, files, .. } = open;
+            let (layers, snapshots) = (layers.clone(), snapshots.clone());
+            return Ok((Layered { device, layers, snapshots, files: files.clone() }, host));
         }
     }
     let layered = open_layers(path, access, arguments)?;
@@ -54,8 +56,16 @@ pub(super) fn open(
         device: Arc::downgrade(&layered.device),
         layers: layered.layers.clone(),
         snapshots: layered.snapshots.clone(),
+        files: layered.files.clone(),
     });
     Ok((layered, host))
+}
+
+/// The files that are open, backing files too.
+pub(crate) fn open_files() -> Vec<HostId> {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let used = open.iter().filter(|open| open.device.strong_count() > 0);
+    used.flat_map(|open| open.files.iter().copied()).collect()
 }
 
 fn not_found() -> std::io::Error {

@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use clap::ValueEnum;
+
 use super::Mounting;
 use crate::exit::{ExitStatus, Failure, Result};
 
@@ -50,6 +52,9 @@ fn words(mounting: &Mounting<'_>, flag: &str) -> Vec<OsString> {
     words.extend(open.ignore_log.then(|| "--ignore-log".into()));
     if let Some(offset) = open.layers.offset {
         words.extend(["--offset".into(), offset.to_string().into()]);
+    }
+    if let Some(format) = open.layers.image_format.and_then(|format| format.to_possible_value()) {
+        words.extend(["--image-format".into(), format.get_name().into()]);
     }
     words.extend(open.layers.backing.then(|| "--backing".into()));
     if let Some(name) = &open.layers.image_snapshot {

@@ -132,6 +132,8 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     (libc::SYS_fadvise64, None),
     (libc::SYS_ioctl, Some((1, u32::MAX as u64, BLKDISCARD))),
     (libc::SYS_flock, None),
+    // An image gives its locks back when it is closed.
+    (libc::SYS_fcntl, Some((1, u32::MAX as u64, libc::F_OFD_SETLK as u64))),
     (libc::SYS_close, None),
     (libc::SYS_dup3, None),
     #[cfg(target_arch = "x86_64")]

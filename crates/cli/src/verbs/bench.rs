@@ -161,7 +161,7 @@ impl Engine {
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut images = NewImages::default();
-        let device = images.open(&arguments.image, size_bytes, &LayerArguments::default())?;
+        let device = images.open(&arguments.image, size_bytes, &LayerArguments::default())?.device;
         let made = MkfsOptions {
             force: arguments.force,
             node_size,

@@ -1,18 +1,17 @@
 //! `offshoot mkfs`: make a volume.
 
 use std::io::Write;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf, absolute};
 
 use offshoot_btrfs::{MkfsFeatures, MkfsOptions, mkfs};
-use offshoot_device::{BlockDevice, FileDevice, ImageKind};
+use offshoot_device::{FileDevice, ImageKind};
 use offshoot_vfs::{Errno, Error};
 use serde::Serialize;
 use uuid::Uuid;
 
 use crate::args::{LayerArguments, MkfsArguments};
-use crate::disk::{Disk, DiskName};
-use crate::edit::moment;
+use crate::disk::{Disk, DiskName, in_common, refuse_shared};
+use crate::edit::{host_id, moment};
 use crate::exit::{Failure, Result};
 use crate::output::{human_size, write_line};
 
@@ -28,19 +27,25 @@ pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
     let options = options(arguments)?;
     let layers = LayerArguments {
         offset: arguments.offset,
+        image_format: arguments.image_format,
         backing: arguments.backing,
         image_snapshot: None,
     };
     let mut images = NewImages::default();
-    let mut devices: Vec<Arc<dyn BlockDevice>> = Vec::new();
+    let mut disks = Vec::new();
     if layers.offset.is_some() && arguments.devices.len() > 1 {
         // With --device a further member is looked for at its beginning.
         let message = "--offset takes one device".to_owned();
         return Err(Failure::Usage(message));
     }
-    for path in &arguments.devices {
-        devices.push(images.open(path, arguments.size, &layers)?);
+    if arguments.size.is_some() {
+        refuse_same(&arguments.devices)?;
     }
+    for path in &arguments.devices {
+        disks.push(images.open(path, arguments.size, &layers)?);
+    }
+    refuse_shared(&disks)?;
+    let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
     let uuid = mkfs(&devices, &options).map_err(usage)?;
     images.keep();
     let made = Made {
@@ -56,6 +61,18 @@ pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
         count => format!(" on {count} devices"),
     };
     writeln!(out, "made volume {uuid}, {}{over}", human_size(made.total_bytes))?;
+    Ok(())
+}
+
+/// Refuses a file that is named twice, before it is made or made longer.
+fn refuse_same(paths: &[PathBuf]) -> Result {
+    let id = |path: &Path| host_id(path).ok_or_else(|| absolute(path).ok());
+    for (at, second) in paths.iter().enumerate() {
+        if let Some(first) = paths[..at].iter().find(|first| id(first) == id(second)) {
+            let (first, second) = (first.to_string_lossy(), second.to_string_lossy());
+            return Err(Failure::Refused(in_common(&first, &second)));
+        }
+    }
     Ok(())
 }
 
@@ -100,7 +117,7 @@ impl<'a> NewImages<'a> {
         path: &'a Path,
         size: Option<u64>,
         layers: &LayerArguments,
-    ) -> Result<Arc<dyn BlockDevice>> {
+    ) -> Result<Disk> {
         let name = DiskName::parse(path);
         let exists = name.file.try_exists().unwrap_or(true);
         let shown = path.display();
@@ -108,13 +125,17 @@ impl<'a> NewImages<'a> {
             if !exists {
                 return Err(Failure::Usage(format!("{shown} does not exist; make it with --size")));
             }
-            return Ok(Disk::open_to_make(path, layers)?.device);
+            return Disk::open_to_make(path, layers);
         };
         if name.partition.is_some() {
             let what = format!("{shown} is a partition, which has the size that it has");
             return Err(Failure::Usage(what));
         }
-        if let Some(kind) = image_at(path) {
+        let kind = match layers.image_format {
+            Some(format) => format.kind(),
+            None => image_at(path),
+        };
+        if let Some(kind) = kind {
             let what = format!(
                 "{shown} is an image ({kind}), and --size is for plain ones: make the volume in \
                  it without --size, or remove it first"
@@ -122,11 +143,12 @@ impl<'a> NewImages<'a> {
             return Err(Failure::Refused(what));
         }
         let device = FileDevice::create(path, size_bytes);
-        let device = device.map_err(|e| Failure::Host(shown.to_string(), e))?;
+        let failed = |e| Failure::Host(shown.to_string(), e);
+        let device = device.map_err(failed)?;
         if !exists {
             self.0.push(path);
         }
-        Ok(Arc::new(device))
+        Disk::of_file(path, device).map_err(failed)
     }
 
     pub(super) fn keep(mut self) {

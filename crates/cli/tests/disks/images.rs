@@ -1,7 +1,9 @@
 //! Disk images that `qemu-img` made of a disk that the kernel filled.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
 
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
@@ -12,7 +14,7 @@ use super::{Bench, MIB, VOLUME_BYTES, pipe};
 const START: u64 = 3 * MIB;
 
 impl Bench {
-    fn qemu_img(&self, words: &[&str]) -> String {
+    pub(crate) fn qemu_img(&self, words: &[&str]) -> String {
         // Names in the words are in the directory.
         let output = std::process::Command::new("qemu-img")
             .args(words)
@@ -47,13 +49,18 @@ fn images_of_every_kind_are_read() {
     let Some(judges) = judges::require() else { return };
     let bench = Bench::new(&judges);
     bench.disk();
-    let kinds: [(&str, &str, &[&str]); 14] = [
+    let kinds: [(&str, &str, &[&str]); 19] = [
         ("qcow2", "qcow2", &[]),
         ("qcow2", "qcow2", &["-c"]),
         ("qcow2", "qcow2", &["-o", "compat=0.10"]),
         ("qcow2", "qcow2", &["-c", "-o", "compat=0.10,cluster_size=4k"]),
         ("qcow2", "qcow2", &["-o", "cluster_size=2M,refcount_bits=1"]),
         ("qcow2", "qcow2", &["-o", "lazy_refcounts=on,preallocation=metadata"]),
+        ("qcow2", "qcow2", &["-o", "extended_l2=on"]),
+        ("qcow2", "qcow2", &["-c", "-o", "extended_l2=on,cluster_size=2M"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compression_type=zstd"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compression_type=zstd,cluster_size=4k"]),
+        ("qcow2", "qcow2", &["-c", "-o", "compression_type=zstd,extended_l2=on,cluster_size=16k"]),
         ("vdi", "vdi", &[]),
         ("vdi", "vdi", &["-o", "static=on"]),
         ("vhd", "vpc", &["-o", "force_size=on"]),
@@ -104,9 +111,7 @@ fn what_is_not_read_is_refused_by_name() {
     let bench = Bench::new(&judges);
     bench.disk();
     for (format, options, what) in [
-        ("qcow2", &["-o", "extended_l2=on"][..], "extended L2 entries"),
-        ("qcow2", &["-c", "-o", "compression_type=zstd"], "clusters compressed by zstd"),
-        ("qcow2", &["-o", "data_file=data"], "its data in another file"),
+        ("qcow2", &["-o", "data_file=data"][..], "its data in another file"),
         ("vhdx", &[], "vhdx is not read here"),
         ("vmdk", &["-o", "subformat=monolithicFlat"], "only names the files with the data"),
     ] {
@@ -118,9 +123,52 @@ fn what_is_not_read_is_refused_by_name() {
         bench.qemu_img(&["convert", "-O", "qcow2", "made", "out"]);
         bench.is_same(&["out"]);
     }
+    // Several files.
+    let split = ["-o", "subformat=twoGbMaxExtentSparse"];
+    bench.qemu_img(&[&["convert", "-O", "vmdk"], &split[..], &["disk.img", "two.vmdk"]].concat());
+    let said = bench.fails(&["ls", "two.vmdk:/"], 1);
+    assert!(said.contains("only names the files with the data"), "{said}");
+    let said = bench.fails(&["ls", "two-s001.vmdk:/"], 1);
+    assert!(said.contains("it is one of the files of a VMDK"), "{said}");
+    bench.qemu_img(&["convert", "-O", "vmdk", "disk.img", "base.vmdk"]);
+    bench.qemu_img(&["create", "-q", "-f", "vmdk", "-b", "base.vmdk", "-F", "vmdk", "top.vmdk"]);
+    let said = bench.fails(&["ls", "top.vmdk:/"], 1);
+    assert!(said.contains("a VMDK that needs other files is not read here"), "{said}");
+    for image in ["two.vmdk", "top.vmdk"] {
+        bench.qemu_img(&["convert", "-O", "qcow2", image, "out"]);
+        bench.is_same(&["out"]);
+    }
+    // Encryption, and the first version. The other way of encryption, LUKS, measures this machine
+    // first, which fails on a busy one.
+    std::fs::write(bench.path("PASSWORD_FILE"), "secret").expect("a file");
+    let secret = ["--object", "secret,id=key,file=PASSWORD_FILE"];
+    let encrypt = ["-O", "qcow2", "-o", "encrypt.format=aes,encrypt.key-secret=key"];
+    let words = [&["convert"], &secret[..], &encrypt, &["disk.img", "IN"]].concat();
+    bench.qemu_img(&words);
+    let said = bench.fails(&["ls", "IN:/"], 1);
+    let way = "driver=qcow2,encrypt.key-secret=key,file.filename=IN";
+    assert!(
+        said.contains("a qcow2 with encryption is not read here") && said.contains(way),
+        "{said}"
+    );
+    let words = [&["convert"], &secret[..], &["--image-opts", way, "-O", "qcow2", "OUT"]].concat();
+    bench.qemu_img(&words);
+    bench.is_same(&["OUT"]);
+    bench.qemu_img(&["convert", "-O", "qcow", "disk.img", "made"]);
+    let said = bench.fails(&["ls", "made:/"], 1);
+    assert!(said.contains("no version 1 of qcow2 is known: qemu-img convert"), "{said}");
     bench.qemu_img(&["convert", "-O", "vdi", "disk.img", "disk.vdi"]);
     let said = bench.fails(&["mkdir", "disk.vdi:/x"], 1);
     assert!(said.contains("vdi is only read here"), "{said}");
+    for (options, what) in [
+        ("extended_l2=on", "extended L2 entries"),
+        ("compression_type=zstd", "clusters compressed by zstd"),
+    ] {
+        bench.qemu_img(&["convert", "-c", "-O", "qcow2", "-o", options, "disk.img", "read"]);
+        let said = bench.fails(&["mkdir", "read:/x"], 1);
+        let expected = format!("a qcow2 with {what} is only read here, and not written: qemu-img");
+        assert!(said.contains(&expected), "{said}");
+    }
     bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "disk.qcow2"]);
     let said = bench.fails(&["mkfs", "disk.qcow2", "--size", "1G"], 1);
     assert!(said.contains("is an image (qcow2)"), "{said}");
@@ -199,6 +247,116 @@ fn backing_files_are_opened_when_asked_for() {
     bench.qemu_img(&["rebase", "-u", "-f", "qcow2", "-b", "two.qcow2", "-F", "qcow2", "one.qcow2"]);
     let said = bench.fails(&["ls", "--backing", "two.qcow2"], 1);
     assert!(said.contains("in a loop"), "{said}");
+}
+
+/// A copy onto files of the host leaves the files alone that the open images stand on.
+#[test]
+fn backing_files_are_spared_by_copies() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    for (name, backing, format) in
+        [("middle.qcow2", "disk.img", "raw"), ("top.qcow2", "middle.qcow2", "qcow2")]
+    {
+        bench.qemu_img(&["create", "-q", "-f", "qcow2", "-b", backing, "-F", format, name]);
+    }
+    let names = ["disk.img", "middle.qcow2", "top.qcow2"];
+    let before = names.map(|name| std::fs::read(bench.path(name)).expect("a file"));
+    let text = "what the kernel wrote\n";
+    for name in names {
+        std::fs::create_dir_all(bench.path("from")).expect("a directory");
+        std::fs::write(bench.path("from").join(name), text).expect("a file");
+    }
+    bench.does(&["cp", "--backing", "-r", "from", "top.qcow2:/from"]);
+    let before =
+        [&before[..2], &[std::fs::read(bench.path("top.qcow2")).expect("a file")]].concat();
+    for force in [&[][..], &["-f"]] {
+        let words = [&["cp", "--backing", "-r"], force, &["top.qcow2:/from/.", "."]].concat();
+        let output = bench.offshoot(&words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let after = names.map(|name| std::fs::read(bench.path(name)).expect("a file"));
+        assert!(before == after, "{words:?} wrote over an image: {said}");
+    }
+}
+
+/// A writer and QEMU keep each other away from an image, and from what it stands on.
+#[test]
+fn qemu_and_a_writer_keep_each_other_away() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    bench.disk();
+    bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "base.qcow2"]);
+    bench.qemu_img(&["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "top"]);
+    let opened = |words: &[&str]| {
+        let mut command = std::process::Command::new("qemu-io");
+        command.args(words).current_dir(&bench.dir);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
+        writeln!(child.stdin.as_ref().expect("a pipe"), "length").expect("it reads");
+        let mut answer = [0; 16];
+        let len = child.stdout.as_mut().expect("a pipe").read(&mut answer).expect("it answers");
+        assert!(len > 0, "{words:?} ends");
+        child
+    };
+    for (words, volume) in [
+        // A machine runs, another one on the same base, and one that has the base itself.
+        (&["-f", "qcow2", "top"][..], "top:/dir"),
+        (&["-f", "qcow2", "top"], "base.qcow2:/dir"),
+        (&["-f", "qcow2", "base.qcow2"], "top:/dir"),
+    ] {
+        let mut qemu = opened(words);
+        let said = bench.fails(&["mkdir", "--backing", volume], 1);
+        assert!(said.contains(&format!("in use by process {} (qemu-io)", qemu.id())), "{said}");
+        bench.does(&["ls", "--backing", "top:/"]);
+        drop(qemu.stdin.take());
+        qemu.wait().expect("it ends");
+    }
+    let dir = bench.path("mounted");
+    std::fs::create_dir(&dir).expect("a directory");
+    bench.does(&["mount", "--backing", "top", "mounted"]);
+    let mounted = Unmount(&bench);
+    for words in [
+        &["-f", "qcow2", "-c", "write 0 512", "top"][..],
+        &["-f", "qcow2", "-c", "write 0 512", "base.qcow2"],
+    ] {
+        let output =
+            std::process::Command::new("qemu-io").args(words).current_dir(&bench.dir).output();
+        let said = String::from_utf8(output.expect("it runs").stderr).expect("text");
+        assert!(said.contains("lock"), "{words:?}: {said}");
+    }
+    drop(mounted);
+    bench.does(&["mkdir", "--backing", "top:/dir"]);
+    bench.judge("top");
+}
+
+/// A file that looks like an image is taken for a plain disk where the command line says so.
+#[test]
+fn the_format_of_a_file_can_be_said() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    // A volume leaves its first bytes to others, so a guest may write the head of an image there.
+    let raw = File::options().write(true).open(bench.path("raw.img")).expect("an image");
+    raw.write_all_at(b"QFI\xfb\0\0\0\x03", 0).expect("a write");
+    bench.fails(&["ls", "raw.img:/"], 1);
+    bench.is_same(&["--image-format", "raw", "raw.img"]);
+    std::fs::write(bench.path("new"), "new\n").expect("a file");
+    bench.does(&["cp", "--image-format", "raw", "new", "raw.img:/new"]);
+    assert_eq!(bench.does(&["cat", "--image-format", "raw", "raw.img:/new"]), "new\n");
+    std::fs::create_dir(bench.path("mounted")).expect("a directory");
+    bench.does(&["mount", "--image-format", "raw", "raw.img", "mounted"]);
+    let mounted = Unmount(&bench);
+    assert_eq!(std::fs::read(bench.path("mounted/new")).expect("a file"), b"new\n");
+    drop(mounted);
+    bench.qemu_img(&["create", "-q", "-f", "qcow2", "made", "200M"]);
+    bench.does(&["mkfs", "--image-format", "qcow2", "made"]);
+    bench.does(&["ls", "--image-format", "qcow2", "made:/"]);
+    let said = bench.fails(&["ls", "--image-format", "raw", "made:/"], 1);
+    assert!(said.contains("a qcow2 image, not btrfs"), "{said}");
+    let said = bench.fails(&["ls", "--image-format", "qcow2", "new:/"], 1);
+    assert!(said.contains("new: qcow2: "), "{said}");
+    let said = bench.fails(&["mkfs", "--image-format", "qcow2", "x", "--size", "1G"], 1);
+    assert!(said.contains("--size is for plain ones"), "{said}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! elsewhere, so here a stream of the same volume inside of a disk must have the same bytes. What
 //! is written into a disk is taken out of it again and judged by `btrfs check` and the kernel.
 
+mod cloud;
 mod images;
 mod partitions;
 

@@ -1,13 +1,14 @@
 //! Partitions.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::disks::{Attached, Disks};
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 
-use super::{Bench, MIB, VOLUME_BYTES, copy_range};
+use super::{Bench, MIB, VOLUME_BYTES, copy_range, pipe};
 
 const GPT: &str = "label: gpt\n\
     start=1MiB, size=16MiB, name=\"EFI system\", uuid=0FF50001-0000-4000-8000-0000000000A1\n\
@@ -23,6 +24,16 @@ fn ext4(bench: &Bench, name: &str, size: u64) {
     let path = bench.path(name);
     File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
     run("mkfs.ext4", &["-q".as_ref(), path.as_os_str()]);
+}
+
+impl Bench {
+    /// All of these names are of a volume with the text.
+    #[track_caller]
+    fn is_named(&self, volumes: &[&str]) {
+        for volume in volumes {
+            assert_eq!(self.does(&["cat", &format!("{volume}:/text")]), "what the kernel wrote\n");
+        }
+    }
 }
 
 #[test]
@@ -45,7 +56,7 @@ fn a_volume_is_found_and_named_in_every_way() {
         "mbr.img@0FF50001-06",
     ] {
         bench.is_same(&[volume]);
-        assert_eq!(bench.does(&["cat", &format!("{volume}:/text")]), "what the kernel wrote\n");
+        bench.is_named(&[volume]);
     }
     bench.is_same(&["--offset", "20M", "gpt.img"]);
     // The name of a file comes first, as it is.
@@ -119,6 +130,43 @@ fn errors_say_what_there_is_and_what_to_write() {
     assert!(said.contains("gpt.img holds a GUID partition table"), "{said}");
 }
 
+/// A disk with sectors of 4 KiB counts in them. A file does not say so, and only a GPT shows it.
+#[test]
+fn tables_in_large_sectors() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    for (image, script, number, start) in
+        [("gpt.img", GPT, 2, 20 * MIB), ("mbr.img", MBR, 6, 40 * MIB)]
+    {
+        let path = bench.path(image);
+        File::create(&path).and_then(|file| file.set_len(240 * MIB)).expect("an image");
+        let attached = Attached::with_sectors(std::slice::from_ref(&path), 4096);
+        let [device] = attached.devices()[..] else { panic!("one device") };
+        let words = ["--quiet", "--no-reread", "--no-tell-kernel", device].map(OsStr::new);
+        pipe("sfdisk", &words, script.as_bytes());
+        let partition = format!("{device}@{number}");
+        bench.does(&["mkfs", &partition, "-L", "made"]);
+        bench.does(&["cp", "raw.img:/text", &format!("{device}@made:/text")]);
+        bench.is_named(&[device, &partition]);
+        drop(attached);
+        bench.take_volume(image, start);
+        bench.disks.assert_checks();
+        let mount = bench.disks.mount("ro");
+        let text = std::fs::read(mount.path().join("text")).expect("the kernel reads it");
+        assert_eq!(text, b"what the kernel wrote\n");
+    }
+    bench.is_named(&["gpt.img", "gpt.img@2"]);
+    // The same bytes on a device that counts otherwise.
+    let attached = Attached::new(&[bench.path("gpt.img")]);
+    bench.is_named(&[attached.devices()[0]]);
+    drop(attached);
+    // Its first header is lost.
+    let file = File::options().write(true).open(bench.path("gpt.img")).expect("an image");
+    file.write_all_at(&[0; 4096], 4096).expect("a write");
+    let output = bench.offshoot(&["cat", "gpt.img:/text"]);
+    assert_eq!(output.stdout, b"what the kernel wrote\n", "{output:?}");
+}
+
 /// All that lies outside of a partition stays what it was, whatever is done inside.
 #[test]
 fn nothing_is_written_outside_of_a_partition() {
@@ -182,6 +230,68 @@ fn partitions_of_one_disk_are_used_together() {
     let mount = disks.mount("ro");
     let text = std::fs::read(mount.path().join("text")).expect("the kernel reads it");
     assert_eq!(text, b"to both\n");
+}
+
+/// Members have no bytes in common, and nothing is written before that is known.
+#[test]
+fn a_member_is_named_once() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    let script =
+        "label: dos\nstart=1MiB, size=128MiB, type=83\nstart=130MiB, size=128MiB, type=83\n";
+    let path = bench.partitioned("two.img", 300 * MIB, script);
+    // The second partition begins inside of the first one, which no tool would write.
+    bench.partitioned("over.img", 300 * MIB, script);
+    let over = File::options().write(true).open(bench.path("over.img")).expect("an image");
+    over.write_all_at(&(64u32 << 11).to_le_bytes(), 446 + 16 + 8).expect("a write");
+    std::os::unix::fs::symlink(&path, bench.path("link")).expect("a link");
+    let before = [&*path, &bench.path("over.img")].map(|path| std::fs::read(path).expect("a file"));
+    for words in [
+        &["mkfs", "two.img@1", "two.img@1"][..],
+        &["mkfs", "two.img@1", "link@1", "-d", "raid1"],
+        &["mkfs", "over.img@1", "over.img@2"],
+        &["mkfs", "--size", "400M", "two.img", "link"],
+        &["mkfs", "--size", "400M", "new.img", "./new.img"],
+        &["mkfs", "--force", "two.img", "two.img@2"],
+    ] {
+        let said = bench.fails(words, 1);
+        assert!(said.contains("have bytes in common"), "{words:?}: {said}");
+    }
+    let after = [&*path, &bench.path("over.img")].map(|path| std::fs::read(path).expect("a file"));
+    assert!(before == after, "something was written");
+    assert!(!bench.path("new.img").exists());
+    bench.does(&["mkfs", "two.img@1", "two.img@2"]);
+    for second in ["two.img@1", "link@1"] {
+        let said = bench.fails(&["mkdir", "--device", second, "two.img@1:/dir"], 1);
+        assert!(said.contains("have bytes in common"), "{said}");
+    }
+}
+
+/// What is in a partition that the disk cuts off is told, and that it is cut off.
+#[test]
+fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
+    let Some(judges) = judges::require() else { return };
+    let bench = Bench::new(&judges);
+    let script = "label: dos\nstart=1MiB, size=16MiB, type=83\nstart=20MiB, size=128MiB, type=83\n";
+    let path = bench.partitioned("mbr.img", 160 * MIB, script);
+    ext4(&bench, "ext4.img", 16 * MIB);
+    copy_range(&bench.path("ext4.img"), 0, &path, MIB, 16 * MIB);
+    bench.put_volume("mbr.img", 20 * MIB);
+    let cut = |bytes| File::options().write(true).open(&path).and_then(|file| file.set_len(bytes));
+    // In the middle of the volume, before its first superblock, and in the ext4.
+    for (end, number, holds) in [
+        (100 * MIB, 2, "btrfs, labelled root, cut off by the end of the disk"),
+        (20 * MIB + 65536, 2, "nothing that is known, cut off by the end of the disk"),
+        (9 * MIB, 1, "ext2, ext3 or ext4, cut off by the end of the disk"),
+    ] {
+        cut(end).expect("it is cut off");
+        let output = bench.offshoot(&["info", "mbr.img"]);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).expect("text");
+        let mut lines = said.lines().map(str::trim_start);
+        let line = lines.find(|line| line.starts_with(&number.to_string()));
+        assert!(line.is_some_and(|line| line.ends_with(&format!("holds {holds}"))), "{said}");
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Who else uses an image or a block device that is to be written.
 //!
-//! Three kinds of users are known, each by its own sign:
+//! Four kinds of users are known, each by its own sign:
 //!
 //! | user | sign | named by |
 //! |---|---|---|
 //! | a process that locks it with `flock` | the lock is not granted | `/proc/locks` |
+//! | QEMU and its tools | their locks ([`qemu_locks`]) | `/proc/PID/fdinfo` |
 //! | a loop device over the image | its backing file is the same inode | `/sys/block/loop*` |
 //! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` | `/proc/self/mountinfo`, `holders` in `/sys` |
 //!
@@ -21,6 +22,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock, major, minor};
 use rustix::io::Errno;
 
+use super::qemu_locks::{self, Conflict, Purpose};
+
 /// Makes this process the only writer of `file` until it is closed.
 ///
 /// # Errors
@@ -28,12 +31,32 @@ use rustix::io::Errno;
 pub(super) fn claim(file: &File) -> io::Result<()> {
     let metadata = file.metadata()?;
     lock(file, &metadata)?;
+    claim_from_qemu(file, Purpose::Write)?;
     if metadata.file_type().is_file()
         && let Some(device) = loop_device_over(&metadata)
     {
         return Err(busy(&format!("the kernel, through {device}")));
     }
     Ok(())
+}
+
+/// Keeps QEMU, and other writers that ask for its locks, from what `purpose` excludes.
+///
+/// # Errors
+/// As [`claim`].
+pub(super) fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
+    let Some(conflict) = qemu_locks::take(file, purpose)? else { return Ok(()) };
+    let holder = match conflict.process {
+        Some(pid) => Some(process(&pid.to_string())),
+        None => open_file_lock_holder(&place_of(&file.metadata()?)),
+    };
+    let holder = holder.unwrap_or_else(|| "another user of the file".to_owned());
+    let does = match conflict {
+        Conflict { process: Some(_), .. } => "has locked it",
+        Conflict { is_writer: true, .. } => "writes it (it has locked it as QEMU does)",
+        Conflict { .. } => "reads it and allows no writer (it has locked it as QEMU does)",
+    };
+    Err(busy(&format!("{holder}, which {does}")))
 }
 
 /// The error for a block device that the kernel does not give away.
@@ -75,13 +98,23 @@ fn lock_holder(metadata: &Metadata) -> Option<String> {
     // While other locks come and go, a line that is there may be passed over.
     const ATTEMPTS: usize = 3;
 
-    let (dev, inode) = (metadata.dev(), metadata.ino());
-    let place = format!("{:02x}:{:02x}:{inode}", major(dev), minor(dev));
+    let place = place_of(metadata);
     let pid = (0..ATTEMPTS).find_map(|_| lock_holder_at(&place))?;
+    Some(process(&pid))
+}
+
+/// How the kernel calls a file in its lists of locks.
+fn place_of(metadata: &Metadata) -> String {
+    let (dev, inode) = (metadata.dev(), metadata.ino());
+    format!("{:02x}:{:02x}:{inode}", major(dev), minor(dev))
+}
+
+/// A process in words.
+fn process(pid: &str) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     match name.trim() {
-        "" => Some(format!("process {pid}")),
-        name => Some(format!("process {pid} ({name})")),
+        "" => format!("process {pid}"),
+        name => format!("process {pid} ({name})"),
     }
 }
 
@@ -96,6 +129,25 @@ fn lock_holder_at(place: &str) -> Option<String> {
         // A process of another namespace shows as 0.
         fields.get(4).filter(|pid| held && **pid != "0").map(|pid| (*pid).to_owned())
     })
+}
+
+/// Another process that has `place` open and a lock of that open file on it. The list of all
+/// locks has no process for these, but each process shows those of its own files:
+/// `lock:  1: OFDLCK ADVISORY  READ -1 fe:00:10493999 100 101`.
+fn open_file_lock_holder(place: &str) -> Option<String> {
+    let has_lock = |pid: &str| {
+        let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+        let mut texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+        texts.any(|text| {
+            let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            lines.any(|fields| fields.get(2) == Some(&"OFDLCK") && fields.get(6) == Some(&place))
+        })
+    };
+    let own = std::process::id().to_string();
+    let names = fs::read_dir("/proc").ok()?.flatten();
+    let pids = names.filter_map(|name| name.file_name().into_string().ok());
+    let mut pids = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()));
+    pids.find(|pid| *pid != own && has_lock(pid)).map(|pid| process(&pid))
 }
 
 /// The loop device whose backing file is the file of `metadata`.

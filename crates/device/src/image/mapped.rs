@@ -327,7 +327,14 @@ fn refuse_other_extents(below: &dyn BlockDevice, at: u64, len: u64) -> io::Resul
     let has_parent = lines()
         .filter_map(|line| line.strip_prefix("parentCID="))
         .any(|parent| !parent.eq_ignore_ascii_case("ffffffff"));
-    if extents.count() > 1 || has_parent {
+    let extents = extents.count();
+    if extents == 0 {
+        return Err(unsupported(
+            "it is one of the files of a VMDK, whose names are in another one: qemu-img convert -O \
+             qcow2 IN OUT makes one image of all, where IN is that other one",
+        ));
+    }
+    if extents > 1 || has_parent {
         return Err(unsupported(
             "a VMDK that needs other files is not read here: qemu-img convert -O qcow2 IN OUT \
              makes one image of all",

@@ -9,6 +9,7 @@
 //! | [`store`] | gives `imago` a device for a file, orders its writes, and shows a snapshot as if it were the disk |
 //! | [`counts`] | counts clusters before the first tables refer to them |
 //! | [`Qcow2Device`] | is a [`BlockDevice`] |
+//! | [`reader`] | reads images with what `imago` does not know, without it |
 //!
 //! # What a barrier promises
 //!
@@ -23,6 +24,7 @@
 
 mod counts;
 mod header;
+mod reader;
 mod store;
 
 use std::io::{self, IoSlice};
@@ -35,6 +37,7 @@ use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
 use parking_lot::RwLock;
 
 pub use header::{Qcow2Header, Qcow2Snapshot};
+use reader::Reader;
 use store::{Order, Store};
 
 use crate::{BlockDevice, request_range, together, total_bytes};
@@ -70,6 +73,9 @@ pub fn open_qcow2(
     if header.backing.is_some() && backing.is_none() {
         return Err(super::unsupported("it needs its backing file"));
     }
+    if let Some(layout) = header.layout_for_reader(snapshot.as_ref()) {
+        return Ok(Arc::new(Reader::new(below, backing, layout)));
+    }
     if is_writable {
         counts::check(&*below)?;
     }
@@ -98,7 +104,9 @@ pub fn open_qcow2(
 /// The disk in a qcow2.
 #[derive(Debug)]
 struct Qcow2Device {
-    /// Requests share it; a discard, which takes clusters away, has it alone.
+    /// Reads share it, with one thread that writes or flushes: with several, `imago` may write a
+    /// table between two others, and after a power cut it would refer to what is not counted. A
+    /// discard, which takes clusters away, has it alone.
     access: RwLock<FormatAccess<Store>>,
     below: Arc<dyn BlockDevice>,
     name: String,
@@ -131,12 +139,12 @@ impl BlockDevice for Qcow2Device {
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.check_change(offset, buf.len() as u64)?;
-        self.access.read().write(buf, offset)
+        self.access.upgradable_read().write(buf, offset)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_change(offset, total_bytes(bufs))?;
-        self.access.read().write(IoVector::from(&*together(bufs)), offset)
+        self.access.upgradable_read().write(IoVector::from(&*together(bufs)), offset)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -144,7 +152,7 @@ impl BlockDevice for Qcow2Device {
             return Ok(());
         }
         // What the caches hold goes to the file, in order, and then to the medium.
-        self.access.read().flush()?;
+        self.access.upgradable_read().flush()?;
         self.below.flush()
     }
 

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The size of a sector is not written down: the header is one sector from the start, so it is
-//! looked for at both sizes that disks have. A header counts when its checksum, that of the
-//! entries, and its own place in it are right.
+//! looked for at both sizes that disks have, first at that of the device, if it says one: a disk
+//! that was copied to one of another kind still shows its table. A header counts when its checksum,
+//! that of the entries, and its own place in it are right.
 //!
 //! This is code of our own, though there are crates for it: those that we found (`gpt`, `gptman`)
 //! allocate what the header says and stop the program on a size of entries that they do not expect.
@@ -30,50 +31,57 @@ const HEADER_BYTES: usize = 92;
 const ENTRY_BYTES_MIN: u64 = 128;
 
 /// What was found where a header should be.
-enum Found {
+enum Found<T> {
     Nothing,
-    Table(Vec<Partition>),
+    Table(T),
     Damaged(&'static str),
 }
 
 /// The table, from its copy where the first one is damaged.
 pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
-    for sector_bytes in [512, 4096] {
-        let last = (device.size_bytes() / sector_bytes).saturating_sub(1);
-        let problem = match read_at(device, 1, sector_bytes)? {
-            Found::Nothing => None,
-            Found::Table(partitions) => {
-                return Ok(Some(PartitionTable {
-                    kind: TableKind::Gpt,
-                    partitions,
-                    warning: None,
-                }));
-            }
-            Found::Damaged(problem) => Some(problem),
-        };
-        // Without a trace of the first one the copy counts only where an MBR announces a GPT: a
-        // disk that got another table since may have the old copy at its end.
-        if problem.is_none() && !super::mbr::is_protective(device)? {
-            continue;
-        }
-        match (read_at(device, last, sector_bytes)?, problem) {
-            (Found::Table(partitions), _) => {
-                let problem = problem.unwrap_or("it is missing");
-                let warning = format!("the first GPT is damaged ({problem}); its copy is used");
-                let warning = Some(warning);
-                return Ok(Some(PartitionTable { kind: TableKind::Gpt, partitions, warning }));
-            }
-            (_, Some(problem)) => {
-                return Err(invalid(format!("the GPT and its copy are damaged: {problem}")));
-            }
-            (_, None) => {}
+    let own = device.logical_sector_bytes().unwrap_or(512);
+    let mut problem = None;
+    for sector_bytes in [own, 512, 4096] {
+        match read_of(device, sector_bytes)? {
+            Found::Nothing => {}
+            Found::Table(table) => return Ok(Some(table)),
+            Found::Damaged(what) => problem = problem.or(Some(what)),
         }
     }
-    Ok(None)
+    match problem {
+        Some(what) => Err(invalid(format!("the GPT and its copy are damaged: {what}"))),
+        None => Ok(None),
+    }
+}
+
+/// The same for sectors of this size.
+fn read_of(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<Found<PartitionTable>> {
+    let table = |partitions, warning| {
+        Found::Table(PartitionTable { kind: TableKind::Gpt, partitions, warning })
+    };
+    let problem = match read_at(device, 1, sector_bytes)? {
+        Found::Table(partitions) => return Ok(table(partitions, None)),
+        Found::Damaged(problem) => Some(problem),
+        // Without a trace of the first one the copy counts only where an MBR announces a GPT: a
+        // disk that got another table since may have the old copy at its end.
+        Found::Nothing if super::mbr::is_protective(device)? => None,
+        Found::Nothing => return Ok(Found::Nothing),
+    };
+    let last = (device.size_bytes() / sector_bytes).saturating_sub(1);
+    if let Found::Table(partitions) = read_at(device, last, sector_bytes)? {
+        let problem = problem.unwrap_or("it is missing");
+        let warning = format!("the first GPT is damaged ({problem}); its copy is used");
+        return Ok(table(partitions, Some(warning)));
+    }
+    Ok(problem.map_or(Found::Nothing, Found::Damaged))
 }
 
 /// The table whose header is in `sector`.
-fn read_at(device: &dyn BlockDevice, sector: u64, sector_bytes: u64) -> io::Result<Found> {
+fn read_at(
+    device: &dyn BlockDevice,
+    sector: u64,
+    sector_bytes: u64,
+) -> io::Result<Found<Vec<Partition>>> {
     let Some(place) = sectors(sector, 1, sector_bytes, device.size_bytes()) else {
         return Ok(Found::Nothing);
     };

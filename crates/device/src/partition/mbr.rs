@@ -9,6 +9,9 @@
 //! each the first entry is a partition, counted from that sector, and the second one leads to the
 //! next, counted from the start of the extended partition.
 //!
+//! Sectors are those of the device. A file does not say how large they are, and is taken for a disk
+//! with 512 bytes.
+//!
 //! A boot sector of a filesystem ends with the same two bytes. It is taken for a table only when
 //! all four entries could be ones and one is used.
 
@@ -21,7 +24,6 @@ use crate::fields::{invalid, u32_le};
 /// How many logical partitions are looked for. Linux has room for 60 on most disks.
 pub(super) const LOGICAL_MAX: u32 = 128;
 
-const SECTOR_BYTES: u64 = 512;
 const PROTECTIVE: u8 = 0xee;
 const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 
@@ -34,6 +36,7 @@ struct Entry {
 
 /// The table.
 pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
+    let sector_bytes = sector_bytes(device);
     let Some((id, entries)) = read_sector(device, 0)? else { return Ok(None) };
     if !entries.iter().any(|entry| entry.kind != 0 && entry.count != 0) {
         return Ok(None);
@@ -42,7 +45,7 @@ pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable
         return Err(invalid("the MBR says that there is a GPT, and none is found"));
     }
     let partition = |number, first, count: u32| {
-        let range = sectors(first, count.into(), SECTOR_BYTES, device.size_bytes())?;
+        let range = sectors(first, count.into(), sector_bytes, device.size_bytes())?;
         let uuid = format!("{id:08x}-{number:02x}");
         Some(Partition { number, range, label: String::new(), uuid })
     };
@@ -84,9 +87,13 @@ pub(super) fn is_protective(device: &dyn BlockDevice) -> io::Result<bool> {
     Ok(sector.is_some_and(|(_, entries)| entries.iter().any(|entry| entry.kind == PROTECTIVE)))
 }
 
+fn sector_bytes(device: &dyn BlockDevice) -> u64 {
+    device.logical_sector_bytes().unwrap_or(512)
+}
+
 /// The id and the entries of a sector with a table; `None` when it has none.
 fn read_sector(device: &dyn BlockDevice, sector: u64) -> io::Result<Option<(u32, [Entry; 4])>> {
-    let Some(place) = sectors(sector, 1, SECTOR_BYTES, device.size_bytes()) else {
+    let Some(place) = sectors(sector, 1, sector_bytes(device), device.size_bytes()) else {
         return Ok(None);
     };
     if place.end > device.size_bytes() {

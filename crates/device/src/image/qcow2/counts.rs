@@ -9,6 +9,11 @@
 //! entry of the L1 table or of the reference table as soon as it has it. After a power cut such an
 //! entry could refer to a cluster that counts as free. So before one of these is written, the count
 //! of its cluster becomes one where it is none. The cache has the same count, and writes it later.
+//!
+//! A thread may write a block that it copied out of the cache before another one counted there. So
+//! [`Counts`] remembers what was counted here, and puts it into such a block, until a block has it
+//! by itself. Counts of less than a byte share one with their neighbours, so the caller lets one
+//! thread at a time write metadata.
 
 use std::io;
 use std::ops::Range;
@@ -56,16 +61,16 @@ impl Tables {
         (cluster >> counts_bits, cluster & ((1 << counts_bits) - 1))
     }
 
-    /// Counts `cluster` once, where it is not counted. Whether that changed anything.
-    fn count(&self, device: &dyn BlockDevice, cluster: u64) -> io::Result<bool> {
+    /// Counts `cluster` once, where it is not counted; that count.
+    fn count(&self, device: &dyn BlockDevice, cluster: u64) -> io::Result<Option<Count>> {
         let (index, inside) = self.block_of(cluster);
-        let Some(at) = self.references.start.checked_add(index * 8) else { return Ok(false) };
+        let Some(at) = self.references.start.checked_add(index * 8) else { return Ok(None) };
         if at + 8 > self.references.end {
-            return Ok(false);
+            return Ok(None);
         }
         let block = entry_at(device, at)? & OFFSET_BITS;
         if block == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         let bits = 1u64 << self.count_order;
         let first = block + inside * bits / 8;
@@ -73,16 +78,36 @@ impl Tables {
         device.read_at(first, &mut bytes)?;
         // Counts of less than a byte begin at its lowest bits; others are big-endian.
         let shift = if bits < 8 { inside * bits % 8 } else { 0 };
-        let mask = if bits < 8 { (1u8 << bits) - 1 } else { u8::MAX };
-        let last = bytes.len() - 1;
-        let is_counted =
-            bytes[..last].iter().any(|&byte| byte != 0) || bytes[last] >> shift & mask != 0;
-        if is_counted {
-            return Ok(false);
+        let mask = if bits < 8 { ((1u8 << bits) - 1) << shift } else { u8::MAX };
+        let count = Count { first, len: bytes.len(), mask, one: 1 << shift };
+        let is_new = count.add_to(&mut bytes);
+        if is_new {
+            device.write_at(first, &bytes)?;
         }
-        bytes[last] |= 1 << shift;
-        device.write_at(first, &bytes)?;
-        Ok(true)
+        Ok(is_new.then_some(count))
+    }
+}
+
+/// Where the count of a cluster is, which is one.
+#[derive(Debug)]
+struct Count {
+    first: u64,
+    len: usize,
+    /// Its bits in its last byte, and the lowest of them.
+    mask: u8,
+    one: u8,
+}
+
+impl Count {
+    /// Makes the count in `bytes`, which are those of the count, one where it is zero. Whether it
+    /// was.
+    fn add_to(&self, bytes: &mut [u8]) -> bool {
+        let Some((last, others)) = bytes.split_last_mut() else { return false };
+        let is_zero = others.iter().all(|&byte| byte == 0) && *last & self.mask == 0;
+        if is_zero {
+            *last |= self.one;
+        }
+        is_zero
     }
 }
 
@@ -95,23 +120,38 @@ fn entry_at(device: &dyn BlockDevice, at: u64) -> io::Result<u64> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// `bytes` are about to be written at `offset`: what new entries of the two tables in it refer to
-/// is counted. Whether a count was written.
-pub(super) fn before_write(
-    device: &dyn BlockDevice,
-    offset: u64,
-    bytes: &[u8],
-) -> io::Result<bool> {
-    let tables = Tables::read(device)?;
-    let mut has_written = false;
-    for (at, entry) in (offset..).step_by(8).zip(bytes.as_chunks::<8>().0) {
-        let is_entry = tables.l1.contains(&at) || tables.references.contains(&at);
-        let place = u64::from_be_bytes(*entry) & OFFSET_BITS;
-        if is_entry && place != 0 && entry_at(device, at)? & OFFSET_BITS != place {
-            has_written |= tables.count(device, place >> tables.cluster_bits)?;
+/// What was counted here, and is in no block that was written since.
+#[derive(Debug, Default)]
+pub(super) struct Counts(Vec<Count>);
+
+impl Counts {
+    /// `bytes` are about to be written at `offset`: what new entries of the two tables in it refer
+    /// to is counted, and what was counted before is put into blocks of counts. Whether a count was
+    /// written.
+    pub(super) fn before_write(
+        &mut self,
+        device: &dyn BlockDevice,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> io::Result<bool> {
+        self.0.retain(|count| {
+            let start = count.first.checked_sub(offset).and_then(|at| usize::try_from(at).ok());
+            let range = start.and_then(|start| bytes.get_mut(start..start + count.len));
+            range.is_none_or(|bytes| count.add_to(bytes))
+        });
+        let tables = Tables::read(device)?;
+        let mut has_written = false;
+        for (at, entry) in (offset..).step_by(8).zip(bytes.as_chunks::<8>().0) {
+            let is_entry = tables.l1.contains(&at) || tables.references.contains(&at);
+            let place = u64::from_be_bytes(*entry) & OFFSET_BITS;
+            if is_entry && place != 0 && entry_at(device, at)? & OFFSET_BITS != place {
+                let count = tables.count(device, place >> tables.cluster_bits)?;
+                has_written |= count.is_some();
+                self.0.extend(count);
+            }
         }
+        Ok(has_written)
     }
-    Ok(has_written)
 }
 
 /// Refuses to write an image whose reference table has holes: blocks are allocated one behind the
@@ -134,4 +174,49 @@ pub(super) fn check(device: &dyn BlockDevice) -> io::Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryDevice;
+
+    /// Clusters of 512 bytes: header, L1 table, reference table, block of counts of one bit.
+    #[test]
+    fn a_block_that_was_copied_too_early_does_not_take_a_count_back() {
+        const L1: u64 = 512;
+        const REFERENCES: u64 = 1024;
+        const BLOCK: u64 = 1536;
+        let mut image = [0; 2048];
+        image[7] = 3;
+        image[23] = 9;
+        image[36..40].copy_from_slice(&1u32.to_be_bytes());
+        image[40..48].copy_from_slice(&L1.to_be_bytes());
+        image[48..56].copy_from_slice(&REFERENCES.to_be_bytes());
+        image[56..60].copy_from_slice(&1u32.to_be_bytes());
+        image[1024..1032].copy_from_slice(&BLOCK.to_be_bytes());
+        image[1536] = 0b0000_1111;
+        let device = MemoryDevice::new(image.to_vec());
+        let mut counts = Counts::default();
+        let mut write = |offset, bytes: &mut [u8]| {
+            let has_written = counts.before_write(&device, offset, bytes).expect("memory");
+            device.write_at(offset, bytes).expect("memory");
+            let mut found = [0];
+            device.read_at(BLOCK, &mut found).expect("memory");
+            (has_written, found[0])
+        };
+        // A table of the second level in cluster 5.
+        let mut entry = (5u64 * 512).to_be_bytes();
+        assert_eq!(write(L1, &mut entry), (true, 0b0010_1111));
+        let mut copied_before = [0; 512];
+        copied_before[0] = 0b0100_1111;
+        assert_eq!(write(BLOCK, &mut copied_before), (false, 0b0110_1111));
+        let mut copied_since = [0; 512];
+        copied_since[0] = 0b0110_1111;
+        assert_eq!(write(BLOCK, &mut copied_since), (false, 0b0110_1111));
+        // Now the count is known to who writes blocks, and may take it away.
+        let mut freed = [0; 512];
+        freed[0] = 0b0100_1111;
+        assert_eq!(write(BLOCK, &mut freed), (false, 0b0100_1111));
+    }
 }

@@ -4,7 +4,7 @@
 //!   4  version       8  backing file: offset, length    20  cluster bits    24  size
 //!  32  encryption   36  L1 entries  40  L1 table        48  refcount table, clusters of it
 //!  60  snapshots    64  where they are
-//!  72  incompatible features (version 3)   100  length of the header, then extensions
+//!  72  incompatible features (version 3)   100  length of the header  104  compression
 //! ```
 //!
 //! All numbers are big-endian.
@@ -12,6 +12,7 @@
 use std::io;
 
 use super::super::{TABLE_BYTES_MAX, unsupported};
+use super::reader::Layout;
 use crate::BlockDevice;
 use crate::fields::{self, invalid, u32_be, u64_be};
 
@@ -21,6 +22,13 @@ const CORRUPT: u64 = 1 << 1;
 const EXTERNAL_DATA: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
+
+/// How clusters are compressed.
+const DEFLATE: u8 = 0;
+const ZSTD: u8 = 1;
+
+/// The logarithm of the smallest cluster that has 32 parts of a sector.
+const SUBCLUSTERED_BITS_MIN: u32 = 14;
 
 /// How many snapshots are looked at, and how long the entry of one may be.
 const SNAPSHOTS_MAX: u32 = 4096;
@@ -48,6 +56,8 @@ pub struct Qcow2Header {
     l1_offset: u64,
     refcount_clusters: u32,
     features: u64,
+    /// How clusters are compressed, as the header numbers it.
+    compression: u8,
 }
 
 /// An internal snapshot.
@@ -76,8 +86,14 @@ impl Qcow2Header {
     pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
         let bytes = read(device, 0, 72, 72)?;
         let version = u32_be(&bytes, 4);
-        if bytes[..4] != *b"QFI\xfb" || !matches!(version, 2 | 3) {
-            return Err(invalid(format!("no version {version} of qcow2 is known")));
+        if bytes[..4] != *b"QFI\xfb" {
+            return Err(invalid("it does not begin as a qcow2 does"));
+        }
+        if !matches!(version, 2 | 3) {
+            return Err(unsupported(format!(
+                "no version {version} of qcow2 is known: qemu-img convert -O qcow2 IN OUT makes \
+                 an image that is"
+            )));
         }
         let cluster_bits = u32_be(&bytes, 20);
         if !(9..=21).contains(&cluster_bits) {
@@ -88,6 +104,7 @@ impl Qcow2Header {
             let rest = read(device, 72, 32, 32)?;
             (features, header_bytes) = (u64_be(&rest, 0), u64::from(u32_be(&rest, 28)));
         }
+        let compression = if header_bytes > 104 { read(device, 104, 1, 1)?[0] } else { DEFLATE };
         let name_at = u64_be(&bytes, 8);
         let backing = match name_at {
             0 => None,
@@ -105,6 +122,7 @@ impl Qcow2Header {
             l1_offset: u64_be(&bytes, 40),
             refcount_clusters: u32_be(&bytes, 56),
             features,
+            compression,
         };
         header.backing_format = header.read_backing_format(device, header_bytes)?;
         let (count, at) = (u32_be(&bytes, 60), u64_be(&bytes, 64));
@@ -142,23 +160,38 @@ impl Qcow2Header {
 
     /// Refuses what is not known here, and tables that are larger than a disk of this size needs.
     pub(super) fn check(&self, file_bytes: u64, is_writable: bool) -> io::Result<()> {
-        let convert = |what: &str, option: &str| {
+        let convert = |what: &str| {
             unsupported(format!(
-                "a qcow2 with {what} is not read here: qemu-img convert -O qcow2{option} IN OUT \
-                 makes one without"
+                "a qcow2 with {what} is not read here: qemu-img convert -O qcow2 IN OUT makes one \
+                 without"
             ))
         };
         if self.is_encrypted {
-            return Err(convert("encryption", ""));
+            return Err(unsupported(
+                "a qcow2 with encryption is not read here: qemu-img convert --object \
+                 secret,id=key,file=PASSWORD_FILE --image-opts \
+                 driver=qcow2,encrypt.key-secret=key,file.filename=IN -O qcow2 OUT makes one \
+                 without",
+            ));
         }
         if self.features & EXTERNAL_DATA != 0 {
-            return Err(convert("its data in another file", ""));
+            return Err(convert("its data in another file"));
         }
-        if self.features & COMPRESSION_TYPE != 0 {
-            return Err(convert("clusters compressed by zstd", ""));
+        if !matches!(self.compression, DEFLATE | ZSTD) {
+            return Err(convert("a compression that is not known"));
         }
-        if self.features & EXTENDED_L2 != 0 {
-            return Err(convert("extended L2 entries", ""));
+        if self.has_subclusters() && self.cluster_bits < SUBCLUSTERED_BITS_MIN {
+            return Err(invalid("its clusters are too small for extended L2 entries"));
+        }
+        let only_read = [
+            (self.has_subclusters(), "extended L2 entries"),
+            (self.compression == ZSTD, "clusters compressed by zstd"),
+        ];
+        if let Some((_, what)) = only_read.iter().find(|(has_it, _)| *has_it && is_writable) {
+            return Err(unsupported(format!(
+                "a qcow2 with {what} is only read here, and not written: qemu-img convert -O qcow2 \
+                 IN OUT makes one without"
+            )));
         }
         if self.features & CORRUPT != 0 && is_writable {
             let what = "the image is marked as corrupt: qemu-img check -r all FILE repairs it";
@@ -170,7 +203,7 @@ impl Qcow2Header {
         }
         let known = DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION_TYPE | EXTENDED_L2;
         if self.features & !known != 0 {
-            return Err(convert("features that are not known", ""));
+            return Err(convert("features that are not known"));
         }
         let cluster = 1u64 << self.cluster_bits;
         let refcount_bytes = u64::from(self.refcount_clusters) << self.cluster_bits;
@@ -180,10 +213,27 @@ impl Qcow2Header {
         self.check_l1(self.size_bytes, self.l1_entries, self.l1_offset, file_bytes)
     }
 
+    fn has_subclusters(&self) -> bool {
+        self.features & EXTENDED_L2 != 0
+    }
+
+    /// What the [`reader`](super::reader) needs to know; `None` for what `imago` knows.
+    pub(super) fn layout_for_reader(&self, snapshot: Option<&Qcow2Snapshot>) -> Option<Layout> {
+        let (has_subclusters, has_zstd) = (self.has_subclusters(), self.compression == ZSTD);
+        let (size_bytes, l1_offset) = match snapshot {
+            Some(snapshot) => (snapshot.size_bytes, snapshot.l1_offset),
+            None => (self.size_bytes, self.l1_offset),
+        };
+        let cluster_bits = self.cluster_bits;
+        let layout = Layout { size_bytes, l1_offset, cluster_bits, has_subclusters, has_zstd };
+        (has_subclusters || has_zstd).then_some(layout)
+    }
+
     fn check_l1(&self, size: u64, entries: u32, offset: u64, file_bytes: u64) -> io::Result<()> {
         let table = u64::from(entries) * 8;
         // Of one entry: clusters of data as many as a cluster of entries has.
-        let covered = u128::from(entries) << (2 * self.cluster_bits - 3);
+        let entry_bits = if self.has_subclusters() { 4 } else { 3 };
+        let covered = u128::from(entries) << (2 * self.cluster_bits - entry_bits);
         let is_there = offset.checked_add(table).is_some_and(|end| end <= file_bytes);
         if table > TABLE_BYTES_MAX || covered < u128::from(size) || !is_there && size != 0 {
             return Err(invalid("its table of clusters does not fit its size or the file"));

@@ -14,8 +14,9 @@ use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use parking_lot::Mutex;
 
-use super::counts;
-use crate::BlockDevice;
+use super::counts::Counts;
+use super::reader::read_or_zeros;
+use crate::{BlockDevice, together};
 
 /// When a write may reach the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub(super) struct Store {
     order: Order,
     /// Bytes that are shown in place of those of the device, each with its offset.
     overlay: Vec<(u64, Vec<u8>)>,
+    /// Held by a thread that writes metadata.
+    counts: Mutex<Counts>,
     /// Stores beside each other share it.
     barriers: Arc<Barriers>,
     helper: CommonStorageHelper,
@@ -58,6 +61,7 @@ impl Store {
             below,
             order,
             overlay,
+            counts: Mutex::default(),
             barriers: Arc::default(),
             helper: CommonStorageHelper::default(),
         }
@@ -69,6 +73,7 @@ impl Store {
             below: self.below.clone(),
             order,
             overlay: Vec::new(),
+            counts: Mutex::default(),
             barriers: self.barriers.clone(),
             helper: CommonStorageHelper::default(),
         }
@@ -89,10 +94,7 @@ impl Store {
 
     /// Reads what is there; behind the end there are zeros.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let left = self.below.size_bytes().saturating_sub(offset);
-        let there = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-        self.below.read_at(offset, &mut buf[..there])?;
-        buf[there..].fill(0);
+        read_or_zeros(&*self.below, offset, buf)?;
         let end = offset.saturating_add(buf.len() as u64);
         for (start, bytes) in &self.overlay {
             let (from, to) = ((*start).max(offset), (start + bytes.len() as u64).min(end));
@@ -123,14 +125,18 @@ impl Storage for Store {
 
     unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
         let pieces = bufv.into_inner();
-        if self.order == Order::AfterAll {
-            let bytes = pieces.iter().map(|piece| &**piece).collect::<Vec<_>>().concat();
-            if counts::before_write(&*self.below, offset, &bytes)? {
-                self.barriers.is_dirty.store(true, Ordering::Release);
+        let result = match self.order {
+            Order::Free => self.below.write_vectored_at(offset, &pieces),
+            Order::AfterAll => {
+                let mut bytes = together(&pieces).into_owned();
+                let mut counts = self.counts.lock();
+                if counts.before_write(&*self.below, offset, &mut bytes)? {
+                    self.barriers.is_dirty.store(true, Ordering::Release);
+                }
+                self.barrier()?;
+                self.below.write_at(offset, &bytes)
             }
-            self.barrier()?;
-        }
-        let result = self.below.write_vectored_at(offset, &pieces);
+        };
         // Not before: a barrier that began meanwhile is not about this write.
         self.barriers.is_dirty.store(true, Ordering::Release);
         result
