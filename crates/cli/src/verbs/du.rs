@@ -93,14 +93,6 @@ struct Usage<'a> {
     cache: SharingCache,
 }
 
-/// A directory that is being gone through.
-struct Sum {
-    path: Vec<u8>,
-    depth: usize,
-    /// What it takes itself; what is below it is added when that is left.
-    space: Space,
-}
-
 impl Usage<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result<Space> {
         let file = session.file(LastLink::Keep)?;
@@ -114,14 +106,13 @@ impl Usage<'_> {
             self.line(Some(session), &path, own, shared)?;
             return Ok(own);
         }
-        let top = Sum { path: path.clone(), depth: 0, space: own };
-        let mut sums = Sums { usage: self, session, shared, levels: vec![top], failed: None };
+        let mut sums = Sums { usage: self, session, shared, levels: vec![own], failed: None };
         walk(&session.fs, file, 0, DEPTH_MAX, &mut sums);
         let Sums { shared, levels, failed, .. } = sums;
         if let Some(failure) = failed {
             return Err(failure);
         }
-        let space = levels.first().map_or(own, |top| top.space);
+        let space = levels.first().copied().unwrap_or(own);
         let shared = self.arguments.shares.then(|| shared.bytes());
         self.line(Some(session), &path, space, shared)?;
         Ok(space)
@@ -211,8 +202,8 @@ struct Sums<'u, 'a, 's> {
     usage: &'u mut Usage<'a>,
     session: &'s PlaceSession,
     shared: Ranges,
-    /// The directories that the walk is in.
-    levels: Vec<Sum>,
+    /// What the directories take that the walk is in, with what is below them and was left.
+    levels: Vec<Space>,
     /// Why nothing more can be written.
     failed: Option<Failure>,
 }
@@ -238,8 +229,7 @@ impl Visitor for Sums<'_, '_, '_> {
             return None;
         }
         let space = self.seen(entry).unwrap_or_default();
-        let path = joined(&self.session.path, entry.path);
-        self.levels.push(Sum { path, depth: self.levels.len(), space });
+        self.levels.push(space);
         Some(self.levels.len())
     }
 
@@ -247,7 +237,7 @@ impl Visitor for Sums<'_, '_, '_> {
         let Some(space) = self.seen(entry) else { return };
         let depth = self.levels.len();
         if let Some(level) = self.levels.last_mut() {
-            level.space.add(space);
+            level.add(space);
         }
         if self.usage.arguments.all && self.usage.is_shown(depth) {
             let path = joined(&self.session.path, entry.path);
@@ -255,16 +245,17 @@ impl Visitor for Sums<'_, '_, '_> {
         }
     }
 
-    fn leave(&mut self, level: usize) {
+    fn leave(&mut self, level: usize, path: &[u8]) {
         // The place itself is written at the end.
         if level == 0 {
             return;
         }
-        let Some(Sum { path, depth, space }) = self.levels.pop() else { return };
+        let Some(space) = self.levels.pop() else { return };
         if let Some(above) = self.levels.last_mut() {
-            above.space.add(space);
+            above.add(space);
         }
-        if self.usage.is_shown(depth) && self.failed.is_none() {
+        if self.usage.is_shown(self.levels.len()) && self.failed.is_none() {
+            let path = joined(&self.session.path, path);
             self.failed = self.usage.line(Some(self.session), &path, space, None).err();
         }
     }

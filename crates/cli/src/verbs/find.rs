@@ -330,7 +330,7 @@ fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> b
 struct Walk<'w, 'a, 'f> {
     finding: &'w mut Finding<'a, 'f>,
     /// The directories that the walk is in, where they are shown when they are left.
-    levels: Vec<(Attr, Vec<u8>, Vec<u8>, FileId)>,
+    levels: Vec<(Attr, FileId)>,
 }
 
 impl Walk<'_, '_, '_> {
@@ -364,8 +364,7 @@ impl Visitor for Walk<'_, '_, '_> {
             self.show(entry, depth);
             return None;
         }
-        let path = joined(&self.finding.top, entry.path);
-        self.levels.push((*entry.attr, path, entry.name.to_vec(), entry.parent));
+        self.levels.push((*entry.attr, entry.parent));
         Some(depth)
     }
 
@@ -373,13 +372,15 @@ impl Visitor for Walk<'_, '_, '_> {
         self.show(entry, depth + 1);
     }
 
-    fn leave(&mut self, depth: usize) {
+    fn leave(&mut self, depth: usize, path: &[u8]) {
         if depth == 0 || !self.finding.search.is_depth_first {
             return;
         }
-        let Some((attr, path, name, parent)) = self.levels.pop() else { return };
-        let place = Some((parent, &name[..]));
-        self.finding.show(&Candidate { path: &path, name: &name, attr: &attr, depth, place });
+        let Some((attr, parent)) = self.levels.pop() else { return };
+        let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+        let place = Some((parent, name));
+        let path = joined(&self.finding.top, path);
+        self.finding.show(&Candidate { path: &path, name, attr: &attr, depth, place });
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) {

@@ -116,7 +116,7 @@ fn remove(
     if !is_empty && !talk.is_wanted("descend into directory", &shown) {
         return Ok(());
     }
-    let top = Open { place: (dir, name), path: path[..bare].to_vec(), left: 0 };
+    let top = Open { place: (dir, name), left: 0 };
     let mut removal = Removal { fs, at, report, talk, top: &path[..bare], left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())
@@ -131,8 +131,6 @@ pub(super) fn subvolume(path: &[u8]) -> Error {
 /// A directory whose contents are being removed.
 struct Open {
     place: (FileId, Vec<u8>),
-    /// For messages; only the name of it where that would be long.
-    path: Vec<u8>,
     /// What was left before it.
     left: u64,
 }
@@ -155,9 +153,6 @@ impl Removal<'_, '_, '_, '_> {
     }
 }
 
-/// The longest path that is kept for messages.
-const PATH_KEPT: usize = 4096;
-
 impl Visitor for Removal<'_, '_, '_, '_> {
     type Directory = Open;
 
@@ -177,12 +172,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
                 return None;
             }
         }
-        let kept = &entry.path[entry.path.len().saturating_sub(PATH_KEPT)..];
-        Some(Open {
-            place: (entry.parent, entry.name.to_vec()),
-            path: joined(self.top, kept),
-            left: self.left,
-        })
+        Some(Open { place: (entry.parent, entry.name.to_vec()), left: self.left })
     }
 
     fn visit(&mut self, _: &Open, entry: &Entry<'_>) {
@@ -198,11 +188,12 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         }
     }
 
-    fn leave(&mut self, directory: Open) {
+    fn leave(&mut self, directory: Open, path: &[u8]) {
         if self.left > directory.left {
             return;
         }
-        let shown = self.report.place(&directory.path);
+        let path = if path.is_empty() { self.top.to_vec() } else { joined(self.top, path) };
+        let shown = self.report.place(&path);
         if !self.talk.is_wanted("remove directory", &shown) {
             self.left += 1;
             return;
@@ -210,7 +201,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         let (dir, name) = &directory.place;
         match self.fs.rmdir(Place { dir: *dir, name }, self.at) {
             Ok(()) => self.talk.removed("directory ", &shown),
-            Err(error) => self.error(&at_path(error, &directory.path)),
+            Err(error) => self.error(&at_path(error, &path)),
         }
     }
 
