@@ -1,13 +1,16 @@
 //! The program on a terminal, and when somebody presses Ctrl-C: `script` of util-linux gives it a
 //! terminal.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use offshoot_testkit::random::{Random, seed_of_run};
+use rustix::fs::{XattrFlags, setxattr};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -25,11 +28,16 @@ fn does(args: &[&str]) -> String {
 
 /// Runs words of the shell on a terminal, with this locale: its code, and what the terminal got.
 fn on_terminal(words: &str, locale: &str) -> (Option<i32>, String) {
+    let (code, shown) = on_terminal_raw(words, locale);
+    (code, String::from_utf8_lossy(&shown).into_owned())
+}
+
+fn on_terminal_raw(words: &str, locale: &str) -> (Option<i32>, Vec<u8>) {
     let mut script = Command::new("script");
     script.args(["-qec", words, "/dev/null"]).stdin(Stdio::null());
     let output = script.env("LC_ALL", locale).env("TERM", "xterm").output();
     let output = output.expect("`script` is there (Debian package bsdutils)");
-    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    (output.status.code(), output.stdout)
 }
 
 /// A volume, with a directory of the host copied into it.
@@ -266,4 +274,167 @@ fn completions_and_pages() {
     assert!(page("offshoot.1").contains(".TH offshoot 1"));
     assert!(page("offshoot-mount.1").contains("norecovery"));
     assert!(page("offshoot-subvolume-create.1").contains(".TH"));
+}
+
+/// What a terminal would act upon, in parts of names.
+const DANGEROUS: [&[u8]; 14] = [
+    b"\x1b[2J",
+    b"\x1b]0;title\x07",
+    b"\nNEWLINE",
+    b"\r",
+    b"\tTAB",
+    b"\x08\x08",
+    b"\x7f",
+    b"\x9b31m",
+    b"\xc2\x9b31m",
+    b"\xff\xfe",
+    "\u{202e}".as_bytes(),
+    "\u{2066}".as_bytes(),
+    "\u{200b}".as_bytes(),
+    b"\x0e\x0f",
+];
+
+fn dangerous_name(random: &mut Random) -> Vec<u8> {
+    let mut name = b"n".to_vec();
+    for _ in 0..=random.below(3) {
+        name.extend(DANGEROUS[usize::try_from(random.below(14)).expect("small")]);
+        name.extend(random.number().to_string().as_bytes());
+    }
+    name
+}
+
+/// What in `shown` a terminal would act upon, but for ends of lines.
+fn acted_upon(shown: &[u8]) -> Option<String> {
+    // Some lines end with a NUL, and columns with tabs.
+    let is_dangerous = |c: char| {
+        (c.is_control() && !matches!(c, '\n' | '\r' | '\0' | '\t'))
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    // Each line ends with both.
+    let is_end = |at: usize| shown.get(at + 1).is_none_or(|&byte| byte == b'\n');
+    if shown.iter().enumerate().any(|(at, &byte)| byte == b'\r' && !is_end(at)) {
+        return Some("a carriage return".to_owned());
+    }
+    if [&b"\nNEWLINE"[..], b"\tTAB"].iter().any(|raw| shown.windows(raw.len()).any(|w| w == *raw)) {
+        return Some("a name on two lines, or with a tab".to_owned());
+    }
+    shown.utf8_chunks().find_map(|chunk| {
+        let bad = chunk.valid().chars().find(|&c| is_dangerous(c)).map(|c| format!("{c:?}"));
+        bad.or((!chunk.invalid().is_empty()).then(|| format!("{:?}", chunk.invalid())))
+    })
+}
+
+/// Every verb that shows names, with names that speak to terminals.
+#[test]
+fn no_name_speaks_to_the_terminal() {
+    let mut random = Random::new(seed_of_run());
+    let evil = |random: &mut Random| OsString::from_vec(dangerous_name(random));
+    let volume = Volume::new(|source| {
+        fs::create_dir(source.join("etc")).expect("a directory");
+        let (user, group) = (dangerous_name(&mut random), dangerous_name(&mut random));
+        let entry = |name: &[u8], rest: &str| {
+            let name: Vec<u8> = name.iter().copied().filter(|b| !b"\n:".contains(b)).collect();
+            [&name[..], rest.as_bytes()].concat()
+        };
+        fs::write(source.join("etc/passwd"), entry(&user, ":x:1234:4321::/:/bin/sh\n"))
+            .expect("a file");
+        fs::write(source.join("etc/group"), entry(&group, ":x:4321:\n")).expect("a file");
+        for _ in 0..6 {
+            let directory = source.join(evil(&mut random));
+            fs::create_dir(&directory).expect("a directory");
+            for _ in 0..3 {
+                let file = directory.join(evil(&mut random));
+                fs::write(&file, "text").expect("a file");
+                chown(&file, Some(1234), Some(4321)).expect("we are root");
+                symlink(evil(&mut random), directory.join(evil(&mut random))).expect("a link");
+                let name = [b"user.", &dangerous_name(&mut random)[..]].concat();
+                let value = dangerous_name(&mut random);
+                setxattr(&file, &name[..], &value, XattrFlags::empty()).expect("an attribute");
+            }
+            symlink(evil(&mut random), source.join(evil(&mut random))).expect("a link");
+        }
+    });
+    let place = format!("{}:/", volume.image());
+    let with_name = |words: &[&str], name: OsString| {
+        let mut command = Command::new(program());
+        let mut place = OsString::from(&place);
+        place.push(name);
+        let output = command.args(words).arg(place).output().expect("it starts");
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    };
+    for _ in 0..3 {
+        with_name(&["subvolume", "create"], evil(&mut random));
+    }
+    let image = volume.image();
+    let out = volume.path("out");
+    let other = volume.path("other.img");
+    let (out, other) = (out.to_str().expect("text"), other.to_str().expect("text"));
+    does(&["mkfs", other, "--size", "512M", "-L", "a\u{1b}[2J\u{9b}label"]);
+    let lines = [
+        "ls --color=never -laR @".to_owned(),
+        "ls --color=never -R @".into(),
+        "ls --color=never -1 @".into(),
+        "ls --color=never --zero @".into(),
+        "ls --json -R @".into(),
+        "ls --color=never -ld '@n*'".into(),
+        "stat '@n*'".into(),
+        "stat --json '@n*'".into(),
+        "stat -c '%n %N %U %G' '@n*/n*'".into(),
+        "stat --printf '%-30n %N %U %G\\n' '@n*/n*'".into(),
+        "find @".into(),
+        "find @ -print0".into(),
+        "find @ --json".into(),
+        "du -a @".into(),
+        "du --shares @".into(),
+        "du -a0 @".into(),
+        "df @".into(),
+        format!("df {other}"),
+        format!("info {other}"),
+        "tree -a @".into(),
+        "tree --json @".into(),
+        "lsattr -R @".into(),
+        "getfattr -d '@n*/n*'".into(),
+        "getfattr '@n*/n*'".into(),
+        "getfattr -d -e text -m - '@n*/n*'".into(),
+        "getfattr --only-values '@n*/n*'".into(),
+        "getfattr --json '@n*/n*'".into(),
+        "property get '@n*'".into(),
+        format!("subvolume list {image}"),
+        format!("subvolume list --json {image}"),
+        format!("dump tree {image} 5"),
+        format!("dump super {other}"),
+        "cat '@n*'".into(),
+        "cat '@n*/n*/none'".into(),
+        format!("extract @ {out}-1"),
+        format!("cp -rv @ {out}-2"),
+        format!("cp -rv @. {other}:/"),
+        "chmod -R u+w '@n*'".into(),
+        "chmod u+w '@n*/none*'".into(),
+        "rmdir '@n*'".into(),
+        "mkdir '@n*'".into(),
+        "mkdir @into".into(),
+        "mv -v '@n*' @into".into(),
+        "ln '@into/n*/n*' @into".into(),
+        "dedupe @etc/passwd '@into/n*/n*'".into(),
+        "rm -rv '@into/n*'".into(),
+    ];
+    for line in lines {
+        let line = line.replace('@', &place);
+        // Progress draws on the terminal.
+        let (_, shown) = on_terminal_raw(&format!("{} {line} 2>{out}.err", program()), "C.UTF-8");
+        if let Some(bad) = acted_upon(&shown) {
+            let bad_line = shown.split(|&b| b == b'\n').find(|line| acted_upon(line).is_some());
+            let bad_line = String::from_utf8_lossy(bad_line.unwrap_or_default());
+            panic!("{line}: {bad}\n{bad_line:?}");
+        }
+        let said = fs::read(format!("{out}.err")).expect("it was written");
+        let said = [said.split(|&b| b == b'\r').next_back().unwrap_or_default(), b""].concat();
+        assert_eq!(acted_upon(&said), None, "{line}: {:?}", String::from_utf8_lossy(&said));
+        let errors = String::from_utf8_lossy(&said).contains("Usage:");
+        assert!(!errors, "{line}: {}", String::from_utf8_lossy(&said));
+    }
+    // Off a terminal, formats have the bytes.
+    let words = ["stat", "-c", "%n", &format!("{place}n*")];
+    let raw = Command::new(program()).args(words).output().expect("it starts").stdout;
+    assert!(acted_upon(&raw).is_some(), "{raw:?}");
 }

@@ -183,12 +183,8 @@ impl Usage<'_> {
             write!(self.out, "{}\t", space.bytes.div_ceil(1024))?;
         }
         let name = volume.map_or_else(|| path.to_vec(), |volume| [volume, b":", path].concat());
-        if arguments.null {
-            self.out.write_all(&[&name[..], b"\0"].concat())?;
-            return Ok(());
-        }
         write_name(self.out, &name)?;
-        Ok(writeln!(self.out)?)
+        Ok(self.out.write_all(if arguments.null { b"\0" } else { b"\n" })?)
     }
 
     /// Whether lines so deep below the place are written.

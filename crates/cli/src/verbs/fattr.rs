@@ -57,7 +57,7 @@ pub(super) fn get(
         };
         match found(&session, arguments, matching.as_ref()) {
             Ok(xattrs) if arguments.only_values => {
-                xattrs.iter().try_for_each(|(_, value)| out.write_all(value))?;
+                xattrs.iter().try_for_each(|(_, value)| write_name(out, value))?;
             }
             Ok(xattrs) if arguments.dump || arguments.encoding.is_some() => {
                 dump(&session, &xattrs, arguments.encoding, out)?;

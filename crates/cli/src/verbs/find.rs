@@ -259,12 +259,7 @@ impl<'a> Finding<'a, '_> {
             write_line(&mut *self.out, &record).map_err(Into::into)
         } else {
             let place = [volume, b":", one.path].concat();
-            // Between NULs, names are for a program, wherever they go.
-            let name = if end == b"\0" {
-                self.out.write_all(&place)
-            } else {
-                write_name(&mut *self.out, &place)
-            };
+            let name = write_name(&mut *self.out, &place);
             name.and_then(|()| self.out.write_all(end)).map_err(Into::into)
         };
         self.failed = self.failed.take().or(written.err());

@@ -23,7 +23,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
 use crate::args::LsArguments;
 use crate::enter::{Entrance, attr_of, may_enter};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name};
+use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name, write_name};
 use crate::places::{Failures, Places};
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
@@ -528,7 +528,7 @@ impl Tree<'_, '_, '_> {
             && is_plain
         {
             // The name is there, whatever it leads to.
-            self.listing.style.name(out, &entry.name)?;
+            write_name(out, &entry.name)?;
             self.listing.style.end(out)?;
         }
         match attr_of(self.fs, &entry.name, entry.file) {
