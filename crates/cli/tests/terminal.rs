@@ -6,9 +6,10 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use offshoot_testkit::disks::assert_image_checks;
 use offshoot_testkit::random::{Random, seed_of_run};
 use rustix::fs::{XattrFlags, setxattr};
 use rustix::process::{Pid, Signal, kill_process};
@@ -148,6 +149,7 @@ fn an_extraction_goes_on_after_ctrl_c() {
                 .expect("a file");
         }
         fs::hard_link(source.join("file-00000"), source.join("zz-link")).expect("a link");
+        fs::create_dir(source.join("other")).expect("a directory");
     });
     let out = volume.path("out");
     let output = interrupted(&volume, &out);
@@ -168,14 +170,12 @@ fn an_extraction_goes_on_after_ctrl_c() {
     }
     assert_eq!(out.metadata().expect("it is there").mode() & 0o777, 0o700);
     // Another place does not go on there.
-    does(&["mkdir", &format!("{}:/other", volume.image())]);
     let other = format!("{}:/other", volume.image());
     let refused = Command::new(program())
         .args(["extract".as_ref(), OsStr::new(&other), out.as_os_str()])
         .output()
         .expect("it starts");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("half done"), "{refused:?}");
-    does(&["rm", "-r", &other]);
     // One that was cut is made anew.
     let (cut, _) = &left[left.len() / 2];
     let path = out.join(cut);
@@ -198,6 +198,120 @@ fn an_extraction_goes_on_after_ctrl_c() {
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
 
+/// Presses Ctrl-C when a verb has opened the volume for writing: it watches for signals by then.
+fn interrupted_when_open(volume: &Volume, child: Child) -> Output {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
+    let image = fs::File::open(volume.path("v.img")).expect("an image");
+    let is_open = || {
+        use rustix::fs::{FlockOperation, flock};
+        let locked = flock(&image, FlockOperation::NonBlockingLockShared).is_err();
+        let _ = flock(&image, FlockOperation::Unlock);
+        locked
+    };
+    while !is_open() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(pid, Signal::INT).expect("it runs");
+    child.wait_with_output().expect("a child")
+}
+
+/// Verbs that change much: what they did is stored, and the volume is whole.
+#[test]
+fn a_change_that_is_interrupted_says_what_is_stored() {
+    const FILES: usize = 3000;
+    let volume = Volume::new(|source| {
+        fs::create_dir(source.join("dir")).expect("a directory");
+        for n in 0..FILES {
+            fs::write(source.join(format!("dir/file-{n}")), vec![7; 8192]).expect("a file");
+        }
+    });
+    let place = |path: &str| format!("{}:{path}", volume.image());
+    let starts = |args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let count = || does(&["find", &place("/dir"), "-type", "f"]).lines().count();
+    let ends = |args: &[&str]| {
+        let output = interrupted_when_open(&volume, starts(args));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("interrupted: "), "{args:?}: {said}");
+        assert!(said.contains("is stored"), "{args:?}: {said}");
+        assert_image_checks(Path::new(&volume.image()));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let same = ends(&["dedupe", &place("/dir/file-0"), &place("/dir/file-1*")]);
+    assert!(same.lines().count() < FILES / 3, "{same}");
+    ends(&["scrub", &volume.image()]);
+    assert_eq!(count(), FILES);
+    ends(&["rm", "-r", &place("/dir")]);
+    let left = count();
+    assert!(left > 0, "all are gone");
+    ends(&["find", &place("/dir"), "-delete"]);
+    assert!(count() > 0 && count() <= left, "{} of {left}", count());
+    // It waits for an answer.
+    let left = count();
+    ends(&["rm", "-ri", &place("/dir")]);
+    assert_eq!(count(), left);
+}
+
+/// What was done is stored also when the reader of the output has gone.
+#[test]
+fn changes_are_stored_when_nobody_reads_of_them() {
+    const FILES: usize = 3000;
+    let volume = Volume::new(|source| {
+        for dir in ["a", "b"] {
+            fs::create_dir(source.join(dir)).expect("a directory");
+        }
+        for n in 0..FILES {
+            fs::write(source.join(format!("a/file-{n}-{}", "x".repeat(60))), "").expect("a file");
+        }
+    });
+    let place = |path: &str| format!("{}:{path}", volume.image());
+    let count = |dir: &str| does(&["find", &place(dir), "-type", "f"]).lines().count();
+    let unread = |args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        drop(child.stdout.take());
+        child.wait_with_output().expect("a child")
+    };
+    unread(&["mv", "-v", &place("/a/file-1*"), &place("/b")]);
+    let moved = count("/b");
+    assert!(moved > 0, "nothing was moved");
+    assert_eq!(count("/a"), FILES - moved);
+    unread(&["find", &place("/a"), "-name", "file*", "-delete", "-print"]);
+    let left = count("/a");
+    assert!(left > 0 && left < FILES - moved, "{left} are left");
+    unread(&["rm", "-rv", &place("/a")]);
+    assert!(count("/") < left + moved);
+    assert_image_checks(Path::new(&volume.image()));
+}
+
+/// One match that is gone keeps none of the others back.
+#[test]
+fn find_goes_on_after_a_match_that_cannot_be_looked_at() {
+    let volume = Volume::new(|source| {
+        for dir in ["one", "other"] {
+            fs::create_dir(source.join(dir)).expect("a directory");
+            fs::write(source.join(dir).join("x"), "").expect("a file");
+        }
+        for (link, to) in [("l1", "one"), ("l2", "one"), ("l3", "other")] {
+            symlink(to, source.join(link)).expect("a link");
+        }
+    });
+    let place = format!("{}:/l*/x", volume.image());
+    let output = Command::new(program()).args(["find", &place, "-delete", "-print"]).output();
+    let output = output.expect("it starts");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("/l2/x: ") && said.lines().count() == 1, "{said}");
+    assert!(told.contains("/l1/x\n") && told.contains("/l3/x\n"), "{told}");
+    assert_eq!(does(&["find", &format!("{}:/", volume.image()), "-name", "x"]), "");
+}
+
 #[test]
 fn a_copy_that_is_interrupted_says_what_is_stored() {
     let volume = Volume::new(|source| {
@@ -211,20 +325,7 @@ fn a_copy_that_is_interrupted_says_what_is_stored() {
     let mut command = Command::new(program());
     command.args(["cp", "-r"]).arg(&source).arg(format!("{}:/more", volume.image()));
     let child = command.stderr(Stdio::piped()).spawn().expect("it starts");
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
-    // The signals are watched for before the volume is opened for writing.
-    let image = fs::File::open(volume.path("v.img")).expect("an image");
-    let is_open = || {
-        use rustix::fs::{FlockOperation, flock};
-        let locked = flock(&image, FlockOperation::NonBlockingLockShared).is_err();
-        let _ = flock(&image, FlockOperation::Unlock);
-        locked
-    };
-    while !is_open() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    kill_process(pid, Signal::INT).expect("it runs");
-    let output = child.wait_with_output().expect("a child");
+    let output = interrupted_when_open(&volume, child);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let told = said.lines().find_map(|line| line.strip_prefix("offshoot: interrupted: "));
@@ -418,6 +519,10 @@ fn no_name_speaks_to_the_terminal() {
         "dedupe @etc/passwd '@into/n*/n*'".into(),
         "rm -rv '@into/n*'".into(),
     ];
+    // Off a terminal, formats have the bytes.
+    let words = ["stat", "-c", "%n", &format!("{place}n*")];
+    let raw = Command::new(program()).args(words).output().expect("it starts").stdout;
+    assert!(acted_upon(&raw).is_some(), "{raw:?}");
     for line in lines {
         let line = line.replace('@', &place);
         // Progress draws on the terminal.
@@ -433,8 +538,4 @@ fn no_name_speaks_to_the_terminal() {
         let errors = String::from_utf8_lossy(&said).contains("Usage:");
         assert!(!errors, "{line}: {}", String::from_utf8_lossy(&said));
     }
-    // Off a terminal, formats have the bytes.
-    let words = ["stat", "-c", "%n", &format!("{place}n*")];
-    let raw = Command::new(program()).args(words).output().expect("it starts").stdout;
-    assert!(acted_upon(&raw).is_some(), "{raw:?}");
 }

@@ -98,17 +98,21 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         Some((fs, place)) => job.to_volume(&opened, fs, place, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
     });
-    volumes.sync(&mut failures);
+    let is_stored = volumes.sync(&mut failures);
     console.stop_progress();
     result?;
     manner.finish()?;
     let (outcome, result) = finish(counters, problems);
     if interrupt::is_interrupted() {
         let (files, bytes) = (outcome.files, human_size(outcome.bytes));
-        console.error(&format_args!(
-            "interrupted: {files} files, {bytes}, were copied and are stored"
-        ));
-        console.detail(&"the others are not there, or not whole");
+        if is_stored {
+            console.error(&format_args!(
+                "interrupted: {files} files, {bytes}, were copied and are stored"
+            ));
+            console.detail(&"the others are not there, or not whole");
+        } else {
+            console.error(&"interrupted, and not everything that was copied is stored");
+        }
         failures.note(ExitStatus::Failed);
     }
     if let Err(failure) = result {

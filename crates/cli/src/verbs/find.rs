@@ -17,11 +17,12 @@ use offshoot_btrfs::Filesystem;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp};
 
 use crate::args::FindArguments;
-use crate::edit::{joined, moment, require_one_volume};
+use crate::edit::{joined, moment, require_one_volume, say_if_interrupted, sync};
 use crate::enter::is_empty;
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::extract::{Entry, Visitor, walk};
 use crate::globs::expand;
+use crate::interrupt::{self, is_interrupted};
 use crate::output::{
     Console, Escaped, FileRecord, Owners, json_name, shown_inode, write_line, write_name,
 };
@@ -52,6 +53,10 @@ pub(super) fn run(
     };
     let places: Vec<Place> = places.iter().map(|text| arguments.tree.open.place(text)).collect();
     let mut failures = Failures::new(console);
+    let mut failed = None;
+    if access == Access::Write {
+        interrupt::watch(console)?;
+    }
     let mut opened: Vec<(std::path::PathBuf, Filesystem)> = Vec::new();
     for Place { volume, path } in places {
         let known = opened.iter().find(|(known, _)| *known == volume).map(|(_, fs)| fs.clone());
@@ -81,24 +86,33 @@ pub(super) fn run(
             top: Vec::new(),
             failed: None,
         };
-        let found = finding
-            .prepare()
-            .and_then(|()| expand(&fs, &path)?.iter().try_for_each(|path| finding.place(path)));
-        let failed = finding.failed.take();
-        if let Err(error) = found {
-            failures.inside(&volume, ExitStatus::of(&error), &error);
+        match finding.prepare().and_then(|()| expand(&fs, &path)) {
+            Ok(paths) => {
+                for path in paths {
+                    if let Err(error) = finding.place(&path) {
+                        finding.whole_error(&error);
+                    }
+                    if finding.is_over() {
+                        break;
+                    }
+                }
+            }
+            Err(error) => finding.whole_error(&error),
         }
-        if let Some(failure) = failed {
-            return Err(failure);
+        failed = finding.failed.take();
+        if failed.is_some() || is_interrupted() {
+            break;
         }
     }
-    for (volume, fs) in opened.iter().filter(|_| access == Access::Write) {
-        if let Err(error) = fs.sync() {
-            let what = format_args!("not everything that was done is stored: {error}");
-            failures.inside(volume, ExitStatus::of(&error), &what);
+    // Also when nobody takes the output any more.
+    if access == Access::Write {
+        let mut is_stored = true;
+        for (volume, fs) in &opened {
+            is_stored &= sync(fs, volume, &mut failures);
         }
+        say_if_interrupted(is_stored, console, &mut failures);
     }
-    failures.result()
+    failed.map_or_else(|| failures.result(), Err)
 }
 
 /// A search below one place.
@@ -174,7 +188,7 @@ impl<'a> Finding<'a, '_> {
         if is_directory && !is_pruned && self.search.max_depth > 0 {
             walk(self.fs, file, 0, DEPTH_MAX, &mut Walk { finding: self, levels: Vec::new() });
         }
-        if self.search.is_depth_first && self.failed.is_none() {
+        if self.search.is_depth_first && !self.is_over() {
             self.show(&top);
         }
         Ok(())
@@ -288,6 +302,16 @@ impl<'a> Finding<'a, '_> {
         }
     }
 
+    /// Whether nothing more is looked for.
+    fn is_over(&self) -> bool {
+        self.failed.is_some() || is_interrupted()
+    }
+
+    /// Prints an error that tells itself where it happened.
+    fn whole_error(&mut self, error: &Error) {
+        self.failures.inside(self.volume, ExitStatus::of(error), error);
+    }
+
     fn error(&mut self, path: &[u8], error: &Error) {
         let text = format_args!("{}: {}", Escaped(path), Nameless(error));
         self.failures.inside(self.volume, ExitStatus::of(error), &text);
@@ -384,6 +408,6 @@ impl Visitor for Walk<'_, '_, '_> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.finding.failed.is_some()
+        self.finding.is_over()
     }
 }

@@ -40,23 +40,32 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         MvArguments { no_clobber: true, .. } => Rename::NoReplace,
         _ => Rename::Replace,
     };
+    let mut told = Ok(());
     for source in &sources {
         let renamed = rename(&fs, source, &aim, &path, how, at);
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
                 let place = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
-                out.write_all(b"renamed '")?;
-                write_name(out, &place(source))?;
-                out.write_all(b"' -> '")?;
-                write_name(out, &place(&new))?;
-                writeln!(out, "'")?;
+                let mut tell = || {
+                    out.write_all(b"renamed '")?;
+                    write_name(out, &place(source))?;
+                    out.write_all(b"' -> '")?;
+                    write_name(out, &place(&new))?;
+                    writeln!(out, "'")
+                };
+                told = tell();
+                if told.is_err() {
+                    break;
+                }
             }
             Ok(_) => {}
             Err(error) => failures.inside(&volume, ExitStatus::of(&error), &error),
         }
     }
+    // Also when nobody takes the output any more.
     volumes.sync(&mut failures);
+    told?;
     failures.result()
 }
 

@@ -10,6 +10,7 @@ use crate::edit::{Report, at_every_place, joined, moment};
 use crate::enter::is_empty;
 use crate::exit::Result;
 use crate::extract::{Entry, Visitor, walk};
+use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve_end};
@@ -19,6 +20,7 @@ const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
+    interrupt::watch(console)?;
     let places: Vec<NamedPlace> =
         arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     let mut talk = Talk { arguments, out, failed: None };
@@ -49,9 +51,8 @@ impl Talk<'_> {
         // Both are the caller's: one that is gone answers nothing.
         let _ = self.out.flush();
         let _ = write!(io::stderr(), "offshoot: {what} '{}'? ", Escaped(path));
-        let mut answer = String::new();
-        let read = io::stdin().read_line(&mut answer);
-        read.is_ok() && answer.trim_start().starts_with(['y', 'Y'])
+        let answer = interrupt::line_of_stdin();
+        matches!(answer.trim_ascii_start().first(), Some(b'y' | b'Y'))
     }
 
     fn is_file_wanted(&mut self, attr: &Attr, path: &[u8]) -> bool {
@@ -211,6 +212,6 @@ impl Visitor for Removal<'_, '_, '_, '_> {
     }
 
     fn is_stopped(&self) -> bool {
-        false
+        is_interrupted()
     }
 }
