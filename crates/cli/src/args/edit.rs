@@ -177,7 +177,7 @@ pub(crate) struct CpArguments {
     /// Stay in the filesystem, or the subvolume, of each source
     #[arg(short = 'x', long)]
     pub(crate) one_file_system: bool,
-    /// Leave out files with such names, or with a / in it such paths below the source
+    /// Leave out files with such names, SOURCE itself too, or with a / such paths below SOURCE
     #[arg(long, value_name = "PATTERN", action = clap::ArgAction::Append)]
     pub(crate) exclude: Vec<OsString>,
     /// Copy into this directory

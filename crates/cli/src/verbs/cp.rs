@@ -202,6 +202,17 @@ enum Opened {
     Stream,
 }
 
+impl Opened {
+    /// Its path, as the caller wrote it.
+    fn path(&self) -> Option<&[u8]> {
+        match self {
+            Self::Host(path) => Some(path.as_os_str().as_bytes()),
+            Self::Volume(_, _, path) => Some(path),
+            Self::Stream => None,
+        }
+    }
+}
+
 /// A source in a volume.
 struct Found {
     file: FileId,
@@ -291,6 +302,9 @@ impl Copying<'_> {
             if self.shared.problems.is_stopped() {
                 break;
             }
+            if source.path().is_some_and(|path| self.shared.manner.leaves_out_source(path)) {
+                continue;
+            }
             let into = IntoVolume::new(fs, volume, self.at, self.shared, links);
             if let Err(failure) =
                 self.one_to_volume(&into, source, fs, &aim, (volume, path), limits)
@@ -379,6 +393,9 @@ impl Copying<'_> {
             let Opened::Volume(volume, fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
                 break;
+            }
+            if self.shared.manner.leaves_out_source(name) {
+                continue;
             }
             if let Err(failure) = self.one_to_host(&onto, (volume, fs), name, path, into) {
                 failures.opening(&failure);

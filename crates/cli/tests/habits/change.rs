@@ -330,3 +330,36 @@ fn the_root_of_a_volume_is_whose_it_is_said_to_be() {
     let bad = offshoot(dir.path(), &["mkfs", "c.img", "--size", "1G", "--root-owner", "alice"]);
     assert_eq!(bad.status.code(), Some(2));
 }
+
+/// A source that `--exclude` names stays behind, whatever its copy is called, as with rsync.
+#[test]
+fn cp_leaves_out_a_source() {
+    if judges::require().is_none() {
+        return;
+    }
+    let sides = Sides::new();
+    let dir = sides.dir.path();
+    for exclude in ["a", "*", "x", "d", "new", "sub", "sub/deep", "b"] {
+        shell(dir, "rm -rf theirs ours; mkdir theirs ours; true");
+        let judge = |words: &str| {
+            shell(dir, &format!("rsync -a --exclude '{exclude}' {words}"));
+        };
+        let ours = |words: &str| {
+            does(dir, &format!("cp -r --exclude '{exclude}' {words}"));
+        };
+        // Into the volume and out of it.
+        does(dir, "mkdir v.img:/w");
+        ours("host/a host/d v.img:/w");
+        ours("host/b v.img:/w/new");
+        does(dir, "cp -r v.img:/w/. ours");
+        does(dir, "rm -r v.img:/w");
+        judge("host/a host/d theirs");
+        judge("host/b theirs/new");
+        let listed = |of: &str| shell(dir, &format!("cd {of} && find . | sort"));
+        assert_eq!(listed("ours"), listed("theirs"), "{exclude} into the volume");
+        shell(dir, "rm -rf ours; mkdir ours");
+        ours("v.img:/a v.img:/d ours");
+        ours("v.img:/b ours/new");
+        assert_eq!(listed("ours"), listed("theirs"), "{exclude} out of the volume");
+    }
+}
