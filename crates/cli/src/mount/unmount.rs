@@ -31,8 +31,8 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
     let failed = |error| Failure::Host(named.display().to_string(), error);
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
-        let mounted = table::find(&dir)?;
-        for server in stopped::resume_servers(&mounted.device)? {
+        let line = table::find_of_anybody(&dir)?;
+        for server in stopped::resume_servers(&line.mounted.device)? {
             console
                 .error(&format_args!("process {server}, which serves it, was stopped; it goes on"));
         }
@@ -42,7 +42,18 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
     }
     // What is mounted there may not answer any more, or not answer to us: then its links are not followed.
     let dir = named.canonicalize().or_else(|_| std::path::absolute(named)).map_err(failed)?;
-    let mounted = table::find(&dir)?;
+    let line = table::find_of_anybody(&dir)?;
+    let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
+    if !line.is_trusted() {
+        // Its program is neither asked nor waited for, and may have called anything its volume.
+        offshoot_fuse::unmount(&dir, how)?;
+        console.warning(&format_args!(
+            "{}: another user mounted that; whether everything is stored was not asked",
+            dir.display()
+        ));
+        return Ok(());
+    }
+    let mounted = line.mounted;
     let is_stored = match store(&dir) {
         Ok(()) => true,
         // Who may not open it may not ask either. The end of the program makes all durable as well.
@@ -59,7 +70,6 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
             false
         }
     };
-    let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
     offshoot_fuse::unmount(&dir, how)?;
     if !arguments.lazy {
         match table::places_of(&mounted.device)?.first() {
