@@ -501,7 +501,8 @@ pub(crate) struct GetfattrArguments {
     /// Write attributes and values as getfattr -d of the host does
     #[arg(short = 'd', long, conflicts_with = "json")]
     pub(crate) dump: bool,
-    /// Attributes whose names match: - for all; with -d those in user. otherwise
+    /// Attributes whose names this regular expression matches, - for all; with -d those in user.
+    /// otherwise
     #[arg(short = 'm', long = "match", value_name = "PATTERN", conflicts_with = "name")]
     pub(crate) matching: Option<OsString>,
     /// How values are written: text, hex or base64; as they are best read otherwise

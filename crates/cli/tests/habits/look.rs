@@ -249,6 +249,11 @@ fn ls_stat_find_du_and_lsattr_say_what_the_tools_of_the_host_say() {
         "-d -e hex",
         "-d -e text -m user.origin",
         "-d -e base64",
+        "-d -m origin",
+        "-d -m '(bin|ori).*[yn]$'",
+        "-d -m '^[[:alpha:]]+\\.other'",
+        "-d -m 'user.{7}$'",
+        "-d -m 'x*'",
     ] {
         let without_root = |text: Vec<u8>| {
             let text = String::from_utf8_lossy(&text).into_owned();

@@ -528,3 +528,20 @@ fn further_places_have_their_rights_from_the_beginning() {
     let left = fs::read_to_string("/proc/self/mountinfo").expect("the table");
     assert!(!left.contains("/run/offshoot-"), "{left}");
 }
+
+#[test]
+fn sync_and_unmount_say_as_json_what_is_stored() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    fs::write(mounted.path().join("file"), "x").expect("it is written there");
+    let (volume, dir) = (disks.images()[0].display(), mounted.path().display());
+    let synced = offshoot(&["sync".as_ref(), "--json".as_ref(), mounted.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&synced.stdout);
+    assert_eq!(said, format!("{{\"volume\":\"{volume}\",\"stored\":true}}\n"), "{synced:?}");
+    let ended = unmount(&["--json".as_ref(), mounted.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&ended.stdout);
+    let expected = format!("{{\"volume\":\"{volume}\",\"directory\":\"{dir}\",\"stored\":true}}\n");
+    assert_eq!(said, expected, "{ended:?}");
+    mounted.ends_well();
+}
