@@ -318,6 +318,7 @@ pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
 }
 
 /// What the last of several paths means to verbs that give new names.
+#[derive(Clone)]
 pub(crate) enum Aim {
     /// A directory that is there: the names go into it.
     Into(FileId),

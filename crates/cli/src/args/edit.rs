@@ -285,10 +285,10 @@ pub(crate) struct MvArguments {
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
     /// Do not move what would replace something
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, overrides_with = "force")]
     pub(crate) no_clobber: bool,
     /// Replace what is there, as is done anyway
-    #[arg(short = 'f', long, conflicts_with = "no_clobber")]
+    #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// Say what was moved
     #[arg(short = 'v', long, conflicts_with = "json")]

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
@@ -61,6 +62,8 @@ pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Co
         out,
         failures: Failures::new(console),
         counted: HashSet::new(),
+        volumes: Vec::new(),
+        counts_all: arguments.places.places.len() > 1,
         cache: SharingCache::default(),
     };
     let mut total = Space::default();
@@ -88,8 +91,12 @@ struct Usage<'a> {
     arguments: &'a DuArguments,
     out: &'a mut dyn Write,
     failures: Failures<'a>,
-    /// Inodes with several names that were counted.
-    counted: HashSet<FileId>,
+    /// Files that were counted, with the number of their volume: those with several names, and all
+    /// of them where places may overlap.
+    counted: HashSet<(usize, FileId)>,
+    /// The volumes by their numbers.
+    volumes: Vec<PathBuf>,
+    counts_all: bool,
     cache: SharingCache,
 }
 
@@ -126,8 +133,15 @@ impl Usage<'_> {
         shared: &mut Ranges,
     ) -> Result<Option<Space>, Error> {
         let is_directory = attr.file_type == FileType::Directory;
-        if attr.nlink > 1 && !is_directory && !self.counted.insert(attr.file) {
-            return Ok(None);
+        if self.counts_all || attr.nlink > 1 && !is_directory {
+            let known = self.volumes.iter().position(|volume| *volume == session.volume);
+            let volume = known.unwrap_or_else(|| {
+                self.volumes.push(session.volume.clone());
+                self.volumes.len() - 1
+            });
+            if !self.counted.insert((volume, attr.file)) {
+                return Ok(None);
+            }
         }
         let arguments = self.arguments;
         if !arguments.shares {
@@ -224,7 +238,7 @@ impl Visitor for Sums<'_, '_, '_> {
         if self.usage.arguments.one_file_system && entry.attr.file.dev != entry.parent.dev {
             return None;
         }
-        let space = self.seen(entry).unwrap_or_default();
+        let space = self.seen(entry)?;
         self.levels.push(space);
         Some(self.levels.len())
     }

@@ -61,6 +61,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     if files.is_empty() && directories.is_empty() {
         return failures.result();
     }
+    let count = arguments.places.places.len();
     let order = Order::new(arguments);
     let key = |top: &Top| (order.key(Some(&top.attr)), top.session.path.clone());
     for tops in [&mut files, &mut directories] {
@@ -86,10 +87,10 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
         errors: 0,
         without_target: None,
         is_recursive,
-        has_headers: is_recursive || files.len() + directories.len() > 1,
+        has_headers: is_recursive || count.max(files.len() + directories.len()) > 1,
         is_empty: true,
     };
-    listing.files(files)?;
+    listing.files(files, &directories)?;
     for top in directories {
         listing.directory(&top)?;
     }
@@ -222,15 +223,17 @@ struct Level {
 }
 
 impl<'a, 'o> Listing<'a, 'o> {
-    /// Lists places that are no directories, in columns that all of them share.
-    fn files(&mut self, tops: Vec<Top>) -> Result {
+    /// Lists places that are no directories, in columns that all places share, as for ls.
+    fn files(&mut self, tops: Vec<Top>, directories: &[Top]) -> Result {
         let mut widths = Widths::default();
         let owners: Vec<Owners> = tops.iter().map(|top| self.owners(&top.session)).collect();
-        for (top, owners) in tops.iter().zip(&owners) {
+        let mut include = |top: &Top, owners: &Owners| {
             let has_acl = self.style.is_long && has_acl(&top.session.fs, &top.attr);
             let row = Row { attr: &top.attr, name: b"", owners, has_acl, target: None };
             widths.include(&row, &self.style);
-        }
+        };
+        tops.iter().zip(&owners).for_each(|(top, owners)| include(top, owners));
+        directories.iter().for_each(|top| include(top, &self.owners(&top.session)));
         for (Top { session, file, attr }, owners) in tops.into_iter().zip(owners) {
             let mut tree = self.tree(&session, file, owners, std::mem::take(&mut widths));
             let name = tree.full_path(&session.path);

@@ -84,6 +84,10 @@ fn remove(
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
     // A link is removed itself, and a slash behind its name asks for a directory.
     let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
+    if matches!(path[..bare].rsplit(|&byte| byte == b'/').next(), Some(b"." | b"..")) {
+        let what = "`.` and `..` are not removed: name the directory itself";
+        return Err(Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path))));
+    }
     let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
     let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
