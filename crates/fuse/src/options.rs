@@ -30,6 +30,9 @@ pub enum Transport {
 /// Who is told of what went wrong in the filesystem.
 pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
+/// The directory that has a name behind a [`Gate`].
+pub type Find = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
+
 /// Directories that root finds behind a gate: what can be mounted elsewhere, but is perhaps not in
 /// the tree that is mounted.
 ///
@@ -42,7 +45,7 @@ pub struct Gate {
     /// The name of the gate.
     pub name: &'static [u8],
     /// What is found behind it.
-    pub find: Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>,
+    pub find: Find,
 }
 
 /// How a filesystem is served.

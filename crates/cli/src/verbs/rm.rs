@@ -84,12 +84,9 @@ fn remove(
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
     // A link is removed itself, and a slash behind its name asks for a directory.
     let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
-    if matches!(path[..bare].rsplit(|&byte| byte == b'/').next(), Some(b"." | b"..")) {
-        let what = "`.` and `..` are not removed: name the directory itself";
-        return Err(Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path))));
-    }
     let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
+    require_name(&path[..bare])?;
     let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
     let place = Place { dir, name: &name };
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
@@ -124,6 +121,15 @@ fn remove(
     let top = Open { place: (dir, name), left: 0 };
     let mut removal = Removal { fs, at, report, talk, top: &path[..bare], left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
+    Ok(())
+}
+
+/// Refuses to remove a directory by a `.` or `..` in it, as rm and rmdir do.
+pub(super) fn require_name(path: &[u8]) -> Result<(), Error> {
+    if matches!(path.rsplit(|&byte| byte == b'/').next(), Some(b"." | b"..")) {
+        let what = "`.` and `..` are not removed: name the directory itself";
+        return Err(Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path))));
+    }
     Ok(())
 }
 
