@@ -121,13 +121,14 @@ pub(crate) fn extract(
     let is_directory = attr.file_type == FileType::Directory;
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
     let own_name = source.path.get(prefix.len() + 1..).unwrap_or_default();
-    let has_mark = match is_directory {
-        true => match source.fs.lookup(source.top, marker::NAME.as_bytes()) {
+    let has_mark = if is_directory {
+        match source.fs.lookup(source.top, marker::NAME.as_bytes()) {
             Ok(_) => true,
             Err(error) if error.errno() == Errno::NOENT => false,
             Err(error) => return Err(error.into()),
-        },
-        false => own_name == marker::NAME.as_bytes(),
+        }
+    } else {
+        own_name == marker::NAME.as_bytes()
     };
     if has_mark {
         return Err(marker::refuse_source(prefix));

@@ -233,7 +233,9 @@ impl<'a, 'o> Listing<'a, 'o> {
             widths.include(&row, &self.style);
         };
         tops.iter().zip(&owners).for_each(|(top, owners)| include(top, owners));
-        directories.iter().for_each(|top| include(top, &self.owners(&top.session)));
+        for top in directories {
+            include(top, &self.owners(&top.session));
+        }
         for (Top { session, file, attr }, owners) in tops.into_iter().zip(owners) {
             let mut tree = self.tree(&session, file, owners, std::mem::take(&mut widths));
             let name = tree.full_path(&session.path);

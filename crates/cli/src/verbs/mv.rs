@@ -47,14 +47,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
                 let place = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
-                let mut tell = || {
-                    out.write_all(b"renamed '")?;
-                    write_name(out, &place(source))?;
-                    out.write_all(b"' -> '")?;
-                    write_name(out, &place(&new))?;
-                    writeln!(out, "'")
-                };
-                told = tell();
+                told = tell(out, &place(source), &place(&new));
                 if told.is_err() {
                     break;
                 }
@@ -67,6 +60,14 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     volumes.sync(&mut failures);
     told?;
     failures.result()
+}
+
+fn tell(out: &mut dyn Write, from: &[u8], to: &[u8]) -> std::io::Result<()> {
+    out.write_all(b"renamed '")?;
+    write_name(out, from)?;
+    out.write_all(b"' -> '")?;
+    write_name(out, to)?;
+    writeln!(out, "'")
 }
 
 /// Gives what is at `source` its new name, and says which; `None` where that is not to be replaced.

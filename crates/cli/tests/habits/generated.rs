@@ -208,19 +208,15 @@ fn change(random: &mut Random) -> String {
         6 => format!("rm {} {places}", some(random, &["-r", "-f", "-v", "-d"])),
         7 | 8 => {
             // Attributes are kept without being asked here.
-            // What is written through a link is told by its own name here.
-            let flags = ["-r", "-f", "-T", "-d", "-v"];
-            let is_through_link = other.contains("to-") || other == "@dangling";
-            let flags = some(random, &flags[..if is_through_link { 4 } else { 5 }]);
+            // What -v tells of links that are replaced or written through is another thing.
+            let flags = some(random, &["-r", "-f", "-T", "-d"]);
             if may_be_in(&flags, one, other) {
                 return "chmod 644 @a".to_owned();
             }
             format!("cp -p {flags} {one} {other}")
         }
-        9 if places.split(' ').any(|place| may_be_in("-r", place, other)) => {
-            "chmod 600 @a".to_owned()
-        }
-        9 => format!("cp -a {places} {other}"),
+        9 if may_be_in("-r", one, other) => "chmod 600 @a".to_owned(),
+        9 => format!("cp -a {one} {other}"),
         10 => format!("mv {} {one} {other}", some(random, &["-n", "-f", "-v", "-T"])),
         11 => format!("ln {} {one} {other}", some(random, &["-f", "-T"])),
         _ => {
