@@ -427,6 +427,7 @@ fn acted_upon(shown: &[u8]) -> Option<String> {
 
 /// Every verb that shows names, with names that speak to terminals.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one line for each verb")]
 fn no_name_speaks_to_the_terminal() {
     let mut random = Random::new(seed_of_run());
     let evil = |random: &mut Random| OsString::from_vec(dangerous_name(random));
