@@ -85,6 +85,7 @@ fn rename(
     let bare = source.len() - source.iter().rev().take_while(|&&byte| byte == b'/').count();
     let found = resolve_end(fs, &source[..bare], LastLink::Keep)?;
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
+    super::rm::require_name(&source[..bare])?;
     let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
     let is_directory = fs.attr(file)?.file_type == FileType::Directory;
     if bare < source.len() && !is_directory {

@@ -124,10 +124,10 @@ fn remove(
     Ok(())
 }
 
-/// Refuses to remove a directory by a `.` or `..` in it, as rm and rmdir do.
+/// Refuses to remove or move a directory by a `.` or `..` in it, as rm, rmdir and mv do.
 pub(super) fn require_name(path: &[u8]) -> Result<(), Error> {
     if matches!(path.rsplit(|&byte| byte == b'/').next(), Some(b"." | b"..")) {
-        let what = "`.` and `..` are not removed: name the directory itself";
+        let what = "`.` and `..` are neither removed nor moved: name the directory itself";
         return Err(Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path))));
     }
     Ok(())
