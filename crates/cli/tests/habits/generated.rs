@@ -153,7 +153,6 @@ const PLACES: &[&str] = &[
     "@a/x",
     "@to-d/x",
     "@d/",
-    "@e/.",
 ];
 
 /// A line that changes something, or is refused.
