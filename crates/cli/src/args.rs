@@ -538,6 +538,9 @@ pub(crate) struct ScrubArguments {
 pub(crate) struct CatArguments {
     #[command(flatten)]
     pub(crate) places: PlacesArguments,
+    /// Refused: what is written is the contents
+    #[arg(long, hide = true)]
+    pub(crate) json: bool,
 }
 
 const EXTRACT_HELP: &str = "\
@@ -592,7 +595,7 @@ pub(crate) enum DumpVerb {
 #[derive(Subcommand)]
 pub(crate) enum RescueVerb {
     /// Throw the pending log away: what was fsynced since the last commit is lost
-    ZeroLog(VolumeArguments),
+    ZeroLog(InfoArguments),
 }
 
 #[derive(Args)]

@@ -20,6 +20,7 @@ use crate::args::{EditArguments, OpenArguments};
 use crate::disk::{Disk, DiskName, VolumeId, open_files};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::globs::expand;
+use crate::interrupt::is_interrupted;
 use crate::output::{Console, Done, Escaped, Statistics, json_name};
 use crate::place::Place;
 use crate::places::Failures;
@@ -193,12 +194,11 @@ impl<'a> Volumes<'a> {
     }
 
     /// Makes everything durable that was changed, and says what that was, if it is asked for.
-    pub(crate) fn sync(&self, failures: &mut Failures<'_>) {
+    /// Whether it is durable.
+    pub(crate) fn sync(&self, failures: &mut Failures<'_>) -> bool {
+        let mut is_stored = true;
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
-            if let Err(error) = opened.fs.sync() {
-                let what = format_args!("not everything that was done is stored: {error}");
-                failures.inside(&opened.volume, ExitStatus::of(&error), &what);
-            }
+            is_stored &= sync(&opened.fs, &opened.volume, failures);
             if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
                 self.console.note(&format_args!("what the engine did to {volume}"));
@@ -206,10 +206,20 @@ impl<'a> Volumes<'a> {
                 statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }
+        is_stored
     }
 }
 
-/// Does something at every place, in one volume or several, and makes it durable.
+/// Makes everything durable that was done in `volume`. Whether it is.
+pub(crate) fn sync(fs: &Filesystem, volume: &Path, failures: &mut Failures<'_>) -> bool {
+    let Err(error) = fs.sync() else { return true };
+    let what = format_args!("not everything that was done is stored: {error}");
+    failures.inside(volume, ExitStatus::of(&error), &what);
+    false
+}
+
+/// Does something at every place, in one volume or several, and makes it durable. A signal that
+/// the verb watches for ends it before the next place.
 pub(crate) fn at_every_place(
     places: Vec<Place>,
     arguments: &EditArguments,
@@ -226,11 +236,14 @@ pub(crate) fn at_every_place(
         match opened {
             Ok((fs, paths)) => {
                 for path in paths {
+                    if is_interrupted() {
+                        break;
+                    }
                     let mut report = Report { failures: &mut failures, volume: &volume, errors: 0 };
                     if let Err(error) = change(&fs, &path, &mut report) {
                         report.error(&error);
                     }
-                    let is_done = report.errors == 0;
+                    let is_done = report.errors == 0 && !is_interrupted();
                     volumes.done(&volume, &path, is_done);
                 }
             }
@@ -240,8 +253,22 @@ pub(crate) fn at_every_place(
             }
         }
     }
-    volumes.sync(&mut failures);
+    let is_stored = volumes.sync(&mut failures);
+    say_if_interrupted(is_stored, console, &mut failures);
     failures.result()
+}
+
+/// Says what became of a change that a signal ended early.
+pub(crate) fn say_if_interrupted(is_stored: bool, console: &Console, failures: &mut Failures<'_>) {
+    if !is_interrupted() {
+        return;
+    }
+    failures.note(ExitStatus::Failed);
+    console.error(&if is_stored {
+        "interrupted: what was done until then is stored; the rest is as it was"
+    } else {
+        "interrupted, and not everything that was done is stored"
+    });
 }
 
 /// Where errors in one volume go, when more than one may come.
@@ -292,6 +319,7 @@ pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
 }
 
 /// What the last of several paths means to verbs that give new names.
+#[derive(Clone)]
 pub(crate) enum Aim {
     /// A directory that is there: the names go into it.
     Into(FileId),

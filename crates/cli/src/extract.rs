@@ -41,7 +41,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{FileId, FileSystem, FileType};
+use offshoot_vfs::{Errno, FileId, FileSystem, FileType};
 use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
@@ -59,6 +59,7 @@ pub(crate) use self::tar::{Archive, extract_tar};
 pub(crate) use context::Counters;
 pub(crate) use destination::Limits;
 pub(crate) use links::{Known, LinkTable, Name};
+pub(crate) use marker::Mark;
 pub(crate) use name::SafeName;
 pub(crate) use onto::Onto;
 pub(crate) use problems::{Problems, Unapplied};
@@ -111,23 +112,37 @@ pub(crate) struct Outcome {
 pub(crate) fn extract(
     source: &Source<'_>,
     path: &Path,
-    mark: &[u8],
+    mark: &Mark,
     console: &Console,
 ) -> Result<(Outcome, Result<()>)> {
     let limits = Limits::raise(tree::batches_in_flight())
         .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
     let attr = source.fs.attr(source.top)?;
+    let is_directory = attr.file_type == FileType::Directory;
+    let prefix = if is_directory { source.path } else { parent_path(source.path) };
+    let own_name = source.path.get(prefix.len() + 1..).unwrap_or_default();
+    let has_mark = if is_directory {
+        match source.fs.lookup(source.top, marker::NAME.as_bytes()) {
+            Ok(_) => true,
+            Err(error) if error.errno() == Errno::NOENT => false,
+            Err(error) => return Err(error.into()),
+        }
+    } else {
+        own_name == marker::NAME.as_bytes()
+    };
+    if has_mark {
+        return Err(marker::refuse_source(prefix));
+    }
     let destination = Destination::open(path, mark)?;
     let fail = |error| Failure::Host(path.display().to_string(), error);
     let problems = Problems::new(console);
     let (everything, manner) = (Preserve::all_but(&[], moment()?), Manner::plain());
     let progress = console.start_progress("extracted");
     let counted = Counted::InVolume(source.fs, source.top);
-    let is_directory = attr.file_type == FileType::Directory;
-    let prefix = if is_directory { source.path } else { parent_path(source.path) };
     let mut context = Context::new(source.fs, source.top, prefix, &problems, progress);
-    context.owner_of_new = destination.owner_of_new;
     context.destination = destination.fd.try_clone().map_err(fail)?.into();
+    // In a directory that has its group already, new files may get another one.
+    context.owner_of_new = destination.owner_of_new.filter(|_| !destination.is_resumed);
     if destination.is_resumed {
         console.note(&format_args!("{}: going on where it was left half done", path.display()));
         context.overwrite = Some(Overwrite {
@@ -151,7 +166,7 @@ pub(crate) fn extract(
     } else {
         let fd = destination.fd.try_clone().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, None);
-        let name = SafeName::new(source.path.get(prefix.len() + 1..).unwrap_or_default())?;
+        let name = SafeName::new(own_name)?;
         let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
         let fill = || tree::extract_one(&context, limits, &top, &entry);
         while_counting(&[counted], &context.progress, fill);

@@ -12,6 +12,10 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask, raise};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Timespec;
+use rustix::io::Errno;
+
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 
@@ -20,6 +24,31 @@ static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Whether a signal asked the program to end.
 pub(crate) fn is_interrupted() -> bool {
     IS_INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// A line of standard input, without waiting for it any more when a signal asked the program to
+/// end. What cannot be read is nothing.
+pub(crate) fn line_of_stdin() -> Vec<u8> {
+    /// The longest one.
+    const LEN_MAX: usize = 4096;
+    let stdin = io::stdin().lock();
+    let mut line = Vec::new();
+    let pause = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    while line.len() < LEN_MAX && !is_interrupted() {
+        let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut ready, Some(&pause)) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(_) => break,
+        }
+        let mut byte = [0];
+        match rustix::io::read(&stdin, &mut byte) {
+            Ok(1) if byte != *b"\n" => line.push(byte[0]),
+            Err(Errno::INTR) => {}
+            _ => break,
+        }
+    }
+    line
 }
 
 /// From now on the first signal only sets [`is_interrupted`]. It is called before there are other

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`options`] | options in the form of mount |
 //! | [`list`] | what is mounted |
-//! | [`further`], [`long_names`] | a volume in several places, each with a subvolume of its own |
+//! | [`further`], [`gate`] | a volume in several places, each with a subvolume of its own |
 //! | [`serve`] | the run that serves: volume, mount, signals, end |
 //! | [`background`] | the run that starts it |
 //! | [`helper`] | the run that mounts and unmounts for it |
@@ -30,10 +30,10 @@
 mod background;
 mod control;
 mod further;
+mod gate;
 mod helper;
 mod list;
 mod log;
-mod long_names;
 mod memory;
 mod options;
 mod sandbox;
@@ -61,6 +61,7 @@ use crate::output::Console;
 use control::in_force;
 pub(crate) use control::{Served, mounted};
 use options::Wanted;
+use table::Line;
 pub(crate) use unmount::unmount;
 
 /// How the program is called by mount and umount, and which verb that is.
@@ -220,7 +221,8 @@ fn take_dead_away(directory: &Path, console: &Console) -> Result {
     let shown = directory.display().to_string();
     let dir = unmount::beside_the_mount(directory);
     let dir = dir.map_err(|error| Failure::Host(shown.clone(), error))?;
-    let Ok(mounted) = table::find(&dir) else { return Ok(()) };
+    let line = table::find_of_anybody(&dir).ok();
+    let Some(Line { mounted, .. }) = line.filter(Line::is_trusted) else { return Ok(()) };
     offshoot_fuse::unmount(&dir, Unmount::Lazily)?;
     let source = mounted.source.display();
     let what =

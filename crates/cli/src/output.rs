@@ -18,7 +18,7 @@ pub(crate) use escape::{Escaped, json_name, message};
 pub(crate) use human::{human_size, short_size};
 pub(crate) use json::{JsonArray, write_line};
 pub(crate) use mode::{ModeLetters, type_words};
-pub(crate) use name::{is_terminal, write_name};
+pub(crate) use name::{is_terminal, shown_name, write_name};
 pub(crate) use owners::Owners;
 pub(crate) use progress::Progress;
 pub(crate) use record::{FileRecord, shown_inode};

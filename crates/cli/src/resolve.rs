@@ -27,6 +27,7 @@ pub(crate) enum LastLink {
 }
 
 /// Where a path leads.
+#[derive(Clone)]
 pub(crate) struct End {
     /// The directory and the name in it; none for the root and for what ends with `..`.
     pub(crate) place: Option<(FileId, Vec<u8>)>,
@@ -45,7 +46,7 @@ pub(crate) fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Resul
 /// Where `path` leads, whose last name need not exist.
 pub(crate) fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<End> {
     let fail = |errno| Error::posix(errno, Escaped(path).to_string());
-    let mut must_be_directory = path.ends_with(b"/");
+    let mut must_be_directory = path.ends_with(b"/") || path.ends_with(b"/.");
     let mut todo: Vec<Vec<u8>> = components(path).collect();
     let mut links = 0;
     let mut at = fs.root();

@@ -10,7 +10,7 @@ use offshoot_btrfs::{
     Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
 };
 use offshoot_btrfs_format::TreeId;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, StatFs};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{Disk, refuse_shared};
@@ -235,17 +235,6 @@ pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result
         return Err(Error::posix(Errno::INVAL, what).into());
     }
     Ok(TreeId(file.dev))
-}
-
-/// The sizes of a volume.
-pub(crate) fn sizes_of(
-    volume: &Path,
-    arguments: &OpenArguments,
-    console: &Arc<Console>,
-) -> Result<StatFs> {
-    let disk = Disk::open(volume, Access::Read, &arguments.layers, false)?;
-    let session = Session::open_with(disk, arguments, Opening::to(Access::Read), console)?;
-    Ok(session.volume.filesystem(TreeId::FS)?.statfs()?)
 }
 
 /// Opens a volume, and in it the tree of files that `arguments` name.

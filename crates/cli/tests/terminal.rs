@@ -1,13 +1,17 @@
 //! The program on a terminal, and when somebody presses Ctrl-C: `script` of util-linux gives it a
 //! terminal.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use offshoot_testkit::disks::assert_image_checks;
+use offshoot_testkit::random::{Random, seed_of_run};
+use rustix::fs::{XattrFlags, setxattr};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -25,11 +29,16 @@ fn does(args: &[&str]) -> String {
 
 /// Runs words of the shell on a terminal, with this locale: its code, and what the terminal got.
 fn on_terminal(words: &str, locale: &str) -> (Option<i32>, String) {
+    let (code, shown) = on_terminal_raw(words, locale);
+    (code, String::from_utf8_lossy(&shown).into_owned())
+}
+
+fn on_terminal_raw(words: &str, locale: &str) -> (Option<i32>, Vec<u8>) {
     let mut script = Command::new("script");
     script.args(["-qec", words, "/dev/null"]).stdin(Stdio::null());
     let output = script.env("LC_ALL", locale).env("TERM", "xterm").output();
     let output = output.expect("`script` is there (Debian package bsdutils)");
-    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    (output.status.code(), output.stdout)
 }
 
 /// A volume, with a directory of the host copied into it.
@@ -140,6 +149,7 @@ fn an_extraction_goes_on_after_ctrl_c() {
                 .expect("a file");
         }
         fs::hard_link(source.join("file-00000"), source.join("zz-link")).expect("a link");
+        fs::create_dir(source.join("other")).expect("a directory");
     });
     let out = volume.path("out");
     let output = interrupted(&volume, &out);
@@ -160,14 +170,12 @@ fn an_extraction_goes_on_after_ctrl_c() {
     }
     assert_eq!(out.metadata().expect("it is there").mode() & 0o777, 0o700);
     // Another place does not go on there.
-    does(&["mkdir", &format!("{}:/other", volume.image())]);
     let other = format!("{}:/other", volume.image());
     let refused = Command::new(program())
         .args(["extract".as_ref(), OsStr::new(&other), out.as_os_str()])
         .output()
         .expect("it starts");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("half done"), "{refused:?}");
-    does(&["rm", "-r", &other]);
     // One that was cut is made anew.
     let (cut, _) = &left[left.len() / 2];
     let path = out.join(cut);
@@ -190,6 +198,120 @@ fn an_extraction_goes_on_after_ctrl_c() {
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
 
+/// Presses Ctrl-C when a verb has opened the volume for writing: it watches for signals by then.
+fn interrupted_when_open(volume: &Volume, child: Child) -> Output {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
+    let image = fs::File::open(volume.path("v.img")).expect("an image");
+    let is_open = || {
+        use rustix::fs::{FlockOperation, flock};
+        let locked = flock(&image, FlockOperation::NonBlockingLockShared).is_err();
+        let _ = flock(&image, FlockOperation::Unlock);
+        locked
+    };
+    while !is_open() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(pid, Signal::INT).expect("it runs");
+    child.wait_with_output().expect("a child")
+}
+
+/// Verbs that change much: what they did is stored, and the volume is whole.
+#[test]
+fn a_change_that_is_interrupted_says_what_is_stored() {
+    const FILES: usize = 3000;
+    let volume = Volume::new(|source| {
+        fs::create_dir(source.join("dir")).expect("a directory");
+        for n in 0..FILES {
+            fs::write(source.join(format!("dir/file-{n}")), vec![7; 8192]).expect("a file");
+        }
+    });
+    let place = |path: &str| format!("{}:{path}", volume.image());
+    let starts = |args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let count = || does(&["find", &place("/dir"), "-type", "f"]).lines().count();
+    let ends = |args: &[&str]| {
+        let output = interrupted_when_open(&volume, starts(args));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("interrupted: "), "{args:?}: {said}");
+        assert!(said.contains("is stored"), "{args:?}: {said}");
+        assert_image_checks(Path::new(&volume.image()));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let same = ends(&["dedupe", &place("/dir/file-0"), &place("/dir/file-1*")]);
+    assert!(same.lines().count() < FILES / 3, "{same}");
+    ends(&["scrub", &volume.image()]);
+    assert_eq!(count(), FILES);
+    ends(&["rm", "-r", &place("/dir")]);
+    let left = count();
+    assert!(left > 0, "all are gone");
+    ends(&["find", &place("/dir"), "-delete"]);
+    assert!(count() > 0 && count() <= left, "{} of {left}", count());
+    // It waits for an answer.
+    let left = count();
+    ends(&["rm", "-ri", &place("/dir")]);
+    assert_eq!(count(), left);
+}
+
+/// What was done is stored also when the reader of the output has gone.
+#[test]
+fn changes_are_stored_when_nobody_reads_of_them() {
+    const FILES: usize = 3000;
+    let volume = Volume::new(|source| {
+        for dir in ["a", "b"] {
+            fs::create_dir(source.join(dir)).expect("a directory");
+        }
+        for n in 0..FILES {
+            fs::write(source.join(format!("a/file-{n}-{}", "x".repeat(60))), "").expect("a file");
+        }
+    });
+    let place = |path: &str| format!("{}:{path}", volume.image());
+    let count = |dir: &str| does(&["find", &place(dir), "-type", "f"]).lines().count();
+    let unread = |args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        drop(child.stdout.take());
+        child.wait_with_output().expect("a child")
+    };
+    unread(&["mv", "-v", &place("/a/file-1*"), &place("/b")]);
+    let moved = count("/b");
+    assert!(moved > 0, "nothing was moved");
+    assert_eq!(count("/a"), FILES - moved);
+    unread(&["find", &place("/a"), "-name", "file*", "-delete", "-print"]);
+    let left = count("/a");
+    assert!(left > 0 && left < FILES - moved, "{left} are left");
+    unread(&["rm", "-rv", &place("/a")]);
+    assert!(count("/") < left + moved);
+    assert_image_checks(Path::new(&volume.image()));
+}
+
+/// One match that is gone keeps none of the others back.
+#[test]
+fn find_goes_on_after_a_match_that_cannot_be_looked_at() {
+    let volume = Volume::new(|source| {
+        for dir in ["one", "other"] {
+            fs::create_dir(source.join(dir)).expect("a directory");
+            fs::write(source.join(dir).join("x"), "").expect("a file");
+        }
+        for (link, to) in [("l1", "one"), ("l2", "one"), ("l3", "other")] {
+            symlink(to, source.join(link)).expect("a link");
+        }
+    });
+    let place = format!("{}:/l*/x", volume.image());
+    let output = Command::new(program()).args(["find", &place, "-delete", "-print"]).output();
+    let output = output.expect("it starts");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("/l2/x: ") && said.lines().count() == 1, "{said}");
+    assert!(told.contains("/l1/x\n") && told.contains("/l3/x\n"), "{told}");
+    assert_eq!(does(&["find", &format!("{}:/", volume.image()), "-name", "x"]), "");
+}
+
 #[test]
 fn a_copy_that_is_interrupted_says_what_is_stored() {
     let volume = Volume::new(|source| {
@@ -203,20 +325,7 @@ fn a_copy_that_is_interrupted_says_what_is_stored() {
     let mut command = Command::new(program());
     command.args(["cp", "-r"]).arg(&source).arg(format!("{}:/more", volume.image()));
     let child = command.stderr(Stdio::piped()).spawn().expect("it starts");
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
-    // The signals are watched for before the volume is opened for writing.
-    let image = fs::File::open(volume.path("v.img")).expect("an image");
-    let is_open = || {
-        use rustix::fs::{FlockOperation, flock};
-        let locked = flock(&image, FlockOperation::NonBlockingLockShared).is_err();
-        let _ = flock(&image, FlockOperation::Unlock);
-        locked
-    };
-    while !is_open() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    kill_process(pid, Signal::INT).expect("it runs");
-    let output = child.wait_with_output().expect("a child");
+    let output = interrupted_when_open(&volume, child);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let told = said.lines().find_map(|line| line.strip_prefix("offshoot: interrupted: "));
@@ -266,4 +375,168 @@ fn completions_and_pages() {
     assert!(page("offshoot.1").contains(".TH offshoot 1"));
     assert!(page("offshoot-mount.1").contains("norecovery"));
     assert!(page("offshoot-subvolume-create.1").contains(".TH"));
+}
+
+/// What a terminal would act upon, in parts of names.
+const DANGEROUS: [&[u8]; 14] = [
+    b"\x1b[2J",
+    b"\x1b]0;title\x07",
+    b"\nNEWLINE",
+    b"\r",
+    b"\tTAB",
+    b"\x08\x08",
+    b"\x7f",
+    b"\x9b31m",
+    b"\xc2\x9b31m",
+    b"\xff\xfe",
+    "\u{202e}".as_bytes(),
+    "\u{2066}".as_bytes(),
+    "\u{200b}".as_bytes(),
+    b"\x0e\x0f",
+];
+
+fn dangerous_name(random: &mut Random) -> Vec<u8> {
+    let mut name = b"n".to_vec();
+    for _ in 0..=random.below(3) {
+        name.extend(DANGEROUS[usize::try_from(random.below(14)).expect("small")]);
+        name.extend(random.number().to_string().as_bytes());
+    }
+    name
+}
+
+/// What in `shown` a terminal would act upon, but for ends of lines.
+fn acted_upon(shown: &[u8]) -> Option<String> {
+    // Some lines end with a NUL, and columns with tabs.
+    let is_dangerous = |c: char| {
+        (c.is_control() && !matches!(c, '\n' | '\r' | '\0' | '\t'))
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    // Each line ends with both.
+    let is_end = |at: usize| shown.get(at + 1).is_none_or(|&byte| byte == b'\n');
+    if shown.iter().enumerate().any(|(at, &byte)| byte == b'\r' && !is_end(at)) {
+        return Some("a carriage return".to_owned());
+    }
+    if [&b"\nNEWLINE"[..], b"\tTAB"].iter().any(|raw| shown.windows(raw.len()).any(|w| w == *raw)) {
+        return Some("a name on two lines, or with a tab".to_owned());
+    }
+    shown.utf8_chunks().find_map(|chunk| {
+        let bad = chunk.valid().chars().find(|&c| is_dangerous(c)).map(|c| format!("{c:?}"));
+        bad.or((!chunk.invalid().is_empty()).then(|| format!("{:?}", chunk.invalid())))
+    })
+}
+
+/// Every verb that shows names, with names that speak to terminals.
+#[test]
+#[expect(clippy::too_many_lines, reason = "one line for each verb")]
+fn no_name_speaks_to_the_terminal() {
+    let mut random = Random::new(seed_of_run());
+    let evil = |random: &mut Random| OsString::from_vec(dangerous_name(random));
+    let volume = Volume::new(|source| {
+        fs::create_dir(source.join("etc")).expect("a directory");
+        let (user, group) = (dangerous_name(&mut random), dangerous_name(&mut random));
+        let entry = |name: &[u8], rest: &str| {
+            let name: Vec<u8> = name.iter().copied().filter(|b| !b"\n:".contains(b)).collect();
+            [&name[..], rest.as_bytes()].concat()
+        };
+        fs::write(source.join("etc/passwd"), entry(&user, ":x:1234:4321::/:/bin/sh\n"))
+            .expect("a file");
+        fs::write(source.join("etc/group"), entry(&group, ":x:4321:\n")).expect("a file");
+        for _ in 0..6 {
+            let directory = source.join(evil(&mut random));
+            fs::create_dir(&directory).expect("a directory");
+            for _ in 0..3 {
+                let file = directory.join(evil(&mut random));
+                fs::write(&file, "text").expect("a file");
+                chown(&file, Some(1234), Some(4321)).expect("we are root");
+                symlink(evil(&mut random), directory.join(evil(&mut random))).expect("a link");
+                let name = [b"user.", &dangerous_name(&mut random)[..]].concat();
+                let value = dangerous_name(&mut random);
+                setxattr(&file, &name[..], &value, XattrFlags::empty()).expect("an attribute");
+            }
+            symlink(evil(&mut random), source.join(evil(&mut random))).expect("a link");
+        }
+    });
+    let place = format!("{}:/", volume.image());
+    let with_name = |words: &[&str], name: OsString| {
+        let mut command = Command::new(program());
+        let mut place = OsString::from(&place);
+        place.push(name);
+        let output = command.args(words).arg(place).output().expect("it starts");
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    };
+    for _ in 0..3 {
+        with_name(&["subvolume", "create"], evil(&mut random));
+    }
+    let image = volume.image();
+    let out = volume.path("out");
+    let other = volume.path("other.img");
+    let (out, other) = (out.to_str().expect("text"), other.to_str().expect("text"));
+    does(&["mkfs", other, "--size", "512M", "-L", "a\u{1b}[2J\u{9b}label"]);
+    let lines = [
+        "ls --color=never -laR @".to_owned(),
+        "ls --color=never -R @".into(),
+        "ls --color=never -1 @".into(),
+        "ls --color=never --zero @".into(),
+        "ls --json -R @".into(),
+        "ls --color=never -ld '@n*'".into(),
+        "stat '@n*'".into(),
+        "stat --json '@n*'".into(),
+        "stat -c '%n %N %U %G' '@n*/n*'".into(),
+        "stat --printf '%-30n %N %U %G\\n' '@n*/n*'".into(),
+        "find @".into(),
+        "find @ -print0".into(),
+        "find @ --json".into(),
+        "du -a @".into(),
+        "du --shares @".into(),
+        "du -a0 @".into(),
+        "df @".into(),
+        format!("df {other}"),
+        format!("info {other}"),
+        "tree -a @".into(),
+        "tree --json @".into(),
+        "lsattr -R @".into(),
+        "getfattr -d '@n*/n*'".into(),
+        "getfattr '@n*/n*'".into(),
+        "getfattr -d -e text -m - '@n*/n*'".into(),
+        "getfattr --only-values '@n*/n*'".into(),
+        "getfattr --json '@n*/n*'".into(),
+        "property get '@n*'".into(),
+        format!("subvolume list {image}"),
+        format!("subvolume list --json {image}"),
+        format!("dump tree {image} 5"),
+        format!("dump super {other}"),
+        "cat '@n*'".into(),
+        "cat '@n*/n*/none'".into(),
+        format!("extract @ {out}-1"),
+        format!("cp -rv @ {out}-2"),
+        format!("cp -rv @. {other}:/"),
+        "chmod -R u+w '@n*'".into(),
+        "chmod u+w '@n*/none*'".into(),
+        "rmdir '@n*'".into(),
+        "mkdir '@n*'".into(),
+        "mkdir @into".into(),
+        "mv -v '@n*' @into".into(),
+        "ln '@into/n*/n*' @into".into(),
+        "dedupe @etc/passwd '@into/n*/n*'".into(),
+        "rm -rv '@into/n*'".into(),
+    ];
+    // Off a terminal, formats have the bytes.
+    let words = ["stat", "-c", "%n", &format!("{place}n*")];
+    let raw = Command::new(program()).args(words).output().expect("it starts").stdout;
+    assert!(acted_upon(&raw).is_some(), "{raw:?}");
+    for line in lines {
+        let line = line.replace('@', &place);
+        // Progress draws on the terminal.
+        let (_, shown) = on_terminal_raw(&format!("{} {line} 2>{out}.err", program()), "C.UTF-8");
+        if let Some(bad) = acted_upon(&shown) {
+            let bad_line = shown.split(|&b| b == b'\n').find(|line| acted_upon(line).is_some());
+            let bad_line = String::from_utf8_lossy(bad_line.unwrap_or_default());
+            panic!("{line}: {bad}\n{bad_line:?}");
+        }
+        let said = fs::read(format!("{out}.err")).expect("it was written");
+        let said = [said.split(|&b| b == b'\r').next_back().unwrap_or_default(), b""].concat();
+        assert_eq!(acted_upon(&said), None, "{line}: {:?}", String::from_utf8_lossy(&said));
+        let errors = String::from_utf8_lossy(&said).contains("Usage:");
+        assert!(!errors, "{line}: {}", String::from_utf8_lossy(&said));
+    }
 }

@@ -36,8 +36,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::caches::KernelCaches;
 use crate::listings::Listings;
 use crate::mappable::Mappable;
-use crate::nodes::Nodes;
-use crate::options::ServeOptions;
+use crate::nodes::{Nodes, is_gate};
+use crate::options::{Owner, ServeOptions};
 use crate::output::Output;
 use crate::request::{Arguments, Malformed, Request, is_silent};
 use crate::wire::opcode;
@@ -239,14 +239,28 @@ impl<'a> Context<'a> {
         &*self.to.fs
     }
 
-    /// The file that the request is about.
+    /// The file that the request is about. A gate is none.
     fn file(&self) -> Result<FileId> {
-        self.to.nodes.file(self.node)
+        let file = self.to.nodes.file(self.node)?;
+        if is_gate(file) {
+            return Err(Error::posix(Errno::ACCESS, "a directory without a listing"));
+        }
+        Ok(file)
     }
 
-    /// The attributes of the file that the request is about.
-    fn attr(&self) -> Result<Attr> {
-        self.fs().attr(self.file()?)
+    /// The attributes of what the request is about, and whom it is shown to belong to.
+    fn attr(&self) -> Result<(Attr, Owner)> {
+        let file = self.to.nodes.file(self.node)?;
+        if is_gate(file) {
+            return Ok((self.gate_attr(file)?, Owner::default()));
+        }
+        Ok((self.fs().attr(file)?, self.to.options.owner))
+    }
+
+    /// The attributes of a gate: only root may search it.
+    fn gate_attr(&self, gate: FileId) -> Result<Attr> {
+        let root = self.fs().attr(self.fs().root())?;
+        Ok(Attr { file: gate, permissions: 0o700, uid: 0, gid: 0, ..root })
     }
 
     /// A name that the request has.

@@ -47,5 +47,5 @@ pub use caches::KernelCaches;
 pub use helper::{Helper, help};
 pub use ioctls::{Ioctl, Ioctls};
 pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
-pub use options::{LongNames, Owner, Reporter, ServeOptions, Transport};
+pub use options::{Find, Gate, Owner, Reporter, ServeOptions, Transport};
 pub use server::{Control, Server};

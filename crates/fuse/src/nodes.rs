@@ -44,6 +44,20 @@ const SPACE_BITS: u32 = 23;
 /// What does not fit.
 const HASHED: u64 = 1 << 63;
 
+/// The inode number of a [gate](crate::Gate), which no filesystem has. Each number space has its own
+/// one, so that none is above itself.
+const GATE_INO: u64 = 0;
+
+/// The gate in a directory.
+pub(crate) fn gate_in(dir: FileId) -> FileId {
+    FileId { ino: GATE_INO, ..dir }
+}
+
+/// Whether a file is a gate.
+pub(crate) fn is_gate(file: FileId) -> bool {
+    file.ino == GATE_INO
+}
+
 /// The number of a file, as far as it follows from the file alone.
 pub(crate) fn number(file: FileId) -> u64 {
     // The two that have a meaning in the protocol: none, and the root.

@@ -30,11 +30,23 @@ pub enum Transport {
 /// Who is told of what went wrong in the filesystem.
 pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// Directories that root finds in every directory under names that are longer than
-/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so that no file has them and
-/// no listing shows them: what can be mounted elsewhere, but is perhaps not in the tree that is
-/// mounted.
-pub type LongNames = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
+/// The directory that has a name behind a [`Gate`].
+pub type Find = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
+
+/// Directories that root finds behind a gate: what can be mounted elsewhere, but is perhaps not in
+/// the tree that is mounted.
+///
+/// Root finds the gate in every directory. Its name is longer than
+/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so no file has it and no listing shows it. It is a directory
+/// that only root may search, because the kernel keeps a name that root found and shows it to
+/// everybody.
+#[derive(Clone)]
+pub struct Gate {
+    /// The name of the gate.
+    pub name: &'static [u8],
+    /// What is found behind it.
+    pub find: Find,
+}
 
 /// How a filesystem is served.
 #[derive(Clone, Default)]
@@ -47,6 +59,6 @@ pub struct ServeOptions {
     pub reporter: Option<Reporter>,
     /// Who answers ioctls on directories that are not known here.
     pub ioctls: Option<Arc<dyn Ioctls>>,
-    /// What root finds under names that no file can have.
-    pub long_names: Option<LongNames>,
+    /// What root finds that is not in the tree.
+    pub gate: Option<Gate>,
 }

@@ -177,7 +177,7 @@ pub(crate) struct CpArguments {
     /// Stay in the filesystem, or the subvolume, of each source
     #[arg(short = 'x', long)]
     pub(crate) one_file_system: bool,
-    /// Leave out files with such names, or with a / in it such paths below the source
+    /// Leave out files with such names, SOURCE itself too, or with a / such paths below SOURCE
     #[arg(long, value_name = "PATTERN", action = clap::ArgAction::Append)]
     pub(crate) exclude: Vec<OsString>,
     /// Copy into this directory
@@ -285,10 +285,10 @@ pub(crate) struct MvArguments {
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
     /// Do not move what would replace something
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, overrides_with = "force")]
     pub(crate) no_clobber: bool,
     /// Replace what is there, as is done anyway
-    #[arg(short = 'f', long, conflicts_with = "no_clobber")]
+    #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// Say what was moved
     #[arg(short = 'v', long, conflicts_with = "json")]
@@ -501,7 +501,8 @@ pub(crate) struct GetfattrArguments {
     /// Write attributes and values as getfattr -d of the host does
     #[arg(short = 'd', long, conflicts_with = "json")]
     pub(crate) dump: bool,
-    /// Attributes whose names match: - for all; with -d those in user. otherwise
+    /// Attributes whose names this regular expression matches, - for all; with -d those in user.
+    /// otherwise
     #[arg(short = 'm', long = "match", value_name = "PATTERN", conflicts_with = "name")]
     pub(crate) matching: Option<OsString>,
     /// How values are written: text, hex or base64; as they are best read otherwise

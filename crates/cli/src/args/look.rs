@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::{OpenArguments, PlacesArguments, TreeArguments};
+use super::{PlacesArguments, TreeArguments};
 
 pub(crate) const LS_HELP: &str = "\
 Of several places the files come first, then the directories, each under its path. \
@@ -93,7 +93,7 @@ pub(crate) struct LsArguments {
     #[arg(short = 'a', long)]
     pub(crate) all: bool,
     /// Show names that begin with a dot, too, without . and ..
-    #[arg(short = 'A', long)]
+    #[arg(short = 'A', long, overrides_with = "all")]
     pub(crate) almost_all: bool,
     /// Show type, mode, links, owner, group, size and time of each
     #[arg(short = 'l', long)]
@@ -111,7 +111,7 @@ pub(crate) struct LsArguments {
     #[arg(short = 'd', long)]
     pub(crate) directory: bool,
     /// Newest first
-    #[arg(short = 't', conflicts_with = "by_size")]
+    #[arg(short = 't', overrides_with = "by_size")]
     pub(crate) by_time: bool,
     /// Largest first
     #[arg(short = 'S')]
@@ -222,11 +222,8 @@ pub(crate) struct DuArguments {
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct DfArguments {
-    /// The volumes
-    #[arg(value_name = "VOLUME", required = true)]
-    pub(crate) volumes: Vec<OsString>,
     #[command(flatten)]
-    pub(crate) open: OpenArguments,
+    pub(crate) places: PlacesArguments,
     /// Sizes as 1.5K and 12M
     #[arg(short = 'h', long)]
     pub(crate) human_readable: bool,

@@ -101,6 +101,9 @@ pub(crate) struct SyncArguments {
     /// A directory in the mounted volume
     #[arg(value_name = "DIRECTORY")]
     pub(crate) directory: PathBuf,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
     /// The volume, in the process that serves it
     #[arg(skip)]
     pub(crate) live: Option<Arc<Live>>,
@@ -133,6 +136,9 @@ pub(crate) struct UnmountArguments {
     /// Where the volume is mounted
     #[arg(value_name = "DIRECTORY")]
     pub(crate) directory: PathBuf,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Also while it is in use: it goes when nobody uses it any more, and is not waited for
     #[arg(short = 'l', long)]
     pub(crate) lazy: bool,

@@ -46,7 +46,7 @@ impl Verb {
             Self::Scrub(arguments) => {
                 OnMount { changes: !arguments.read_only, ..of_volume(&mut arguments.volume) }
             }
-            Self::Sync(SyncArguments { directory, live }) => {
+            Self::Sync(SyncArguments { directory, live, .. }) => {
                 OnMount { needs_mappings: true, ..of_mount(directory, live) }
             }
             Self::InForce(InForceArguments { directory, live, .. }) => of_mount(directory, live),

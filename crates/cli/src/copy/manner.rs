@@ -10,6 +10,7 @@ use offshoot_vfs::Timestamp;
 use crate::args::CpArguments;
 use crate::exit::{Failure, Result};
 use crate::output::write_name;
+use crate::resolve::last_name;
 use crate::wildcard::Pattern;
 
 /// What becomes of a file that has the name of a copy.
@@ -81,6 +82,11 @@ impl Manner {
                 .collect(),
             told: told.transpose()?,
         })
+    }
+
+    /// Whether the source with this path, as the caller wrote it, is left out by its name.
+    pub(crate) fn leaves_out_source(&self, path: &[u8]) -> bool {
+        last_name(path).is_some_and(|name| self.names.iter().any(|pattern| pattern.matches(name)))
     }
 
     /// Whether a file is left out: `path` gives its path below the source, without a `/` in front.

@@ -106,7 +106,7 @@ impl Made<'_> {
         }
     }
 
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
+    pub(super) fn set_mode(&self, mode: u32) -> io::Result<()> {
         let mode = Mode::from_raw_mode(mode);
         match self.handle {
             Handle::Open(fd) => fs::fchmod(fd, mode),
@@ -141,7 +141,7 @@ impl Made<'_> {
 
 /// Calls with a path that leads to exactly this file, be it a symbolic link itself: the link
 /// of an `O_PATH` descriptor in `/proc`, which jumps to the file and goes no further.
-fn with_own_path<T>(
+pub(super) fn with_own_path<T>(
     directory: BorrowedFd<'_>,
     name: &SafeName,
     call: impl FnOnce(&str) -> io::Result<T>,

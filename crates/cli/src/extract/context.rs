@@ -172,11 +172,12 @@ impl<'a> Context<'a> {
         top.join(OsStr::from_bytes(&below)).join(OsStr::from_bytes(name))
     }
 
-    /// Whether `name` at `path` below the top is left out.
+    /// Whether `name` at `path` below the top is left out. A file that the caller named has been
+    /// asked about, and `name` is that of its copy.
     pub(crate) fn leaves_out(&self, name: &[u8], path: &[u8]) -> bool {
         let leaves_out =
             |overwrite: Overwrite<'_>| overwrite.manner.leaves_out(name, || path.to_vec());
-        self.overwrite.is_some_and(leaves_out)
+        self.overwrite.filter(|overwrite| !overwrite.is_named).is_some_and(leaves_out)
     }
 
     /// Tells that `name` in `parent` was made, if that is asked for.

@@ -15,7 +15,7 @@ use rustix::fs::{self, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{self, Resource, Rlimit};
 
-use super::marker;
+use super::marker::{self, Mark};
 use crate::exit::{Failure, Result};
 
 /// Descriptors that are left to everything else: devices, standard streams, the link table.
@@ -60,7 +60,7 @@ impl Destination {
     ///
     /// One with this mark is taken although it is not empty: an extraction of the same was left
     /// half done there.
-    pub(crate) fn open(path: &Path, mark: &[u8]) -> Result<Self> {
+    pub(crate) fn open(path: &Path, mark: &Mark) -> Result<Self> {
         let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
         let umask = process::umask(Mode::empty());
         let is_new = match fs::mkdirat(CWD, path, Mode::RWXU) {
@@ -72,14 +72,19 @@ impl Destination {
         let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(fail)?;
         let failed = |error| Failure::Host(path.display().to_string(), error);
         let is_resumed = match marker::read(&fd).map_err(failed)? {
-            Some(found) if found == mark => {
+            Some(found) if mark.is(&found) => {
                 let stat = fs::fstat(&fd).map_err(fail)?;
                 if stat.st_uid != process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
                     return Err(failed(marker::not_ours(path)));
                 }
                 true
             }
-            Some(_) => return Err(failed(marker::other(path))),
+            Some(found) if found.is_empty() => {
+                require_empty_but_for(&fd, path, marker::NAME)?;
+                marker::remove(&fd).map_err(failed)?;
+                false
+            }
+            Some(found) => return Err(failed(mark.refuse(&found, path))),
             None => false,
         };
         if !is_resumed {
@@ -180,11 +185,16 @@ impl Before {
 }
 
 fn require_empty(directory: impl AsFd, path: &Path) -> Result<()> {
+    require_empty_but_for(directory, path, "")
+}
+
+fn require_empty_but_for(directory: impl AsFd, path: &Path, known: &str) -> Result<()> {
     let fail = |error| Failure::Host(path.display().to_string(), error);
     for entry in Dir::read_from(directory).map_err(|errno| fail(errno.into()))? {
         let entry = entry.map_err(|errno| fail(errno.into()))?;
         match entry.file_name().to_bytes() {
             b"." | b".." => {}
+            name if name == known.as_bytes() => {}
             // What every new ext4 has at its top.
             b"lost+found" => {
                 let hint = "it holds lost+found, as the top of a filesystem does; \
@@ -242,7 +252,9 @@ impl Limits {
 mod tests {
     use super::*;
 
-    const MARK: &[u8] = b"a volume";
+    fn mark(place: &str, state: &str) -> Mark {
+        Mark { place: place.into(), state: state.into() }
+    }
 
     #[test]
     fn limits_fit_the_descriptors() {
@@ -256,24 +268,36 @@ mod tests {
     fn only_an_empty_directory_is_taken() {
         let temp = tempfile::tempdir().unwrap();
         let new = temp.path().join("new");
-        Destination::open(&new, MARK).unwrap().give_away().unwrap();
+        Destination::open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
         // It is half done until the mark goes.
-        assert!(Destination::open(&new, MARK).unwrap().is_resumed);
-        let Err(other) = Destination::open(&new, b"another") else { panic!("taken") };
-        assert!(other.to_string().contains("half done"), "{other}");
+        assert!(Destination::open(&new, &mark("a volume", "now")).unwrap().is_resumed);
+        let Err(other) = Destination::open(&new, &mark("a vol", "now")) else { panic!("taken") };
+        assert!(other.to_string().contains("another place was left half done"), "{other}");
+        let Err(later) = Destination::open(&new, &mark("a volume", "then")) else {
+            panic!("taken")
+        };
+        assert!(later.to_string().contains("the volume was changed since"), "{later}");
+        // Nothing was made yet when this was killed.
+        std::fs::write(new.join(marker::NAME), "").unwrap();
+        assert!(!Destination::open(&new, &mark("a volume", "now")).unwrap().is_resumed);
+        Destination::open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
-        assert!(!Destination::open(&new, MARK).unwrap().is_resumed);
+        assert!(!Destination::open(&new, &mark("a volume", "now")).unwrap().is_resumed);
         // What others could get at in the meantime is not gone on with.
-        Destination::open(&new, MARK).unwrap().give_away().unwrap();
+        Destination::open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
         std::fs::set_permissions(&new, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .unwrap();
-        let Err(open) = Destination::open(&new, MARK) else { panic!("taken") };
+        let Err(open) = Destination::open(&new, &mark("a volume", "now")) else { panic!("taken") };
         assert!(open.to_string().contains("others can write there"), "{open}");
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
         std::fs::write(new.join("file"), "").unwrap();
-        let Err(Failure::Host(_, error)) = Destination::open(&new, MARK) else { panic!("taken") };
+        let Err(Failure::Host(_, error)) = Destination::open(&new, &mark("a volume", "now")) else {
+            panic!("taken")
+        };
         assert_eq!(error.kind(), io::ErrorKind::DirectoryNotEmpty);
-        let Err(Failure::Host(_, error)) = Destination::open(&new.join("file"), MARK) else {
+        let Err(Failure::Host(_, error)) =
+            Destination::open(&new.join("file"), &mark("a volume", "now"))
+        else {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
@@ -313,7 +337,7 @@ mod tests {
         std::fs::write(path.join("file"), "").unwrap();
         let changed = |path: &Path| path.metadata().map(|stat| (stat.ctime(), stat.ctime_nsec()));
         let changed_before = changed(&path).unwrap();
-        assert!(Destination::open(&path, MARK).is_err());
+        assert!(Destination::open(&path, &mark("a volume", "now")).is_err());
         assert_eq!(state(&path), before);
         assert_eq!(changed(&path).unwrap(), changed_before);
     }
@@ -324,7 +348,7 @@ mod tests {
         let path = temp.path().join("empty");
         let before = foreign_directory(&path);
         for is_dropped in [true, false] {
-            let destination = Destination::open(&path, MARK).unwrap();
+            let destination = Destination::open(&path, &mark("a volume", "now")).unwrap();
             assert_eq!((state(&path).2, state(&path).3), (0o40700, None));
             if is_dropped {
                 drop(destination);
@@ -339,7 +363,9 @@ mod tests {
     fn the_top_of_a_new_filesystem_is_refused_with_advice() {
         let temp = tempfile::tempdir().unwrap();
         std::fs::create_dir(temp.path().join("lost+found")).unwrap();
-        let Err(failure) = Destination::open(temp.path(), MARK) else { panic!("taken") };
+        let Err(failure) = Destination::open(temp.path(), &mark("a volume", "now")) else {
+            panic!("taken")
+        };
         assert!(failure.to_string().ends_with("name a new directory in it"), "{failure}");
     }
 }

@@ -12,9 +12,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use offshoot_vfs::{Attr, Errno, FileId};
-use rustix::fs::{self, Mode, OFlags};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
-use super::attributes::{Handle, Made};
+use super::attributes::{Handle, Made, with_own_path};
 use super::context::{Context, Trouble};
 use super::existing;
 use super::name::SafeName;
@@ -87,14 +87,19 @@ impl<'a> DirectoryRef<'a> {
             },
             Err(errno) => return Err(fail(errno)),
         };
+        if is_resumed {
+            // It may have its permissions already, which may keep us out.
+            with_own_path(self.fd(), name, |path| {
+                fs::chmodat(CWD, path, Mode::RWXU, AtFlags::empty())
+            })
+            .map_err(fail)?;
+        }
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = fs::openat(self.fd(), &**name, flags, Mode::empty()).map_err(fail)?;
         if is_resumed {
-            // It may have its attributes already.
-            fs::fchmod(&fd, Mode::RWXU).map_err(fail)?;
+            Self::unshare_always(&fd).map_err(fail)?;
             is_private = true;
-        }
-        if is_private && !self.is_private() {
+        } else if is_private && !self.is_private() {
             self.unshare(&fd).map_err(fail)?;
         }
         let directory = Directory {
@@ -124,9 +129,10 @@ impl<'a> DirectoryRef<'a> {
 
     /// Takes off a new file or directory what this one gave to it: a set-group-id bit, lists.
     pub(crate) fn unshare(&self, file: impl AsFd) -> rustix::io::Result<()> {
-        if self.is_private() {
-            return Ok(());
-        }
+        if self.is_private() { Ok(()) } else { Self::unshare_always(file) }
+    }
+
+    fn unshare_always(file: impl AsFd) -> rustix::io::Result<()> {
         for list in ["system.posix_acl_access", "system.posix_acl_default"] {
             match fs::fremovexattr(&file, list) {
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}

@@ -31,19 +31,29 @@ pub(crate) struct FileJob<'a> {
     pub(crate) name: SafeName,
     /// What it is to become.
     pub(crate) attr: Attr,
-    /// The file, when it was made already because it has several names.
-    pub(crate) made: Option<Target>,
+    /// What of it is there already.
+    pub(crate) begun: Begun,
+}
+
+/// What of a file is there before it goes to a worker.
+pub(crate) enum Begun {
+    Nothing,
+    /// It was made, because it has several names, and is to be filled.
+    Made(Target),
+    /// All of its data, by the extraction that this one goes on with.
+    Whole,
 }
 
 impl FileJob<'_> {
     /// Makes it, and reports what goes wrong.
     pub(crate) fn run(mut self, context: &Context<'_>) {
         let result = match self.attr.file_type {
-            FileType::Regular => match self.made.take() {
-                Some(target) => Ok(target),
-                None => create(context, &self.directory, &self.name, &self.attr),
-            }
-            .and_then(|target| self.fill(context, &target)),
+            FileType::Regular => match std::mem::replace(&mut self.begun, Begun::Nothing) {
+                Begun::Whole => self.apply_again(context),
+                Begun::Made(target) => self.fill(context, &target),
+                Begun::Nothing => create(context, &self.directory, &self.name, &self.attr)
+                    .and_then(|target| self.fill(context, &target)),
+            },
             _ => make_special(context, &self.directory, &self.name, &self.attr),
         };
         match result {
@@ -59,9 +69,21 @@ impl FileJob<'_> {
 
     /// It is not made, because all must end. One that was made already, and is empty, goes.
     pub(crate) fn give_up(self, context: &Context<'_>) {
-        if self.made.is_some_and(|made| made.kind == TargetKind::New) {
+        if let Begun::Made(Target { kind: TargetKind::New, .. }) = self.begun {
             remove(context, &self.directory, &self.name, &self.attr);
         }
+    }
+
+    /// Gives its attributes once more to a file that has them, so that what is refused is told as
+    /// if all was done at once.
+    fn apply_again(&self, context: &Context<'_>) -> Result<(), Trouble> {
+        let (directory, name, attr) = (&self.directory, &self.name, &self.attr);
+        let handle = Handle::Named(directory.fd(), name);
+        let made = Made { handle, attr, mode_now: None, parent: directory.file(), name };
+        // Its own permissions may keep its owner from giving it extended attributes. What cannot be
+        // changed is told for the permissions that it is to have.
+        let _ = made.set_mode(first_mode(attr));
+        Ok(made.apply(context)?)
     }
 
     fn fill(&self, context: &Context<'_>, target: &Target) -> Result<(), Trouble> {

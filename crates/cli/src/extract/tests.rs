@@ -5,15 +5,20 @@ mod archive;
 mod honest;
 mod hostile;
 pub(crate) mod memory;
+mod resumed;
 
 use std::path::{Path, PathBuf};
 
 use memory::Memory;
 use tempfile::TempDir;
 
-use super::{Outcome, Source, extract};
+use super::{Mark, Outcome, Source, extract};
 use crate::exit::ExitStatus;
 use crate::output::Console;
+
+fn mark() -> Mark {
+    Mark { place: "a place".into(), state: "a state".into() }
+}
 
 /// A destination in a directory that must hold nothing else afterwards.
 struct Sandbox {
@@ -34,7 +39,7 @@ impl Sandbox {
     /// Extracts everything, and checks that nothing beside the destination changed.
     fn extract(&self, fs: &Memory) -> (Outcome, ExitStatus) {
         let source = Source { fs, top: memory::id(memory::ROOT), path: b"" };
-        let (outcome, result) = extract(&source, &self.out(), b"mark", &Console::default())
+        let (outcome, result) = extract(&source, &self.out(), &mark(), &Console::default())
             .expect("the extraction starts");
         let mut beside: Vec<_> = std::fs::read_dir(self.temp.path())
             .expect("the sandbox is there")

@@ -27,7 +27,7 @@ use super::context::{Context, Trouble};
 use super::destination::Limits;
 use super::directory::DirectoryRef;
 use super::existing::{self, Target, TargetKind};
-use super::file::{self, FileJob};
+use super::file::{self, Begun, FileJob};
 use super::large::{LARGE_BYTES, LargeRef};
 use super::links::{Known, LinkTable, Name};
 use super::marker;
@@ -168,33 +168,32 @@ enum Linked {
 impl<'a> Tree<'a> {
     fn take(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<(), Trouble> {
         let attr = *entry.attr;
+        let mut begun = Begun::Nothing;
         if self.is_there(parent, entry)? {
-            self.context.count_file();
-            return Ok(());
-        }
-        let mut made = None;
-        if attr.nlink > 1 {
+            begun = Begun::Whole;
+        } else if attr.nlink > 1 {
             match self.link(parent, entry)? {
                 Linked::Done => {
                     self.context.tell(parent.file(), entry.name);
                     self.context.count_file();
                     return Ok(());
                 }
-                Linked::First(target) => made = Some(target),
+                Linked::First(target) => begun = Begun::Made(target),
             }
         }
         let name = entry.name.clone();
-        if attr.file_type == FileType::Regular && attr.size >= LARGE_BYTES {
-            let target = match made {
-                Some(target) => target,
-                None => file::create(self.context, parent, &name, &attr)?,
+        let is_large = attr.file_type == FileType::Regular && attr.size >= LARGE_BYTES;
+        if is_large && !matches!(begun, Begun::Whole) {
+            let target = match begun {
+                Begun::Made(target) => target,
+                _ => file::create(self.context, parent, &name, &attr)?,
             };
             if target.kind == TargetKind::Stream {
                 self.batch.push(FileJob {
                     directory: parent.clone(),
                     name,
                     attr,
-                    made: Some(target),
+                    begun: Begun::Made(target),
                 });
                 return Ok(());
             }
@@ -206,15 +205,17 @@ impl<'a> Tree<'a> {
             });
             return Ok(());
         }
-        self.batch_bytes += if attr.file_type == FileType::Regular { attr.size } else { 0 };
-        self.batch.push(FileJob { directory: parent.clone(), name, attr, made });
+        if attr.file_type == FileType::Regular && !matches!(begun, Begun::Whole) {
+            self.batch_bytes += attr.size;
+        }
+        self.batch.push(FileJob { directory: parent.clone(), name, attr, begun });
         if self.batch.len() >= self.limits.batch_files || self.batch_bytes >= BATCH_BYTES {
             self.send_batch();
         }
         Ok(())
     }
 
-    /// Whether the extraction that this one goes on with has made the file.
+    /// Whether the extraction that this one goes on with has written all data of the file.
     fn is_there(&self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<bool, Trouble> {
         let context = self.context;
         if !context.overwrite.is_some_and(|overwrite| overwrite.is_resumed) {
@@ -242,6 +243,7 @@ impl<'a> Tree<'a> {
         let with_data: Vec<FileId> = files
             .iter()
             .filter(|job| job.attr.file_type == FileType::Regular && job.attr.size > 0)
+            .filter(|job| !matches!(job.begun, Begun::Whole))
             .map(|job| job.attr.file)
             .collect();
         if !with_data.is_empty() {

@@ -46,8 +46,8 @@ pub(crate) trait Visitor {
     /// A directory, before its entries; `None` leaves it out.
     fn enter(&mut self, parent: &Self::Directory, entry: &Entry<'_>) -> Option<Self::Directory>;
 
-    /// A directory that was entered, after its entries.
-    fn leave(&mut self, directory: Self::Directory) {
+    /// A directory that was entered, after its entries, and its path from the top.
+    fn leave(&mut self, directory: Self::Directory, _path: &[u8]) {
         drop(directory);
     }
 
@@ -121,9 +121,9 @@ impl<D> Walk<'_, D> {
         let Some(level) = self.levels.last_mut() else { return };
         let Some(waiting) = level.waiting.next() else {
             if level.is_read {
-                self.path.truncate(level.path_len);
                 if let Some(level) = self.levels.pop() {
-                    visitor.leave(level.directory);
+                    visitor.leave(level.directory, &self.path);
+                    self.path.truncate(level.path_len);
                 }
             } else if let Err(error) = self.fill() {
                 visitor.failed(&self.path, &error);
@@ -168,7 +168,7 @@ impl<D> Walk<'_, D> {
             Entrance::Walk => {}
             Entrance::StandIn => {
                 if let Some(directory) = visitor.enter(&level.directory, &entry) {
-                    visitor.leave(directory);
+                    visitor.leave(directory, &self.path);
                 }
                 return Ok(None);
             }

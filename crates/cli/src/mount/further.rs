@@ -2,8 +2,7 @@
 //! systems have.
 //!
 //! One process may write a volume. So the second mount of it is a bind mount of what the first one
-//! serves, of the directory that the subvolume has by its
-//! long name ([`super::long_names`]). `ro`, `suid`, `dev` and `exec` belong to the place; every
+//! serves, of the directory that the subvolume has behind the gate ([`super::gate`]). `ro`, `suid`, `dev` and `exec` belong to the place; every
 //! other option is that of the first mount, as it is with the
 //! kernel's btrfs.
 //!
@@ -21,7 +20,7 @@ use nix::libc;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::control::in_force;
-use super::long_names;
+use super::gate;
 use super::options::Wanted;
 use super::table::{Line, find_line, is_dead, places_of_volume};
 use super::{Mounting, flags_of};
@@ -92,16 +91,13 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
     }
     // To the kernel the directory that is served as the root has no name.
     let source = if served.subvolume != served.root {
-        there.join(long_names::name(served.subvolume))
+        there.join(gate::path(served.subvolume))
     } else if first.root == Path::new("/") {
         there.to_path_buf()
     } else {
         let there = there.display();
         let what = format!("{volume} was mounted with this subvolume first, and that is unmounted");
         return Err(Failure::Refused(format!("{what}: to mount it again, unmount {there} too")));
-    };
-    let failed = |errno: rustix::io::Errno| {
-        Failure::Host(format!("mounting over {}", directory.display()), errno.into())
     };
     let directory = directory
         .canonicalize()
@@ -111,12 +107,25 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
         console.warning(&format_args!("{volume} is mounted over {} already", directory.display()));
         return Ok(());
     }
-    rustix::mount::mount_bind(source, &directory).map_err(failed)?;
-    rustix::mount::mount_remount(&directory, MountFlags::BIND | flags_of(wanted), "").map_err(
-        |errno| {
-            // It must not be there with other rights than those that were asked for.
-            let _ = rustix::mount::unmount(&directory, UnmountFlags::DETACH);
-            failed(errno)
-        },
-    )
+    bind_with(&source, &directory, flags_of(wanted))
+        .map_err(|error| Failure::Host(format!("mounting over {}", directory.display()), error))
+}
+
+/// Binds `source` over `directory` with `flags`. A bind mount has those of the mount that it is made
+/// from. So the first one is made where nobody else gets at it, and changed before the second one
+/// is made from that: it is nowhere to be seen with other rights than those that were asked for.
+fn bind_with(source: &Path, directory: &Path, flags: MountFlags) -> io::Result<()> {
+    let make = |above: &Path| tempfile::Builder::new().prefix("offshoot-").tempdir_in(above);
+    // Early in the boot nothing else may be written.
+    let private = make(Path::new("/run")).or_else(|_| make(&std::env::temp_dir()))?;
+    // What is in it is the volume: it must never be removed with its contents.
+    let private = private.keep();
+    let bound = rustix::mount::mount_bind(source, &private).and_then(|()| {
+        let result = rustix::mount::mount_remount(&private, MountFlags::BIND | flags, "")
+            .and_then(|()| rustix::mount::mount_bind(&private, directory));
+        result.and(rustix::mount::unmount(&private, UnmountFlags::DETACH))
+    });
+    let removed = std::fs::remove_dir(&private);
+    bound?;
+    removed
 }

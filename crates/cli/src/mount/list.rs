@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::control::in_force;
-use super::long_names;
+use super::gate;
 use super::table::{self, Line};
 use crate::exit::Result;
 use crate::output::{Escaped, json_name, write_line};
@@ -28,6 +28,8 @@ enum State {
     Dead,
     /// Who serves it does not answer.
     Silent,
+    /// Another user mounted it, so it is not asked.
+    Foreign,
 }
 
 #[derive(Serialize)]
@@ -69,6 +71,7 @@ pub(super) fn list(is_json: bool, out: &mut dyn Write) -> Result {
             State::Served => "",
             State::Dead => ": the program that served it has ended; `offshoot unmount` it",
             State::Silent => ": the program that serves it does not answer",
+            State::Foreign => ": another user mounted it, so it is not asked",
         };
         writeln!(out, "{volume} on {directory} ({}){state}", Escaped(options.as_bytes()))?;
     }
@@ -82,7 +85,7 @@ impl Mount {
             volume: json_name(line.mounted.source.as_os_str().as_bytes()),
             directory: json_name(line.dir.as_bytes()),
             read_only: line.is_read_only || line.is_read_only_there,
-            subvolume: long_names::split(&line.root).map(|(id, _)| id),
+            subvolume: gate::split(&line.root).map(|(id, _)| id),
             state,
             options,
             line,
@@ -93,6 +96,9 @@ impl Mount {
 /// How a mount is, and its options. A thread asks, because who asks a program that does not answer
 /// waits for it.
 fn look_at(line: &Line) -> (State, Vec<String>) {
+    if !line.is_trusted() {
+        return (State::Foreign, Vec::new());
+    }
     if !line.is_on_top() {
         // Another mount hides it.
         return (State::Served, Vec::new());

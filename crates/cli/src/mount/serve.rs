@@ -16,7 +16,7 @@ use std::thread;
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
 use offshoot_btrfs_format::TreeId;
-use offshoot_fuse::{Control, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
+use offshoot_fuse::{Control, Gate, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
 use offshoot_vfs::{Error, FileSystem, OsReason};
 use rustix::io::Errno;
 use rustix::process::setpgid;
@@ -26,9 +26,9 @@ use rustix::thread::disable_transparent_huge_pages;
 use super::Mounting;
 use super::control::Jobs;
 use super::further::Turn;
+use super::gate;
 use super::helper;
 use super::log::Log;
-use super::long_names;
 use super::memory::dirty_bytes;
 use super::options::Wanted;
 use super::sandbox::Sandbox;
@@ -145,9 +145,9 @@ fn start(
         mounting.options.clone(),
     ));
     let volume = fs.volume().clone();
-    let long_names = move |name: &[u8]| {
-        let id = TreeId(long_names::subvolume(name)?);
-        // What is no subvolume has no such name.
+    let find = move |name: &[u8]| {
+        let id = TreeId(gate::subvolume(name)?);
+        // What is no subvolume is not there.
         volume.filesystem(id).ok().map(|fs| fs.root())
     };
     let for_errors = log.clone();
@@ -156,7 +156,7 @@ fn start(
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
         ioctls: Some(jobs.clone()),
-        long_names: Some(Arc::new(long_names)),
+        gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
     };
     let server = Server::start(Box::new(fs), helper.clone(), options)?;
     jobs.begin(server.caches());

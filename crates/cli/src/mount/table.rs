@@ -1,5 +1,9 @@
 //! What is mounted where, by `/proc/self/mountinfo`.
 //!
+//! Every user may mount what calls itself the same, with `fusermount3`. So only mounts of root and
+//! of the caller are *trusted*: what others serve is listed and can be unmounted, and is asked
+//! nothing.
+//!
 //! ```text
 //! 36 35 0:45 / /mnt rw,nosuid,nodev - fuse.offshoot /images/disk.img rw,user_id=0,...
 //! id    dev  |  where                kind          what
@@ -13,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 use offshoot_vfs::Errno;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::process::getuid;
 
-use super::long_names;
+use super::gate;
 use crate::disk::DiskName;
 use crate::exit::{Failure, Result};
 
@@ -33,7 +38,7 @@ pub(super) struct Mounted {
 /// What this program has mounted over `dir`.
 ///
 /// # Errors
-/// `EINVAL` when that is nothing.
+/// `EINVAL` when that is nothing, and a refusal when another user has mounted it.
 pub(super) fn find(dir: &Path) -> Result<Mounted> {
     find_line(dir).map(|line| line.mounted)
 }
@@ -41,8 +46,15 @@ pub(super) fn find(dir: &Path) -> Result<Mounted> {
 /// The line of what this program has mounted over `dir`.
 ///
 /// # Errors
-/// `EINVAL` when that is nothing.
+/// `EINVAL` when that is nothing, and a refusal when another user has mounted it.
 pub(super) fn find_line(dir: &Path) -> Result<Line> {
+    let line = find_of_anybody(dir)?;
+    line.require_trust()?;
+    Ok(line)
+}
+
+/// The same, whoever has mounted it.
+pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
     // What came last is on top.
     let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
     top.filter(|line| line.is_ours).ok_or_else(|| {
@@ -64,7 +76,7 @@ impl Inside {
     /// The tree of files that the path is in: the device, and the subvolume where only that is seen
     /// of it.
     pub(super) fn tree(&self) -> (String, Option<u64>) {
-        (self.device.clone(), long_names::split(&self.path).map(|(id, _)| id))
+        (self.device.clone(), gate::split(&self.path).map(|(id, _)| id))
     }
 }
 
@@ -77,7 +89,8 @@ pub(super) fn is_dead(dir: &Path) -> bool {
 pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
     let Some(id) = DiskName::parse(volume).id() else { return Ok(Vec::new()) };
     let is_it = |source: &Path| DiskName::parse(source).id().as_ref() == Some(&id);
-    let is_of_it = |line: &Line| line.is_ours && is_it(line.mounted.source.as_ref());
+    let is_of_it =
+        |line: &Line| line.is_ours && line.is_trusted() && is_it(line.mounted.source.as_ref());
     Ok(lines()?.into_iter().filter(is_of_it).collect())
 }
 
@@ -89,7 +102,9 @@ pub(super) fn inside(dir: &Path) -> Result<Option<Inside>> {
         return Ok(None);
     }
     let line = lines()?.into_iter().find(|line| line.is_ours && line.id == found.stx_mnt_id);
-    Ok(line.and_then(|line| line.inside(dir)))
+    let Some(line) = line else { return Ok(None) };
+    line.require_trust()?;
+    Ok(line.inside(dir))
 }
 
 /// Where the mount with this device number can be reached.
@@ -115,7 +130,10 @@ pub(super) struct Line {
     pub(super) dir: OsString,
     /// Nothing can be changed through this place.
     pub(super) is_read_only_there: bool,
+    /// It calls itself a mount of this program.
     pub(super) is_ours: bool,
+    /// Who mounted it, as far as FUSE says that.
+    pub(super) user: Option<u32>,
     pub(super) mounted: Mounted,
     /// Nothing can be changed through any place.
     pub(super) is_read_only: bool,
@@ -126,7 +144,9 @@ impl Line {
         let mut words = line.split(|&byte| byte == b' ');
         let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
         let device = String::from_utf8(words.nth(1)?.to_vec()).ok()?;
-        let root = unescaped(words.next()?).into();
+        // The kernel says so of a directory that lost its name while it is mounted.
+        let root = words.next()?;
+        let root = unescaped(root.strip_suffix(b"//deleted").unwrap_or(root)).into();
         let dir = unescaped(words.next()?);
         let is_read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|o| o == b"ro");
         let is_read_only_there = words.next().is_some_and(is_read_only);
@@ -134,8 +154,29 @@ impl Line {
         let mut kind = words;
         let is_ours = kind.next()?.strip_prefix(b"fuse.") == Some(SUBTYPE.as_bytes());
         let mounted = Mounted { device, source: unescaped(kind.next()?).into() };
-        let is_read_only = kind.next().is_some_and(is_read_only);
-        Some(Self { id, root, dir, is_read_only_there, is_ours, mounted, is_read_only })
+        let options = kind.next().unwrap_or_default();
+        let number = |option: &[u8]| {
+            std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok()
+        };
+        let user = options.split(|&byte| byte == b',').find_map(number);
+        let is_read_only = is_read_only(options);
+        Some(Self { id, root, dir, is_read_only_there, is_ours, user, mounted, is_read_only })
+    }
+
+    /// Whether root or the caller mounted it.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.user.is_some_and(|user| user == 0 || user == getuid().as_raw())
+    }
+
+    fn require_trust(&self) -> Result {
+        if self.is_trusted() {
+            return Ok(());
+        }
+        let dir = Path::new(&self.dir).display();
+        let user = self.user.map_or("another user".to_owned(), |user| format!("user {user}"));
+        Err(Failure::Refused(format!(
+            "{dir}: {user} mounted that, so it is not asked; only that user can use it as a volume"
+        )))
     }
 
     /// Whether its directory leads to it, and not to what was mounted over it later. Nothing is
@@ -207,6 +248,25 @@ mod tests {
         assert_eq!(inside(line, "/mnt/a"), None);
         let bound = Line::parse(b"36 35 0:45 /sub\\040vol /b rw - fuse.offshoot /y.img rw");
         assert_eq!(inside(bound.expect("a line"), "/b/c"), Some("/sub vol/c".into()));
+        // A directory that was deleted while it is mounted is the same one.
+        let gone = Line::parse(b"36 35 0:45 /a\\040b//deleted /b rw - fuse.offshoot /y.img rw");
+        let gone = gone.expect("a line");
+        assert_eq!((gone.root.as_path(), &*gone.dir), ("/a b".as_ref(), "/b".as_ref()));
+        assert_eq!(inside(gone, "/b/c"), Some("/a b/c".into()));
+        // Who mounted it decides whether it is believed.
+        let own = getuid().as_raw();
+        let of = |options: &str| {
+            let line = format!("36 35 0:45 / /b rw - fuse.offshoot /y.img {options}");
+            let line = Line::parse(line.as_bytes()).expect("a line");
+            (line.user, line.is_trusted(), line.require_trust().is_ok())
+        };
+        assert_eq!(of("rw,user_id=0,group_id=0"), (Some(0), true, true));
+        assert_eq!(of(&format!("rw,user_id={own}")), (Some(own), true, true));
+        let other = own + 1;
+        assert_eq!(of(&format!("rw,user_id={other}")), (Some(other), false, false));
+        for odd in ["rw", "rw,user_id=", "rw,user_id=-1", "rw,user_id=0x0", "rw,xuser_id=0"] {
+            assert_eq!(of(odd), (None, false, false), "{odd}");
+        }
         // Names are any bytes.
         let bytes =
             Line::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw").expect("a line");

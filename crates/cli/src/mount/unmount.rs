@@ -5,7 +5,8 @@
 //! the root makes all of it durable.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -14,35 +15,68 @@ use std::time::Duration;
 use offshoot_fuse::Unmount;
 use offshoot_vfs::{Errno, OsReason};
 use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
 
 use super::{stopped, table};
 use crate::args::UnmountArguments;
 use crate::disk::DiskName;
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::output::Console;
+use crate::output::{Console, json_name, write_line};
 
 /// How often it is tried to unmount by force what is in use, and how long those who use it are given between.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What unmounting came to, as JSON.
+#[derive(Serialize)]
+struct Unmounted {
+    volume: String,
+    directory: String,
+    /// Whether everything that was done is durable; `None` where nobody was asked.
+    stored: Option<bool>,
+}
+
 /// Unmounts a volume.
-pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> Result {
+pub(crate) fn unmount(
+    arguments: &UnmountArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let mut tell = |volume: &Path, dir: &Path, stored| {
+        if !arguments.json {
+            return Ok(());
+        }
+        let [volume, directory] = [volume, dir].map(|path| json_name(path.as_os_str().as_bytes()));
+        write_line(out, &Unmounted { volume, directory, stored })
+    };
     let named = &arguments.directory;
     let failed = |error| Failure::Host(named.display().to_string(), error);
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
-        let mounted = table::find(&dir)?;
-        for server in stopped::resume_servers(&mounted.device)? {
+        let line = table::find_of_anybody(&dir)?;
+        for server in stopped::resume_servers(&line.mounted.device)? {
             console
                 .error(&format_args!("process {server}, which serves it, was stopped; it goes on"));
         }
         unmount_by_force(&dir)?;
+        tell(&line.mounted.source, &dir, None)?;
         console.error(&"unmounted by force: what was done last may not be stored");
         return Err(Failure::Reported(ExitStatus::Failed));
     }
     // What is mounted there may not answer any more, or not answer to us: then its links are not followed.
     let dir = named.canonicalize().or_else(|_| std::path::absolute(named)).map_err(failed)?;
-    let mounted = table::find(&dir)?;
+    let line = table::find_of_anybody(&dir)?;
+    let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
+    if !line.is_trusted() {
+        // Its program is neither asked nor waited for, and may have called anything its volume.
+        offshoot_fuse::unmount(&dir, how)?;
+        console.warning(&format_args!(
+            "{}: another user mounted that; whether everything is stored was not asked",
+            dir.display()
+        ));
+        return Ok(tell(&line.mounted.source, &dir, None)?);
+    }
+    let mounted = line.mounted;
     let is_stored = match store(&dir) {
         Ok(()) => true,
         // Who may not open it may not ask either. The end of the program makes all durable as well.
@@ -59,7 +93,6 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
             false
         }
     };
-    let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
     offshoot_fuse::unmount(&dir, how)?;
     if !arguments.lazy {
         match table::places_of(&mounted.device)?.first() {
@@ -68,6 +101,7 @@ pub(crate) fn unmount(arguments: &UnmountArguments, console: &Arc<Console>) -> R
             None => wait_for_writer(&mounted.source)?,
         }
     }
+    tell(&mounted.source, &dir, Some(is_stored))?;
     if is_stored { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) }
 }
 

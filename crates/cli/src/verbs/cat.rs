@@ -15,6 +15,11 @@ use crate::session::PlaceSession;
 use crate::stream::{StreamFailure, TextOnly, write_contents};
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    if arguments.json {
+        let what =
+            "cat writes contents as they are, so it has no --json; `stat --json` describes files";
+        return Err(Failure::Usage(what.into()));
+    }
     let mut places = Places::new(&arguments.places, console);
     let mut failures = Failures::new(console);
     while let Some(place) = places.next() {

@@ -12,7 +12,7 @@ use rustix::fs::Mode;
 
 use crate::args::{CpArguments, Reflink};
 use crate::copy::{Goal, IntoVolume, Manner, Preserve, Shared, limits};
-use crate::edit::{Aim, Volumes, moment};
+use crate::edit::{Aim, NewName, Volumes, moment};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{
     Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
@@ -22,7 +22,7 @@ use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, climb_file, last_name, resolve};
+use crate::resolve::{End, LastLink, at_path, climb_file, last_name, resolve, resolve_end};
 use crate::session::Access;
 use crate::stream::{StreamFailure, TextOnly, write_contents};
 
@@ -98,17 +98,21 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         Some((fs, place)) => job.to_volume(&opened, fs, place, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
     });
-    volumes.sync(&mut failures);
+    let is_stored = volumes.sync(&mut failures);
     console.stop_progress();
     result?;
     manner.finish()?;
     let (outcome, result) = finish(counters, problems);
     if interrupt::is_interrupted() {
         let (files, bytes) = (outcome.files, human_size(outcome.bytes));
-        console.error(&format_args!(
-            "interrupted: {files} files, {bytes}, were copied and are stored"
-        ));
-        console.detail(&"the others are not there, or not whole");
+        if is_stored {
+            console.error(&format_args!(
+                "interrupted: {files} files, {bytes}, were copied and are stored"
+            ));
+            console.detail(&"the others are not there, or not whole");
+        } else {
+            console.error(&"interrupted, and not everything that was copied is stored");
+        }
         failures.note(ExitStatus::Failed);
     }
     if let Err(failure) = result {
@@ -198,6 +202,17 @@ enum Opened {
     Stream,
 }
 
+impl Opened {
+    /// Its path, as the caller wrote it.
+    fn path(&self) -> Option<&[u8]> {
+        match self {
+            Self::Host(path) => Some(path.as_os_str().as_bytes()),
+            Self::Volume(_, _, path) => Some(path),
+            Self::Stream => None,
+        }
+    }
+}
+
 /// A source in a volume.
 struct Found {
     file: FileId,
@@ -282,12 +297,27 @@ impl Copying<'_> {
         let is_name = self.arguments.no_target_directory;
         let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)
             .map_err(|error| Failure::Inside(volume.clone(), error))?;
+        // What leads nowhere is replaced by a link, and written through by nothing.
+        let is_dangling = matches!(&aim, Aim::Name(End { file: None, .. }))
+            && resolve(fs, path, LastLink::Keep).is_ok();
         let limits = limits()?;
         for (source, links) in sources.iter().zip(&link_tables(sources)) {
             if self.shared.problems.is_stopped() {
                 break;
             }
+            if source.path().is_some_and(|path| self.shared.manner.leaves_out_source(path)) {
+                continue;
+            }
             let into = IntoVolume::new(fs, volume, self.at, self.shared, links);
+            let aim = match is_dangling {
+                true if self.is_link(source) => Aim::of(fs, path, is_name, 1, LastLink::Keep),
+                true => {
+                    failures.opening(&Failure::Inside(volume.clone(), dangling(path)));
+                    continue;
+                }
+                false => Ok(aim.clone()),
+            };
+            let aim = aim.map_err(|error| Failure::Inside(volume.clone(), error))?;
             if let Err(failure) =
                 self.one_to_volume(&into, source, fs, &aim, (volume, path), limits)
             {
@@ -295,6 +325,18 @@ impl Copying<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a source is a symbolic link that is copied as one.
+    fn is_link(&self, source: &Opened) -> bool {
+        self.last_link() == LastLink::Keep
+            && match source {
+                Opened::Host(path) => path.is_symlink(),
+                Opened::Volume(_, fs, path) => resolve(fs, path, LastLink::Keep)
+                    .and_then(|file| fs.attr(file))
+                    .is_ok_and(|attr| attr.file_type == FileType::Symlink),
+                Opened::Stream => false,
+            }
     }
 
     fn one_to_volume(
@@ -317,11 +359,16 @@ impl Copying<'_> {
             Opened::Host(file) => {
                 let name = file.as_os_str().as_bytes();
                 let goal = goal(aim, fs, path, name, file.is_dir()).map_err(inside)?;
+                let is_regular = file.is_file() && !(is_link_kept && file.is_symlink());
+                let goal = through_link(goal, fs, is_regular).map_err(inside)?;
                 into.host(file, &goal, recursive, is_link_kept, limits);
             }
             Opened::Volume(from, source, name) => {
                 let found = self.found(from, source, name)?;
                 let goal = goal(aim, fs, path, name, found.is_directory).map_err(inside)?;
+                let attr = source.attr(found.file).map_err(inside)?;
+                let is_regular = attr.file_type == FileType::Regular;
+                let goal = through_link(goal, fs, is_regular).map_err(inside)?;
                 let is_same = Arc::ptr_eq(source.volume(), fs.volume());
                 into.volume(source, found.file, &found.path, &goal, recursive, is_same);
             }
@@ -375,6 +422,9 @@ impl Copying<'_> {
             let Opened::Volume(volume, fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
                 break;
+            }
+            if self.shared.manner.leaves_out_source(name) {
+                continue;
             }
             if let Err(failure) = self.one_to_host(&onto, (volume, fs), name, path, into) {
                 failures.opening(&failure);
@@ -431,6 +481,30 @@ fn goal(
             aim.new_name(fs, path, name, is_directory).map(Goal::Name)
         }
     }
+}
+
+/// What a regular file is written into, when a symbolic link has its name in a directory: what
+/// that leads to, as for `cp`.
+fn through_link(goal: Goal, fs: &Filesystem, is_regular: bool) -> Result<Goal, Error> {
+    let Goal::Name(new) = &goal else { return Ok(goal) };
+    let Some(link) = new.existing.filter(|_| is_regular) else { return Ok(goal) };
+    if fs.attr(link)?.file_type != FileType::Symlink {
+        return Ok(goal);
+    }
+    let path = [&climb_file(fs, new.dir, b"")?[..], b"/", &new.name].concat();
+    match resolve_end(fs, &path, LastLink::Follow)? {
+        End { file: existing @ Some(_), place: Some((dir, name)), .. } => {
+            Ok(Goal::Name(NewName { dir, name, existing }))
+        }
+        End { file: Some(_), .. } => Err(Error::posix(Errno::ISDIR, Escaped(&path).to_string())),
+        End { file: None, .. } => Err(dangling(&path)),
+    }
+}
+
+/// The refusal to write through a link that leads nowhere.
+fn dangling(path: &[u8]) -> Error {
+    let what = "is a symbolic link to nothing, and is not written through";
+    Error::posix(Errno::INVAL, format!("{} {what}", Escaped(path)))
 }
 
 /// Where standard input goes, which has no name of its own.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::args::DedupeArguments;
 use crate::edit::{at_every_place, require_one_volume};
 use crate::exit::Result;
+use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, JsonArray, human_size, json_name};
 use crate::place::Place;
 use crate::resolve::{LastLink, at_path, resolve};
@@ -39,6 +40,7 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
+    interrupt::watch(console)?;
     let original = Place::parse(&arguments.original);
     let places: Vec<_> = arguments.places.iter().map(|text| Place::parse(text)).collect();
     require_one_volume("dedupe", &[std::slice::from_ref(&original), &places].concat())?;
@@ -47,9 +49,8 @@ pub(super) fn run(
         let from = resolve(fs, &original.path, LastLink::Follow)?;
         let to = resolve(fs, path, LastLink::Follow)?;
         let pair = Pair::new(fs, from, to, arguments);
-        let (compared, same) = pair
-            .and_then(|pair| Ok((pair.len, pair.dedupe()?)))
-            .map_err(|error| explained(error, path))?;
+        let (compared, same) =
+            pair.and_then(|pair| pair.dedupe()).map_err(|error| explained(error, path))?;
         outcomes.push((path.to_vec(), compared, same));
         Ok(())
     });
@@ -100,15 +101,16 @@ impl<'a> Pair<'a> {
         Ok(Self { fs, from, to, len })
     }
 
-    /// Lets them share what is the same, and says how many bytes that is.
-    fn dedupe(&self) -> Result<u64, Error> {
+    /// Lets them share what is the same, and says how many bytes were compared, and how many of them
+    /// are.
+    fn dedupe(&self) -> Result<(u64, u64), Error> {
         let (mut same, mut start) = (0, 0_u64);
         loop {
             // Also of nothing it is asked whether it could be shared.
             let end = self.len.min(start.saturating_add(MOST_COMPARED));
             same += self.share(start..end)?;
-            if end == self.len {
-                return Ok(same);
+            if end == self.len || is_interrupted() {
+                return Ok((end, same));
             }
             start = end;
         }

@@ -1,18 +1,18 @@
-//! `offshoot df`: how much of volumes is used and free.
+//! `offshoot df`: how much of the volumes of places is used and free.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use offshoot_vfs::StatFs;
+use offshoot_vfs::{FileSystem, StatFs};
 use serde::Serialize;
 
 use crate::args::DfArguments;
 use crate::exit::Result;
 use crate::output::{Console, json_name, short_size, write_line, write_name};
-use crate::places::Failures;
-use crate::session::sizes_of;
+use crate::places::{Failures, Places};
+use crate::resolve::LastLink;
 
 /// A volume as JSON.
 #[derive(Serialize)]
@@ -25,10 +25,15 @@ struct Sizes {
 
 pub(super) fn run(arguments: &DfArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut failures = Failures::new(console);
-    let mut found: Vec<(&Path, StatFs)> = Vec::new();
-    for volume in &arguments.volumes {
-        match sizes_of(Path::new(volume), &arguments.open, console) {
-            Ok(sizes) => found.push((Path::new(volume), sizes)),
+    let mut places = Places::new(&arguments.places, console);
+    let mut found: Vec<(PathBuf, StatFs)> = Vec::new();
+    while let Some(place) = places.next() {
+        let sizes = place.and_then(|session| {
+            session.file(LastLink::Follow)?;
+            Ok((session.volume.clone(), session.fs.statfs()?))
+        });
+        match sizes {
+            Ok(sizes) => found.push(sizes),
             Err(failure) => failures.opening(&failure),
         }
     }

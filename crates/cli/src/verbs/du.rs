@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
@@ -61,6 +62,8 @@ pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Co
         out,
         failures: Failures::new(console),
         counted: HashSet::new(),
+        volumes: Vec::new(),
+        counts_all: arguments.places.places.len() > 1,
         cache: SharingCache::default(),
     };
     let mut total = Space::default();
@@ -88,17 +91,13 @@ struct Usage<'a> {
     arguments: &'a DuArguments,
     out: &'a mut dyn Write,
     failures: Failures<'a>,
-    /// Inodes with several names that were counted.
-    counted: HashSet<FileId>,
+    /// Files that were counted, with the number of their volume: those with several names, and all
+    /// of them where places may overlap.
+    counted: HashSet<(usize, FileId)>,
+    /// The volumes by their numbers.
+    volumes: Vec<PathBuf>,
+    counts_all: bool,
     cache: SharingCache,
-}
-
-/// A directory that is being gone through.
-struct Sum {
-    path: Vec<u8>,
-    depth: usize,
-    /// What it takes itself; what is below it is added when that is left.
-    space: Space,
 }
 
 impl Usage<'_> {
@@ -114,14 +113,13 @@ impl Usage<'_> {
             self.line(Some(session), &path, own, shared)?;
             return Ok(own);
         }
-        let top = Sum { path: path.clone(), depth: 0, space: own };
-        let mut sums = Sums { usage: self, session, shared, levels: vec![top], failed: None };
+        let mut sums = Sums { usage: self, session, shared, levels: vec![own], failed: None };
         walk(&session.fs, file, 0, DEPTH_MAX, &mut sums);
         let Sums { shared, levels, failed, .. } = sums;
         if let Some(failure) = failed {
             return Err(failure);
         }
-        let space = levels.first().map_or(own, |top| top.space);
+        let space = levels.first().copied().unwrap_or(own);
         let shared = self.arguments.shares.then(|| shared.bytes());
         self.line(Some(session), &path, space, shared)?;
         Ok(space)
@@ -135,8 +133,15 @@ impl Usage<'_> {
         shared: &mut Ranges,
     ) -> Result<Option<Space>, Error> {
         let is_directory = attr.file_type == FileType::Directory;
-        if attr.nlink > 1 && !is_directory && !self.counted.insert(attr.file) {
-            return Ok(None);
+        if self.counts_all || attr.nlink > 1 && !is_directory {
+            let known = self.volumes.iter().position(|volume| *volume == session.volume);
+            let volume = known.unwrap_or_else(|| {
+                self.volumes.push(session.volume.clone());
+                self.volumes.len() - 1
+            });
+            if !self.counted.insert((volume, attr.file)) {
+                return Ok(None);
+            }
         }
         let arguments = self.arguments;
         if !arguments.shares {
@@ -192,12 +197,8 @@ impl Usage<'_> {
             write!(self.out, "{}\t", space.bytes.div_ceil(1024))?;
         }
         let name = volume.map_or_else(|| path.to_vec(), |volume| [volume, b":", path].concat());
-        if arguments.null {
-            self.out.write_all(&[&name[..], b"\0"].concat())?;
-            return Ok(());
-        }
         write_name(self.out, &name)?;
-        Ok(writeln!(self.out)?)
+        Ok(self.out.write_all(if arguments.null { b"\0" } else { b"\n" })?)
     }
 
     /// Whether lines so deep below the place are written.
@@ -211,8 +212,8 @@ struct Sums<'u, 'a, 's> {
     usage: &'u mut Usage<'a>,
     session: &'s PlaceSession,
     shared: Ranges,
-    /// The directories that the walk is in.
-    levels: Vec<Sum>,
+    /// What the directories take that the walk is in, with what is below them and was left.
+    levels: Vec<Space>,
     /// Why nothing more can be written.
     failed: Option<Failure>,
 }
@@ -237,9 +238,8 @@ impl Visitor for Sums<'_, '_, '_> {
         if self.usage.arguments.one_file_system && entry.attr.file.dev != entry.parent.dev {
             return None;
         }
-        let space = self.seen(entry).unwrap_or_default();
-        let path = joined(&self.session.path, entry.path);
-        self.levels.push(Sum { path, depth: self.levels.len(), space });
+        let space = self.seen(entry)?;
+        self.levels.push(space);
         Some(self.levels.len())
     }
 
@@ -247,7 +247,7 @@ impl Visitor for Sums<'_, '_, '_> {
         let Some(space) = self.seen(entry) else { return };
         let depth = self.levels.len();
         if let Some(level) = self.levels.last_mut() {
-            level.space.add(space);
+            level.add(space);
         }
         if self.usage.arguments.all && self.usage.is_shown(depth) {
             let path = joined(&self.session.path, entry.path);
@@ -255,16 +255,17 @@ impl Visitor for Sums<'_, '_, '_> {
         }
     }
 
-    fn leave(&mut self, level: usize) {
+    fn leave(&mut self, level: usize, path: &[u8]) {
         // The place itself is written at the end.
         if level == 0 {
             return;
         }
-        let Some(Sum { path, depth, space }) = self.levels.pop() else { return };
+        let Some(space) = self.levels.pop() else { return };
         if let Some(above) = self.levels.last_mut() {
-            above.space.add(space);
+            above.add(space);
         }
-        if self.usage.is_shown(depth) && self.failed.is_none() {
+        if self.usage.is_shown(self.levels.len()) && self.failed.is_none() {
+            let path = joined(&self.session.path, path);
             self.failed = self.usage.line(Some(self.session), &path, space, None).err();
         }
     }

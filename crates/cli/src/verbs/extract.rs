@@ -7,11 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_vfs::FileSystem;
+use offshoot_vfs::{FileId, FileSystem};
 
 use crate::args::ExtractArguments;
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Archive, Outcome, Source, extract, extract_tar};
+use crate::extract::{Archive, Mark, Outcome, Source, extract, extract_tar};
 use crate::interrupt;
 use crate::occupied;
 use crate::output::{Console, human_size, write_line};
@@ -51,9 +51,7 @@ pub(super) fn run(
             extract_tar(&source, Archive { writer, failure: archive_failure }, console)?
         }
         (None, Some(directory)) => {
-            let fsid = session.fs.volume().superblock().fsid;
-            let mark = format!("{fsid} {} {}\n", top.dev, top.ino);
-            let done = extract(&source, directory, mark.as_bytes(), console)?;
+            let done = extract(&source, directory, &mark(&session, top), console)?;
             if interrupt::is_interrupted() {
                 let Outcome { files, bytes, .. } = done.0;
                 let (bytes, directory) = (human_size(bytes), directory.display());
@@ -76,6 +74,16 @@ pub(super) fn run(
         write_line(out, &outcome)?;
     }
     result
+}
+
+/// What says that a directory is filled from `top` as it is now.
+fn mark(session: &PlaceSession, top: FileId) -> Mark {
+    let superblock = session.fs.volume().superblock();
+    let log = superblock.item.log_root;
+    Mark {
+        place: format!("{} {} {}", superblock.fsid, top.dev, top.ino),
+        state: format!("generation {}, log {log}", superblock.generation),
+    }
 }
 
 /// Refuses to show an archive to a person.

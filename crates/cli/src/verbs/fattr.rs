@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::{FileSystem, FileSystemMut, XattrMode};
+use regex_lite::Regex;
 use serde::Serialize;
 
 use crate::args::{Encoding, GetfattrArguments, SetfattrArguments};
@@ -46,7 +47,7 @@ pub(super) fn get(
 ) -> Result {
     let mut places = Places::new(&arguments.places, console);
     let mut failures = Failures::new(console);
-    let matching = arguments.matching.as_deref().map(beginning).transpose()?;
+    let matching = arguments.matching.as_deref().map(pattern).transpose()?;
     while let Some(opened) = places.next() {
         let session = match opened {
             Ok(session) => session,
@@ -57,7 +58,7 @@ pub(super) fn get(
         };
         match found(&session, arguments, matching.as_ref()) {
             Ok(xattrs) if arguments.only_values => {
-                xattrs.iter().try_for_each(|(_, value)| out.write_all(value))?;
+                xattrs.iter().try_for_each(|(_, value)| write_name(out, value))?;
             }
             Ok(xattrs) if arguments.dump || arguments.encoding.is_some() => {
                 dump(&session, &xattrs, arguments.encoding, out)?;
@@ -74,7 +75,7 @@ pub(super) fn get(
 fn found(
     session: &PlaceSession,
     arguments: &GetfattrArguments,
-    matching: Option<&Vec<u8>>,
+    matching: Option<&Regex>,
 ) -> offshoot_vfs::Result<Vec<Xattr>> {
     let file = resolve(&session.fs, &session.path, last_link(arguments.no_dereference))?;
     let of_name = |name: &OsStr| {
@@ -84,29 +85,20 @@ fn found(
     let all = || {
         let mut xattrs = held_xattrs(&session.fs, file)?;
         xattrs.sort();
-        let default = if arguments.dump { &b"user."[..] } else { b"" };
-        let beginning = matching.map_or(default, Vec::as_slice);
-        xattrs.retain(|(name, _)| name.starts_with(beginning));
+        xattrs.retain(|(name, _)| match matching {
+            Some(pattern) => pattern.is_match(&String::from_utf8_lossy(name)),
+            None => !arguments.dump || name.starts_with(b"user."),
+        });
         Ok(xattrs)
     };
     let found = arguments.name.as_deref().map_or_else(all, of_name);
     found.map_err(|error| at_path(error, &session.path))
 }
 
-/// What names begin with that `pattern` matches: getfattr has a regular expression, of which people
-/// use
-/// `-` for everything and `^user\.`.
-fn beginning(pattern: &OsStr) -> Result<Vec<u8>> {
-    let text = pattern.as_bytes();
-    if text == b"-" {
-        return Ok(Vec::new());
-    }
-    let text = text.strip_prefix(b"^").unwrap_or(text);
-    if text.iter().any(|byte| b"*+?[](){}|$^".contains(byte)) {
-        let why = "-m takes - or the beginning of names, and no other regular expression";
-        return Err(Failure::Usage(why.into()));
-    }
-    Ok(text.iter().copied().filter(|&byte| byte != b'\\').collect())
+/// The regular expression that `text` is; as for getfattr, `-` is everything.
+fn pattern(text: &OsStr) -> Result<Regex> {
+    let text = if text == "-" { "" } else { text.to_str().unwrap_or("\u{fffd}") };
+    Regex::new(text).map_err(|error| Failure::Usage(format!("-m {text}: {error}")))
 }
 
 /// Writes attributes as getfattr does.

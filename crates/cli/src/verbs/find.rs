@@ -17,11 +17,12 @@ use offshoot_btrfs::Filesystem;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp};
 
 use crate::args::FindArguments;
-use crate::edit::{joined, moment, require_one_volume};
+use crate::edit::{joined, moment, require_one_volume, say_if_interrupted, sync};
 use crate::enter::is_empty;
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::extract::{Entry, Visitor, walk};
 use crate::globs::expand;
+use crate::interrupt::{self, is_interrupted};
 use crate::output::{
     Console, Escaped, FileRecord, Owners, json_name, shown_inode, write_line, write_name,
 };
@@ -52,6 +53,10 @@ pub(super) fn run(
     };
     let places: Vec<Place> = places.iter().map(|text| arguments.tree.open.place(text)).collect();
     let mut failures = Failures::new(console);
+    let mut failed = None;
+    if access == Access::Write {
+        interrupt::watch(console)?;
+    }
     let mut opened: Vec<(std::path::PathBuf, Filesystem)> = Vec::new();
     for Place { volume, path } in places {
         let known = opened.iter().find(|(known, _)| *known == volume).map(|(_, fs)| fs.clone());
@@ -81,24 +86,33 @@ pub(super) fn run(
             top: Vec::new(),
             failed: None,
         };
-        let found = finding
-            .prepare()
-            .and_then(|()| expand(&fs, &path)?.iter().try_for_each(|path| finding.place(path)));
-        let failed = finding.failed.take();
-        if let Err(error) = found {
-            failures.inside(&volume, ExitStatus::of(&error), &error);
+        match finding.prepare().and_then(|()| expand(&fs, &path)) {
+            Ok(paths) => {
+                for path in paths {
+                    if let Err(error) = finding.place(&path) {
+                        finding.whole_error(&error);
+                    }
+                    if finding.is_over() {
+                        break;
+                    }
+                }
+            }
+            Err(error) => finding.whole_error(&error),
         }
-        if let Some(failure) = failed {
-            return Err(failure);
+        failed = finding.failed.take();
+        if failed.is_some() || is_interrupted() {
+            break;
         }
     }
-    for (volume, fs) in opened.iter().filter(|_| access == Access::Write) {
-        if let Err(error) = fs.sync() {
-            let what = format_args!("not everything that was done is stored: {error}");
-            failures.inside(volume, ExitStatus::of(&error), &what);
+    // Also when nobody takes the output any more.
+    if access == Access::Write {
+        let mut is_stored = true;
+        for (volume, fs) in &opened {
+            is_stored &= sync(fs, volume, &mut failures);
         }
+        say_if_interrupted(is_stored, console, &mut failures);
     }
-    failures.result()
+    failed.map_or_else(|| failures.result(), Err)
 }
 
 /// A search below one place.
@@ -174,7 +188,7 @@ impl<'a> Finding<'a, '_> {
         if is_directory && !is_pruned && self.search.max_depth > 0 {
             walk(self.fs, file, 0, DEPTH_MAX, &mut Walk { finding: self, levels: Vec::new() });
         }
-        if self.search.is_depth_first && self.failed.is_none() {
+        if self.search.is_depth_first && !self.is_over() {
             self.show(&top);
         }
         Ok(())
@@ -259,12 +273,7 @@ impl<'a> Finding<'a, '_> {
             write_line(&mut *self.out, &record).map_err(Into::into)
         } else {
             let place = [volume, b":", one.path].concat();
-            // Between NULs, names are for a program, wherever they go.
-            let name = if end == b"\0" {
-                self.out.write_all(&place)
-            } else {
-                write_name(&mut *self.out, &place)
-            };
+            let name = write_name(&mut *self.out, &place);
             name.and_then(|()| self.out.write_all(end)).map_err(Into::into)
         };
         self.failed = self.failed.take().or(written.err());
@@ -291,6 +300,16 @@ impl<'a> Finding<'a, '_> {
                 false
             }
         }
+    }
+
+    /// Whether nothing more is looked for.
+    fn is_over(&self) -> bool {
+        self.failed.is_some() || is_interrupted()
+    }
+
+    /// Prints an error that tells itself where it happened.
+    fn whole_error(&mut self, error: &Error) {
+        self.failures.inside(self.volume, ExitStatus::of(error), error);
     }
 
     fn error(&mut self, path: &[u8], error: &Error) {
@@ -330,7 +349,7 @@ fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> b
 struct Walk<'w, 'a, 'f> {
     finding: &'w mut Finding<'a, 'f>,
     /// The directories that the walk is in, where they are shown when they are left.
-    levels: Vec<(Attr, Vec<u8>, Vec<u8>, FileId)>,
+    levels: Vec<(Attr, FileId)>,
 }
 
 impl Walk<'_, '_, '_> {
@@ -364,8 +383,7 @@ impl Visitor for Walk<'_, '_, '_> {
             self.show(entry, depth);
             return None;
         }
-        let path = joined(&self.finding.top, entry.path);
-        self.levels.push((*entry.attr, path, entry.name.to_vec(), entry.parent));
+        self.levels.push((*entry.attr, entry.parent));
         Some(depth)
     }
 
@@ -373,13 +391,15 @@ impl Visitor for Walk<'_, '_, '_> {
         self.show(entry, depth + 1);
     }
 
-    fn leave(&mut self, depth: usize) {
+    fn leave(&mut self, depth: usize, path: &[u8]) {
         if depth == 0 || !self.finding.search.is_depth_first {
             return;
         }
-        let Some((attr, path, name, parent)) = self.levels.pop() else { return };
-        let place = Some((parent, &name[..]));
-        self.finding.show(&Candidate { path: &path, name: &name, attr: &attr, depth, place });
+        let Some((attr, parent)) = self.levels.pop() else { return };
+        let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+        let place = Some((parent, name));
+        let path = joined(&self.finding.top, path);
+        self.finding.show(&Candidate { path: &path, name, attr: &attr, depth, place });
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) {
@@ -388,6 +408,6 @@ impl Visitor for Walk<'_, '_, '_> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.finding.failed.is_some()
+        self.finding.is_over()
     }
 }

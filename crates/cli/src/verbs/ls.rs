@@ -23,7 +23,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
 use crate::args::LsArguments;
 use crate::enter::{Entrance, attr_of, may_enter};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name};
+use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name, write_name};
 use crate::places::{Failures, Places};
 use crate::resolve::LastLink;
 use crate::session::PlaceSession;
@@ -61,6 +61,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     if files.is_empty() && directories.is_empty() {
         return failures.result();
     }
+    let count = arguments.places.places.len();
     let order = Order::new(arguments);
     let key = |top: &Top| (order.key(Some(&top.attr)), top.session.path.clone());
     for tops in [&mut files, &mut directories] {
@@ -86,10 +87,10 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
         errors: 0,
         without_target: None,
         is_recursive,
-        has_headers: is_recursive || files.len() + directories.len() > 1,
+        has_headers: is_recursive || count.max(files.len() + directories.len()) > 1,
         is_empty: true,
     };
-    listing.files(files)?;
+    listing.files(files, &directories)?;
     for top in directories {
         listing.directory(&top)?;
     }
@@ -222,14 +223,18 @@ struct Level {
 }
 
 impl<'a, 'o> Listing<'a, 'o> {
-    /// Lists places that are no directories, in columns that all of them share.
-    fn files(&mut self, tops: Vec<Top>) -> Result {
+    /// Lists places that are no directories, in columns that all places share, as for ls.
+    fn files(&mut self, tops: Vec<Top>, directories: &[Top]) -> Result {
         let mut widths = Widths::default();
         let owners: Vec<Owners> = tops.iter().map(|top| self.owners(&top.session)).collect();
-        for (top, owners) in tops.iter().zip(&owners) {
+        let mut include = |top: &Top, owners: &Owners| {
             let has_acl = self.style.is_long && has_acl(&top.session.fs, &top.attr);
             let row = Row { attr: &top.attr, name: b"", owners, has_acl, target: None };
             widths.include(&row, &self.style);
+        };
+        tops.iter().zip(&owners).for_each(|(top, owners)| include(top, owners));
+        for top in directories {
+            include(top, &self.owners(&top.session));
         }
         for (Top { session, file, attr }, owners) in tops.into_iter().zip(owners) {
             let mut tree = self.tree(&session, file, owners, std::mem::take(&mut widths));
@@ -528,7 +533,7 @@ impl Tree<'_, '_, '_> {
             && is_plain
         {
             // The name is there, whatever it leads to.
-            self.listing.style.name(out, &entry.name)?;
+            write_name(out, &entry.name)?;
             self.listing.style.end(out)?;
         }
         match attr_of(self.fs, &entry.name, entry.file) {

@@ -59,45 +59,64 @@ impl Listing<'_> {
         if !is_listed {
             return self.line(session, file, attr.file_type, &session.path);
         }
-        // The directories that are still to come, the next one last.
-        let mut todo = vec![(file, session.path.clone())];
-        while let Some((directory, path)) = todo.pop() {
-            if path != session.path && !self.arguments.json {
-                writeln!(self.out)?;
-                write_name(self.out, &path)?;
-                writeln!(self.out, ":")?;
+        let mut path = session.path.clone();
+        let mut levels = vec![(path.len(), self.directory(session, file, file, &path)?)];
+        while let Some((path_len, below)) = levels.last_mut() {
+            let Some((directory, name)) = below.next() else {
+                levels.pop();
+                continue;
+            };
+            path.truncate(*path_len);
+            if !path.ends_with(b"/") {
+                path.push(b'/');
             }
-            let (entries, error) = listed(&session.fs, file, directory, self.arguments.all);
-            if let Some(error) = error {
-                self.error(session, &path, &error);
-            }
-            if self.arguments.all {
-                let parent = session.fs.parent(directory).map_err(|error| session.named(error))?;
-                let parent = parent.map_or(directory, |parent| parent.dir);
-                self.line(session, directory, FileType::Directory, &joined(&path, b"."))?;
-                self.line(session, parent, FileType::Directory, &joined(&path, b".."))?;
-            }
-            let mut below = Vec::new();
-            for entry in entries {
-                let path = joined(&path, &entry.name);
-                match entry.attr {
-                    Ok(attr) => {
-                        self.line(session, attr.file, attr.file_type, &path)?;
-                        if entry.is_entered {
-                            below.push((attr.file, path));
-                        }
-                    }
-                    Err(error) => self.error(session, &path, &error),
-                }
-            }
-            if path != session.path && !self.arguments.json {
-                writeln!(self.out)?;
-            }
-            if self.arguments.recursive {
-                todo.extend(below.into_iter().rev());
-            }
+            path.extend_from_slice(&name);
+            levels.push((path.len(), self.directory(session, file, directory, &path)?));
         }
         Ok(())
+    }
+
+    /// Shows a directory, and gives those in it that are to be shown after it.
+    fn directory(
+        &mut self,
+        session: &PlaceSession,
+        top: FileId,
+        directory: FileId,
+        path: &[u8],
+    ) -> Result<impl Iterator<Item = (FileId, Vec<u8>)> + use<>> {
+        let has_header = directory != top && !self.arguments.json;
+        if has_header {
+            writeln!(self.out)?;
+            write_name(self.out, path)?;
+            writeln!(self.out, ":")?;
+        }
+        let (entries, error) = listed(&session.fs, top, directory, self.arguments.all);
+        if let Some(error) = error {
+            self.error(session, path, &error);
+        }
+        if self.arguments.all {
+            let parent = session.fs.parent(directory).map_err(|error| session.named(error))?;
+            let parent = parent.map_or(directory, |parent| parent.dir);
+            self.line(session, directory, FileType::Directory, &joined(path, b"."))?;
+            self.line(session, parent, FileType::Directory, &joined(path, b".."))?;
+        }
+        let mut below = Vec::new();
+        for entry in entries {
+            let path = joined(path, &entry.name);
+            match entry.attr {
+                Ok(attr) => {
+                    self.line(session, attr.file, attr.file_type, &path)?;
+                    if entry.is_entered && self.arguments.recursive {
+                        below.push((attr.file, entry.name));
+                    }
+                }
+                Err(error) => self.error(session, &path, &error),
+            }
+        }
+        if has_header {
+            writeln!(self.out)?;
+        }
+        Ok(below.into_iter())
     }
 
     fn error(&mut self, session: &PlaceSession, path: &[u8], error: &Error) {

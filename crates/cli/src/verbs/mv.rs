@@ -40,24 +40,34 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         MvArguments { no_clobber: true, .. } => Rename::NoReplace,
         _ => Rename::Replace,
     };
+    let mut told = Ok(());
     for source in &sources {
         let renamed = rename(&fs, source, &aim, &path, how, at);
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
                 let place = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
-                out.write_all(b"renamed '")?;
-                write_name(out, &place(source))?;
-                out.write_all(b"' -> '")?;
-                write_name(out, &place(&new))?;
-                writeln!(out, "'")?;
+                told = tell(out, &place(source), &place(&new));
+                if told.is_err() {
+                    break;
+                }
             }
             Ok(_) => {}
             Err(error) => failures.inside(&volume, ExitStatus::of(&error), &error),
         }
     }
+    // Also when nobody takes the output any more.
     volumes.sync(&mut failures);
+    told?;
     failures.result()
+}
+
+fn tell(out: &mut dyn Write, from: &[u8], to: &[u8]) -> std::io::Result<()> {
+    out.write_all(b"renamed '")?;
+    write_name(out, from)?;
+    out.write_all(b"' -> '")?;
+    write_name(out, to)?;
+    writeln!(out, "'")
 }
 
 /// Gives what is at `source` its new name, and says which; `None` where that is not to be replaced.
@@ -75,6 +85,7 @@ fn rename(
     let bare = source.len() - source.iter().rev().take_while(|&&byte| byte == b'/').count();
     let found = resolve_end(fs, &source[..bare], LastLink::Keep)?;
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
+    super::rm::require_name(&source[..bare])?;
     let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
     let is_directory = fs.attr(file)?.file_type == FileType::Directory;
     if bare < source.len() && !is_directory {

@@ -3,9 +3,12 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::args::{RescueVerb, VolumeArguments};
+use offshoot_btrfs::{LostLog, SubvolumeId};
+use serde::Serialize;
+
+use crate::args::{InfoArguments, RescueVerb};
 use crate::exit::Result;
-use crate::output::Console;
+use crate::output::{Console, write_line};
 use crate::session::Session;
 
 pub(super) fn run(verb: &RescueVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
@@ -14,9 +17,35 @@ pub(super) fn run(verb: &RescueVerb, out: &mut dyn Write, console: &Arc<Console>
     }
 }
 
-fn zero_log(arguments: &VolumeArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    let session = Session::open_to_rescue(arguments, console)?;
-    let Some(lost) = session.volume.zero_log()? else {
+#[derive(Serialize)]
+struct Lost {
+    subvolume: u64,
+    inodes: u64,
+}
+
+/// What was thrown away.
+#[derive(Serialize)]
+struct Report {
+    pending: bool,
+    thrown_away: Vec<Lost>,
+    /// Why the rest of the log could not be read.
+    problem: Option<String>,
+}
+
+fn zero_log(arguments: &InfoArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let session = Session::open_to_rescue(&arguments.volume, console)?;
+    let lost = session.volume.zero_log()?;
+    if arguments.json {
+        let mut report = Report { pending: lost.is_some(), thrown_away: Vec::new(), problem: None };
+        if let Some(LostLog { inodes, problem }) = lost {
+            let lost =
+                |(subvolume, inodes): (SubvolumeId, u64)| Lost { subvolume: subvolume.0, inodes };
+            report.thrown_away = inodes.into_iter().map(lost).collect();
+            report.problem = problem.map(|problem| problem.to_string());
+        }
+        return Ok(write_line(out, &report)?);
+    }
+    let Some(lost) = lost else {
         writeln!(out, "no log is pending: nothing was changed")?;
         return Ok(());
     };

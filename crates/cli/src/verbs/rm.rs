@@ -10,6 +10,7 @@ use crate::edit::{Report, at_every_place, joined, moment};
 use crate::enter::is_empty;
 use crate::exit::Result;
 use crate::extract::{Entry, Visitor, walk};
+use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve_end};
@@ -19,6 +20,7 @@ const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
+    interrupt::watch(console)?;
     let places: Vec<NamedPlace> =
         arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     let mut talk = Talk { arguments, out, failed: None };
@@ -49,9 +51,8 @@ impl Talk<'_> {
         // Both are the caller's: one that is gone answers nothing.
         let _ = self.out.flush();
         let _ = write!(io::stderr(), "offshoot: {what} '{}'? ", Escaped(path));
-        let mut answer = String::new();
-        let read = io::stdin().read_line(&mut answer);
-        read.is_ok() && answer.trim_start().starts_with(['y', 'Y'])
+        let answer = interrupt::line_of_stdin();
+        matches!(answer.trim_ascii_start().first(), Some(b'y' | b'Y'))
     }
 
     fn is_file_wanted(&mut self, attr: &Attr, path: &[u8]) -> bool {
@@ -85,6 +86,7 @@ fn remove(
     let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
     let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
+    require_name(&path[..bare])?;
     let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
     let place = Place { dir, name: &name };
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
@@ -116,9 +118,18 @@ fn remove(
     if !is_empty && !talk.is_wanted("descend into directory", &shown) {
         return Ok(());
     }
-    let top = Open { place: (dir, name), path: path[..bare].to_vec(), left: 0 };
+    let top = Open { place: (dir, name), left: 0 };
     let mut removal = Removal { fs, at, report, talk, top: &path[..bare], left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
+    Ok(())
+}
+
+/// Refuses to remove or move a directory by a `.` or `..` in it, as rm, rmdir and mv do.
+pub(super) fn require_name(path: &[u8]) -> Result<(), Error> {
+    if matches!(path.rsplit(|&byte| byte == b'/').next(), Some(b"." | b"..")) {
+        let what = "`.` and `..` are neither removed nor moved: name the directory itself";
+        return Err(Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path))));
+    }
     Ok(())
 }
 
@@ -131,8 +142,6 @@ pub(super) fn subvolume(path: &[u8]) -> Error {
 /// A directory whose contents are being removed.
 struct Open {
     place: (FileId, Vec<u8>),
-    /// For messages; only the name of it where that would be long.
-    path: Vec<u8>,
     /// What was left before it.
     left: u64,
 }
@@ -155,9 +164,6 @@ impl Removal<'_, '_, '_, '_> {
     }
 }
 
-/// The longest path that is kept for messages.
-const PATH_KEPT: usize = 4096;
-
 impl Visitor for Removal<'_, '_, '_, '_> {
     type Directory = Open;
 
@@ -177,12 +183,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
                 return None;
             }
         }
-        let kept = &entry.path[entry.path.len().saturating_sub(PATH_KEPT)..];
-        Some(Open {
-            place: (entry.parent, entry.name.to_vec()),
-            path: joined(self.top, kept),
-            left: self.left,
-        })
+        Some(Open { place: (entry.parent, entry.name.to_vec()), left: self.left })
     }
 
     fn visit(&mut self, _: &Open, entry: &Entry<'_>) {
@@ -198,11 +199,12 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         }
     }
 
-    fn leave(&mut self, directory: Open) {
+    fn leave(&mut self, directory: Open, path: &[u8]) {
         if self.left > directory.left {
             return;
         }
-        let shown = self.report.place(&directory.path);
+        let path = if path.is_empty() { self.top.to_vec() } else { joined(self.top, path) };
+        let shown = self.report.place(&path);
         if !self.talk.is_wanted("remove directory", &shown) {
             self.left += 1;
             return;
@@ -210,7 +212,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         let (dir, name) = &directory.place;
         match self.fs.rmdir(Place { dir: *dir, name }, self.at) {
             Ok(()) => self.talk.removed("directory ", &shown),
-            Err(error) => self.error(&at_path(error, &directory.path)),
+            Err(error) => self.error(&at_path(error, &path)),
         }
     }
 
@@ -220,6 +222,6 @@ impl Visitor for Removal<'_, '_, '_, '_> {
     }
 
     fn is_stopped(&self) -> bool {
-        false
+        is_interrupted()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
 
-use super::rm::subvolume;
+use super::rm::{require_name, subvolume};
 use crate::args::RmdirArguments;
 use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
@@ -42,6 +42,7 @@ fn remove(fs: &dyn FileSystemMut, path: &[u8], at: Timestamp) -> Result<(), Erro
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
     let end = resolve_end(fs, path, LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
+    require_name(path)?;
     let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
     if fs.attr(file).map_err(|error| at_path(error, path))?.file_type != FileType::Directory {
         return fail(Errno::NOTDIR);

@@ -16,11 +16,13 @@ use offshoot_btrfs::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner,
 };
 use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::Errno;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use crate::args::ScrubArguments;
 use crate::exit::{ExitStatus, Failure, Result};
+use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::{Access, Session};
 use crate::space::{Allocation, allocations};
@@ -67,6 +69,10 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
+    // In a mount the program that serves it has its own way to end.
+    if arguments.volume.open.live.is_none() {
+        interrupt::watch(console)?;
+    }
     let access = if arguments.read_only { Access::Read } else { Access::Write };
     let session = Session::open_to_scrub(access, &arguments.volume, console)?;
     let options = ScrubOptions { read_only: arguments.read_only };
@@ -96,7 +102,7 @@ pub(super) fn run(
                         sender.send(Told::Skipped(format!("the chunk at {chunk}: {error}")))
                     }
                 };
-                if is_over.load(Ordering::Relaxed) {
+                if is_over.load(Ordering::Relaxed) || is_interrupted() {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
@@ -110,7 +116,14 @@ pub(super) fn run(
     });
     console.stop_progress();
     printed?;
-    let counts = scrubbed?;
+    let counts = match scrubbed {
+        Err(error) if error.errno() == Errno::INTR && is_interrupted() => {
+            let what = "interrupted: not everything was looked at; what was corrected is stored";
+            console.error(&what);
+            return Err(Failure::Reported(ExitStatus::Failed));
+        }
+        scrubbed => scrubbed?,
+    };
     if arguments.json {
         write_line(out, &Counters(&counts))?;
     } else {

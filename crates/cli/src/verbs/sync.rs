@@ -1,13 +1,29 @@
 //! `offshoot sync`: everything that was done on a mounted volume is made durable.
 
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+
 use offshoot_vfs::FileSystemMut;
+use serde::Serialize;
 
 use crate::args::SyncArguments;
 use crate::exit::{Failure, Result};
+use crate::output::{json_name, write_line};
 
-pub(super) fn run(arguments: &SyncArguments) -> Result {
+#[derive(Serialize)]
+struct Synced {
+    volume: String,
+    stored: bool,
+}
+
+pub(super) fn run(arguments: &SyncArguments, out: &mut dyn Write) -> Result {
     if let Some(live) = &arguments.live {
-        return Ok(live.fs.sync()?);
+        live.fs.sync()?;
+        if arguments.json {
+            let volume = json_name(live.volume.as_os_str().as_bytes());
+            write_line(out, &Synced { volume, stored: true })?;
+        }
+        return Ok(());
     }
     let shown = arguments.directory.display();
     arguments.directory.metadata().map_err(|error| Failure::Host(shown.to_string(), error))?;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
 
 use crate::args::TreeVerbArguments;
-use crate::edit::joined;
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::listed::{Listed, listed};
 use crate::output::{Console, Escaped, FileRecord, json_name, write_line, write_name};
@@ -44,7 +43,8 @@ struct Tree<'a> {
 
 /// A directory that is being shown.
 struct Level {
-    path: Vec<u8>,
+    /// The length of its own path.
+    path_len: usize,
     /// What is still to come.
     entries: std::vec::IntoIter<Listed>,
     /// Whether it is the last one in its own directory, so that no line leads on below it.
@@ -66,14 +66,19 @@ impl Tree<'_> {
             self.files += 1;
             return Ok(());
         }
-        let mut levels = vec![self.level(session, file, file, session.path.clone(), true)];
+        let mut path = session.path.clone();
+        let mut levels = vec![self.level(session, file, file, &path, true)];
         while let Some(level) = levels.last_mut() {
             let Some(entry) = level.entries.next() else {
                 levels.pop();
                 continue;
             };
             let is_last = level.entries.len() == 0;
-            let path = joined(&level.path, &entry.name);
+            path.truncate(level.path_len);
+            if !path.ends_with(b"/") {
+                path.push(b'/');
+            }
+            path.extend_from_slice(&entry.name);
             let attr = match entry.attr {
                 Ok(attr) => attr,
                 Err(error) => {
@@ -93,7 +98,7 @@ impl Tree<'_> {
             }
             let depth = levels.len();
             if entry.is_entered && self.arguments.level.is_none_or(|max| depth < max) {
-                levels.push(self.level(session, file, attr.file, path, is_last));
+                levels.push(self.level(session, file, attr.file, &path, is_last));
             }
         }
         Ok(())
@@ -104,18 +109,18 @@ impl Tree<'_> {
         session: &PlaceSession,
         top: FileId,
         directory: FileId,
-        path: Vec<u8>,
+        path: &[u8],
         is_last: bool,
     ) -> Level {
         let (mut entries, error) = listed(&session.fs, top, directory, self.arguments.all);
         if let Some(error) = error {
-            self.error(session, &path, &error);
+            self.error(session, path, &error);
         }
         if self.arguments.directories {
             let is_directory = |attr: &Attr| attr.file_type == FileType::Directory;
             entries.retain(|entry| entry.attr.as_ref().map_or(true, is_directory));
         }
-        Level { path, entries: entries.into_iter(), is_last }
+        Level { path_len: path.len(), entries: entries.into_iter(), is_last }
     }
 
     fn line(

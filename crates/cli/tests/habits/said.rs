@@ -146,6 +146,13 @@ fn changes_and_errors_are_json_where_that_is_asked_for() {
     let error = "{\"kind\":\"error\",\"status\":\"failed\",\
                  \"message\":\"v.img:/none: no such file\"}\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), error);
+    let rescued = does(dir, "rescue zero-log --json v.img");
+    assert_eq!(rescued, "{\"pending\":false,\"thrown_away\":[],\"problem\":null}\n");
+    let cat = fails(dir, "cat --json v.img:/h", 2);
+    assert!(cat.contains("`stat --json` describes files"), "{cat}");
+    assert!(fails(dir, "getfattr -m '(' v.img:/", 2).contains("-m (: "));
+    assert!(fails(dir, "sync --json .", 2).starts_with("{\"kind\":\"error\","));
+    assert!(fails(dir, "unmount --json .", 1).starts_with("{\"kind\":\"error\","));
     let usage = fails(dir, "mkdir --json", 2);
     assert!(usage.starts_with("{\"kind\":\"error\",\"status\":\"usage\","), "{usage}");
     let absent = fails(dir, "ls --json none.img", 1);

@@ -1,14 +1,19 @@
 //! Who mounts: a user without rights, with the help of `fusermount3`, and `mount` itself.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use offshoot_fuse::{Mounter, ServeOptions, Server, Transport, Unmount};
 use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::model::Model;
+use offshoot_vfs::Timestamp;
+use rustix::mount::MountFlags;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -285,4 +290,71 @@ fn subvolumes_need_the_permissions_of_directories() {
     let unmounted = home.run(&["unmount".as_ref(), mounted.path().as_os_str()]);
     assert!(unmounted.status.success(), "{unmounted:?}");
     mounted.ends_well();
+}
+
+/// Mounts what calls itself a volume of another user, as `fusermount3` lets everybody do.
+struct Impostor {
+    dir: PathBuf,
+    source: PathBuf,
+}
+
+impl Mounter for Impostor {
+    fn mount(&self) -> offshoot_vfs::Result<OwnedFd> {
+        let device = File::options().read(true).write(true).open("/dev/fuse");
+        let device = OwnedFd::from(device.expect("it is there"));
+        let fd = device.as_raw_fd();
+        let data = format!(
+            "fd={fd},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other,default_permissions"
+        );
+        let data = CString::new(data).expect("text");
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        rustix::mount::mount(&self.source, &self.dir, "fuse.offshoot", flags, data.as_c_str())
+            .expect("it is mounted");
+        Ok(device)
+    }
+
+    fn unmount(&self, how: Unmount) -> offshoot_vfs::Result<()> {
+        offshoot_fuse::unmount(&self.dir, how)
+    }
+}
+
+/// What only calls itself a mount of this program is asked nothing and bound nowhere.
+#[test]
+fn a_mount_of_another_user_is_not_trusted() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = &disks.images()[0];
+    let runs = |words: &[&OsStr]| {
+        let output = super::offshoot(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned(), said)
+    };
+    let (dir, other) = (scratch_dir(), scratch_dir());
+    let impostor = Impostor { dir: dir.path().into(), source: image.clone() };
+    let options = ServeOptions { transport: Transport::Device, ..ServeOptions::default() };
+    let server =
+        Server::start(Box::new(Model::made_at(Timestamp::now())), Arc::new(impostor), options);
+    let server = server.expect("it is served");
+    fs::create_dir(dir.path().join("theirs")).expect("a directory");
+    for verb in ["info", "ls", "stat", "stats", "sync", "trim"] {
+        let (is_done, out, said) = runs(&[verb.as_ref(), dir.path().as_os_str()]);
+        assert!(!is_done && out.is_empty(), "{verb}: {out}{said}");
+        assert!(said.contains(&format!("user {NOBODY} mounted that")), "{verb}: {said}");
+    }
+    let (_, listed, _) = runs(&["mount".as_ref()]);
+    let line = listed.lines().find(|line| line.contains(dir.path().to_str().expect("text")));
+    assert!(line.is_some_and(|line| line.contains("another user mounted it")), "{listed}");
+    // The volume itself is mounted, not what calls itself that.
+    let (is_done, _, said) = runs(&["mount".as_ref(), image.as_ref(), other.path().as_ref()]);
+    assert!(is_done && said.is_empty(), "{said}");
+    assert!(!other.path().join("theirs").exists());
+    let unmounted = super::unmount(&[other.path().as_os_str()]);
+    assert!(unmounted.status.success(), "{unmounted:?}");
+    // Once its program has ended it is not taken away unasked either.
+    let control = server.control();
+    let ended = std::thread::spawn(move || server.wait());
+    let (is_done, _, said) = runs(&["unmount".as_ref(), dir.path().as_ref()]);
+    assert!(is_done && said.contains("another user mounted that"), "{said}");
+    ended.join().expect("no panic").expect("it ends");
+    drop(control);
 }

@@ -1,12 +1,15 @@
 //! What people write for mount: lines of fstab, options that are wishes, mounts that died, paths in
 //! a mount.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_testkit::disks::{Disks, scratch_dir};
 use rustix::fs::{FlockOperation, flock};
@@ -410,4 +413,135 @@ fn paths_in_a_mount_are_places() {
 /// The line of `text` that begins with `name`.
 fn ours_of(text: &str, name: &str) -> Option<String> {
     text.lines().find(|line| line.starts_with(name)).map(str::to_owned)
+}
+
+/// The line of the table of mounts for what is mounted over `dir` last.
+fn line_of(dir: &Path) -> Option<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("the table");
+    let dir = dir.to_str().expect("text");
+    table.lines().rfind(|line| line.split(' ').nth(4) == Some(dir)).map(str::to_owned)
+}
+
+/// The way by which root reaches another subvolume is closed to others, also when root went it a
+/// moment ago.
+#[test]
+fn others_do_not_pass_the_gate() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = disks.images()[0].as_os_str();
+    let place = |path: &str| format!("{}:/{path}", image.display());
+    does(&["mkdir", "-m", "700", &place("closed")].map(OsStr::new));
+    does(&["subvolume", "create", &place("one"), &place("closed/two")].map(OsStr::new));
+    let first = Mounted::new(&disks.images()[0], "subvol=one,allow_other,uid=65534");
+    let second = scratch_dir();
+    let words = ["mount", "-o", "subvol=closed/two"].map(OsStr::new);
+    does(&[&words[..], &[image, second.path().as_os_str()]].concat());
+    fs::write(second.path().join("secret"), "x").expect("it is written there");
+    let line = line_of(second.path()).expect("it is mounted");
+    let root = line.split(' ').nth(3).expect("what is seen there").trim_start_matches('/');
+    let way = first.path().join(root);
+    let gate = way.parent().expect("the gate");
+    let as_nobody = |words: &str, dir: &Path| {
+        let mut sh = Command::new("sh");
+        let output = sh.args(["-c", words]).arg(dir).uid(65534).gid(65534).output();
+        output.expect("sh starts").status.success()
+    };
+    assert!(as_nobody("ls \"$0\"", first.path()), "it may be used by others");
+    for _ in 0..2 {
+        // So that the kernel knows the names.
+        assert!(way.join("secret").is_file());
+        let found = fs::metadata(gate).expect("root sees it");
+        assert_eq!((found.permissions().mode() & 0o7777, found.uid()), (0o700, 0));
+        assert!(!as_nobody("ls \"$0\"", &way));
+        assert!(!as_nobody("cat \"$0/secret\"", &way));
+        assert!(!as_nobody("ls \"$0\"", gate));
+    }
+    assert_eq!(fs::read_dir(first.path()).expect("a listing").count(), 0);
+    let shown = fs::read_dir(gate).map_or(0, |listing| listing.take_while(Result::is_ok).count());
+    assert!(shown == 0 && !gate.join("999").exists());
+    assert!(fs::write(gate.join("x"), "").is_err());
+    assert!(unmount(&[second.path().as_os_str()]).status.success());
+    first.unmount();
+    disks.assert_checks();
+}
+
+/// A place whose subvolume was deleted is listed with it, and unmounted.
+#[test]
+fn a_place_without_its_directory_is_listed_and_unmounted() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = disks.images()[0].as_os_str();
+    does(&["subvolume", "create", &format!("{}:/two", image.display())].map(OsStr::new));
+    let first = Mounted::new(&disks.images()[0], "rw");
+    let second = scratch_dir();
+    let words = ["mount", "-o", "subvol=two"].map(OsStr::new);
+    does(&[&words[..], &[image, second.path().as_os_str()]].concat());
+    let two = first.path().join("two");
+    let deleted = offshoot(&["subvolume".as_ref(), "delete".as_ref(), two.as_os_str()]);
+    assert!(deleted.status.success(), "{deleted:?}");
+    let line = line_of(second.path()).expect("it is mounted");
+    assert!(line.contains("//deleted "), "{line}");
+    let listed = offshoot(&["mount", "--json"]).stdout;
+    let listed = String::from_utf8_lossy(&listed);
+    assert!(listed.contains(second.path().to_str().expect("text")), "{listed}");
+    let output = unmount(&[second.path().as_os_str()]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(line_of(second.path()), None);
+    first.unmount();
+    disks.assert_checks();
+}
+
+/// At no moment is a further place there with more rights than those that it is given.
+#[test]
+fn further_places_have_their_rights_from_the_beginning() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = disks.images()[0].as_os_str();
+    let first = Mounted::new(&disks.images()[0], "rw,suid,dev,exec");
+    let own = |line: &str| line.split(' ').nth(5).expect("options").to_owned();
+    assert!(!own(&line_of(first.path()).expect("it is mounted")).contains("nosuid"));
+    let second = scratch_dir();
+    let is_over = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !is_over.load(Ordering::Relaxed) {
+                seen.extend(line_of(second.path()).map(|line| own(&line)));
+            }
+            seen
+        });
+        for _ in 0..50 {
+            let output = mount("ro,nosuid,nodev,noexec", &[image, second.path().as_os_str()]);
+            assert!(output.status.success(), "{output:?}");
+            assert!(unmount(&[second.path().as_os_str()]).status.success());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        watch.join().expect("it does not panic")
+    });
+    assert!(!seen.is_empty(), "it was never seen");
+    for options in &seen {
+        for option in ["ro", "nosuid", "nodev", "noexec"] {
+            assert!(options.split(',').any(|one| one == option), "{seen:?}");
+        }
+    }
+    first.unmount();
+    let left = fs::read_to_string("/proc/self/mountinfo").expect("the table");
+    assert!(!left.contains("/run/offshoot-"), "{left}");
+}
+
+#[test]
+fn sync_and_unmount_say_as_json_what_is_stored() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let mounted = Mounted::new(&disks.images()[0], "rw");
+    fs::write(mounted.path().join("file"), "x").expect("it is written there");
+    let (volume, dir) = (disks.images()[0].display(), mounted.path().display());
+    let synced = offshoot(&["sync".as_ref(), "--json".as_ref(), mounted.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&synced.stdout);
+    assert_eq!(said, format!("{{\"volume\":\"{volume}\",\"stored\":true}}\n"), "{synced:?}");
+    let ended = unmount(&["--json".as_ref(), mounted.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&ended.stdout);
+    let expected = format!("{{\"volume\":\"{volume}\",\"directory\":\"{dir}\",\"stored\":true}}\n");
+    assert_eq!(said, expected, "{ended:?}");
+    mounted.ends_well();
 }

@@ -46,11 +46,13 @@ fn time(secs: u64, nanos: u32) -> Timestamp {
 
 impl Context<'_> {
     pub(super) fn getattr(&self, out: &mut Output<'_>) -> Result<()> {
-        out.put(&attr_out(&self.attr()?, self.to.options.owner))
+        let (attr, owner) = self.attr()?;
+        out.put(&attr_out(&attr, owner))
     }
 
     pub(super) fn statx(&self, out: &mut Output<'_>) -> Result<()> {
-        out.put(&statx_out(&self.attr()?, self.to.options.owner))
+        let (attr, owner) = self.attr()?;
+        out.put(&statx_out(&attr, owner))
     }
 
     pub(super) fn setattr(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {

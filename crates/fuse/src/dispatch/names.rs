@@ -1,12 +1,14 @@
 //! Names: looked up, made, moved and removed.
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NAME_MAX, NewFile, Node, Place, Rename, Result, Timestamp,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
 };
 use rustix::fs::{OFlags, RenameFlags};
 
 use super::Context;
 use crate::attributes::{device_of, entry_out, no_entry};
+use crate::nodes::{gate_in, is_gate};
+use crate::options::Owner;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::wire::{CreateIn, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn};
@@ -17,8 +19,19 @@ const SGID: u32 = 0o2000;
 impl Context<'_> {
     pub(super) fn lookup(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let name = arguments.name()?;
-        if let Some(file) = self.long_name(name) {
-            return self.put_node(self.to.nodes.told(file)?, &self.fs().attr(file)?, out);
+        if let Some(gate) = self.to.options.gate.as_ref().filter(|_| self.uid == 0) {
+            let dir = self.to.nodes.file(self.node)?;
+            if is_gate(dir) {
+                return match (gate.find)(name) {
+                    Some(file) => self.put_entry(file, out),
+                    None => Err(Error::posix(Errno::NOENT, "nothing behind the gate")),
+                };
+            }
+            if name == gate.name {
+                let gate = gate_in(dir);
+                let node = self.to.nodes.told(gate)?;
+                return out.put(&entry_out(node, &self.gate_attr(gate)?, Owner::default()));
+            }
         }
         let name = self.checked(name)?;
         let dir = self.file()?;
@@ -29,12 +42,6 @@ impl Context<'_> {
             Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
             Err(error) => Err(error),
         }
-    }
-
-    /// What root finds under a name that is longer than those of files.
-    fn long_name(&self, name: &[u8]) -> Option<FileId> {
-        let long_names = self.to.options.long_names.as_ref()?;
-        (name.len() > NAME_MAX && self.uid == 0).then(|| long_names(name)).flatten()
     }
 
     pub(super) fn readlink(&self, out: &mut Output<'_>) -> Result<()> {

@@ -23,7 +23,7 @@ use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, Owner};
 use offshoot_vfs::{Errno, Error, FileSystem, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::super::long_names;
+use super::super::gate;
 use super::channel::{NEXT, START};
 use super::{MOST_JOBS, NEXT_MOST, Next, PATIENCE, Start};
 use crate::args::Arguments;
@@ -186,7 +186,7 @@ impl Jobs {
         let ids: Vec<Option<u64>> = places
             .iter_mut()
             .map(|place| {
-                let (id, path) = long_names::split(Path::new(&*place))?;
+                let (id, path) = gate::split(Path::new(&*place))?;
                 *place = path.into();
                 Some(id)
             })

@@ -62,11 +62,6 @@ impl Style {
     pub(super) fn end(&self, out: &mut dyn Write) -> io::Result<()> {
         out.write_all(if self.is_zero { b"\0" } else { b"\n" })
     }
-
-    /// Writes a name.
-    pub(super) fn name(&self, out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
-        if self.is_zero { out.write_all(name) } else { write_name(out, name) }
-    }
 }
 
 /// A file in a listing.
@@ -185,14 +180,14 @@ pub(super) fn write_row(
     }
     let mut colors = style.colors.take();
     let written = match &mut colors {
-        Some(colors) => colors.write(out, attr, row.name, |out| style.name(out, row.name)),
-        None => style.name(out, row.name),
+        Some(colors) => colors.write(out, attr, row.name, |out| write_name(out, row.name)),
+        None => write_name(out, row.name),
     };
     style.colors = colors;
     written?;
     if let Some(target) = row.target.filter(|_| style.is_long) {
         out.write_all(b" -> ")?;
-        style.name(out, target)?;
+        write_name(out, target)?;
     }
     style.end(out)
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use offshoot_vfs::{Attr, FileType, Timestamp};
 
-use crate::output::{CivilTime, ModeLetters, Owners, shown_inode, type_words};
+use crate::output::{CivilTime, ModeLetters, Owners, shown_inode, shown_name, type_words};
 
 /// A file that is described.
 pub(super) struct Subject<'a> {
@@ -120,6 +120,7 @@ fn value(letter: &[u8], subject: &Subject<'_>, is_alternate: bool) -> (Vec<u8>, 
         (format!("{prefix}{number:x}").into_bytes(), true)
     };
     let text = |text: &[u8]| (text.to_vec(), false);
+    let from_volume = |name: &[u8]| (shown_name(name), false);
     let time = |time: Timestamp| text(CivilTime(time).to_string().as_bytes());
     let seconds = |time: Timestamp| (time.secs.to_string().into_bytes(), true);
     let (major, minor) = (u64::from(attr.rdev.0), u64::from(attr.rdev.1));
@@ -142,13 +143,13 @@ fn value(letter: &[u8], subject: &Subject<'_>, is_alternate: bool) -> (Vec<u8>, 
         }
         b"F" => text(type_words(attr.file_type).as_bytes()),
         b"g" => number(attr.gid.into()),
-        b"G" => text(owners.group(attr.gid).unwrap_or(b"UNKNOWN")),
+        b"G" => from_volume(owners.group(attr.gid).unwrap_or(b"UNKNOWN")),
         b"h" => number(attr.nlink.into()),
         b"i" => number(shown_inode(attr.file)),
         b"m" => text(b"/"),
-        b"n" => text(name),
+        b"n" => from_volume(name),
         b"N" => {
-            let quoted = |name: &[u8]| [b"'", name, b"'"].concat();
+            let quoted = |name: &[u8]| [b"'", &shown_name(name)[..], b"'"].concat();
             let target = target.map(|target| [&b" -> "[..], &quoted(target)].concat());
             text(&[quoted(name), target.unwrap_or_default()].concat())
         }
@@ -161,7 +162,7 @@ fn value(letter: &[u8], subject: &Subject<'_>, is_alternate: bool) -> (Vec<u8>, 
         b"T" => hexadecimal(minor),
         b"Lr" => number(minor),
         b"u" => number(attr.uid.into()),
-        b"U" => text(owners.user(attr.uid).unwrap_or(b"UNKNOWN")),
+        b"U" => from_volume(owners.user(attr.uid).unwrap_or(b"UNKNOWN")),
         b"w" => time(attr.btime),
         b"W" => seconds(attr.btime),
         b"x" => time(attr.atime),

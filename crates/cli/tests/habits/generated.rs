@@ -1,0 +1,217 @@
+//! Combinations of the options that both sides have, which nobody thought of: each line is drawn
+//! from a seed, and runs beside the core utilities.
+
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+
+use super::change::Sides;
+use super::look::{filled, is_same};
+
+fn pick<'t>(random: &mut Random, from: &[&'t str]) -> &'t str {
+    from[usize::try_from(random.below(from.len() as u64)).expect("small")]
+}
+
+/// Some of `from`, each at most once.
+fn some(random: &mut Random, from: &[&str]) -> String {
+    let taken: Vec<&str> = from.iter().copied().filter(|_| random.below(3) == 0).collect();
+    taken.join(" ")
+}
+
+/// Up to three of `from`.
+fn few(random: &mut Random, from: &[&str]) -> String {
+    let count = 1 + random.below(3);
+    (0..count).map(|_| pick(random, from)).collect::<Vec<_>>().join(" ")
+}
+
+const SEEN: &[&str] = &[
+    "@/od",
+    "@/od/sub",
+    "@/od/.hidden",
+    "@/empty",
+    "@/empty/dir",
+    "@/od/b.c",
+    "@/od/a.c",
+    "@/od/big",
+    "@/od/link",
+    "@/od/dangling",
+    "@/od/to-sub",
+    "@/od/fifo",
+    "@/od/null",
+    "@/od/sub/hard",
+    "@/od/empty",
+    "@/home",
+    "@/none",
+    "@/od/none",
+    "@/od/b.c/x",
+];
+
+/// A condition of find.
+fn condition(random: &mut Random, depth: u32) -> String {
+    let inner = |random: &mut Random| condition(random, depth + 1);
+    match random.below(if depth > 2 { 11 } else { 15 }) {
+        0 => format!("-name '{}'", pick(random, &["*.c", "[a-c]*", "?", "*", ".*", "s?b"])),
+        1 => format!("-type {}", pick(random, &["f", "d", "l", "f,l", "p", "b,c"])),
+        2 => {
+            let size = ["+1M", "-2k", "70000c", "1", "0", "+0", "-100c", "3000000c", "69k"];
+            format!("-size {}", pick(random, &size))
+        }
+        3 => format!("-links {}", pick(random, &["1", "2", "+1", "-2"])),
+        4 => format!("-uid {}", pick(random, &["0", "1000", "+999", "-1000"])),
+        5 => format!("-perm {}", pick(random, &["644", "-u+x", "/4000", "-1000", "/222", "0"])),
+        6 => format!("-newer @/od/{}", pick(random, &["b.c", "a.c", "link", "sub"])),
+        7 => format!("-mtime {}", pick(random, &["0", "+1000", "-1", "+0"])),
+        8 => "-empty".to_owned(),
+        9 => format!("-path '*{}'", pick(random, &["/sub/*", "od/*.c", "/[.]*", "deep"])),
+        10 => pick(random, &["-true", "-false", "-prune", "-print"]).to_owned(),
+        11 => format!("! {}", inner(random)),
+        12 => format!("( {} -o {} )", inner(random), inner(random)),
+        13 => format!("{} {}", inner(random), inner(random)),
+        _ => format!("{} -o {}", inner(random), inner(random)),
+    }
+}
+
+#[test]
+fn what_is_shown() {
+    let Some(beside) = filled() else { return };
+    let mut random = Random::new(seed_of_run());
+    let image = &beside.disks.images()[0];
+    let mount = beside.disks.mount("ro");
+    let both = |ours: &str, theirs: &str, sorted| {
+        is_same(image, mount.path(), (ours, theirs), sorted, |text| text)
+    };
+    for _ in 0..60 {
+        let random = &mut random;
+        let flags =
+            some(random, &["-a", "-A", "-1", "-r", "-t", "-S", "-i", "-d", "-R", "-n", "-h"]);
+        let line = format!("ls {flags} {}", few(random, SEEN));
+        let mut compared = both(&line, &format!("{line} --time-style=long-iso"), false);
+
+        let depth = pick(random, &["", "", "-maxdepth 1", "-mindepth 1", "-depth", "-xdev"]);
+        let end = pick(random, &["", "-print", "-print0"]);
+        // Without parentheses an action would belong to the last condition alone.
+        let line = format!("find {} {depth} ( {} ) {end}", few(random, SEEN), condition(random, 0));
+        compared |= both(&line, &line, true);
+
+        let flags = some(random, &["-a", "-h", "-c", "-x", "-0"]);
+        let depth =
+            if flags.contains("-a") { "" } else { pick(random, &["", "-s", "-d 1", "-d 0"]) };
+        let line = format!("du {flags} {depth} {}", few(random, SEEN));
+        compared |= both(&line, &line, true);
+
+        let letters = [
+            "%a", "%A", "%b", "%B", "%f", "%F", "%g", "%h", "%i", "%n", "%N", "%s", "%t", "%T",
+            "%u", "%o", "%x", "%y", "%z", "%w", "%X", "%Y", "%Z", "%W", "%10s", "%-10s", "%010s",
+            "%#a", "%5u", "%%", "%r", "%Hr", "%Lr", "text", "%12n", "%-12F",
+        ];
+        let format: Vec<&str> = (0..=random.below(5)).map(|_| pick(random, &letters)).collect();
+        let flag = pick(random, &["", "-L"]);
+        let line = format!("stat {flag} -c '{}' {}", format.join("|"), few(random, SEEN));
+        compared |= both(&line, &line, false);
+        assert!(compared, "nothing is compared");
+
+        let line = format!("df {}", few(random, &["@/", "@/od", "@/home", "@/none"]));
+        let output = super::offshoot(
+            image.parent().expect("a directory"),
+            &super::words(&line.replace('@', &format!("{}:", image.display()))),
+        );
+        let judge = offshoot_testkit::run::command("df")
+            .args(
+                super::words(&line.replace('@', mount.path().to_str().expect("text"))).split_off(1),
+            )
+            .output()
+            .expect("df is there");
+        let lines = |bytes: &[u8]| bytes.split(|&byte| byte == b'\n').count();
+        assert_eq!(output.status.code(), judge.status.code(), "{line}");
+        assert_eq!(lines(&output.stdout), lines(&judge.stdout), "{line}");
+    }
+}
+
+const PLACES: &[&str] = &[
+    "@a",
+    "@b",
+    "@d",
+    "@d/x",
+    "@d/sub",
+    "@d/sub/deep",
+    "@d/sub/deep/z",
+    "@d/sub/y.o",
+    "@e",
+    "@empty",
+    "@empty/one",
+    "@t",
+    "@t/1",
+    "@t/2",
+    "@t/3",
+    "@to-a",
+    "@to-d",
+    "@dangling",
+    "@none",
+    "@n/o/ne",
+    "@new",
+    "@d/new",
+    "@e/new",
+    "@a/x",
+    "@to-d/x",
+    "@d/",
+];
+
+/// A line that changes something, or is refused.
+fn change(random: &mut Random) -> String {
+    let places = few(random, PLACES);
+    let (one, other) = (pick(random, PLACES), pick(random, PLACES));
+    let date = pick(
+        random,
+        &[
+            "-d '2001-02-03 04:05:06Z'",
+            "-d 2011-12-13",
+            "-t 200102030405.06",
+            "-r @t/1",
+            "-d '1970-01-02 00:00:00.123456789 +0100'",
+        ],
+    );
+    match pick(random, &["2", "3", "4", "5", "6", "10", "11", "12"])
+        .parse::<u8>()
+        .expect("a number")
+    {
+        2 => {
+            let owner = pick(random, &["1:2", "7", ":8", "0:0", "1000:100"]);
+            // Which links are followed when -R goes down is an option of its own.
+            let flag = pick(random, &["", "-R", "--no-dereference"]);
+            format!("chown {flag} {owner} {places}")
+        }
+        3 => {
+            let flags = some(random, &["-a", "-m", "-c", "--no-dereference"]);
+            format!("touch {flags} {date} {places}")
+        }
+        4 => format!("mkdir {} {places}", pick(random, &["", "-p", "-m 750", "-p -m 1711"])),
+        5 => format!("rmdir {} {places}", some(random, &["-p"])),
+        6 => format!("rm {} {places}", some(random, &["-r", "-f", "-v", "-d"])),
+        10 => format!("mv {} {one} {other}", some(random, &["-n", "-f", "-v", "-T"])),
+        11 => format!("ln {} {one} {other}", some(random, &["-f", "-T"])),
+        _ => {
+            let target = pick(random, &["a", "./d", "none", "d/sub"]);
+            format!("ln -s {} {target} {other}", some(random, &["-f", "-T"]))
+        }
+    }
+}
+
+#[test]
+fn what_is_changed() {
+    if judges::require().is_none() {
+        return;
+    }
+    let mut random = Random::new(seed_of_run());
+    for _ in 0..6 {
+        let sides = Sides::new();
+        let mut lines = Vec::new();
+        for _ in 0..40 {
+            lines.push(change(&mut random));
+            let told = std::panic::catch_unwind(|| {
+                sides.run(lines.last().expect("one"), "");
+            });
+            assert!(told.is_ok(), "the lines: {lines:#?}");
+        }
+        let same = std::panic::catch_unwind(|| sides.compare());
+        assert!(same.is_ok(), "the lines: {lines:#?}");
+    }
+}
