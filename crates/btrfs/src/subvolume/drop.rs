@@ -132,7 +132,7 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     };
     require_one_root_item(volume, id)?;
     let root = volume.block(&root_of(id, &item).expected())?;
-    let made_in = Generation(root_item_key(volume, id)?.offset);
+    let made_in = made_in(root_item_key(volume, id)?, &item);
     let mut walk = Walk { handle, id, made_in, path: Vec::new(), given_up: 0, dropping };
     walk.return_to(&root, &item)?;
     // References are given up one by one, so whatever fails, how far it got is stored.
@@ -141,6 +141,15 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
         walk.store(matches!(outcome, Ok(true)))?;
         Ok(outcome)
     })?
+}
+
+/// The transaction that made the snapshot with this root item; 0 for a subvolume that is none, and
+/// where that is not known. The key and the item say it: of two that differ the older one is taken,
+/// with which more is looked at.
+fn made_in(key: Key, item: &RootItem) -> Generation {
+    let in_item = item.otransid.get();
+    let said = if in_item == 0 { key.offset } else { key.offset.min(in_item) };
+    if said > item.generation.get() { Generation(0) } else { Generation(said) }
 }
 
 /// A block, and the key that all its keys stay below; `None` at the right edge.

@@ -12,8 +12,9 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use zerocopy::IntoBytes as _;
 
-use super::{Progress, root_item};
+use super::{Progress, root_item, root_item_key};
 use crate::test_volumes::{check, edit_root, in_memory};
+use crate::tree::TreeWriter;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -138,6 +139,39 @@ fn a_pointer_that_is_not_there_is_not_gone_on_from() {
     fs.sync().unwrap();
     drop(fs);
     check(&disks);
+}
+
+/// A snapshot that said to be younger than its blocks left references in its name to others.
+#[test]
+fn a_snapshot_of_which_nobody_knows_when_it_was_made_is_dropped() {
+    let Some(judges) = judges::require() else { return };
+    for (offset, otransid) in [(u64::MAX - 44_044, 0), (1 << 32, 1 << 32), (1 << 50, u64::MAX)] {
+        let disks = Disks::create(&judges, 1, 512);
+        disks.mkfs(&["-n", "4k"]);
+        let fs = open(disks.writable_devices());
+        let live = fs.create_subvolume(top("live"), &NEW).unwrap();
+        fill(&fs, live, "both", 500);
+        let snapshot = fs.snapshot(live, top("snapshot"), false, AT).unwrap();
+        fill(&fs, snapshot, "snapshot", 300);
+        // It shares with another what was written for it.
+        fs.snapshot(snapshot, top("other"), false, AT).unwrap();
+        fs.delete_subvolume(top("snapshot"), AT).unwrap();
+        fs.sync().unwrap();
+        let item = root_item(fs.volume(), snapshot).unwrap().unwrap();
+        let old = root_item_key(fs.volume(), snapshot).unwrap();
+        let item = RootItem { otransid: otransid.into(), ..item };
+        let handle = fs.volume().join().unwrap();
+        let change = |tree: TreeWriter<'_>| {
+            tree.remove(old)?;
+            tree.insert(Key { offset, ..old }, item.as_bytes())
+        };
+        handle.change(TreeId::ROOT, change).unwrap();
+        drop(handle);
+        fs.volume().drop_deleted().unwrap();
+        fs.sync().unwrap();
+        drop(fs);
+        check(&disks);
+    }
 }
 
 /// However many files a subvolume has, its snapshot takes a few blocks, and a reference for each pointer of its root.
