@@ -269,7 +269,7 @@ fn trees_that_claim_more_than_a_volume_has_are_written() {
     let Some(judges) = judges::require() else { return };
     for claimed in [u64::MAX, u64::MAX / 2, 1 << 63, i64::MAX as u64 - 1] {
         let mut trees = vec![];
-        let mut story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
+        let story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
             trees.extend(["first", "second"].map(|name| TreeId(at(fs, name).dev)));
         });
         for tree in trees.iter().chain(&[TreeId::FS]) {
