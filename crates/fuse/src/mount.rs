@@ -121,7 +121,11 @@ impl Mounter for MountPoint {
 }
 
 fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
-    match mount_directly(dir, options) {
+    let device = device::open();
+    if let Err(errno @ (Errno::NOENT | Errno::NXIO | Errno::NODEV)) = device {
+        return Err(no_device(errno));
+    }
+    match device.and_then(|device| mount_directly(device, dir, options)) {
         Err(Errno::PERM | Errno::ACCESS) if !rustix::process::geteuid().is_root() => {
             mount_with_help(dir, options)
         }
@@ -131,8 +135,14 @@ fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     }
 }
 
-fn mount_directly(dir: &Path, options: &MountOptions) -> Result<OwnedFd, Errno> {
-    let device = device::open()?;
+/// Why nothing can be mounted where the kernel offers no FUSE.
+fn no_device(errno: Errno) -> Error {
+    let what = "this machine or container does not have it (root can `modprobe fuse`, and give it to a container with `--device /dev/fuse`); what reads and writes files in an image works without a mount";
+    let error = io::Error::new(io::Error::from(errno).kind(), what);
+    Error::io("mounting needs /dev/fuse", error)
+}
+
+fn mount_directly(device: OwnedFd, dir: &Path, options: &MountOptions) -> Result<OwnedFd, Errno> {
     let mut data = options.words();
     data.push(format!("fd={}", device.as_raw_fd()));
     data.push("rootmode=40000".to_owned());
