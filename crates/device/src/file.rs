@@ -93,7 +93,7 @@ impl FileDevice {
             }
             result => result?,
         };
-        in_use::claim(&file)?;
+        in_use::claim(&file, Purpose::Write)?;
         Self::with(file, path, true)
     }
 
@@ -104,7 +104,7 @@ impl FileDevice {
     /// As [`open_writable`](Self::open_writable).
     pub fn open_relied_on(path: &Path) -> io::Result<Self> {
         let device = Self::open(path)?;
-        in_use::claim_from_qemu(&device.file, Purpose::Rely)?;
+        in_use::claim(&device.file, Purpose::Rely)?;
         Ok(device)
     }
 
@@ -120,7 +120,7 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).open(path) {
             Ok(file) => {
-                in_use::claim(&file)?;
+                in_use::claim(&file, Purpose::Write)?;
                 let made = Self::with(file, path, true).and_then(|mut device| {
                     device.grow(size_bytes)?;
                     sync_parent(path)?;

@@ -243,7 +243,8 @@ fn qemu_leaves_alone_what_is_open_here() {
     QemuIo::does(&path, &write).expect("it is free again");
     let base = FileDevice::open_relied_on(&path).expect("nobody has it");
     let second = FileDevice::open_relied_on(&path).expect("both only read");
-    QemuIo::does(&path, &write).expect_err("somebody relies on it");
+    let said = QemuIo::does(&path, &write).expect_err("somebody relies on it");
+    assert!(said.contains("lock"), "{said}");
     QemuIo::does(&path, &["-r", "-c", "read 0 512"]).expect("it only reads");
     let error = FileDevice::open_writable(&path).expect_err("somebody relies on it");
     assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
@@ -263,6 +264,10 @@ fn what_the_kernel_uses_is_read_but_not_written() {
         assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
         assert_eq!(error.to_string(), format!("in use by the kernel{user}"));
         FileDevice::open(path).expect("reading stays possible");
+        if path == image {
+            let error = FileDevice::open_relied_on(path).expect_err("the kernel may write it");
+            assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+        }
     };
 
     let attached = Attached::new(&disks.images()[..1]);

@@ -2,6 +2,7 @@
 
 mod bodies;
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::process::Command;
@@ -204,6 +205,7 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
     // Shorter than the disk above it.
     let base = random.bytes(usize::try_from(DISK_BYTES - 300_000).expect("small"));
     std::fs::write(dir.path().join("base"), &base).expect("a file");
+    run(&["convert", "-O", "qcow2", "-f", "raw", "base", "base.qcow2"]);
     let path = dir.path().join("top");
     for options in [
         "extended_l2=on",
@@ -236,10 +238,17 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
         run(&["convert", "-O", "raw", "top", "now"]);
         let file = Arc::new(FileDevice::open(&path).expect("it opens"));
         let header = Qcow2Header::read(&*file).expect("a header");
-        let base = FileDevice::open(&dir.path().join("base")).expect("it opens");
-        let base: Arc<dyn BlockDevice> = Arc::new(base);
-        for (name, snapshot) in [("now", None), ("kept", header.snapshot("kept").cloned())] {
-            let backing = Some(base.clone());
+        let opens =
+            |name: &str| Arc::new(FileDevice::open(&dir.path().join(name)).expect("it opens"));
+        let packed = opens("base.qcow2");
+        let packed_header = Qcow2Header::read(&*packed).expect("a header");
+        let packed = open_qcow2(packed, &packed_header, Qcow2Options::default());
+        let bases: [Arc<dyn BlockDevice>; 2] = [opens("base"), packed.expect("it opens")];
+        let kept = header.snapshot("kept").cloned();
+        for (base, name, snapshot) in
+            [(0, "now", None), (0, "kept", kept.clone()), (1, "now", None), (1, "kept", kept)]
+        {
+            let backing = Some(bases[base].clone());
             let options = Qcow2Options { is_writable: false, backing, snapshot };
             let disk = open_qcow2(file.clone(), &header, options).expect("it opens");
             let expected = std::fs::read(dir.path().join(name)).expect("a file");
@@ -249,6 +258,21 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
             let differs = (0..found.len()).find(|&at| found[at] != expected[at]);
             assert_eq!(differs, None, "seed {seed}, {name}");
         }
+        // What is behind the end of a file that was cut is not what the base has there.
+        let len = file.size_bytes();
+        File::options()
+            .write(true)
+            .open(&path)
+            .expect("a file")
+            .set_len(len / 2)
+            .expect("it is cut");
+        let cut: Arc<dyn BlockDevice> = opens("top");
+        let options = Qcow2Options { backing: Some(bases[0].clone()), ..Qcow2Options::default() };
+        open_qcow2(cut, &header, options)
+            .and_then(|disk| {
+                disk.read_at(0, &mut vec![0; usize::try_from(DISK_BYTES).expect("small")])
+            })
+            .expect_err("it is cut");
     }
 }
 

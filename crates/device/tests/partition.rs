@@ -99,7 +99,7 @@ fn gpt() -> Vec<u8> {
             entry[56 + at * 2..][..2].copy_from_slice(&unit.to_le_bytes());
         }
     }
-    mend_gpt(&mut bytes);
+    mend_gpt(&mut bytes, 512);
     bytes
 }
 
@@ -185,7 +185,7 @@ fn impossible_gpts_are_refused() {
         bytes[512 + 80..512 + 84].copy_from_slice(&count.to_le_bytes());
         bytes[512 + 84..512 + 88].copy_from_slice(&entry_bytes.to_le_bytes());
         bytes[512 + 72..512 + 80].copy_from_slice(&first.to_le_bytes());
-        mend_gpt(&mut bytes);
+        mend_gpt(&mut bytes, 512);
         let error = read(&bytes).expect_err("it is refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{count} {entry_bytes} {first}");
     }

@@ -24,27 +24,28 @@ use rustix::io::Errno;
 
 use super::qemu_locks::{self, Conflict, Purpose};
 
-/// Makes this process the only writer of `file` until it is closed.
+/// Until `file` is closed, makes this process its only writer, or lets nobody write it.
 ///
 /// # Errors
-/// Of kind `ResourceBusy` when somebody else uses it.
-pub(super) fn claim(file: &File) -> io::Result<()> {
+/// Of kind `ResourceBusy` when somebody else uses it, in a way that `purpose` excludes.
+pub(super) fn claim(file: &File, purpose: Purpose) -> io::Result<()> {
     let metadata = file.metadata()?;
-    lock(file, &metadata)?;
-    claim_from_qemu(file, Purpose::Write)?;
+    let operation = match purpose {
+        Purpose::Write => FlockOperation::NonBlockingLockExclusive,
+        Purpose::Rely => FlockOperation::NonBlockingLockShared,
+    };
+    lock(file, &metadata, operation)?;
+    claim_from_qemu(file, purpose)?;
     if metadata.file_type().is_file()
-        && let Some(device) = loop_device_over(&metadata)
+        && let Some(device) = loop_device_over(&metadata, purpose)
     {
         return Err(busy(&format!("the kernel, through {device}")));
     }
     Ok(())
 }
 
-/// Keeps QEMU, and other writers that ask for its locks, from what `purpose` excludes.
-///
-/// # Errors
-/// As [`claim`].
-pub(super) fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
+/// Keeps QEMU, and others that ask for its locks, from what `purpose` excludes.
+fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
     let Some(conflict) = qemu_locks::take(file, purpose)? else { return Ok(()) };
     let holder = match conflict.process {
         Some(pid) => Some(process(&pid.to_string())),
@@ -71,15 +72,15 @@ fn busy(user: &str) -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, format!("in use by {user}"))
 }
 
-/// Takes the exclusive lock. The device manager of the host looks at a block device
+/// Takes the lock. The device manager of the host looks at a block device
 /// whenever somebody has written it, and locks it for that moment, which is waited for.
-fn lock(file: &File, metadata: &Metadata) -> io::Result<()> {
+fn lock(file: &File, metadata: &Metadata, operation: FlockOperation) -> io::Result<()> {
     const PATIENCE: u32 = 20;
     const STEP: Duration = Duration::from_millis(50);
 
     let attempts = if metadata.file_type().is_block_device() { PATIENCE } else { 0 };
     for attempt in 0.. {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        match flock(file, operation) {
             Ok(()) => break,
             Err(Errno::WOULDBLOCK) if attempt < attempts => std::thread::sleep(STEP),
             Err(Errno::WOULDBLOCK) => {
@@ -151,7 +152,7 @@ fn open_file_lock_holder(place: &str) -> Option<String> {
 }
 
 /// The loop device whose backing file is the file of `metadata`.
-fn loop_device_over(metadata: &Metadata) -> Option<String> {
+fn loop_device_over(metadata: &Metadata, purpose: Purpose) -> Option<String> {
     // Without /sys nothing can be known, which is how it is in many sandboxes, none of
     // which can attach loop devices.
     for entry in fs::read_dir("/sys/block").ok()?.flatten() {
@@ -163,7 +164,9 @@ fn loop_device_over(metadata: &Metadata) -> Option<String> {
         let same = fs::metadata(backing.trim_end_matches('\n')).is_ok_and(|backing| {
             (backing.dev(), backing.ino()) == (metadata.dev(), metadata.ino())
         });
-        if same {
+        let is_read_only =
+            || fs::read_to_string(entry.path().join("ro")).is_ok_and(|ro| ro.trim_end() == "1");
+        if same && !(purpose == Purpose::Rely && is_read_only()) {
             return Some(format!("/dev/{name}"));
         }
     }

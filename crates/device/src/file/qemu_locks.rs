@@ -1,7 +1,7 @@
 //! The locks by which QEMU and its tools keep each other from an image.
 //!
-//! They are locks of single bytes, far into the file, which say nothing of these bytes. For each
-//! permission there are two: one says that the holder has it, one that nobody else may.
+//! They are locks of single bytes, which say nothing of what these bytes hold. For each permission
+//! there are two: one says that the holder has it, one that nobody else may.
 //!
 //! | permission | has it | nobody else may |
 //! |---|---|---|
@@ -67,7 +67,7 @@ pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>
                     conflict_at(file, byte)?.unwrap_or(Conflict { process: None, is_writer: true }),
                 ));
             }
-            Err(Errno::EINVAL | Errno::ENOLCK | Errno::EOPNOTSUPP) => return Ok(None),
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
     }

@@ -104,9 +104,9 @@ pub fn open_qcow2(
 /// The disk in a qcow2.
 #[derive(Debug)]
 struct Qcow2Device {
-    /// Reads share it, with one thread that writes or flushes: with several, `imago` may write a
-    /// table between two others, and after a power cut it would refer to what is not counted. A
-    /// discard, which takes clusters away, has it alone.
+    /// Reads share it where nothing is written. Otherwise each call has it alone: with several,
+    /// `imago` may write a table between two others, also to make room in its cache for one that is
+    /// read, and after a power cut it would refer to what is not counted.
     access: RwLock<FormatAccess<Store>>,
     below: Arc<dyn BlockDevice>,
     name: String,
@@ -134,17 +134,21 @@ impl BlockDevice for Qcow2Device {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         request_range(self.size_bytes, offset, buf.len() as u64)?;
-        self.access.read().read(buf, offset)
+        if self.is_writable {
+            self.access.write().read(buf, offset)
+        } else {
+            self.access.read().read(buf, offset)
+        }
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.check_change(offset, buf.len() as u64)?;
-        self.access.upgradable_read().write(buf, offset)
+        self.access.write().write(buf, offset)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_change(offset, total_bytes(bufs))?;
-        self.access.upgradable_read().write(IoVector::from(&*together(bufs)), offset)
+        self.access.write().write(IoVector::from(&*together(bufs)), offset)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -152,7 +156,7 @@ impl BlockDevice for Qcow2Device {
             return Ok(());
         }
         // What the caches hold goes to the file, in order, and then to the medium.
-        self.access.upgradable_read().flush()?;
+        self.access.write().flush()?;
         self.below.flush()
     }
 

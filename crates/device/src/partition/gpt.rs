@@ -41,7 +41,8 @@ enum Found<T> {
 pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
     let own = device.logical_sector_bytes().unwrap_or(512);
     let mut problem = None;
-    for sector_bytes in [own, 512, 4096] {
+    let others = [512, 4096].into_iter().filter(|&other| other != own);
+    for sector_bytes in std::iter::once(own).chain(others) {
         match read_of(device, sector_bytes)? {
             Found::Nothing => {}
             Found::Table(table) => return Ok(Some(table)),

@@ -24,11 +24,19 @@ pub(crate) fn disk(bytes: &[u8], size_bytes: u64) -> Arc<dyn BlockDevice> {
 /// says, it is read in bounds or refused, and what is read are windows that begin on the disk.
 pub(crate) fn partition_table(bytes: &[u8]) {
     const DISK_BYTES: u64 = 1 << 20;
-    let mut mended = bytes.to_vec();
-    mend_gpt(&mut mended);
-    for (bytes, sector_bytes) in
-        [(bytes, None), (&mended, None), (bytes, Some(4096)), (&mended, Some(2048))]
-    {
+    let mended = |sector_bytes: usize| {
+        let mut mended = bytes.to_vec();
+        mend_gpt(&mut mended, sector_bytes);
+        mended
+    };
+    for (bytes, sector_bytes) in [
+        (bytes.to_vec(), None),
+        (mended(512), None),
+        (mended(4096), None),
+        (mended(4096), Some(4096)),
+        (mended(2048), Some(2048)),
+    ] {
+        let bytes = &bytes;
         let disk: Arc<dyn BlockDevice> = Arc::new(Sectors(disk(bytes, DISK_BYTES), sector_bytes));
         match PartitionTable::read(&*disk) {
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}"),
@@ -81,18 +89,18 @@ impl BlockDevice for Sectors {
     }
 }
 
-/// Makes the checksums of a GPT with sectors of 512 bytes right, where there is one.
-pub(crate) fn mend_gpt(bytes: &mut [u8]) {
-    const HEADER: usize = 512;
-    if bytes.len() < HEADER + 92 {
+/// Makes the checksums of a GPT with sectors of this size right, where there is one.
+pub(crate) fn mend_gpt(bytes: &mut [u8], sector_bytes: usize) {
+    let header = sector_bytes;
+    if bytes.len() < header + 92 {
         return;
     }
     let number = |bytes: &[u8], at: usize, len: usize| {
         let mut number = [0; 8];
-        number[..len].copy_from_slice(&bytes[HEADER + at..HEADER + at + len]);
+        number[..len].copy_from_slice(&bytes[header + at..header + at + len]);
         u64::from_le_bytes(number)
     };
-    let first = number(bytes, 72, 8).checked_mul(512);
+    let first = number(bytes, 72, 8).checked_mul(sector_bytes as u64);
     let len = number(bytes, 80, 4).checked_mul(number(bytes, 84, 4));
     let end = first.zip(len).and_then(|(first, len)| first.checked_add(len));
     if let (Some(first), Some(end)) = (first, end)
@@ -100,11 +108,11 @@ pub(crate) fn mend_gpt(bytes: &mut [u8]) {
     {
         let entries = usize::try_from(first).expect("small")..usize::try_from(end).expect("small");
         let sum = crc32(&bytes[entries]);
-        bytes[HEADER + 88..HEADER + 92].copy_from_slice(&sum.to_le_bytes());
+        bytes[header + 88..header + 92].copy_from_slice(&sum.to_le_bytes());
     }
-    bytes[HEADER + 16..HEADER + 20].fill(0);
-    let sum = crc32(&bytes[HEADER..HEADER + 92]);
-    bytes[HEADER + 16..HEADER + 20].copy_from_slice(&sum.to_le_bytes());
+    bytes[header + 16..header + 20].fill(0);
+    let sum = crc32(&bytes[header..header + 92]);
+    bytes[header + 16..header + 20].copy_from_slice(&sum.to_le_bytes());
 }
 
 fn crc32(bytes: &[u8]) -> u32 {

@@ -71,14 +71,14 @@ impl Reader {
         let mut l1_entry = [0; 8];
         // The header was checked: the L1 table has an entry for every byte of the disk.
         let l1_at = l1_offset + (at >> (cluster_bits + l2_bits)) * 8;
-        read_or_zeros(&*self.below, l1_at, &mut l1_entry)?;
+        self.below.read_at(l1_at, &mut l1_entry)?;
         let table = u64::from_be_bytes(l1_entry) & OFFSET_BITS;
         if table == 0 {
             return self.read_backing(at, buf);
         }
         let mut entry = [0; 16];
         let index = (at >> cluster_bits) & ((1 << l2_bits) - 1);
-        read_or_zeros(&*self.below, table + (index << entry_bits), &mut entry[..1 << entry_bits])?;
+        self.below.read_at(table + (index << entry_bits), &mut entry[..1 << entry_bits])?;
         let (word, subclusters) = (u64_be(&entry, 0), u64_be(&entry, 8));
         if word & COMPRESSED != 0 {
             return self.read_compressed(word, at, buf);
@@ -90,9 +90,16 @@ impl Reader {
         } else {
             (cluster != 0, word & ALL_ZEROS != 0)
         };
+        let is_aligned = (table | cluster) & ((1 << cluster_bits) - 1) == 0;
+        if !is_aligned || has_subclusters && is_stored && is_zeros {
+            return Err(invalid("an entry of its tables is damaged"));
+        }
         match (is_zeros, is_stored, cluster) {
             (true, ..) => buf.fill(0),
             (false, true, 0) => return Err(invalid("a part of the disk is stored nowhere")),
+            (false, true, cluster) if cluster >= self.below.size_bytes() => {
+                return Err(invalid("a part of the disk is behind the end of the file"));
+            }
             (false, true, cluster) => {
                 let inside = at & ((1 << cluster_bits) - 1);
                 read_or_zeros(&*self.below, cluster + inside, buf)?;
@@ -155,7 +162,9 @@ pub(super) fn read_or_zeros(
 ) -> io::Result<()> {
     let left = device.size_bytes().saturating_sub(offset);
     let there = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-    device.read_at(offset, &mut buf[..there])?;
+    if there > 0 {
+        device.read_at(offset, &mut buf[..there])?;
+    }
     buf[there..].fill(0);
     Ok(())
 }

@@ -130,9 +130,12 @@ impl Storage for Store {
             Order::AfterAll => {
                 let mut bytes = together(&pieces).into_owned();
                 let mut counts = self.counts.lock();
-                if counts.before_write(&*self.below, offset, &mut bytes)? {
+                let written = counts.before_write(&*self.below, offset, &mut bytes);
+                // What failed may have been written in part.
+                if !matches!(written, Ok(false)) {
                     self.barriers.is_dirty.store(true, Ordering::Release);
                 }
+                written?;
                 self.barrier()?;
                 self.below.write_at(offset, &bytes)
             }
