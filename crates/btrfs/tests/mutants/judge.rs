@@ -237,7 +237,11 @@ impl Complaints {
                 continue;
             }
             if ROOTS.iter().any(|root| shape.contains(root)) {
-                complaints.kinds.entry("root item".to_owned()).or_default().insert(numbers);
+                complaints.kinds.entry(ROOT_ITEM.to_owned()).or_default().insert(numbers);
+                continue;
+            }
+            if FREE_SPACE.iter().any(|free| shape.contains(free)) {
+                complaints.kinds.entry("free space".to_owned()).or_default().insert(numbers);
                 continue;
             }
             // `root 5 inode 257 errors 2001, no inode item, link count wrong`
@@ -290,10 +294,22 @@ impl Complaints {
         };
         let bad = before.kinds.get(BAD_EXTENT).into_iter().flatten();
         let bad: HashSet<_> = bad.map(inode).collect();
+        // A tree of which no two structures agree where it begins, or that does not have what is
+        // counted for it, is found to be so in another way when one of them changes.
+        let unlike = before.kinds.get(ROOT_ITEM).into_iter().flatten();
+        let unlike = unlike.filter_map(|object| object.split(' ').next());
+        let without = before.kinds.get(NO_TREE_BLOCK).into_iter().flatten();
+        let without = without.filter_map(|object| object.split(' ').nth(2));
+        let bad_roots: HashSet<_> = unlike.chain(without).collect();
         for (kind, objects) in &self.kinds {
             // What is behind an extent that is not aligned is taken for a part of it.
             let is_behind_bad = |object: &&String| kind == NO_CSUM && bad.contains(&inode(object));
-            let objects = objects.iter().filter(|one| is_new(one) && !is_behind_bad(one));
+            let is_of_bad_root = |object: &&String| {
+                [ROOT_ITEM, NO_ROOT_DIR].contains(&kind.as_str())
+                    && object.split(' ').next().is_some_and(|root| bad_roots.contains(root))
+            };
+            let is_new = |one: &&String| is_new(one) && !is_behind_bad(one) && !is_of_bad_root(one);
+            let objects = objects.iter().filter(is_new);
             let objects: Vec<_> = objects.collect();
             let known = before.kinds.get(kind).map_or(0, BTreeSet::len);
             // A snapshot doubles what is wrong in its source.
@@ -314,6 +330,14 @@ impl Complaints {
 /// How it says that a tree has another root than the extent tree knows.
 const ROOTS: [&str; 3] =
     ["btree root extent for root", "has a root item with", "root item for root #"];
+
+/// How it says that what is free is not what no extent has.
+const FREE_SPACE: [&str; 2] =
+    ["still entries left in the space cache", "cache appears valid but isn't"];
+
+const ROOT_ITEM: &str = "root item";
+const NO_ROOT_DIR: &str = "root # root dir # not found";
+const NO_TREE_BLOCK: &str = "tree extent[#, #] root # has no tree block found";
 
 const BAD_EXTENT: &str = "root # inode #: bad file extent";
 const NO_CSUM: &str = "root # inode #: some csum missing";
