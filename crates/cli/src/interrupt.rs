@@ -27,28 +27,29 @@ pub(crate) fn is_interrupted() -> bool {
 }
 
 /// A line of standard input, without waiting for it any more when a signal asked the program to
-/// end. What cannot be read is nothing.
+/// end. What cannot be read, or is not whole then, is nothing.
 pub(crate) fn line_of_stdin() -> Vec<u8> {
-    /// The longest one.
+    /// What is kept of it at the most.
     const LEN_MAX: usize = 4096;
     let stdin = io::stdin().lock();
     let mut line = Vec::new();
     let pause = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    while line.len() < LEN_MAX && !is_interrupted() {
+    while !is_interrupted() {
         let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
         match poll(&mut ready, Some(&pause)) {
             Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
-            Err(_) => break,
+            Err(_) => return Vec::new(),
         }
         let mut byte = [0];
         match rustix::io::read(&stdin, &mut byte) {
-            Ok(1) if byte != *b"\n" => line.push(byte[0]),
+            // What is longer is read to its end all the same: it answers no other question.
+            Ok(1) if byte != *b"\n" => line.extend((line.len() < LEN_MAX).then_some(byte[0])),
             Err(Errno::INTR) => {}
-            _ => break,
+            _ => return line,
         }
     }
-    line
+    Vec::new()
 }
 
 /// From now on the first signal only sets [`is_interrupted`]. It is called before there are other

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! 8f6f2c1e-... 5 256              volume, subvolume and inode
-//! generation 17, log 30408704     the commit, and the log since then
+//! generation 17, log 30408704, boot 1b4e...   the commit, the log since then, the run of the host
 //! ```
 
 use std::fs::File;
@@ -55,8 +55,8 @@ impl Mark {
             found.strip_prefix(self.place.as_bytes()).is_some_and(|r| r.starts_with(b"\n"));
         let what = if is_here {
             format!(
-                "an extraction was left half done in {path}, and the volume was changed since; \
-                 name another directory, or remove this one and begin again"
+                "an extraction was left half done in {path}, and the volume was changed, or \
+                 this machine was started, since; name another directory, or remove this one and begin again"
             )
         } else {
             format!(

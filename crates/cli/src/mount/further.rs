@@ -11,8 +11,9 @@
 //! other mounts only then. It is on a byte that no volume has, and another lock than the one that
 //! keeps other writers out.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -115,17 +116,23 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
 /// from. So the first one is made where nobody else gets at it, and changed before the second one
 /// is made from that: it is nowhere to be seen with other rights than those that were asked for.
 fn bind_with(source: &Path, directory: &Path, flags: MountFlags) -> io::Result<()> {
-    let make = |above: &Path| tempfile::Builder::new().prefix("offshoot-").tempdir_in(above);
+    let closed = Permissions::from_mode(0o700);
+    let mut builder = tempfile::Builder::new();
+    let make = builder.prefix("offshoot-").permissions(closed);
+    let make = |above: &Path| make.tempdir_in(above);
     // Early in the boot nothing else may be written.
     let private = make(Path::new("/run")).or_else(|_| make(&std::env::temp_dir()))?;
     // What is in it is the volume: it must never be removed with its contents.
     let private = private.keep();
-    let bound = rustix::mount::mount_bind(source, &private).and_then(|()| {
-        let result = rustix::mount::mount_remount(&private, MountFlags::BIND | flags, "")
-            .and_then(|()| rustix::mount::mount_bind(&private, directory));
-        result.and(rustix::mount::unmount(&private, UnmountFlags::DETACH))
+    // A mount hides the mode of the directory that it is over. So it is over one in the closed one.
+    let inner = private.join("mount");
+    std::fs::create_dir(&inner)?;
+    let bound = rustix::mount::mount_bind(source, &inner).and_then(|()| {
+        let result = rustix::mount::mount_remount(&inner, MountFlags::BIND | flags, "")
+            .and_then(|()| rustix::mount::mount_bind(&inner, directory));
+        result.and(rustix::mount::unmount(&inner, UnmountFlags::DETACH))
     });
-    let removed = std::fs::remove_dir(&private);
+    let removed = std::fs::remove_dir(&inner).and_then(|()| std::fs::remove_dir(&private));
     bound?;
     removed
 }

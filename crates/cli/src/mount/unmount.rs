@@ -74,7 +74,8 @@ pub(crate) fn unmount(
             "{}: another user mounted that; whether everything is stored was not asked",
             dir.display()
         ));
-        return Ok(tell(&line.mounted.source, &dir, None)?);
+        tell(&line.mounted.source, &dir, None)?;
+        return if arguments.lazy { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) };
     }
     let mounted = line.mounted;
     let is_stored = match store(&dir) {

@@ -297,6 +297,10 @@ impl Copying<'_> {
         let is_name = self.arguments.no_target_directory;
         let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)
             .map_err(|error| Failure::Inside(volume.clone(), error))?;
+        if let Aim::Name(End { file: Some(file), .. }) = &aim {
+            require_written_through(fs, path, *file)
+                .map_err(|error| Failure::Inside(volume.clone(), error))?;
+        }
         // What leads nowhere is replaced by a link, and written through by nothing.
         let is_dangling = matches!(&aim, Aim::Name(End { file: None, .. }))
             && resolve(fs, path, LastLink::Keep).is_ok();
@@ -483,8 +487,8 @@ fn goal(
     }
 }
 
-/// What a regular file is written into, when a symbolic link has its name in a directory: what
-/// that leads to, as for `cp`.
+/// What a regular file is written into, when a symbolic link has its name in a directory: the
+/// regular file that it leads to, as for `cp`.
 fn through_link(goal: Goal, fs: &Filesystem, is_regular: bool) -> Result<Goal, Error> {
     let Goal::Name(new) = &goal else { return Ok(goal) };
     let Some(link) = new.existing.filter(|_| is_regular) else { return Ok(goal) };
@@ -493,12 +497,30 @@ fn through_link(goal: Goal, fs: &Filesystem, is_regular: bool) -> Result<Goal, E
     }
     let path = [&climb_file(fs, new.dir, b"")?[..], b"/", &new.name].concat();
     match resolve_end(fs, &path, LastLink::Follow)? {
-        End { file: existing @ Some(_), place: Some((dir, name)), .. } => {
+        End { file: existing @ Some(file), place: Some((dir, name)), .. }
+            if fs.attr(file)?.file_type == FileType::Regular =>
+        {
             Ok(Goal::Name(NewName { dir, name, existing }))
         }
-        End { file: Some(_), .. } => Err(Error::posix(Errno::ISDIR, Escaped(&path).to_string())),
+        End { file: Some(_), .. } => Err(through_no_file(&path)),
         End { file: None, .. } => Err(dangling(&path)),
     }
+}
+
+/// Refuses a `path` whose last name is a link that leads to `file`, if that is a device, a FIFO or a
+/// socket: it would be replaced by a regular file, wherever it is.
+fn require_written_through(fs: &Filesystem, path: &[u8], file: FileId) -> Result<(), Error> {
+    let is_plain = matches!(fs.attr(file)?.file_type, FileType::Regular | FileType::Directory);
+    if is_plain || resolve(fs, path, LastLink::Keep)? == file {
+        return Ok(());
+    }
+    Err(through_no_file(path))
+}
+
+/// The refusal to write through a link that leads to what is no regular file.
+fn through_no_file(path: &[u8]) -> Error {
+    let what = "is a symbolic link to what is no regular file, and is not written through";
+    Error::posix(Errno::INVAL, format!("{} {what}", Escaped(path)))
 }
 
 /// The refusal to write through a link that leads nowhere.

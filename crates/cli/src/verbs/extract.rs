@@ -82,8 +82,15 @@ fn mark(session: &PlaceSession, top: FileId) -> Mark {
     let log = superblock.item.log_root;
     Mark {
         place: format!("{} {} {}", superblock.fsid, top.dev, top.ino),
-        state: format!("generation {}, log {log}", superblock.generation),
+        state: format!("generation {}, log {log}, boot {}", superblock.generation, boot()),
     }
+}
+
+/// Since when the host runs. What was extracted before may have its size and time on the disk, and
+/// not its data.
+fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
 }
 
 /// Refuses to show an archive to a person.

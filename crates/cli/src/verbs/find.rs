@@ -16,6 +16,7 @@ use std::sync::Arc;
 use offshoot_btrfs::Filesystem;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp};
 
+use super::rm::require_name;
 use crate::args::FindArguments;
 use crate::edit::{joined, moment, require_one_volume, say_if_interrupted, sync};
 use crate::enter::is_empty;
@@ -178,7 +179,9 @@ impl<'a> Finding<'a, '_> {
         let bare = path.strip_suffix(b"/").unwrap_or(path);
         let name = bare.rsplit(|&byte| byte == b'/').next().unwrap_or(b"/");
         let name = if name.is_empty() { &b"/"[..] } else { name };
-        let place = end.place.as_ref().map(|(dir, name)| (*dir, &name[..]));
+        // What is named by a dot is not removed, only what is in it.
+        let place = end.place.as_ref().filter(|_| require_name(bare).is_ok());
+        let place = place.map(|(dir, name)| (*dir, &name[..]));
         let top = Candidate { path, name, attr: &attr, depth: 0, place };
         let is_directory = attr.file_type == FileType::Directory;
         let mut is_pruned = false;

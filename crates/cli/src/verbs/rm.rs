@@ -162,6 +162,12 @@ impl Removal<'_, '_, '_, '_> {
         self.left += 1;
         self.report.error(error);
     }
+
+    /// A path as it is shown; nothing where it is not, which saves most of the work in deep trees.
+    fn shown(&self, path: &impl Fn() -> Vec<u8>) -> Vec<u8> {
+        let RmArguments { interactive, verbose, .. } = self.talk.arguments;
+        if *interactive || *verbose { self.report.place(&path()) } else { Vec::new() }
+    }
 }
 
 impl Visitor for Removal<'_, '_, '_, '_> {
@@ -187,15 +193,18 @@ impl Visitor for Removal<'_, '_, '_, '_> {
     }
 
     fn visit(&mut self, _: &Open, entry: &Entry<'_>) {
-        let path = joined(self.top, entry.path);
-        let shown = self.report.place(&path);
+        let path = || joined(self.top, entry.path);
+        let shown = self.shown(&path);
         if !self.talk.is_file_wanted(entry.attr, &shown) {
             self.left += 1;
             return;
         }
         match self.fs.unlink(Place { dir: entry.parent, name: entry.name }, self.at) {
             Ok(()) => self.talk.removed("", &shown),
-            Err(error) => self.error(&at_path(error, &path)),
+            Err(error) => {
+                let error = at_path(error, &path());
+                self.error(&error);
+            }
         }
     }
 
@@ -203,8 +212,8 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         if self.left > directory.left {
             return;
         }
-        let path = if path.is_empty() { self.top.to_vec() } else { joined(self.top, path) };
-        let shown = self.report.place(&path);
+        let path = || if path.is_empty() { self.top.to_vec() } else { joined(self.top, path) };
+        let shown = self.shown(&path);
         if !self.talk.is_wanted("remove directory", &shown) {
             self.left += 1;
             return;
@@ -212,7 +221,10 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         let (dir, name) = &directory.place;
         match self.fs.rmdir(Place { dir: *dir, name }, self.at) {
             Ok(()) => self.talk.removed("directory ", &shown),
-            Err(error) => self.error(&at_path(error, &path)),
+            Err(error) => {
+                let error = at_path(error, &path());
+                self.error(&error);
+            }
         }
     }
 

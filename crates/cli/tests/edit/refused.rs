@@ -93,6 +93,33 @@ fn wrong_usage_is_2_and_changes_nothing() {
     assert!(names.is_empty(), "{names:?}");
 }
 
+/// A masked unit of systemd is a link to `/dev/null`, and an image may have that.
+#[test]
+fn a_device_that_a_link_leads_to_stays() {
+    let dir = start();
+    let path = dir.path();
+    does(path, "mkdir v.img:/dev");
+    does(path, "mknod v.img:/dev/null c 1 3");
+    does(path, "ln -s /dev/null v.img:/d/file");
+    let shown = does(path, "ls -l v.img:/dev");
+    for line in ["cp file v.img:/d", "cp file v.img:/d/", "cp file v.img:/d/file"] {
+        assert!(fails(path, line, 1).contains("no regular file"), "{line}");
+    }
+    assert_eq!(does(path, "ls -l v.img:/dev"), shown);
+    check(&path.join("v.img"));
+}
+
+/// As `rm` and `rmdir` do, `find -delete` leaves a directory that is named by a dot in it.
+#[test]
+fn find_removes_no_directory_by_a_dot() {
+    let dir = start();
+    let path = dir.path();
+    does(path, "cp file v.img:/d/file");
+    does(path, "find v.img:/d/. -delete");
+    assert_eq!(does(path, "ls -A v.img:/"), "a\nd\n");
+    assert_eq!(does(path, "ls -A v.img:/d"), "");
+}
+
 #[test]
 fn a_volume_is_never_copied_over_or_into_itself() {
     let dir = start();

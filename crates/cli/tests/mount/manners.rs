@@ -501,14 +501,28 @@ fn further_places_have_their_rights_from_the_beginning() {
     let own = |line: &str| line.split(' ').nth(5).expect("options").to_owned();
     assert!(!own(&line_of(first.path()).expect("it is mounted")).contains("nosuid"));
     let second = scratch_dir();
+    let source = disks.images()[0].to_str().expect("text");
     let is_over = AtomicBool::new(false);
-    let seen = std::thread::scope(|scope| {
+    let (seen, closed) = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
-            let mut seen = BTreeSet::new();
+            let (mut seen, mut closed) = (BTreeSet::new(), 0);
             while !is_over.load(Ordering::Relaxed) {
-                seen.extend(line_of(second.path()).map(|line| own(&line)));
+                let table = fs::read_to_string("/proc/self/mountinfo").expect("the table");
+                for line in table.lines().filter(|line| line.contains(source)) {
+                    let place = Path::new(line.split(' ').nth(4).expect("a place"));
+                    if place == second.path() {
+                        seen.insert(own(line));
+                    } else if place.starts_with("/run") {
+                        // Where it is made nobody else gets in.
+                        let above = place.parent().expect("a directory").metadata();
+                        closed += above.map_or(0, |above| {
+                            assert_eq!(above.mode() & 0o7777, 0o700, "{line}");
+                            1
+                        });
+                    }
+                }
             }
-            seen
+            (seen, closed)
         });
         for _ in 0..50 {
             let output = mount("ro,nosuid,nodev,noexec", &[image, second.path().as_os_str()]);
@@ -518,7 +532,7 @@ fn further_places_have_their_rights_from_the_beginning() {
         is_over.store(true, Ordering::Relaxed);
         watch.join().expect("it does not panic")
     });
-    assert!(!seen.is_empty(), "it was never seen");
+    assert!(!seen.is_empty() && closed > 0, "it was never seen");
     for options in &seen {
         for option in ["ro", "nosuid", "nodev", "noexec"] {
             assert!(options.split(',').any(|one| one == option), "{seen:?}");
