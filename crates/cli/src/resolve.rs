@@ -6,7 +6,7 @@
 //! most [`LINKS_MAX`] are followed, like in the kernel; together with the length of
 //! a target that bounds the work.
 
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Result};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Place, Result};
 
 use crate::output::Escaped;
 
@@ -148,6 +148,21 @@ pub(crate) fn climb(
     }
     names.reverse();
     Ok(Some(names.join(&b'/')))
+}
+
+/// Whether a symbolic link to `target` leads to its own name once it has that of `place`. What it
+/// replaces would be lost for nothing.
+pub(crate) fn leads_to_itself(fs: &dyn FileSystem, place: Place<'_>, target: &[u8]) -> bool {
+    let resolve = || {
+        let path = match target {
+            [b'/', ..] => target.to_vec(),
+            _ => [&climb_file(fs, place.dir, b"")?[..], b"/", target].concat(),
+        };
+        resolve_end(fs, &path, LastLink::Keep)
+    };
+    // What leads nowhere does not lead there.
+    resolve()
+        .is_ok_and(|end| end.place.is_some_and(|(dir, name)| Place { dir, name: &name } == place))
 }
 
 /// The path of a file for messages, from the root and without a `/` at its end: that of a

@@ -16,6 +16,7 @@ use super::original::Original;
 use super::{IntoVolume, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
 use crate::extract::{Known, Name, SafeName, Unapplied};
+use crate::resolve::leads_to_itself;
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.
@@ -160,6 +161,9 @@ fn make(
         let set = SetAttr { size: Some(0), ..owner_and_mode(attr) };
         into.fs.set_attr(old.file, &set, into.at).map_err(Trouble::Target)?;
         return Ok(old.file);
+    }
+    if attr.file_type == FileType::Symlink && leads_to_itself(into.fs, place, &target) {
+        return Err(same_file());
     }
     into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
     make().map_err(Trouble::Target)

@@ -12,7 +12,7 @@ use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
+use crate::resolve::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
@@ -54,6 +54,9 @@ fn link(
     if file.is_some() && new.existing == file && arguments.force {
         return require_other_name(fs, target, place, path);
     }
+    if file.is_none() && new.existing.is_some() && leads_to_itself(fs, place, target) {
+        return Err(one_name(target, path));
+    }
     make_room(fs, &new, path, arguments.force, caller.at)?;
     let made = match file {
         Some(file) => fs.link(file, place, caller.at),
@@ -86,12 +89,14 @@ fn require_other_name(
     path: &[u8],
 ) -> Result<(), Error> {
     match resolve_end(fs, target, LastLink::Keep)?.place {
-        Some((dir, name)) if (Place { dir, name: &name }) == place => {
-            let what = format!("{} and {} are one name", Escaped(target), Escaped(path));
-            Err(Error::posix(Errno::INVAL, what))
-        }
+        Some((dir, name)) if (Place { dir, name: &name }) == place => Err(one_name(target, path)),
         _ => Ok(()),
     }
+}
+
+fn one_name(target: &[u8], path: &[u8]) -> Error {
+    let what = format!("{} and {} are one name", Escaped(target), Escaped(path));
+    Error::posix(Errno::INVAL, what)
 }
 
 /// Takes the name from what has it, if that is asked for.

@@ -13,7 +13,7 @@ use crate::globs::expand;
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve_end};
+use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
@@ -87,7 +87,8 @@ fn rename(
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
     super::rm::require_name(&source[..bare])?;
     let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
-    let is_directory = fs.attr(file)?.file_type == FileType::Directory;
+    let attr = fs.attr(file)?;
+    let is_directory = attr.file_type == FileType::Directory;
     if bare < source.len() && !is_directory {
         return fail(Errno::NOTDIR, shown.to_string());
     }
@@ -100,7 +101,13 @@ fn rename(
     if how == Rename::NoReplace && new.existing.is_some() {
         return Ok(None);
     }
-    if new.existing == Some(file) {
+    // A link that takes the place of what it leads to is all that is left of it.
+    let is_of_link = |existing| {
+        how == Rename::Replace
+            && attr.file_type == FileType::Symlink
+            && resolve(fs, source, LastLink::Follow).is_ok_and(|target| target == existing)
+    };
+    if new.existing.is_some_and(|existing| existing == file || is_of_link(existing)) {
         let what = format!("{shown} and {} are one file", Escaped(&shown_new));
         return fail(Errno::INVAL, what);
     }

@@ -90,7 +90,7 @@ fn remove(
     let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
     let place = Place { dir, name: &name };
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
-    let shown = report.place(&path[..bare]);
+    let shown = report.place(path);
     if attr.file_type != FileType::Directory {
         if bare < path.len() {
             return fail(Errno::NOTDIR);
@@ -119,7 +119,7 @@ fn remove(
         return Ok(());
     }
     let top = Open { place: (dir, name), left: 0 };
-    let mut removal = Removal { fs, at, report, talk, top: &path[..bare], left: 0 };
+    let mut removal = Removal { fs, at, report, talk, named: path, top: &path[..bare], left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())
 }
@@ -152,6 +152,8 @@ struct Removal<'a, 'r, 'f, 't> {
     at: Timestamp,
     report: &'a mut Report<'r, 'f>,
     talk: &'a mut Talk<'t>,
+    /// The place as it was named, and without slashes at its end.
+    named: &'a [u8],
     top: &'a [u8],
     /// What could not be removed, or was not wanted. It keeps every directory above it.
     left: u64,
@@ -212,7 +214,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         if self.left > directory.left {
             return;
         }
-        let path = || if path.is_empty() { self.top.to_vec() } else { joined(self.top, path) };
+        let path = || if path.is_empty() { self.named.to_vec() } else { joined(self.top, path) };
         let shown = self.shown(&path);
         if !self.talk.is_wanted("remove directory", &shown) {
             self.left += 1;

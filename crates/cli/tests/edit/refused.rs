@@ -109,6 +109,30 @@ fn a_device_that_a_link_leads_to_stays() {
     check(&path.join("v.img"));
 }
 
+/// A link in the place of what it leads to is all that would be left of that.
+#[test]
+fn no_link_takes_the_place_of_what_it_leads_to() {
+    let dir = start();
+    let path = dir.path();
+    does(path, "ln -s a v.img:/l");
+    does(path, "ln -s ../a v.img:/d/l");
+    symlink("a", path.join("a")).expect("a link");
+    for line in [
+        "ln -sf a v.img:/a",
+        "ln -sf /a v.img:/a",
+        "ln -sf ./d/../a v.img:/",
+        "mv v.img:/l v.img:/a",
+        "mv -f v.img:/d/l v.img:/a",
+        "cp -P v.img:/l v.img:/a",
+        "cp -P a v.img:/",
+    ] {
+        fails(path, line, 1);
+        assert_eq!(does(path, "cat v.img:/a"), "of the host", "{line}");
+    }
+    does(path, "mv v.img:/a v.img:/l");
+    assert_eq!(does(path, "cat v.img:/l"), "of the host");
+}
+
 /// As `rm` and `rmdir` do, `find -delete` leaves a directory that is named by a dot in it.
 #[test]
 fn find_removes_no_directory_by_a_dot() {
