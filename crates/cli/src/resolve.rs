@@ -150,19 +150,24 @@ pub(crate) fn climb(
     Ok(Some(names.join(&b'/')))
 }
 
-/// Whether a symbolic link to `target` leads to its own name once it has that of `place`. What it
-/// replaces would be lost for nothing.
-pub(crate) fn leads_to_itself(fs: &dyn FileSystem, place: Place<'_>, target: &[u8]) -> bool {
-    let resolve = || {
-        let path = match target {
-            [b'/', ..] => target.to_vec(),
-            _ => [&climb_file(fs, place.dir, b"")?[..], b"/", target].concat(),
-        };
-        resolve_end(fs, &path, LastLink::Keep)
+/// Whether a symbolic link to `target` would lead to itself in the place of `existing`, which is
+/// none and would be lost for it.
+pub(crate) fn leads_to_itself(
+    fs: &dyn FileSystem,
+    place: Place<'_>,
+    target: &[u8],
+    existing: FileId,
+) -> Result<bool> {
+    if fs.attr(existing)?.file_type == FileType::Symlink {
+        return Ok(false);
+    }
+    let path = match target {
+        [b'/', ..] => target.to_vec(),
+        _ => [&climb_file(fs, place.dir, b"")?[..], b"/", target].concat(),
     };
     // What leads nowhere does not lead there.
-    resolve()
-        .is_ok_and(|end| end.place.is_some_and(|(dir, name)| Place { dir, name: &name } == place))
+    let end = resolve_end(fs, &path, LastLink::Keep).ok().and_then(|end| end.place);
+    Ok(end.is_some_and(|(dir, name)| Place { dir, name: &name } == place))
 }
 
 /// The path of a file for messages, from the root and without a `/` at its end: that of a

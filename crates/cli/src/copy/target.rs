@@ -162,7 +162,9 @@ fn make(
         into.fs.set_attr(old.file, &set, into.at).map_err(Trouble::Target)?;
         return Ok(old.file);
     }
-    if attr.file_type == FileType::Symlink && leads_to_itself(into.fs, place, &target) {
+    if attr.file_type == FileType::Symlink
+        && leads_to_itself(into.fs, place, &target, old.file).map_err(Trouble::Target)?
+    {
         return Err(same_file());
     }
     into.fs.unlink(place, into.at).map_err(Trouble::Target)?;

@@ -54,7 +54,9 @@ fn link(
     if file.is_some() && new.existing == file && arguments.force {
         return require_other_name(fs, target, place, path);
     }
-    if file.is_none() && new.existing.is_some() && leads_to_itself(fs, place, target) {
+    if let (None, Some(existing)) = (file, new.existing)
+        && leads_to_itself(fs, place, target, existing)?
+    {
         return Err(one_name(target, path));
     }
     make_room(fs, &new, path, arguments.force, caller.at)?;

@@ -92,6 +92,9 @@ fn rename(
     if bare < source.len() && !is_directory {
         return fail(Errno::NOTDIR, shown.to_string());
     }
+    if how == Rename::NoReplace && matches!(aim, Aim::Name(end) if end.file.is_some()) {
+        return Ok(None);
+    }
     let new = aim.new_name(fs, path, last_name(source).unwrap_or(&name), is_directory)?;
     let shown_new = match aim {
         Aim::Into(_) => joined(path, &new.name),
