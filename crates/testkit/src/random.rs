@@ -22,6 +22,7 @@ pub fn seed_of_run() -> u64 {
 
 /// The same where other seeds may show what is known and not mended yet: `fixed`, unless one is
 /// given.
+#[must_use]
 pub fn seed_or(fixed: u64) -> u64 {
     if std::env::var_os("OFFSHOOT_SEED").is_some() { seed_of_run() } else { fixed }
 }
