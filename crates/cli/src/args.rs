@@ -347,9 +347,11 @@ pub(crate) enum ImageFormat {
     Qcow2,
     /// VirtualBox
     Vdi,
-    /// Virtual PC and Hyper-V
+    /// Virtual PC, and old Hyper-V
     #[value(alias = "vpc")]
     Vhd,
+    /// Hyper-V
+    Vhdx,
     /// VMware
     Vmdk,
     /// Compressed by gzip
@@ -368,6 +370,7 @@ impl ImageFormat {
             Self::Qcow2 => ImageKind::Qcow2,
             Self::Vdi => ImageKind::Vdi,
             Self::Vhd => ImageKind::Vhd,
+            Self::Vhdx => ImageKind::Vhdx,
             Self::Vmdk => ImageKind::Vmdk,
             Self::Gzip => ImageKind::Gzip,
             Self::Xz => ImageKind::Xz,

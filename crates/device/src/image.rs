@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | qcow2, versions 2 and 3 | yes | yes | the crate `imago`; see [`qcow2`] |
 //! | qcow2 with extended L2 entries, or compressed by zstd | yes | no | [`qcow2`] too |
-//! | VDI, VHD, VMDK with sparse extents | yes | no | [`mapped`] |
+//! | VDI, VHD, VHDX, VMDK with sparse extents | yes | no | [`mapped`] |
 //! | gzip, xz, zstd over any of these | yes | no | [`unpacked`] |
 //!
 //! What is not read is refused with the command that makes something readable of it.
@@ -88,7 +88,7 @@ impl ImageKind {
     /// Whether images of this kind are read here at all.
     #[must_use]
     pub fn is_read(self) -> bool {
-        !matches!(self, Self::Vhdx | Self::VmdkDescriptor)
+        self != Self::VmdkDescriptor
     }
 
     /// What `device` is; `None` for a plain disk.
@@ -131,15 +131,14 @@ pub fn open_image(
     match kind {
         ImageKind::Vdi => mapped::vdi(below),
         ImageKind::Vhd => mapped::vhd(below),
+        ImageKind::Vhdx => mapped::vhdx::open(below),
         ImageKind::Vmdk => mapped::vmdk(below),
         ImageKind::Gzip | ImageKind::Xz | ImageKind::Zstd => unpacked::open(&*below, kind),
         ImageKind::VmdkDescriptor => Err(unsupported(
             "it only names the files with the data; name such a file itself (NAME-flat.vmdk), or \
              make one image of all: qemu-img convert -O qcow2 IN OUT",
         )),
-        ImageKind::Qcow2 | ImageKind::Vhdx => Err(unsupported(format!(
-            "{kind} is not read here: qemu-img convert -O qcow2 IN OUT makes an image that is"
-        ))),
+        ImageKind::Qcow2 => Err(unsupported("a qcow2 is opened by its header")),
     }
 }
 

@@ -4,14 +4,15 @@ mod bodies;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashPlan, FileDevice, MemoryDevice, Qcow2Header, Qcow2Options,
-    open_qcow2,
+    BlockDevice, CrashDevice, CrashPlan, FileDevice, ImageKind, MemoryDevice, Qcow2Header,
+    Qcow2Options, open_image, open_qcow2,
 };
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -67,6 +68,7 @@ fn hostile_images() {
         ("qcow2", "-c -o compression_type=zstd"),
         ("vdi", ""),
         ("vpc", ""),
+        ("vhdx", "-o block_size=1M"),
         ("vmdk", ""),
         ("vmdk", "-o subformat=streamOptimized"),
     ] {
@@ -91,6 +93,71 @@ fn hostile_images() {
             bodies::image(&bytes);
         }
     }
+}
+
+/// A table with entries for bitmaps, which blocks of the largest size bring after 4 GiB, and headers
+/// of which one is damaged, or that say that a log has to be replayed.
+#[test]
+fn a_large_vhdx_is_read_by_the_header_that_is_whole() {
+    const MIB: u64 = 1 << 20;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("disk.vhdx");
+    let name = path.to_str().expect("text");
+    let words = ["create", "-q", "-f", "vhdx", "-o", "block_size=256M", name, "40G"];
+    let made = Command::new("qemu-img").args(words).status().expect("it runs");
+    assert!(made.success());
+    // Right before and behind the place of a bitmap, and at the end.
+    let places = [0, 4095, 4096, 4097, 8191, 8192, 20_480, 40_959].map(|mib| mib * MIB);
+    let write = |at: &u64| format!("write -P {} {at} 4k", 1 + at / MIB % 251);
+    qemu_io(&path, "vhdx", &places.iter().map(write).collect::<Vec<_>>());
+    let opens = || {
+        let file = FileDevice::open(&path).expect("it opens");
+        open_image(Arc::new(file), ImageKind::Vhdx)
+    };
+    let is_right = || {
+        let disk = opens().expect("it is whole");
+        assert_eq!(disk.size_bytes(), 40 << 30);
+        for at in places {
+            let mut found = [0; 8192];
+            disk.read_at(at, &mut found).expect("it is read");
+            let expected = u8::try_from(1 + at / MIB % 251).expect("small");
+            assert!(found[..4096] == [expected; 4096] && found[4096..] == [0; 4096], "{at}");
+        }
+    };
+    is_right();
+    let file = File::options().read(true).write(true).open(&path).expect("a file");
+    let sequence = |at: u64| {
+        let mut number = [0; 8];
+        file.read_exact_at(&mut number, at + 8).expect("a header");
+        u64::from_le_bytes(number)
+    };
+    // The older one, and the first table of regions, are not needed.
+    let headers = [64 << 10, 128 << 10];
+    let [newer, older] = if sequence(headers[0]) > sequence(headers[1]) {
+        headers
+    } else {
+        [headers[1], headers[0]]
+    };
+    for at in [older, 192 << 10] {
+        file.write_all_at(&[7; 8], at + 20).expect("it is written");
+    }
+    is_right();
+    let mut header = [0; 4096];
+    file.read_exact_at(&mut header, newer).expect("a header");
+    header[48..64].fill(7);
+    header[4..8].fill(0);
+    let sum = crc32c::crc32c(&header).to_le_bytes();
+    header[4..8].copy_from_slice(&sum);
+    file.write_all_at(&header, newer).expect("it is written");
+    let error = opens().expect_err("it was not closed").to_string();
+    assert!(error.contains("its log has to be replayed"), "{error}");
+    header[4] ^= 1;
+    file.write_all_at(&header, newer).expect("it is written");
+    let error = opens().expect_err("both are damaged").to_string();
+    assert!(error.contains("both of its headers"), "{error}");
 }
 
 /// Whatever a power cut leaves of a qcow2, `qemu-img` finds no corruption in it, though there may
@@ -179,9 +246,9 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
 }
 
 /// Runs commands of `qemu-io` on the image at `path`.
-fn qemu_io(path: &Path, commands: &[String]) {
+fn qemu_io(path: &Path, format: &str, commands: &[String]) {
     let mut command = Command::new("qemu-io");
-    command.args(["-f", "qcow2"]).args(commands.iter().flat_map(|one| ["-c", one])).arg(path);
+    command.args(["-f", format]).args(commands.iter().flat_map(|one| ["-c", one])).arg(path);
     let output = command.output().expect("qemu-io runs; `cargo xtask setup` installs it");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
@@ -230,11 +297,11 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
         // QEMU compresses only what is not there yet.
         let packed = (0..DISK_BYTES >> 16).step_by(3);
         let packed = packed.map(|at| format!("write -c -P {} {} 64k", 1 + at, at << 16));
-        qemu_io(&path, &packed.collect::<Vec<_>>());
-        qemu_io(&path, &commands(20));
+        qemu_io(&path, "qcow2", &packed.collect::<Vec<_>>());
+        qemu_io(&path, "qcow2", &commands(20));
         run(&["snapshot", "-c", "kept", "top"]);
         run(&["convert", "-O", "raw", "top", "kept"]);
-        qemu_io(&path, &commands(20));
+        qemu_io(&path, "qcow2", &commands(20));
         run(&["convert", "-O", "raw", "top", "now"]);
         let file = Arc::new(FileDevice::open(&path).expect("it opens"));
         let header = Qcow2Header::read(&*file).expect("a header");

@@ -1,4 +1,5 @@
-//! Images that are a table of blocks: VDI, VHD, and VMDK with a sparse extent. They are read.
+//! Images that are a table of blocks: VDI, VHD, [VHDX](vhdx), and VMDK with a sparse extent. They
+//! are read.
 //!
 //! ```text
 //!   disk    | block 0 | block 1 | block 2 |        table: 0 -> at 4096
@@ -10,11 +11,14 @@
 //! | VDI | 1 MiB mostly | one number of 32 bits for each block, in order of allocation |
 //! | VHD, dynamic | 2 MiB mostly | the sector of each block; the block begins with a bitmap |
 //! | VHD, fixed | all | none: the disk, and a sector behind it |
+//! | VHDX | 32 MiB mostly | the byte of each block, and its state |
 //! | VMDK, sparse | 64 KiB mostly, a *grain* | tables of 512 grains, and a directory of tables |
 //! | VMDK, stream-optimised | the same, deflated | the same, with the directory at the end |
 //!
 //! A block that the table puts outside of the file fails when it is read, as the end of an image
 //! that was cut off does.
+
+pub(super) mod vhdx;
 
 use std::io;
 use std::sync::Arc;
