@@ -38,9 +38,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{
-    Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock, ioctl_blksszget,
-};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, ioctl_blksszget};
 use rustix::io::{Errno, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
@@ -304,10 +302,7 @@ impl BlockDevice for FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        // Closing alone would leave the lock to a child that was forked a moment ago and
-        // has not closed its copy yet. Without a lock this does nothing.
-        let _ = flock(&self.file, FlockOperation::Unlock);
-        qemu_locks::release(&self.file);
+        in_use::release(&self.file);
     }
 }
 

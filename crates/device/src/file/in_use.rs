@@ -29,6 +29,21 @@ use super::qemu_locks::{self, Conflict, Purpose};
 /// # Errors
 /// Of kind `ResourceBusy` when somebody else uses it, in a way that `purpose` excludes.
 pub(super) fn claim(file: &File, purpose: Purpose) -> io::Result<()> {
+    let claimed = take(file, purpose);
+    if claimed.is_err() {
+        release(file);
+    }
+    claimed
+}
+
+/// Gives all locks of `file` back. Closing alone would leave them to a child that was forked a moment
+/// ago and has not closed its copy yet. Without locks this does nothing.
+pub(super) fn release(file: &File) {
+    let _ = flock(file, FlockOperation::Unlock);
+    qemu_locks::release(file);
+}
+
+fn take(file: &File, purpose: Purpose) -> io::Result<()> {
     let metadata = file.metadata()?;
     let operation = match purpose {
         Purpose::Write => FlockOperation::NonBlockingLockExclusive,
