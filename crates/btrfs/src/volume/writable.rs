@@ -7,6 +7,7 @@ mod chunks;
 #[cfg(test)]
 mod tests;
 
+use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
@@ -50,6 +51,7 @@ impl Engine {
         if change == Change::Stored {
             volume.require_kept_features()?;
             volume.require_quiet_trees()?;
+            volume.require_own_uuid_tree()?;
             quotas = Quotas::of(&volume)?;
         }
         volume.require_whole_members(change)?;
@@ -173,6 +175,21 @@ impl Engine {
             return Err(Error::Unsupported("writing while a device is being replaced".into()));
         }
         Ok(())
+    }
+
+    /// Refuses a UUID tree whose root is a block of a subvolume, as the kernel does: what the
+    /// subvolume gives up, the tree would lose. Nothing else reads that tree before it is changed.
+    fn require_own_uuid_tree(&self) -> Result<()> {
+        let Ok(root) = self.tree(TreeId::UUID) else { return Ok(()) };
+        if self.block(&root.expected()).is_ok() {
+            return Ok(());
+        }
+        // The blocks of all subvolumes pass as those of any.
+        let of_subvolume = Expected { owner: TreeId::FS, ..root.expected() };
+        let Ok(block) = self.block(&of_subvolume) else { return Ok(()) };
+        let owner = block.header().owner();
+        let problem = format!("the root of the UUID tree is a block of tree {owner}");
+        Err(Error::corrupt_at("root item", root.logical.0, problem))
     }
 
     /// The tree that has the block group items.

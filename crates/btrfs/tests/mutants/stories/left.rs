@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::{Filesystem, Report};
+use offshoot_btrfs::{Filesystem, OpenOptions, Report, Volume};
 use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -13,6 +13,7 @@ use offshoot_testkit::judges;
 use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut};
 
 use super::{AT, NEW, Story, at, place};
+use crate::devices;
 
 /// Types of items that nothing here knows, or that no call here makes, below all and above all that an inode has.
 const TYPES: [u8; 6] = [2, 11, 36, 37, 99, 254];
@@ -260,6 +261,30 @@ fn a_subvolume_with_two_root_items_is_not_changed() {
     fs.sync().expect("writing goes on");
     drop(fs);
     story.assert_no_worse_than(&before);
+}
+
+/// The kernel does not mount a volume whose UUID tree begins with a block of a subvolume; ours wrote
+/// it, and gave that block away with the subvolume.
+#[test]
+fn a_uuid_tree_in_a_subvolume_is_not_written() {
+    let Some(judges) = judges::require() else { return };
+    let mut tree = TreeId::FS;
+    let story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
+        tree = TreeId(at(fs, "first").dev);
+    });
+    let item_of = |tree: TreeId| Key::new(tree.0, ItemType::ROOT_ITEM, 0);
+    let mut theirs = Vec::new();
+    story.edit(TreeId::ROOT, item_of(tree), |items| {
+        theirs = items.iter().find(|item| item.0 == item_of(tree)).expect("one").1.clone();
+    });
+    story.edit(TreeId::ROOT, item_of(TreeId::UUID), |items| {
+        let item = items.iter_mut().find(|item| item.0 == item_of(TreeId::UUID)).expect("one");
+        item.1 = theirs.clone();
+    });
+    let opened = Volume::open_writable(devices(&story.members), &OpenOptions::default());
+    let error = opened.err().expect("it is refused").to_string();
+    assert!(error.contains("the root of the UUID tree is a block of tree"), "{error}");
+    Volume::open(devices(&story.members), &OpenOptions::default()).expect("it is read");
 }
 
 /// Sums of what trees may change ended the program where root items claim more than any volume has.
