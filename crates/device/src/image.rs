@@ -20,6 +20,23 @@
 //! 2. No other file is opened here. What an image needs besides, a backing file, the caller gives.
 //! 3. Tables are read whole only up to [`TABLE_BYTES_MAX`], whatever an image says of their size.
 
+/// What a disk answers that is only read, in its implementation of `BlockDevice`.
+macro_rules! read_only {
+    () => {
+        fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
+            Err(rustix::io::Errno::ROFS.into())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
+            Err(rustix::io::Errno::ROFS.into())
+        }
+    };
+}
+
 mod mapped;
 mod qcow2;
 mod unpacked;
@@ -140,6 +157,25 @@ pub fn open_image(
         )),
         ImageKind::Qcow2 => Err(unsupported("a qcow2 is opened by its header")),
     }
+}
+
+/// Reads a range of a disk that is in blocks of so many bytes: `read` gets the part of each block, and
+/// where on the disk that begins.
+fn read_by_blocks(
+    offset: u64,
+    buf: &mut [u8],
+    block_bytes: u64,
+    read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (mut at, mut rest) = (offset, buf);
+    while !rest.is_empty() {
+        let left = usize::try_from(block_bytes - at % block_bytes).unwrap_or(usize::MAX);
+        let (part, behind) = rest.split_at_mut(left.min(rest.len()));
+        read(at, part)?;
+        at += part.len() as u64;
+        rest = behind;
+    }
+    Ok(())
 }
 
 fn unsupported(what: impl Into<String>) -> io::Error {

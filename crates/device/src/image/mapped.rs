@@ -25,9 +25,8 @@ use std::sync::Arc;
 
 use flate2::{Decompress, FlushDecompress, Status};
 use parking_lot::Mutex;
-use rustix::io::Errno;
 
-use super::{TABLE_BYTES_MAX, unsupported};
+use super::{TABLE_BYTES_MAX, read_by_blocks, unsupported};
 use crate::fields::{self, invalid, u32_be, u32_le, u64_be, u64_le};
 use crate::{BlockDevice, WindowDevice, request_range};
 
@@ -130,29 +129,12 @@ impl BlockDevice for MappedDevice {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         request_range(self.size_bytes, offset, buf.len() as u64)?;
-        let (mut offset, mut rest) = (offset, buf);
-        while !rest.is_empty() {
-            let (number, inside) = (offset / self.block_bytes, offset % self.block_bytes);
-            let left = usize::try_from(self.block_bytes - inside).unwrap_or(usize::MAX);
-            let (part, behind) = rest.split_at_mut(left.min(rest.len()));
-            self.read_in_block(number, inside, part)?;
-            offset += part.len() as u64;
-            rest = behind;
-        }
-        Ok(())
+        read_by_blocks(offset, buf, self.block_bytes, |at, part| {
+            self.read_in_block(at / self.block_bytes, at % self.block_bytes, part)
+        })
     }
 
-    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
+    read_only!();
 }
 
 /// A part of the file that has to be there: a header, or a table that is bounded.
@@ -372,15 +354,5 @@ impl BlockDevice for ReadOnly {
         self.0.prefetch(offset, len);
     }
 
-    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
+    read_only!();
 }

@@ -10,8 +10,6 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::io::Errno;
-
 use super::{ImageKind, unsupported};
 use crate::fields::invalid;
 use crate::{BlockDevice, request_range};
@@ -125,15 +123,5 @@ impl BlockDevice for Unpacked {
         self.file.read_exact_at(buf, offset)
     }
 
-    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
+    read_only!();
 }

@@ -51,16 +51,20 @@ impl Entries {
     }
 }
 
+/// Whether `bytes` begin with their signature and have the checksum that stands behind it, for which
+/// its own four bytes count as zeros.
+fn is_whole(bytes: &[u8], signature: &[u8]) -> bool {
+    let sum = crc32c::crc32c_append(crc32c::crc32c(signature), &[0; 4]);
+    bytes.starts_with(signature) && crc32c::crc32c_append(sum, &bytes[8..]) == u32_le(bytes, 4)
+}
+
 /// The current header, if its checksum is right.
 fn header(device: &dyn BlockDevice) -> io::Result<Vec<u8>> {
     let mut newest: Option<Vec<u8>> = None;
     for at in [64 * KIB, 128 * KIB] {
         let bytes = part(device, at, 4 * KIB)?;
-        let mut summed = bytes.clone();
-        summed[4..8].fill(0);
-        let is_whole = bytes.starts_with(b"head") && crc32c::crc32c(&summed) == u32_le(&bytes, 4);
         let is_newer = || newest.as_ref().is_none_or(|old| u64_le(old, 8) < u64_le(&bytes, 8));
-        if is_whole && is_newer() {
+        if is_whole(&bytes, b"head") && is_newer() {
             newest = Some(bytes);
         }
     }
@@ -71,9 +75,7 @@ fn header(device: &dyn BlockDevice) -> io::Result<Vec<u8>> {
 fn regions(device: &dyn BlockDevice) -> io::Result<Entries> {
     for at in [192 * KIB, 256 * KIB] {
         let bytes = part(device, at, 64 * KIB)?;
-        let mut summed = bytes.clone();
-        summed[4..8].fill(0);
-        if bytes.starts_with(b"regi") && crc32c::crc32c(&summed) == u32_le(&bytes, 4) {
+        if is_whole(&bytes, b"regi") {
             return Entries::read(&bytes, 16, u32_le(&bytes, 8) as usize);
         }
     }

@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 use flate2::{Decompress, FlushDecompress};
 use parking_lot::Mutex;
-use rustix::io::Errno;
 
 use crate::fields::{invalid, u64_be};
+use crate::image::read_by_blocks;
 use crate::{BlockDevice, request_range};
 
 const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
@@ -182,27 +182,8 @@ impl BlockDevice for Reader {
         let Layout { size_bytes, cluster_bits, has_subclusters, .. } = self.layout;
         request_range(size_bytes, offset, buf.len() as u64)?;
         let unit_bits = cluster_bits - if has_subclusters { SUBCLUSTER_BITS } else { 0 };
-        let (mut at, mut rest) = (offset, buf);
-        while !rest.is_empty() {
-            let left = (1u64 << unit_bits) - (at & ((1 << unit_bits) - 1));
-            let len = usize::try_from(left).map_or(rest.len(), |left| left.min(rest.len()));
-            let (part, behind) = rest.split_at_mut(len);
-            self.read_unit(at, part)?;
-            at += part.len() as u64;
-            rest = behind;
-        }
-        Ok(())
+        read_by_blocks(offset, buf, 1 << unit_bits, |at, part| self.read_unit(at, part))
     }
 
-    fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Err(Errno::ROFS.into())
-    }
+    read_only!();
 }
