@@ -95,8 +95,8 @@ fn hostile_images() {
     }
 }
 
-/// A table with entries for bitmaps, which blocks of the largest size bring after 4 GiB, and headers
-/// of which one is damaged, or that say that a log has to be replayed.
+/// A table with entries for bitmaps, which blocks of the largest size bring after 4 GiB, and
+/// headers of which one is damaged, or that say that a log has to be replayed.
 #[test]
 fn a_large_vhdx_is_read_by_the_header_that_is_whole() {
     const MIB: u64 = 1 << 20;

@@ -137,7 +137,9 @@ fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
 
 /// Why nothing can be mounted where the kernel offers no FUSE.
 fn no_device(errno: Errno) -> Error {
-    let what = "this machine or container does not have it (root can `modprobe fuse`, and give it to a container with `--device /dev/fuse`); what reads and writes files in an image works without a mount";
+    let what = "this machine or container does not have it (root can `modprobe fuse`, and give it \
+                to a container with `--device /dev/fuse`); what reads and writes files in an image \
+                works without a mount";
     let error = io::Error::new(io::Error::from(errno).kind(), what);
     Error::io("mounting needs /dev/fuse", error)
 }

@@ -44,8 +44,8 @@ const SPACE_BITS: u32 = 23;
 /// What does not fit.
 const HASHED: u64 = 1 << 63;
 
-/// The inode number of a [gate](crate::Gate), which no filesystem has. Each number space has its own
-/// one, so that none is above itself.
+/// The inode number of a [gate](crate::Gate), which no filesystem has. Each number space has its
+/// own one, so that none is above itself.
 const GATE_INO: u64 = 0;
 
 /// The gate in a directory.

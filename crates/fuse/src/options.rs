@@ -37,8 +37,8 @@ pub type Find = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
 /// the tree that is mounted.
 ///
 /// Root finds the gate in every directory. Its name is longer than
-/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so no file has it and no listing shows it. It is a directory
-/// that only root may search, because the kernel keeps a name that root found and shows it to
+/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so no file has it and no listing shows it. It is a
+/// directory that only root may search, because the kernel keeps a name that root found and shows it to
 /// everybody.
 #[derive(Clone)]
 pub struct Gate {

@@ -91,8 +91,8 @@ pub enum Report {
     },
     /// A commit was the first to leave the numbers of quota groups as they were, and marks them as inconsistent.
     QuotasNotKept,
-    /// More went from a group of simple quotas than was counted for it: the numbers were wrong before,
-    /// and are 0 now.
+    /// More went from a group of simple quotas than was counted for it: the numbers were wrong
+    /// before, and are 0 now.
     WrongQuota {
         /// The group.
         group: QgroupId,
@@ -206,7 +206,8 @@ impl fmt::Display for Report {
             ),
             Self::WrongQuota { group } => write!(
                 f,
-                "the numbers of quota group {group} do not fit what the volume holds; `btrfs quota disable` where the kernel mounts the volume throws them away"
+                "the numbers of quota group {group} do not fit what the volume holds; \
+                 `btrfs quota disable` where the kernel mounts the volume throws them away"
             ),
             Self::LogIgnored => f.write_str(
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",

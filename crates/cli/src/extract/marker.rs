@@ -56,7 +56,8 @@ impl Mark {
         let what = if is_here {
             format!(
                 "an extraction was left half done in {path}, and the volume was changed, or \
-                 this machine was started, since; name another directory, or remove this one and begin again"
+                 this machine was started, since; name another directory, or remove this one \
+                 and begin again"
             )
         } else {
             format!(

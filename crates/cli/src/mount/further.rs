@@ -112,9 +112,10 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
         .map_err(|error| Failure::Host(format!("mounting over {}", directory.display()), error))
 }
 
-/// Binds `source` over `directory` with `flags`. A bind mount has those of the mount that it is made
-/// from. So the first one is made where nobody else gets at it, and changed before the second one
-/// is made from that: it is nowhere to be seen with other rights than those that were asked for.
+/// Binds `source` over `directory` with `flags`. The kernel gives a bind mount those of the mount
+/// that it is made from. So this makes a first one in a directory that only root may search, changes
+/// its flags, and makes the second one from that: no other user ever reaches a mount with other
+/// rights than the caller asked for.
 fn bind_with(source: &Path, directory: &Path, flags: MountFlags) -> io::Result<()> {
     let closed = Permissions::from_mode(0o700);
     let mut builder = tempfile::Builder::new();

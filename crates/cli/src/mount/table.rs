@@ -53,7 +53,7 @@ pub(super) fn find_line(dir: &Path) -> Result<Line> {
     Ok(line)
 }
 
-/// The same, whoever has mounted it.
+/// As [`find_line`], for a mount of any user.
 pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
     // What came last is on top.
     let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
@@ -132,7 +132,7 @@ pub(super) struct Line {
     pub(super) is_read_only_there: bool,
     /// It calls itself a mount of this program.
     pub(super) is_ours: bool,
-    /// Who mounted it, as far as FUSE says that.
+    /// The user that mounted it, as FUSE names it.
     pub(super) user: Option<u32>,
     pub(super) mounted: Mounted,
     /// Nothing can be changed through any place.
@@ -253,7 +253,7 @@ mod tests {
         let gone = gone.expect("a line");
         assert_eq!((gone.root.as_path(), &*gone.dir), ("/a b".as_ref(), "/b".as_ref()));
         assert_eq!(inside(gone, "/b/c"), Some("/a b/c".into()));
-        // Who mounted it decides whether it is believed.
+        // Only a mount of root and of the caller is believed.
         let own = getuid().as_raw();
         let of = |options: &str| {
             let line = format!("36 35 0:45 / /b rw - fuse.offshoot /y.img {options}");

@@ -507,8 +507,8 @@ fn through_link(goal: Goal, fs: &Filesystem, is_regular: bool) -> Result<Goal, E
     }
 }
 
-/// Refuses a `path` whose last name is a link that leads to `file`, if that is a device, a FIFO or a
-/// socket: it would be replaced by a regular file, wherever it is.
+/// Refuses a `path` whose last name is a link that leads to `file`, if that is a device, a FIFO or
+/// a socket: it would be replaced by a regular file, wherever it is.
 fn require_written_through(fs: &Filesystem, path: &[u8], file: FileId) -> Result<(), Error> {
     let is_plain = matches!(fs.attr(file)?.file_type, FileType::Regular | FileType::Directory);
     if is_plain || resolve(fs, path, LastLink::Keep)? == file {

@@ -101,7 +101,7 @@ impl<'a> Pair<'a> {
         Ok(Self { fs, from, to, len })
     }
 
-    /// Lets them share what is the same, and says how many bytes were compared, and how many of them
+    /// Lets them share what is the same, and says how many bytes it compared, and how many of them
     /// are.
     fn dedupe(&self) -> Result<(u64, u64), Error> {
         let (mut same, mut start) = (0, 0_u64);

@@ -36,8 +36,8 @@ pub(super) fn claim(file: &File, purpose: Purpose) -> io::Result<()> {
     claimed
 }
 
-/// Gives all locks of `file` back. Closing alone would leave them to a child that was forked a moment
-/// ago and has not closed its copy yet. Without locks this does nothing.
+/// Gives all locks of `file` back. Closing alone would leave them to a child that was forked a
+/// moment ago and has not closed its copy yet. Without locks this does nothing.
 pub(super) fn release(file: &File) {
     let _ = flock(file, FlockOperation::Unlock);
     qemu_locks::release(file);

@@ -3,8 +3,8 @@
 //! What does not fit a leaf is a *sequence*: its items with those that come between them. It is cut
 //! so that every part fits:
 //!
-//! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no block
-//!    is added. The left sibling is tried first, and filled: items that come in the order of their
+//! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no
+//!    block is added. The left sibling is tried first, and filled: items that come in the order of their
 //!    keys between others leave full leaves behind them, as the data of files behind inodes that
 //!    are in the tree already. The right sibling gets about the half;
 //! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as

@@ -263,8 +263,8 @@ fn a_subvolume_with_two_root_items_is_not_changed() {
     story.assert_no_worse_than(&before);
 }
 
-/// The kernel does not mount a volume whose UUID tree begins with a block of a subvolume; ours wrote
-/// it, and gave that block away with the subvolume.
+/// The kernel does not mount a volume whose UUID tree begins with a block of a subvolume; ours
+/// wrote it, and gave that block away with the subvolume.
 #[test]
 fn a_uuid_tree_in_a_subvolume_is_not_written() {
     let Some(judges) = judges::require() else { return };
