@@ -354,8 +354,7 @@ impl Mount {
     /// # Errors
     /// What the kernel said when it refused to mount them.
     pub fn try_new(images: &[PathBuf], options: &str) -> Result<Self, String> {
-        let mount = Attached::new(images);
-        mount.mount(options)
+        Attached::new(images).mount(options)
     }
 
     /// Where the volume shows.
@@ -448,7 +447,10 @@ impl Attached {
     }
 
     /// Mounts them.
-    fn mount(self, options: &str) -> Result<Mount, String> {
+    ///
+    /// # Errors
+    /// What the kernel said when it refused to mount them.
+    pub fn mount(self, options: &str) -> Result<Mount, String> {
         let dir = tempfile::Builder::new()
             .prefix("offshoot-mount-")
             .tempdir()

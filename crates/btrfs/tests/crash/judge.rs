@@ -49,9 +49,9 @@ impl Outside {
         let Shown { has_log, has_orphans, .. } =
             show(&shared(&devices)).map_err(failed("opening it for a judge"))?;
         let mut log = KernelLog::start();
-        let (is_changed, mut complaints) = show_and_change(&disks, &devices, has_log, &mut log)?;
+        let (is_changed, mut complaints) = show_and_change(&disks, &devices, has_log)?;
         check(&disks).map_err(|e| format!("behind the kernel: {e}"))?;
-        complaints.extend(show_changed(&disks, is_changed, &mut log)?);
+        complaints.extend(show_changed(&disks, is_changed)?);
         complaints.extend(log.complaints(&[]));
         // A replay is a commit more than the tree of UUIDs was current at, so the kernel looks through that. What it removes because it has no name is one now
         // and then, when its threads commit while it mounts.
@@ -110,7 +110,6 @@ fn show_and_change(
     disks: &Disks,
     devices: &[Arc<MemoryDevice>],
     has_log: bool,
-    log: &mut KernelLog,
 ) -> Result<(bool, Vec<String>), String> {
     let mut ours = vec![("in memory", top(shared(devices))?)];
     let mut compare = Compare::default();
@@ -121,7 +120,7 @@ fn show_and_change(
         drop(OURS.open_writable(shared(&replayed)).map_err(failed("replaying its log"))?);
         ours.push(("replayed", top(shared(&replayed))?));
     }
-    let mount = mount(disks, "rw,noatime,subvolid=5", log)?;
+    let (mount, mut log) = mount(disks, "rw,noatime,subvolid=5")?;
     for (which, ours) in &ours {
         let same = require_same(&compare, ours, &mount);
         if same.is_err() && has_log && shows_other(&compare, devices, &mount)? {
@@ -135,14 +134,10 @@ fn show_and_change(
 }
 
 /// Opens what the kernel left, and has it show that again. Gives what it complained of.
-fn show_changed(
-    disks: &Disks,
-    is_changed: bool,
-    log: &mut KernelLog,
-) -> Result<Vec<String>, String> {
+fn show_changed(disks: &Disks, is_changed: bool) -> Result<Vec<String>, String> {
     OURS.check(disks.devices()).map_err(failed("what the kernel left"))?;
     let ours = top(disks.devices())?;
-    let mount = mount(disks, "ro,noatime,subvolid=5", log)?;
+    let (mount, mut log) = mount(disks, "ro,noatime,subvolid=5")?;
     require_same(&Compare::default(), &ours, &mount)
         .map_err(|e| format!("what the kernel left: {e}"))?;
     if is_changed {
@@ -165,13 +160,18 @@ fn shown_with(devices: Devices, options: &OpenOptions) -> Result<Filesystem, Str
     volume.and_then(|volume| volume.filesystem(SubvolumeId::FS)).map_err(failed("opening it"))
 }
 
-/// Whoever scans or forgets devices at the wrong moment fails a mount of several, but not twice. What is said of the first does not count.
-fn mount(disks: &Disks, options: &str, log: &mut KernelLog) -> Result<Mount, String> {
-    let mount = || Mount::try_new(disks.images(), options);
-    mount().or_else(|_| {
-        drop(log.complaints(&[]));
-        mount()
-    })
+/// Mounts all members, and gives the kernel's log from then on.
+///
+/// The log begins behind the attaching: the kernel may have complained of whoever had these loop
+/// devices before. Whoever scans or forgets devices at the wrong moment fails a mount of several,
+/// but not twice.
+fn mount(disks: &Disks, options: &str) -> Result<(Mount, KernelLog), String> {
+    let mount = || {
+        let attached = Attached::new(disks.images());
+        let log = KernelLog::start();
+        attached.mount(options).map(|mount| (mount, log))
+    };
+    mount().or_else(|_| mount())
 }
 
 /// Neither of them looks for a copy of a torn superblock: our next commit writes it anew.
