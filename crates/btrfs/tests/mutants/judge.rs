@@ -267,17 +267,27 @@ impl Complaints {
     /// Whether the low-memory mode, which made both, finds more wrong with files than `before`.
     ///
     /// An entry that names the last inode number confuses that mode, too: then it says more or less
-    /// of the same directory, and an inode that nothing was said of must come in.
+    /// of the same directory, or of the same index in it. What else it complains of is worse.
     pub(crate) fn is_worse_for_files_than(&self, before: &Self) -> bool {
         const LAST_INODE: &str = "18446744073709551615";
-        let inodes = |complaints: &Self| -> BTreeSet<String> {
+        // `ERROR: root 5 DIR INDEX[297 14] name`
+        let places = |complaints: &Self| -> Vec<[String; 2]> {
             let numbers = complaints.kinds.values().flatten();
-            // `ERROR: root 5 DIR ITEM[297 14] name`
-            numbers.filter_map(|numbers| numbers.split(' ').nth(1)).map(str::to_owned).collect()
+            let place = |numbers: &String| {
+                let mut numbers = numbers.split(' ').skip(1).map(str::to_owned);
+                Some([numbers.next()?, numbers.next().unwrap_or_default()])
+            };
+            numbers.filter_map(place).collect()
         };
-        let (known, now) = (inodes(before), inodes(self));
-        if known.contains(LAST_INODE) {
-            return !now.is_subset(&known);
+        let known = places(before);
+        if known.iter().any(|[inode, _]| inode == LAST_INODE) {
+            let is_known = |[inode, index]: &[String; 2]| {
+                let is_same = |[other, at]: &[String; 2]| {
+                    other == inode || other == LAST_INODE && at == index
+                };
+                known.iter().any(is_same)
+            };
+            return !places(self).iter().all(is_known);
         }
         before.is_broken || !self.beyond(before).is_empty()
     }
