@@ -16,10 +16,10 @@ use offshoot_vfs::Result;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::engine::Engine;
 use crate::transaction::Live;
 #[cfg(debug_assertions)]
 use crate::transaction::require_order;
-use crate::volume::Engine;
 
 /// A tree block that was verified, or that the running transaction has made.
 #[derive(Clone, Debug)]
@@ -212,6 +212,11 @@ impl Engine {
         Some(block.clone())
     }
 
+    /// The block that `expected` describes, as the devices have it.
+    fn read_block(&self, expected: &Expected) -> Result<TreeBlock> {
+        self.storage.read_block(expected).map(TreeBlock::verified)
+    }
+
     /// The committed block that `expected` describes, from the cache or else from the devices.
     pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
         let logical = expected.logical.0;
@@ -268,7 +273,7 @@ impl Engine {
             .iter()
             .filter(|pointer| pointer.generation.get() < end.0 && !is_held(pointer))
             .map(KeyPtr::logical);
-        self.prefetch(ahead.map(|logical| (logical, node_size)));
+        self.storage.prefetch(self, ahead.map(|logical| (logical, node_size)));
     }
 }
 
@@ -340,7 +345,7 @@ mod tests {
             if !child.is_leaf() {
                 new.extend(read_leaves(volume, &child, running));
             } else if pointer.generation.get() == running.0 {
-                let places = volume.write_places(pointer.logical(), 4096).unwrap();
+                let places = volume.storage.write_places(pointer.logical(), 4096).unwrap();
                 new.extend(places.iter().map(|(_, physical, _)| physical.0));
             }
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::Error;
 
-use crate::volume::{Report, Reporter};
+use crate::report::{Report, Reporter};
 
 /// Whether a volume is still written. All that may find a reason to end that share one.
 #[derive(Default)]

@@ -32,10 +32,10 @@ use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
+use crate::engine::Engine;
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Live;
-use crate::volume::Engine;
 pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
@@ -251,7 +251,7 @@ fn read_batches(
     let hint = |batch: &[Piece]| {
         let ranges = batch.iter().filter_map(|piece| piece.disk_range(sector));
         if batch.len() > 1 || ranges.clone().any(|(_, len)| len >= WORTH_A_HINT) {
-            volume.prefetch(ranges);
+            volume.storage.prefetch(volume, ranges);
         }
     };
     hint(&batch);
@@ -274,7 +274,9 @@ fn prefetch_range(volume: &Engine, data: &FileData, range: Range<u64>) {
     // What fails here fails again, with an error, when it is read.
     let Ok(mut pieces) = data.pieces(volume, range) else { return };
     while pieces.fill(&mut batch).is_ok() && !batch.is_empty() {
-        volume.prefetch(batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
+        volume
+            .storage
+            .prefetch(volume, batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
     }
 }
 
@@ -292,7 +294,7 @@ pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
         }
         batch.clear();
     }
-    volume.prefetch(ranges);
+    volume.storage.prefetch(volume, ranges);
 }
 
 /// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones decoded at once

@@ -112,10 +112,10 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
 use crate::counter::{Counter, Stop};
+use crate::engine::OpenOptions;
 use crate::space::Space;
 use crate::transaction::Handle;
 use crate::tree::Tree;
-use crate::volume::OpenOptions;
 use backlog::Backlog;
 pub(crate) use flush::FlushedBy;
 pub(crate) use hold::Hold;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystem, Result};
 
+use crate::engine::{Engine, OpenOptions};
 use crate::filesystem::Filesystem;
 use crate::transaction::Committer;
-use crate::volume::{Engine, OpenOptions};
 use crate::{SubvolumeId, inode, log};
 
 /// A btrfs volume that is open: an [`Engine`], and the thread that commits what is changed in it.

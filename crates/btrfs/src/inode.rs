@@ -51,9 +51,10 @@ use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 
 use crate::delayed;
-use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
+use crate::engine::Engine;
+use crate::storage::malformed;
+use crate::subvolume::{stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Engine;
 use entries::indexes;
 pub(crate) use evict::orphan_key;
 pub(crate) use in_use::{Inodes, Locks, SHARDS, shard_of};

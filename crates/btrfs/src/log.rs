@@ -64,9 +64,10 @@ use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::SubvolumeId;
-use crate::subvolume::malformed;
+use crate::engine::{Change, Engine, OpenOptions};
+use crate::report::Report;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::{Change, Engine, OpenOptions, Report};
 pub use failure::LogFailure;
 pub(crate) use fsync::{Wanted, committed_root, fsync};
 pub(crate) use running::{Log, Obstacle};

@@ -31,10 +31,11 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::IntoBytes;
 
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::report::Report;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::{Engine, Report};
 pub(crate) use groups::NewGroup;
 pub(crate) use usage::Usage;
 

@@ -51,7 +51,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use parking_lot::Mutex;
 
 use crate::cores;
-use crate::volume::Engine;
+use crate::engine::Engine;
 use gather::{Committed, Window};
 use look::Pages;
 use renew::Renewal;
@@ -371,7 +371,7 @@ impl Run<'_> {
     /// Has the extents of a chunk looked at.
     fn gather_chunk(&self, chunk: &Arc<Chunk>, sender: &SyncSender<Work>) -> Result<()> {
         let copies = chunk.profile.shape().copies.into();
-        let end = chunk.start.0 + self.volume.reachable_bytes(chunk);
+        let end = chunk.start.0 + self.volume.storage.reachable_bytes(chunk);
         let mut from = chunk.start.0;
         while from < end && !self.is_over() {
             let window = Committed::of(self.volume)?.next_window(chunk, from, end)?;
@@ -444,7 +444,7 @@ impl Run<'_> {
 
     /// Counts what of `window` is on missing members alone.
     fn count_lost(&self, chunk: &Chunk, window: &Window) -> Result<()> {
-        let lost = |piece: &gather::Piece| self.volume.lost_bytes(&piece.range);
+        let lost = |piece: &gather::Piece| self.volume.storage.lost_bytes(&piece.range);
         let lost: u64 = window.pieces.iter().map(lost).sum::<Result<_>>()?;
         let sectors = lost / u64::from(self.volume.superblock().sector_size);
         if sectors == 0 {

@@ -71,7 +71,7 @@ pub(crate) use reserve::{
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
 use crate::counter::{Counter, Stop};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// All block groups of a volume.
 pub(crate) struct Space {

@@ -32,16 +32,17 @@ use offshoot_btrfs_format::dir::{dir_entries, name_hash};
 use offshoot_btrfs_format::inode::Timespec;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
-use offshoot_btrfs_format::{Generation, ItemType, Key, Malformed, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::FileId;
 use offshoot_vfs::{Errno, Error, Parent, Result, Timestamp};
 use parking_lot::RwLock;
 use uuid::Uuid;
 
 use crate::SubvolumeId;
+use crate::engine::Engine;
 use crate::inode;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Engine;
 pub(crate) use drop::Progress;
 pub(crate) use state::State;
 
@@ -87,11 +88,6 @@ pub struct SubvolumeInfo {
     pub sent: Option<(Generation, Timestamp)>,
     /// The transaction in which it was received, and when that was.
     pub received: Option<(Generation, Timestamp)>,
-}
-
-/// An item whose contents are not what they must be, though its block was verified.
-pub(crate) fn malformed(e: Malformed) -> Error {
-    Error::corrupt(e.structure, e.problem)
 }
 
 /// A stored time. The format does not bound the nanoseconds, so that a damaged value may be

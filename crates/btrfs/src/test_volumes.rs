@@ -70,7 +70,9 @@ pub(crate) fn edit_root(
     device.leave_unchecked("a block is damaged");
     let mut bytes = volume.block(&root.expected()).unwrap().bytes().to_vec();
     edit(&mut bytes);
-    for (_, physical, part) in volume.write_places(root.logical, bytes.len() as u64).unwrap() {
+    for (_, physical, part) in
+        volume.storage.write_places(root.logical, bytes.len() as u64).unwrap()
+    {
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         device.write_at(physical.0, &bytes[part]).unwrap();
     }
@@ -95,7 +97,7 @@ pub(crate) fn patch_leaf(
     change(&mut bytes, slots.start);
     seal_block(&mut bytes, volume.superblock().checksum);
     let (at, len) = (Logical(leaf.header().bytenr.get()), bytes.len() as u64);
-    for (member, physical, part) in volume.write_places(at, len).unwrap() {
+    for (member, physical, part) in volume.storage.write_places(at, len).unwrap() {
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         let image = std::fs::File::options().write(true).open(&disks.images()[member]).unwrap();
         image.write_all_at(&bytes[part], physical.0).unwrap();

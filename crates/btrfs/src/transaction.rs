@@ -21,7 +21,7 @@
 //!    complete (`space`, pinned ranges).
 //! 3. A superblock is written after a barrier behind everything that it points to, and followed by a
 //!    barrier of its own, behind which its copies are written.
-//! 4. A transaction during whose write-out a member failed may be postponed (`volume/failing`): it becomes durable with the next one.
+//! 4. A transaction during whose write-out a member failed may be postponed (`storage/failing`): it becomes durable with the next one.
 //! 5. After anything failed, or panicked, that may have left a tree half changed, an operation half applied, or a commit,
 //!    nothing is written any more until the volume is opened again. The devices hold the last commit ([`Live::whole`]).
 //!
@@ -56,6 +56,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::TreeBlock;
 use crate::counter::Stop;
 use crate::delayed::{Delayed, Queue};
+use crate::engine::{Engine, Latching, OpenOptions};
 use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
@@ -65,7 +66,6 @@ use crate::space::{self, Freed, Purpose, Reservation, Space};
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Tree, TreeRoot, TreeWriter};
-use crate::volume::{Engine, Latching, OpenOptions};
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch, latch_shared};
 #[cfg(debug_assertions)]
@@ -693,7 +693,7 @@ impl<'v> Handle<'v> {
         let superblock = self.volume.superblock();
         let identity = BlockIdentity {
             metadata_uuid: superblock.metadata_uuid,
-            chunk_tree_uuid: self.volume.chunk_tree_uuid(),
+            chunk_tree_uuid: self.volume.storage.chunk_tree_uuid(),
             logical,
             generation: self.generation(),
             owner: tree,

@@ -23,8 +23,8 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use crate::block::TreeBlock;
+use crate::engine::Engine;
 use crate::transaction::{Live, ReadLatch, latch_shared};
-use crate::volume::Engine;
 use descent::Descent;
 pub(crate) use write::{ItemEdit, Tree, TreeWriter};
 

@@ -10,9 +10,9 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
+use crate::engine::Engine;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
 ///

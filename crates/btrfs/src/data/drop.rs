@@ -19,10 +19,10 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
 const TAIL: usize = size_of::<FileExtentHead>();

@@ -14,7 +14,7 @@ use offshoot_vfs::{FileId, Result};
 
 use super::checksums::has_checksums;
 use super::drop::{Overlap, overlaps};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::{Handle, Owner};
 
 /// Extent items that are looked at in one go.

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::buffer::Run;
 use super::store::{Sectors, Sums, write_places};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// Data on its way to a place that was taken for it.
 #[derive(Debug)]

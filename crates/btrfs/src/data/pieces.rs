@@ -11,10 +11,10 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRES
 use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{Error, FileId, Result};
 
+use crate::engine::Engine;
 use crate::inode::tree_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// The most that one piece reads from the devices, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;

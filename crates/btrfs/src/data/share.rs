@@ -8,7 +8,7 @@ use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
 use crate::log::Obstacle;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
 /// What a file got.

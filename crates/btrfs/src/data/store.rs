@@ -22,8 +22,9 @@ use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::Chunk;
 use super::prealloc::mark_written;
+use crate::engine::Engine;
+use crate::storage::WrittenCopy;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::volume::{Engine, WrittenCopy};
 
 /// Whole sectors that lie one behind the other in a file.
 #[derive(Clone, Copy)]
@@ -343,7 +344,7 @@ pub(super) fn write_places(
 ) -> Result<()> {
     let mut copies = Vec::with_capacity(2);
     let mut cause = None;
-    for (member, physical, part) in volume.write_places(logical, data.len)? {
+    for (member, physical, part) in volume.storage.write_places(logical, data.len)? {
         let slices: Vec<_> = data.slices(part.clone()).map(IoSlice::new).collect();
         let is_written = match volume.write_copy(member, physical.0, &slices) {
             Ok(is_written) => is_written,
@@ -358,7 +359,7 @@ pub(super) fn write_places(
     if copies.iter().all(|copy| copy.is_written) {
         return Ok(());
     }
-    volume.require_copies(&copies, cause)
+    volume.storage.require_copies(&copies, cause)
 }
 
 /// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by saying nothing.

@@ -25,9 +25,9 @@ use offshoot_vfs::{Errno, Error, Result};
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
 use crate::cores;
+use crate::engine::Engine;
 use crate::transaction::Handle;
 use crate::tree::Tree;
-use crate::volume::Engine;
 
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;

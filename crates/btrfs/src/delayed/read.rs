@@ -7,8 +7,8 @@ use offshoot_vfs::Result;
 
 use super::node::{Items, Pending};
 use super::{Delayed, NodeId};
+use crate::engine::Engine;
 use crate::tree::{self, Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// Is shown a key and its data, and says whether it wants more.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>;

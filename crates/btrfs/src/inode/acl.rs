@@ -8,7 +8,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
 
 use super::changes::Changes;
 use super::xattr;
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// What a new file gets from the default list of its directory.
 pub(crate) struct Inherited {

@@ -15,10 +15,10 @@ use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, give_up, items_of, until_replaced};
 use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
+use crate::engine::Engine;
 use crate::space::{Claim, Purpose, Reservation};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
-use crate::volume::Engine;
 
 /// The longest extent that is preallocated, in bytes, as the kernel has it.
 const MOST_PREALLOCATED: u64 = 256 << 20;

@@ -12,8 +12,8 @@ use super::subvolume::writable;
 use super::write_back::Patience;
 use super::{acl, evict, write, write_back};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
+use crate::engine::Engine;
 use crate::subvolume::delete;
-use crate::volume::Engine;
 
 /// Changes attributes of `file`.
 pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {

@@ -18,10 +18,10 @@ use zerocopy::IntoBytes;
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, is_delayed};
+use crate::engine::Engine;
 use crate::log::Log;
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
-use crate::volume::Engine;
 
 /// An item that is no inode item.
 struct Item {

@@ -20,9 +20,10 @@ use super::write::{
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
+use crate::engine::Engine;
 use crate::space::Claim;
-use crate::subvolume::{malformed, timestamp};
-use crate::volume::Engine;
+use crate::storage::malformed;
+use crate::subvolume::timestamp;
 
 /// Extent items that are shared in one step, at the most.
 const MOST_SHARED: usize = 64;

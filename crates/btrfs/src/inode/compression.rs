@@ -13,7 +13,7 @@ use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use crate::data::Packing;
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// The extended attribute that says how a file is compressed.
 pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";

@@ -15,8 +15,8 @@ use super::entries::{Target, require_name};
 use super::evict::orphan_key;
 use super::subvolume::writable;
 use super::{acl, xattr};
+use crate::engine::Engine;
 use crate::space::Claim;
-use crate::volume::Engine;
 
 /// Items that making a file changes at most, beside access control lists: a directory item, an index and the inode of the directory; the inode,
 /// its name, and the target of a link or how data is compressed. One without a name changes fewer.

@@ -14,8 +14,8 @@ use super::changes::{Changes, timespec};
 use super::directories::Directory;
 use super::{ROOT_DIR, entry_called, no_such_file};
 use crate::delayed;
-use crate::subvolume::malformed;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::storage::malformed;
 
 /// The index of the first entry of a directory: the two before are for `.` and `..`.
 const FIRST_INDEX: u64 = 2;

@@ -14,10 +14,10 @@ use offshoot_vfs::{FileId, Result};
 use super::changes::Changes;
 use super::write_back;
 use crate::delayed;
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// The most items that are removed in one go, and that an inode without an orphan item may have. Together
 /// they take no more than a leaf, so that a batch changes few blocks: what an operation reserves is enough.

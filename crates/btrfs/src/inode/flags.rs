@@ -8,7 +8,7 @@ use super::changes::Changes;
 use super::compression::PROPERTY;
 use super::subvolume::writable;
 use super::{inode_item, placeholder_in, tree_of, type_of, xattr};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// Each flag of users, and what it is in an inode.
 const FLAGS: [(FileFlags, u64); 9] = [

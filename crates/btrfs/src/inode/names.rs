@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::changes::Changes;
 use super::entries::Target;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 
 /// The most names that an inode can have.
 pub(super) const LINK_MAX: u32 = 65_535;

@@ -15,9 +15,11 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use super::evict::{evict_batch, orphan_key};
 use super::inode_item;
-use crate::subvolume::{malformed, root_of};
+use crate::engine::Engine;
+use crate::report::Report;
+use crate::storage::malformed;
+use crate::subvolume::root_of;
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::{Engine, Report};
 
 /// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open. What cannot be removed is reported, and stays:
 /// nobody sees it, and it is no reason to refuse what is asked for.

@@ -17,10 +17,10 @@ use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_of};
 use parking_lot::MutexGuard;
 
+use crate::engine::Engine;
 use crate::log::Obstacle;
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::subvolume;
-use crate::volume::Engine;
 
 /// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
 /// reference, its inode, and two leaves of its items or its orphan item. An exchange changes as many: two entries, four indexes, four

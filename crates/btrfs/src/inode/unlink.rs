@@ -10,9 +10,10 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, lookup_once, placeholder_in, type_of};
+use crate::engine::Engine;
 use crate::log::Obstacle;
+use crate::report::Report;
 use crate::subvolume::delete::{Only, delete};
-use crate::volume::{Engine, Report};
 
 /// What remains to be done when a name was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,10 +23,10 @@ use super::{inode_item, tree_of, type_of};
 use crate::data::{
     FileBuffer, FileData, drop_range, extent_len, index, is_in_place, next_data, read_data,
 };
+use crate::engine::Engine;
 use crate::space::{Promise, Reservation};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// The most that is buffered in one step, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;

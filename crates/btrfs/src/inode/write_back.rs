@@ -36,10 +36,10 @@ use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
+use crate::engine::Engine;
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
 use crate::transaction::{Handle, Live};
-use crate::volume::Engine;
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 

@@ -14,8 +14,8 @@ use super::changes::{Changes, refuse_flags};
 use super::compression::{NEVER_COMPRESSED, PROPERTY, flags_of_property};
 use super::subvolume::writable;
 use super::type_of;
-use crate::subvolume::malformed;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::storage::malformed;
 
 /// The longest value that a system call takes, in bytes.
 const XATTR_SIZE_MAX: usize = 65_536;

@@ -24,7 +24,7 @@ use super::ranges::Ranges;
 use super::record::{Record, Stop};
 use super::running::Obstacle;
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::TreeRoot;
 
 /// Extent items that are looked at in one go.

@@ -12,10 +12,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::record::{Items, committed_head, current_head, inode_in, logged_head};
 use super::running::Log;
+use crate::engine::Engine;
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::TreeRoot;
-use crate::volume::Engine;
 
 /// Where all of a file is but its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use super::record::{Items, Record, Stop, inode_in, names_in};
 use super::running::{Logged, Obstacle};
 use crate::delayed;
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
 
 /// Entries that are looked at in one go.

@@ -16,13 +16,13 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
 use super::running::{Log, Obstacle, Trees};
+use crate::engine::Engine;
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::{Cause, DirtyBlocks, Handle, Live};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on the devices.
 const MOST_PARTS: u64 = 4;
@@ -143,7 +143,7 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
 /// The barrier, which is enough for what was written in place; the obstacle, if a member has failed that would be believed after a crash.
 fn barrier(live: &Live, volume: &Engine) -> Result<Option<Obstacle>> {
     live.whole(|| volume.flush_members())?;
-    Ok(volume.hides_failures().then_some(Obstacle::MemberFailed))
+    Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
 
 /// The obstacle that an error is: a commit may do without what could not be read to be logged.
@@ -270,7 +270,8 @@ impl Drop for Lead<'_> {
 fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
-    let is_reliable = !volume.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
+    let is_reliable =
+        !volume.storage.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
     if !is_reliable {
         // The commit that follows has no use for its blocks.
         log.obstruct(Obstacle::MemberFailed);

@@ -20,7 +20,7 @@ use super::running::{Holder, Logged};
 use crate::block::TreeBlock;
 use crate::delayed::GROUP;
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
 
 /// A leaf, and which of its items are the head of an inode.

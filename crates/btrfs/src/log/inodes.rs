@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::replay::Replay;
 use crate::data::drop_range;
 use crate::inode::{no_such_file, orphan_key, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, with_item};
 
 impl Replay<'_, '_> {

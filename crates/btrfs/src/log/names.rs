@@ -12,7 +12,7 @@ use offshoot_vfs::{Error, FileType, Place, Result};
 
 use super::replay::Replay;
 use crate::inode::{entry_called, logged, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
 /// An entry of a directory, or a name of an inode.

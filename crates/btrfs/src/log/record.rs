@@ -29,12 +29,12 @@ use super::notes::MOST;
 use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
+use crate::engine::Engine;
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::space::Reservation;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 use std::ops::ControlFlow;
 use std::time::Duration;
 

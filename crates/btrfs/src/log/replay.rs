@@ -27,10 +27,11 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use super::LogTree;
 use super::failure::{in_log, in_volume};
 use super::space::Taken;
-use crate::subvolume::{malformed, root_item_key};
+use crate::engine::{Change, Engine, OpenOptions};
+use crate::storage::malformed;
+use crate::subvolume::root_item_key;
 use crate::transaction::{Cause, Handle};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::{Change, Engine, OpenOptions};
 
 /// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what errors are about.
 pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {

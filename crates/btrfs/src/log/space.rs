@@ -16,11 +16,11 @@ use offshoot_vfs::{Error, Result};
 
 use super::LogTree;
 use crate::block::TreeBlock;
+use crate::engine::Engine;
 use crate::space::growth_bytes;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{TreeRoot, with_item};
-use crate::volume::Engine;
 
 /// An extent that only the log refers to.
 struct NewExtent {

@@ -9,7 +9,8 @@ use offshoot_btrfs_format::{ItemType, Key, Physical};
 use offshoot_vfs::{Error, Result};
 
 use crate::SubvolumeId;
-use crate::volume::{Engine, superblock_at};
+use crate::engine::Engine;
+use crate::storage::superblock_at;
 
 /// What was in a log that is thrown away.
 #[derive(Debug)]

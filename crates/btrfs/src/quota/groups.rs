@@ -14,10 +14,10 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::Quotas;
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
-use crate::volume::Engine;
 
 /// The groups that the group of a new subvolume is in.
 #[derive(Debug, Default)]

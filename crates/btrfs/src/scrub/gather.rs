@@ -9,11 +9,11 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeI
 use offshoot_vfs::{Error, Result};
 
 use crate::data::committed_sums;
+use crate::engine::Engine;
 use crate::log::committed_root;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// How much of a chunk is looked at in one go, about, in bytes of the logical space.
 const WINDOW_BYTES: u64 = 8 << 20;
@@ -75,7 +75,7 @@ impl Block {
         logical: Logical,
         bytes: &[u8],
     ) -> Result<(), Malformed> {
-        check::verify(bytes, volume.geometry(), logical)?;
+        check::verify(bytes, volume.storage.geometry(), logical)?;
         let owner = self.owner.unwrap_or(block::Header::view(bytes)?.owner());
         let Self { level, generation, .. } = *self;
         check::expect(

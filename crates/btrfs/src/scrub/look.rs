@@ -10,7 +10,8 @@ use offshoot_btrfs_format::{Logical, Physical};
 
 use super::ScrubCounts;
 use super::gather::{Content, Piece, Window};
-use crate::volume::{CopyPart, Engine};
+use crate::engine::Engine;
+use crate::storage::CopyPart;
 
 /// The most that is read at once, in bytes.
 const READ_BYTES: u64 = 1 << 20;
@@ -67,7 +68,7 @@ pub(super) fn look(
     let mut parts = Vec::with_capacity(window.pieces.len());
     let mut last = None;
     for piece in &window.pieces {
-        let Ok(copies) = volume.copies_of(&piece.range) else {
+        let Ok(copies) = volume.storage.copies_of(&piece.range) else {
             // The chunk was removed meanwhile, or is not as it should be.
             suspect(piece.range.clone());
             continue;
@@ -98,7 +99,7 @@ pub(super) fn look(
         let (run, behind) = rest.split_at(count);
         rest = behind;
         let buf = pages.of(usize::try_from(end - start).expect("no more than is read at once"));
-        let read = volume.read_medium(first.at.member, Physical(start), buf);
+        let read = volume.storage.read_medium(first.at.member, Physical(start), buf);
         for Part { at, piece } in run {
             let from = usize::try_from(at.physical.0 - start).expect("within the buffer");
             let len = usize::try_from(at.range.end - at.range.start).expect("within the buffer");
@@ -163,7 +164,7 @@ fn is_right(
             let sector = volume.superblock().sector_size as usize;
             for (number, bytes) in bytes.chunks(sector).enumerate() {
                 let at = range.start + (number * sector) as u64;
-                if volume.verify_sector(bytes, piece.sum_of(volume, at)).is_err() {
+                if volume.storage.verify_sector(bytes, piece.sum_of(volume, at)).is_err() {
                     suspect(at..at + sector as u64);
                 }
             }

@@ -13,9 +13,11 @@ use zerocopy::FromBytes;
 
 use super::ScrubOwner;
 use super::gather::{Block, Committed};
-use crate::subvolume::{malformed, path_of};
+use crate::block::TreeBlock;
+use crate::engine::Engine;
+use crate::storage::malformed;
+use crate::subvolume::path_of;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// Files that are named of one extent.
 const MOST_FILES: usize = 16;
@@ -69,8 +71,9 @@ impl Owners {
     /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself, so nothing is said of it here.
     fn add_leaf(&mut self, committed: &Committed<'_>, leaf: Logical, extent: u64) {
         let volume = committed.volume;
-        let verify = |bytes: &[u8]| check::verify(bytes, volume.geometry(), leaf);
-        let Ok(block) = volume.find_block(leaf, verify) else { return };
+        let verify = |bytes: &[u8]| check::verify(bytes, volume.storage.geometry(), leaf);
+        let Ok(bytes) = volume.storage.find_block(leaf, verify) else { return };
+        let block = TreeBlock::verified(bytes);
         if !block.is_leaf() {
             return;
         }

@@ -3,7 +3,7 @@
 //! What such a member holds may be old, and only its superblock tells. So a scrub writes anew everything on it that differs, and its superblock last:
 //!
 //! 1. Data without checksums is compared with what the other members have. Nothing else shows that it is old, so this comes first, with a barrier behind it:
-//!    with blocks of the last commit a member that is one generation behind is taken for one that has everything (`volume/newest`).
+//!    with blocks of the last commit a member that is one generation behind is taken for one that has everything (`engine/newest`).
 //! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
 //! 3. When nothing is left that is wrong, the member gets the superblock of the last commit.
 //!
@@ -25,9 +25,11 @@ use offshoot_vfs::{Error, Result};
 use super::gather::{Committed, Content};
 use super::look::{Pages, cut};
 use super::{Run, ScrubFinding, ScrubOutcome};
-use crate::subvolume::{chunk_tree_root, malformed};
+use crate::engine::Engine;
+use crate::storage::CopyPart;
+use crate::storage::malformed;
+use crate::subvolume::chunk_tree_root;
 use crate::tree::with_item;
-use crate::volume::{CopyPart, Engine};
 
 /// The members that missed commits, and whether the scrub brings them up to date.
 pub(super) struct Renewal {
@@ -84,7 +86,7 @@ impl Renewal {
 
     fn plain_data_of(&self, run: &Run<'_>, chunk: &Chunk, pages: &mut Pages) -> Result<()> {
         let volume = run.volume;
-        let end = chunk.start.0 + volume.reachable_bytes(chunk);
+        let end = chunk.start.0 + volume.storage.reachable_bytes(chunk);
         let committed = Committed::of(volume)?;
         let mut from = chunk.start.0;
         while from < end && !run.is_over() {
@@ -92,7 +94,7 @@ impl Renewal {
             from = window.range.end;
             let plain = window.pieces.iter().filter(|piece| piece.content == Content::Plain);
             for piece in plain {
-                let parts = volume.copies_of(&piece.range)?;
+                let parts = volume.storage.copies_of(&piece.range)?;
                 let own = parts.iter().filter(|part| self.members.contains(&part.member));
                 own.flat_map(cut).for_each(|part| renew_part(run, &part, pages));
             }
@@ -186,7 +188,7 @@ fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
         (error.to_string(), ScrubOutcome::Uncorrectable)
     } else {
         let own = pages.of(len);
-        let is_same = volume.read_medium(part.member, part.physical, own).is_ok();
+        let is_same = volume.storage.read_medium(part.member, part.physical, own).is_ok();
         if is_same && *own == *good {
             return;
         }
@@ -212,6 +214,7 @@ fn write(run: &Run<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutc
     let Part { member, physical } = part;
     let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
     let buf = pages.of(good.len());
-    let is_there = written.and_then(|()| run.volume.read_medium(member, physical, buf)).is_ok();
+    let is_there =
+        written.and_then(|()| run.volume.storage.read_medium(member, physical, buf)).is_ok();
     super::settle::after(is_there && *buf == *good)
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::volume::{Engine, Member};
+use crate::engine::Engine;
+use crate::storage::Member;
 
 /// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in bytes.
 const LEAST_ROOM_BYTES: u64 = 1 << 30;

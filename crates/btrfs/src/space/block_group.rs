@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use super::free_space::{Fit, FreeSpace};
 use super::load::load_free_space;
 use crate::counter::below_zero;
-use crate::volume::{Engine, Report};
+use crate::engine::Engine;
+use crate::report::Report;
 
 /// A block group: a range of the logical space for data or metadata.
 #[derive(Debug)]

@@ -34,11 +34,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::chunk_plan::{self, MemberSpace, Plan};
 use super::reserve::Claim;
 use super::{BlockGroup, Purpose};
+use crate::engine::Engine;
 use crate::log::Obstacle;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
-use crate::volume::Engine;
 
 /// What is worth a chunk that is not enough for it alone, in bytes: commits give back as much.
 const LITTLE_BYTES: u64 = 16 << 20;
@@ -197,7 +197,7 @@ impl Engine {
                 // Somebody else removed it meanwhile.
                 continue;
             }
-            let chunk = self.chunk_at(group.start)?;
+            let chunk = self.storage.chunk_at(group.start)?;
             let taken = chunk.stripe_bytes() * chunk.stripes.len() as u64;
             let keep = live.space.spare_bytes(taken, data_wants_room);
             if has_cache_file(self, &group)? || !handle.has_system_space()? {
@@ -440,7 +440,7 @@ impl Handle<'_> {
                 chunk_objectid: objectid::FIRST_CHUNK_TREE.into(),
                 chunk_offset: chunk.start.0.into(),
                 length: plan.stripe_bytes.into(),
-                chunk_tree_uuid: volume.chunk_tree_uuid().into_bytes(),
+                chunk_tree_uuid: volume.storage.chunk_tree_uuid().into_bytes(),
             };
             self.change(TreeId::DEV, |tree| tree.insert(key, extent.as_bytes()))?;
         }
@@ -460,7 +460,7 @@ impl Handle<'_> {
                 tree.insert_batch(&[(info_key, info.as_bytes()), (range_key, &[])])
             })?;
         }
-        volume.map_chunk(chunk)?;
+        volume.storage.map_chunk(chunk)?;
         if flags.has_metadata() {
             // What the next one holds is found out when this one is counted: for a moment there is less than there is.
             self.space().ledger(Purpose::Metadata).note_next_chunk(0);
@@ -472,7 +472,7 @@ impl Handle<'_> {
     /// Takes a block group that nobody allocates from any more, and its chunk, out of all trees.
     fn remove_group(&self, group: &Arc<BlockGroup>) -> Result<()> {
         let volume = self.volume();
-        let chunk = volume.chunk_at(group.start)?;
+        let chunk = volume.storage.chunk_at(group.start)?;
         if volume.superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
             let first = Key::new(group.start.0, ItemType(0), 0);
             let last = Key::new(group.end() - 1, ItemType(u8::MAX), u64::MAX);
@@ -487,7 +487,7 @@ impl Handle<'_> {
         self.change_allocated(&chunk, false)?;
         self.remove_one(TreeId::CHUNK, chunk_key(&chunk))?;
         self.space().remove_group(group);
-        volume.unmap_chunk(chunk.start);
+        volume.storage.unmap_chunk(chunk.start);
         self.note_removed(&chunk);
         self.note_next_chunk()
     }

@@ -32,8 +32,9 @@ use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::{BlockGroup, Purpose, Space};
+use crate::engine::Engine;
+use crate::report::Report;
 use crate::transaction::{Handle, Live};
-use crate::volume::{Engine, Report};
 
 /// The most that is discarded at once, in bytes of the logical space or of a member.
 const PIECE_BYTES: u64 = 64 << 20;
@@ -253,7 +254,8 @@ impl Engine {
             && let Some(out) = space.take_out(group, &(at..within.end))
         {
             at = out.piece.end;
-            let places = self.write_places(Logical(out.piece.start), at - out.piece.start)?;
+            let places =
+                self.storage.write_places(Logical(out.piece.start), at - out.piece.start)?;
             let len = |part: Range<u64>| part.end - part.start;
             let mut places: Vec<_> =
                 places.into_iter().map(|(member, at, part)| (member, at.0, len(part))).collect();

@@ -13,7 +13,7 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use super::{BlockGroup, Claim, Purpose, chunk_plan};
-use crate::volume::Engine;
+use crate::engine::Engine;
 use crate::{OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };

@@ -20,10 +20,10 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::BlockGroup;
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, ItemEdit, with_item};
-use crate::volume::Engine;
 
 const TREE: TreeId = TreeId::FREE_SPACE;
 

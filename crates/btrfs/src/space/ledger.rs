@@ -33,7 +33,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Space};
 use crate::counter::{Counter, Stop};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug)]

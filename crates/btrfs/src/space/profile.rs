@@ -18,7 +18,7 @@ use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_vfs::Result;
 
 use super::Purpose;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 
 /// The type flags of block groups for `purpose`, of a volume with mixed ones or without.
 pub(super) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {

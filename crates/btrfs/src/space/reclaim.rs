@@ -58,9 +58,9 @@ use super::ledger::HighWater;
 use super::place::{PlaceInLine, Turn};
 use super::stats::{FlushState, When};
 use super::tickets::{Demand, Outcome, Waiter};
+use crate::engine::Engine;
 use crate::inode::write_back;
 use crate::transaction::{Cause, Live};
-use crate::volume::Engine;
 
 /// The order of the states where most of the members belongs to no chunk, and behind a commit.
 const CHUNK_FIRST: [FlushState; 5] = [

@@ -80,9 +80,9 @@ use offshoot_vfs::Result;
 use super::ledger::{Floor, Promise, Reservation};
 use super::tickets::{Demand, Kind};
 use super::{Purpose, Space};
+use crate::engine::Engine;
 use crate::transaction::{Cause, Handle, Live};
 use crate::tree::Tree;
-use crate::volume::Engine;
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::{Purpose, Space};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// How room is made, from cheap to dear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

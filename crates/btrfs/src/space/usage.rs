@@ -10,8 +10,8 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
 use super::{BlockGroup, Purpose, RESERVED_BYTES, profile};
-use crate::subvolume::malformed;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::storage::malformed;
 
 impl Engine {
     /// What the volume holds and could hold.

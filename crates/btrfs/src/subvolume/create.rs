@@ -10,6 +10,7 @@ use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::items::uuids_with;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
@@ -18,7 +19,6 @@ use crate::inode::{self, ROOT_DIR, acl};
 use crate::log::Obstacle;
 use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::volume::Engine;
 
 /// Items that a new subvolume changes at most: a directory item, an index and the inode of the directory; its root item, both
 /// references and two UUIDs; its leaf, and the root of the tree that it stands in.

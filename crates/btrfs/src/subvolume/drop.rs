@@ -32,9 +32,9 @@ use offshoot_vfs::{Error, Result};
 use super::items::orphan_key;
 use super::{require_one_root_item, root_item, root_item_key, root_of};
 use crate::block::TreeBlock;
+use crate::engine::Engine;
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Handle, Owner};
-use crate::volume::Engine;
 
 /// References that a step gives up before it ends, beside those of one leaf and of the nodes above it. They add less to what a commit takes than is
 /// reserved to remove one item.

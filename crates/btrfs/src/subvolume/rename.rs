@@ -7,6 +7,7 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::Target;
 use crate::inode::rename::Ends;
@@ -14,7 +15,6 @@ use crate::inode::unlink::{Rest, is_stored_here};
 use crate::inode::{Locks, ROOT_DIR, type_of};
 use crate::space::Claim;
 use crate::transaction::Handle;
-use crate::volume::Engine;
 
 /// Items that a move changes: two directory items, two indexes, two directories, and three of the root tree; and of a directory that goes,
 /// because a subvolume takes its place, the index, the reference, the inode, and two leaves of its items or its orphan item.

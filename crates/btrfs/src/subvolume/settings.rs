@@ -9,14 +9,15 @@ use offshoot_vfs::{Errno, Error, FileId, Result, Timestamp};
 use zerocopy::FromZeros;
 
 use super::items::{UuidEdits, received_without};
-use super::{DEFAULT, malformed, require_subvolume, root_item_key};
+use super::{DEFAULT, require_subvolume, root_item_key};
 use crate::SubvolumeId;
+use crate::engine::Engine;
 use crate::inode::changes::timespec;
 use crate::inode::subvolume::loaded;
 use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::space::Claim;
+use crate::storage::malformed;
 use crate::tree::with_item;
-use crate::volume::Engine;
 
 /// Items that a setting changes at most: a root item, and what the UUID tree has of one that was received.
 const SETTING_ITEMS: u64 = 2;

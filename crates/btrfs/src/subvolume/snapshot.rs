@@ -29,6 +29,7 @@ use zerocopy::FromZeros;
 use super::create::{NEW_ITEMS, require_new_name};
 use super::items::uuids_with;
 use super::require_subvolume;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
@@ -37,7 +38,6 @@ use crate::quota::NewGroup;
 use crate::space::Claim;
 use crate::transaction::Handle;
 use crate::tree::{Tree, TreeRoot};
-use crate::volume::Engine;
 
 /// A snapshot that is to be taken.
 #[derive(Clone, Copy)]

@@ -10,8 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::drop::Dropping;
 use super::items::orphan_key;
 use super::{require_own_root, root_item, root_of};
+use crate::engine::Engine;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// What is known of the subvolumes.
 #[derive(Default)]

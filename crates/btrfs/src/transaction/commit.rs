@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Begun, Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
+use crate::engine::Engine;
 use crate::inode::write_back;
 use crate::log::{Log, Obstacle};
 use crate::space::Reserved;
-use crate::subvolume::{malformed, root_item_key};
+use crate::storage::malformed;
+use crate::subvolume::root_item_key;
 use crate::tree::{Tree, TreeRoot};
-use crate::volume::Engine;
 
 impl Engine {
     /// Makes everything that was changed before the call durable.
@@ -66,7 +67,8 @@ impl Engine {
         // Who waited for another commit may find that it was enough.
         live.require_whole()?;
         // An error that is stored may be all that there is.
-        let must_tell = dirty_bytes == 0 && (self.hides_failures() || self.has_errors_of_writing());
+        let must_tell = dirty_bytes == 0
+            && (self.storage.hides_failures() || self.storage.has_errors_of_writing());
         if self.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
             return Ok(());
         }
@@ -98,7 +100,7 @@ impl Engine {
         let _commit = live.commit.lock();
         live.require_whole()?;
         // Whoever had the lock before is done with its commit.
-        if live.phases.read().running.id != generation && !self.hides_failures() {
+        if live.phases.read().running.id != generation && !self.storage.hides_failures() {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
@@ -187,7 +189,7 @@ impl Engine {
     /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a handle of the transaction that runs
     /// afterwards. The caller holds the commit lock.
     ///
-    /// When members fail meanwhile, commits follow until the superblocks tell of it (`volume/failing`).
+    /// When members fail meanwhile, commits follow until the superblocks tell of it (`storage/failing`).
     pub(crate) fn commit_and<'v, T>(
         &'v self,
         live: &'v Live,
@@ -195,11 +197,11 @@ impl Engine {
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
-        let hidden = || self.hides_failures() || self.has_errors_of_writing();
+        let hidden = || self.storage.hides_failures() || self.storage.has_errors_of_writing();
         let outcome = self.commit_once(live, cause, || hidden() || is_needed(), begin);
         // One more stores the errors of this one, if there is room for that.
-        let mut stores_errors = self.has_errors_of_writing();
-        while self.hides_failures() || std::mem::take(&mut stores_errors) {
+        let mut stores_errors = self.storage.has_errors_of_writing();
+        while self.storage.hides_failures() || std::mem::take(&mut stores_errors) {
             // What was postponed waits for this one.
             let follow = || self.commit_once(live, Cause::Member, || true, |_| Ok(()));
             if let Err(error) = live.whole(follow) {

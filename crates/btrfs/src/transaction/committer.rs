@@ -13,10 +13,11 @@ use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Cause, Live};
+use crate::engine::Engine;
 use crate::inode::orphans::Sweep;
 use crate::inode::write_back;
+use crate::report::Report;
 use crate::subvolume::Progress;
-use crate::volume::{Engine, Report};
 
 /// The least time between two commits by time.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
@@ -202,7 +203,8 @@ mod tests {
         let slot = root.len() / 2;
         let key = root.key(slot);
         assert_eq!((key.objectid, key.item_type), (bad.ino, ItemType::EXTENT_DATA));
-        for (_, physical, _) in volume.write_places(root.pointers()[slot].logical(), 16384).unwrap()
+        for (_, physical, _) in
+            volume.storage.write_places(root.pointers()[slot].logical(), 16384).unwrap()
         {
             device.leave_unchecked("a leaf is damaged");
             device.write_at(physical.0, &[0xaa; 16384]).unwrap();

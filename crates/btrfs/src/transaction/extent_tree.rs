@@ -31,7 +31,7 @@ use zerocopy::IntoBytes;
 use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, ItemEdit, Tree};
 use verify::{keyed_owner, names, wrong};
 

@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::delayed::FlushedBy;
+use crate::engine::Engine;
 use crate::log::Obstacle;
-use crate::volume::Engine;
 
 /// Shards of the counters: about as many as threads that count at once.
 const SHARDS: usize = 16;

@@ -10,7 +10,7 @@
 //! whole, that of the last commit or that of the one before. A log is written in the same way, with the superblock of the last commit, which names
 //! the log: whatever tears the next primary, of a log or of a commit, the copies name what was acknowledged.
 //!
-//! What a member does not take is survived where others have it (`volume/failing`): the member is left out then, or its copy stays bad.
+//! What a member does not take is survived where others have it (`storage/failing`): the member is left out then, or its copy stays bad.
 
 #[cfg(test)]
 mod tests;
@@ -29,9 +29,10 @@ use super::dirty::Latch;
 use super::{Live, Transaction};
 use crate::block::TreeBlock;
 use crate::cores;
+use crate::engine::Engine;
+use crate::storage::{DeviceError, Tells, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
-use crate::volume::{DeviceError, Engine, Tells, WrittenCopy};
 
 /// The most that goes out in one request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -87,7 +88,7 @@ impl Engine {
         let last = live.phases.read().before.clone();
         let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
         let is_written = self.write_state(blocks, &superblock, allocated, Tells::WhatIsShown)?;
-        Ok(is_written && !self.hides_failures())
+        Ok(is_written && !self.storage.hides_failures())
     }
 
     /// Writes blocks, and then the superblock that names them, unless a member has failed that nothing tells of: whether it was written.
@@ -101,10 +102,10 @@ impl Engine {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
-        let Some(failed) = self.begin_superblocks(tells) else { return Ok(false) };
+        let Some(failed) = self.storage.begin_superblocks(tells) else { return Ok(false) };
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
-        self.end_superblocks(failed);
+        self.storage.end_superblocks(failed);
         self.write_superblocks(superblock, allocated, &copies)?;
         Ok(true)
     }
@@ -159,7 +160,7 @@ impl Engine {
         let node_size = u64::from(self.superblock().node_size);
         let mut pieces = Vec::with_capacity(2 * blocks.len());
         for (block, (logical, _)) in blocks.iter().enumerate() {
-            for (member, physical, part) in self.write_places(*logical, node_size)? {
+            for (member, physical, part) in self.storage.write_places(*logical, node_size)? {
                 let [from, to] =
                     [part.start, part.end].map(|at| usize::try_from(at).expect("in a block"));
                 pieces.push(Piece { member, physical: physical.0, block, part: from..to });
@@ -223,19 +224,19 @@ impl Engine {
                 self.require_other(&pieces[index], &sealed[pieces[index].block])?;
             }
         }
-        self.require_copies(&copies, cause)
+        self.storage.require_copies(&copies, cause)
     }
 
     /// Requires that what is where `piece` was not written cannot be taken for a block that was to be there.
     fn require_other(&self, piece: &Piece, block: &TreeBlock) -> Result<()> {
         let mut found = vec![0; piece.part.len()];
-        if self.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
+        if self.storage.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
             return Ok(());
         }
         let (logical, generation) =
             (Logical(block.header().bytenr.get()), block.header().generation());
         let passes = found.len() == block.bytes().len()
-            && check::verify(&found, self.geometry(), logical).is_ok()
+            && check::verify(&found, self.storage.geometry(), logical).is_ok()
             && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation()
                 == generation;
         if passes && found[..] != block.bytes()[piece.part.clone()] {
@@ -256,7 +257,7 @@ impl Engine {
         let mut latch = latch.write();
         let bytes = Arc::make_mut(&mut latch).bytes_mut();
         seal_block(bytes, self.superblock().checksum);
-        check::verify(bytes, self.geometry(), logical).map_err(|e| {
+        check::verify(bytes, self.storage.geometry(), logical).map_err(|e| {
             Error::corrupt_at(e.structure, logical.0, format!("about to be written: {}", e.problem))
         })?;
         Ok(latch.clone())
@@ -302,7 +303,7 @@ impl Engine {
         }
         match self.write_member(member, offset, bufs) {
             Ok(()) => Ok(true),
-            Err(error) => self.bear(member, DeviceError::Write, error).map(|()| false),
+            Err(error) => self.storage.bear(member, DeviceError::Write, error).map(|()| false),
         }
     }
 
@@ -330,7 +331,7 @@ impl Engine {
             };
             if let Err(error) = device.flush() {
                 let error = Error::io(format!("{}: flushing", device.name()), error);
-                self.bear(index, DeviceError::Flush, error)?;
+                self.storage.bear(index, DeviceError::Flush, error)?;
             }
         }
         Ok(())

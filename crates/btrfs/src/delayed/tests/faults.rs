@@ -107,7 +107,7 @@ fn places_of_hashes(volume: &Volume) -> Vec<u64> {
         let slot = block.floor(Key::new(256, ItemType::DIR_ITEM, 0x7000_0000)).unwrap();
         if block.header().level == 1 {
             let logical = block.pointers()[slot].logical();
-            let places = volume.write_places(logical, 4096).unwrap();
+            let places = volume.storage.write_places(logical, 4096).unwrap();
             return places.iter().map(|(_, physical, _)| physical.0).collect();
         }
         block = volume.block(&block.child_expected(slot, TreeId::FS)).unwrap();

@@ -20,8 +20,8 @@ use super::super::{compression, inode_item, tree_of};
 use super::step::{Outgoing, Step};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
+use crate::engine::Engine;
 use crate::space::{Purpose, Reservation};
-use crate::volume::Engine;
 
 /// The least that is written ahead, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;

@@ -19,11 +19,11 @@ use crate::data::{
     checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
     store_preallocated, target, write_data,
 };
+use crate::engine::Engine;
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// Extents that one step replaces, at the most.
 pub(in crate::inode) const MOST_REPLACED: u64 = 256;

@@ -181,7 +181,8 @@ fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     let block = volume.block(&root.expected()).expect("its root");
     let slot = block.len() / 2;
     let (at, leaf) = (block.key(slot).offset, block.pointers()[slot].logical());
-    for (_, physical, _) in volume.write_places(leaf, u64::from(NODE_SIZE)).expect("places") {
+    for (_, physical, _) in volume.storage.write_places(leaf, u64::from(NODE_SIZE)).expect("places")
+    {
         device.leave_unchecked("a leaf is damaged");
         device.write_at(physical.0, &[0xaa; 16384]).expect("it is written");
     }

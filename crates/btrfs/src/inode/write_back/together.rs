@@ -18,9 +18,9 @@ use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
+use crate::engine::Engine;
 use crate::space::{Claim, Purpose, Reservation};
 use crate::transaction::Handle;
-use crate::volume::Engine;
 
 /// Files that one step stores, at the most.
 pub(super) const MOST_FILES: usize = 64;

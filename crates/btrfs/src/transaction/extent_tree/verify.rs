@@ -24,9 +24,9 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
 use super::{Gaps, Handle, Record};
+use crate::engine::Engine;
 use crate::transaction::refs::{ExtentKind, Owner, Pending};
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// What the user can do about it.
 const ADVICE: &str =

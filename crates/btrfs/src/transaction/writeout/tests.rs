@@ -119,7 +119,9 @@ impl Noted {
     fn require_everywhere(&self, block: &TreeBlock) {
         let node_size = u64::from(NODE_SIZE);
         let at = Logical(block.header().bytenr.get());
-        for (member, physical, part) in self.volume.write_places(at, node_size).expect("places") {
+        for (member, physical, part) in
+            self.volume.storage.write_places(at, node_size).expect("places")
+        {
             let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
             let mut stored = vec![0; part.len()];
             self.devices[member].read_at(physical.0, &mut stored).expect("memory");

@@ -21,8 +21,8 @@ use super::merge::{Merged, Sources};
 use super::path::Path;
 use super::remove::is_sparse;
 use crate::block::TreeBlock;
+use crate::engine::Unlock;
 use crate::transaction::WriteLatch;
-use crate::volume::Unlock;
 
 /// What came of edits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

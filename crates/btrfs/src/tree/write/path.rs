@@ -6,11 +6,11 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use crate::block::TreeBlock;
+use crate::engine::Unlock;
 use crate::sync::RwLockWriteGuard;
 use crate::transaction::{ReadLatch, WriteLatch};
 use crate::tree::TreeRoot;
 use crate::tree::descent::Descent;
-use crate::volume::Unlock;
 
 /// A block on the way that something below may still change.
 pub(super) struct Step {

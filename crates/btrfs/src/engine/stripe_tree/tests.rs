@@ -79,8 +79,8 @@ fn move_data(disks: &Disks) -> Vec<(Key, Vec<u8>)> {
         let mut done = 0;
         while done < len {
             let logical = Logical(start.0 + done);
-            let map = volume.chunk_map();
-            let chunk = &map.find(logical).expect("a chunk").chunk;
+            let chunk = volume.chunks().find(|chunk| (chunk.start..chunk.end()).contains(&logical));
+            let chunk = chunk.expect("a chunk");
             assert!(chunk.flags.is_in_stripe_tree(), "data of {}", chunk.profile);
             let run = chunk.run(logical, (len - done).min(MOST)).expect("no parity");
             let mut copies = Vec::new();
@@ -121,7 +121,7 @@ fn convert(disks: &Disks, mut items: Vec<(Key, Vec<u8>)>, keep: impl Fn(usize) -
     let logical = Logical(chunk.end().0 - u64::from(node_size));
     let identity = BlockIdentity {
         metadata_uuid: superblock.metadata_uuid,
-        chunk_tree_uuid: volume.chunk_tree_uuid(),
+        chunk_tree_uuid: volume.storage.chunk_tree_uuid(),
         logical,
         generation: superblock.generation,
         owner: TreeId::RAID_STRIPE,
@@ -134,7 +134,8 @@ fn convert(disks: &Disks, mut items: Vec<(Key, Vec<u8>)>, keep: impl Fn(usize) -
     }
     filler.finish();
     seal_block(&mut leaf, superblock.checksum);
-    for (member, physical, part) in volume.write_places(logical, leaf.len() as u64).unwrap() {
+    for (member, physical, part) in volume.storage.write_places(logical, leaf.len() as u64).unwrap()
+    {
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         let device = volume.members()[member].device.as_ref().expect("all are there");
         device.write_at(physical.0, &leaf[part]).expect("it is written");

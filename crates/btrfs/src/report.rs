@@ -255,6 +255,6 @@ impl fmt::Display for Report {
 }
 
 /// Where a copy is, for [`Report::BadCopy`] and for errors.
-pub(super) fn place(device: &str, physical: Physical) -> String {
+pub(crate) fn place(device: &str, physical: Physical) -> String {
     format!("{device}, byte {physical}")
 }

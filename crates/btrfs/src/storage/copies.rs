@@ -7,7 +7,7 @@ use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::ways::{Effort, Place, Segment, copies, place_in_row};
-use super::{Engine, parity};
+use super::{Storage, parity};
 
 /// A part of one copy of a range that is contiguous on a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) struct Parity {
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Engine {
+impl Storage {
     /// Where all copies of `range` are that are on members which are present. With parity that is the data itself.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use zerocopy::FromBytes;
 
 use super::Engine;
 use crate::space::system_chunks_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 
 /// What a chunk and a block group must have in common.

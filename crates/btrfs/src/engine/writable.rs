@@ -12,15 +12,18 @@ use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SUPER_FLAG_SEEDING};
-use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use super::{Engine, Member, OpenOptions, Report};
+use super::{Engine, OpenOptions};
 use crate::counter::Stop;
 use crate::data::Buffers;
 use crate::quota::Quotas;
+use crate::report::Report;
 use crate::space::{BlockGroup, Space};
-use crate::subvolume::{chunk_tree_root, malformed};
+use crate::storage::Member;
+use crate::storage::malformed;
+use crate::subvolume::chunk_tree_root;
 use crate::transaction::Live;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
@@ -59,13 +62,12 @@ impl Engine {
             volume.require_sound_chunks(volume.block_group_root()?)?;
         }
         let chunk_root = chunk_tree_root(&volume).expected();
-        volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
+        let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let stop = Stop::new(options.reporter.clone());
         volume.buffers = Buffers::new(&stop);
         let space = Space::new(volume.block_groups()?, &volume, stop.clone())?;
-        // From here on the pointer to a block alone says how new it is.
-        volume.geometry.generation = Generation(u64::MAX);
-        let superblock = volume.superblock.item.clone();
+        volume.storage.set_written(chunk_tree_uuid);
+        let superblock = volume.superblock().item.clone();
         volume.live = Some(Live::new(space, superblock, quotas, options, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.live()?.subvolumes.load(&volume)?;
@@ -130,12 +132,12 @@ impl Engine {
         }
         let mut behind = Vec::new();
         for index in 0..self.members().len() {
-            if !self.is_current(index)? {
+            if !self.storage.is_current(self, index)? {
                 behind.push(index);
             }
         }
         for index in behind {
-            if !self.leave_out(index) {
+            if !self.storage.leave_out(index) {
                 let why = "missed commits, and no other member has all that is on it; \
                            a scrub brings it up to date";
                 return refuse(&self.members()[index], why);

@@ -70,7 +70,8 @@ use offshoot_btrfs_format::chunk::Profile;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::chunk_map::MappedChunk;
-use super::{Engine, Member, Report};
+use super::{Member, Storage, Trees};
+use crate::report::Report;
 
 /// The kinds of errors of a device that are counted, in the order of the item that has the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +151,7 @@ pub(crate) struct WrittenCopy {
     pub(crate) is_written: bool,
 }
 
-impl Engine {
+impl Storage {
     /// How many commits a member is behind. A transaction that was postponed leaves out a generation: then the roots of earlier commits that the superblock
     /// remembers tell that there was no commit between.
     fn commits_behind(&self, member: &Member) -> u64 {
@@ -166,7 +167,7 @@ impl Engine {
     ///
     /// # Errors
     /// When a block of the newest commit cannot be read.
-    pub(super) fn is_current(&self, index: usize) -> Result<bool> {
+    pub(crate) fn is_current(&self, trees: &impl Trees, index: usize) -> Result<bool> {
         let member = &self.members()[index];
         match self.commits_behind(member) {
             0 => Ok(true),
@@ -174,7 +175,9 @@ impl Engine {
                 let known = &member.condition.has_newest;
                 match known.get() {
                     Some(has_newest) => Ok(*has_newest),
-                    None => self.has_newest_commit(index).map(|found| *known.get_or_init(|| found)),
+                    None => {
+                        trees.has_newest_commit(index).map(|found| *known.get_or_init(|| found))
+                    }
                 }
             }
             _ => Ok(false),
@@ -182,7 +185,7 @@ impl Engine {
     }
 
     /// Writes nothing to the member `index` from the beginning; whether the volume can do without it.
-    pub(super) fn leave_out(&self, index: usize) -> bool {
+    pub(crate) fn leave_out(&self, index: usize) -> bool {
         let can = self.can_do_without(index);
         if can {
             let condition = &self.members()[index].condition;
@@ -222,7 +225,7 @@ impl Engine {
     pub(crate) fn bear(&self, index: usize, kind: DeviceError, error: Error) -> Result<()> {
         let member = &self.members()[index];
         self.count_error(index, kind);
-        if self.live_part().is_none() {
+        if !self.is_written {
             return Err(error);
         }
         {

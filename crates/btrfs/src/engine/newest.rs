@@ -17,9 +17,9 @@ use offshoot_btrfs_format::{ItemType, TreeId};
 use offshoot_vfs::Result;
 
 use super::Engine;
-use super::ways::Place;
 use crate::block::TreeBlock;
-use crate::subvolume::{chunk_tree_root, malformed};
+use crate::storage::{Place, malformed};
+use crate::subvolume::chunk_tree_root;
 use crate::tree::TreeRoot;
 
 /// How many blocks of the newest commit are looked at, when one of them is on the member.
@@ -28,50 +28,48 @@ const ENOUGH: usize = 64;
 /// How many are looked at to find one that is on the member.
 const MOST: usize = 1024;
 
-impl Engine {
-    /// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit that are
-    /// looked at, all that lie on the member are there.
-    pub(super) fn has_newest_commit(&self, index: usize) -> Result<bool> {
-        let roots = [self.root_tree(), chunk_tree_root(self)];
-        let roots = roots.iter().map(TreeRoot::expected);
-        let mut blocks: VecDeque<_> = roots.filter(|root| self.is_newest(root)).collect();
-        let mut is_shown = false;
-        for looked_at in 0..MOST {
-            if is_shown && looked_at >= ENOUGH {
-                break;
-            }
-            let Some(expected) = blocks.pop_front() else { break };
-            let places = self.own_places(index, &expected)?;
-            if places.is_empty() && expected.level == 0 && expected.owner != TreeId::ROOT {
-                continue;
-            }
-            let block = self.block(&expected)?;
-            let mut copy = vec![0; block.bytes().len()];
-            for place in places {
-                self.read_place(place, 0, &mut copy)?;
-                if copy[..] != *block.bytes() {
-                    return Ok(false);
-                }
-                is_shown = true;
-            }
-            let below = blocks_below(&block, expected.owner)?;
-            blocks.extend(below.into_iter().filter(|child| self.is_newest(child)));
-            blocks.truncate(MOST);
+/// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit that are
+/// looked at, all that lie on the member are there.
+pub(super) fn has_newest_commit(engine: &Engine, index: usize) -> Result<bool> {
+    let roots = [engine.root_tree(), chunk_tree_root(engine)];
+    let roots = roots.iter().map(TreeRoot::expected);
+    let mut blocks: VecDeque<_> = roots.filter(|root| is_newest(engine, root)).collect();
+    let mut is_shown = false;
+    for looked_at in 0..MOST {
+        if is_shown && looked_at >= ENOUGH {
+            break;
         }
-        Ok(true)
+        let Some(expected) = blocks.pop_front() else { break };
+        let places = own_places(engine, index, &expected)?;
+        if places.is_empty() && expected.level == 0 && expected.owner != TreeId::ROOT {
+            continue;
+        }
+        let block = engine.block(&expected)?;
+        let mut copy = vec![0; block.bytes().len()];
+        for place in places {
+            engine.storage.read_place(place, 0, &mut copy)?;
+            if copy[..] != *block.bytes() {
+                return Ok(false);
+            }
+            is_shown = true;
+        }
+        let below = blocks_below(&block, expected.owner)?;
+        blocks.extend(below.into_iter().filter(|child| is_newest(engine, child)));
+        blocks.truncate(MOST);
     }
+    Ok(true)
+}
 
-    fn is_newest(&self, block: &Expected) -> bool {
-        block.generation == self.superblock.generation
-    }
+fn is_newest(engine: &Engine, block: &Expected) -> bool {
+    block.generation == engine.superblock().generation
+}
 
-    /// Where on the member whole copies of a block belong.
-    fn own_places(&self, index: usize, block: &Expected) -> Result<Vec<Place>> {
-        let len = u64::from(self.superblock.node_size);
-        let all = self.write_places(block.logical, len)?;
-        let own = all.into_iter().filter(|(member, _, part)| *member == index && *part == (0..len));
-        Ok(own.map(|(member, physical, _)| Place { member, physical }).collect())
-    }
+/// Where on the member whole copies of a block belong.
+fn own_places(engine: &Engine, index: usize, block: &Expected) -> Result<Vec<Place>> {
+    let len = u64::from(engine.superblock().node_size);
+    let all = engine.storage.write_places(block.logical, len)?;
+    let own = all.into_iter().filter(|(member, _, part)| *member == index && *part == (0..len));
+    Ok(own.map(|(member, physical, _)| Place { member, physical }).collect())
 }
 
 /// The blocks that a block of the tree `owner` leads to: from a leaf of the root tree, the roots of trees.

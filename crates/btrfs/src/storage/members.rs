@@ -21,7 +21,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
 use super::failing::Condition;
-use super::report::Report;
+use crate::report::Report;
 
 /// A device of a volume.
 #[derive(Clone, Debug)]
@@ -172,7 +172,7 @@ impl Members {
 
 /// A device that was given, with its superblock.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(crate) struct Found {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) superblock: Superblock,
 }
