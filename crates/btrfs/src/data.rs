@@ -36,6 +36,7 @@ use crate::engine::Engine;
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
 use crate::transaction::Live;
+use crate::tree::Blocks;
 pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;

@@ -115,9 +115,8 @@ use crate::counter::{Counter, Stop};
 use crate::engine::OpenOptions;
 use crate::space::Space;
 use crate::transaction::Handle;
-use crate::tree::Tree;
+use crate::transaction::Tree;
 use backlog::Backlog;
-pub(crate) use flush::FlushedBy;
 pub(crate) use hold::Hold;
 use node::{Items, Load, Node};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
@@ -251,7 +250,7 @@ impl Delayed {
     fn look<T>(&self, tree: TreeId, key: Key, look: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
         let id = NodeId::of(tree, key).filter(|_| self.is_on)?;
         #[cfg(debug_assertions)]
-        let _looking = crate::transaction::Looking::begin();
+        let _looking = crate::block::lock_order::Looking::begin();
         let shard = self.shard(id).read();
         shard.get(&id)?.get(key).map(|pending| look(pending.data()))
     }
@@ -362,7 +361,7 @@ impl<'a, 'v> Queue<'a, 'v> {
         let delayed = self.delayed;
         let id = NodeId::of(self.tree.id, key).expect("only items that are delayed are queued");
         #[cfg(debug_assertions)]
-        let _looking = crate::transaction::Looking::begin();
+        let _looking = crate::block::lock_order::Looking::begin();
         let mut shard = delayed.shard(id).write();
         let node = shard.entry(id).or_default();
         let before = node.active.load(delayed.by_item);

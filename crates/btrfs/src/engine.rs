@@ -3,6 +3,7 @@
 //! Opening reads the superblocks, the chunk tree and the root of the root tree. It reads nothing
 //! that grows with what the volume holds.
 
+mod blocks;
 mod newest;
 mod open;
 mod stripe_tree;
@@ -15,10 +16,11 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::BlockCache;
 use crate::report::Report;
+use crate::stats::Stats;
 use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
 use crate::transaction::Live;
-use crate::tree::TreeRoot;
-pub use open::{Latching, OpenOptions, Unlock};
+use crate::tree::{Cursor, TreeRoot};
+pub use open::OpenOptions;
 pub(crate) use writable::Change;
 
 /// The engine of an open volume: everything that a [`Volume`](crate::Volume) can do.
@@ -85,7 +87,7 @@ impl Engine {
         from: Key,
         mut visit: impl FnMut(Key, &[u8]) -> std::ops::ControlFlow<()>,
     ) -> Result<()> {
-        let mut cursor = crate::tree::Cursor::seek(self, root, from)?;
+        let mut cursor = self.cursor(root, from)?;
         while let Some((key, data)) = cursor.item() {
             if visit(key, data).is_break() {
                 break;
@@ -93,6 +95,11 @@ impl Engine {
             cursor.advance()?;
         }
         Ok(())
+    }
+
+    /// A cursor on the first item of the tree `root` whose key is `key` or greater.
+    pub fn cursor(&self, root: TreeRoot, key: Key) -> Result<Cursor<'_>> {
+        Cursor::seek(self, root, key)
     }
 
     /// What can change, in a volume that was opened for writing.
@@ -110,10 +117,13 @@ impl Engine {
             .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
     }
 
-    /// How often space became free that was looked at before: what a search found may be something else
-    /// when this has changed since.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.live.as_ref().map_or(0, |live| live.epoch.load(std::sync::atomic::Ordering::Acquire))
+    /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let Some(live) = self.live_part() else { return Stats::default() };
+        live.stats.note_backlog(live.delayed.peak_bytes());
+        live.stats.note_metadata_reserved(live.space.metadata_reserved_peak());
+        live.stats.read()
     }
 
     /// Tells the reporter, if there is one.

@@ -56,6 +56,7 @@ mod scrub;
 #[path = "../tests/shared/shown.rs"]
 mod shown;
 mod space;
+mod stats;
 mod storage;
 mod subvolume;
 mod sync;
@@ -65,7 +66,7 @@ mod transaction;
 mod tree;
 
 pub use block::TreeBlock;
-pub use engine::{Engine, Latching, OpenOptions, Unlock};
+pub use engine::{Engine, OpenOptions};
 pub use filesystem::Filesystem;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
 pub use handle::Volume;
@@ -80,10 +81,10 @@ pub use scrub::{
 pub use space::{
     BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats, Trimmed,
 };
+pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
-pub use transaction::{Counter, Stats};
-pub use tree::{Cursor, TreeRoot};
+pub use tree::{Cursor, Latching, TreeRoot, Unlock};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

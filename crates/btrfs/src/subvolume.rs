@@ -42,7 +42,7 @@ use crate::SubvolumeId;
 use crate::engine::Engine;
 use crate::inode;
 use crate::storage::malformed;
-use crate::tree::{Cursor, TreeRoot, with_item};
+use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 pub(crate) use drop::Progress;
 pub(crate) use state::State;
 

@@ -15,7 +15,7 @@ use offshoot_vfs::Timestamp;
 use uuid::Uuid;
 
 use crate::shown::show;
-use crate::tree::{Cursor, ItemEdit, TreeRoot};
+use crate::tree::{Blocks, ItemEdit, TreeRoot};
 use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
 
 /// The size of a volume that has far more room than there is memory.
@@ -91,7 +91,7 @@ pub(crate) fn patch_leaf(
         TreeId::CHUNK => crate::subvolume::chunk_tree_root(&volume),
         tree => volume.tree(tree).unwrap(),
     };
-    let mut cursor = Cursor::seek(&volume, root, key).unwrap();
+    let mut cursor = volume.cursor(root, key).unwrap();
     let (leaf, slots) = cursor.take_run(key).unwrap().expect("the item is there");
     let mut bytes = leaf.bytes().to_vec();
     change(&mut bytes, slots.start);

@@ -27,15 +27,12 @@
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
+mod changing;
 mod commit;
 mod committer;
 mod device_stats;
-mod dirty;
 mod extent_tree;
-#[cfg(debug_assertions)]
-mod lock_order;
 mod refs;
-mod stats;
 #[cfg(test)]
 mod tests;
 mod writeout;
@@ -53,27 +50,27 @@ use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use crate::block::TreeBlock;
+#[cfg(debug_assertions)]
+use crate::block::lock_order;
+use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::Stop;
 use crate::delayed::{Delayed, Queue};
-use crate::engine::{Engine, Latching, OpenOptions};
+use crate::engine::{Engine, OpenOptions};
 use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
 use crate::log::{Log, Obstacle};
 use crate::quota::{Quotas, Usage};
 use crate::space::{self, Freed, Purpose, Reservation, Space};
+use crate::stats::Counters;
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::tree::{Tree, TreeRoot, TreeWriter};
+use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
+pub(crate) use changing::{Changing, Tree};
+pub(crate) use commit::Cause;
 pub(crate) use committer::{Committer, Signal};
-pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch, latch_shared};
-#[cfg(debug_assertions)]
-pub(crate) use lock_order::{Looking, require_no_handle, require_order};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
-pub(crate) use stats::{Cause, Counters};
-pub use stats::{Counter, Stats};
 
 /// Locks for counts of references of shared blocks.
 const COUNTING: usize = 16;
@@ -588,10 +585,6 @@ impl<'v> Handle<'v> {
         self.live.checksums.write()
     }
 
-    pub(crate) fn latching(&self) -> Latching {
-        self.live.latching
-    }
-
     pub(crate) fn stats(&self) -> &'v Counters {
         &self.live.stats
     }
@@ -604,7 +597,7 @@ impl<'v> Handle<'v> {
         change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
     ) -> Result<T> {
         let tree = self.live.tree(self.volume, id)?;
-        self.whole(|| change(TreeWriter::new(self, &tree)))
+        self.whole(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
     }
 
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.

@@ -26,8 +26,9 @@ use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
 use crate::cores;
 use crate::engine::Engine;
+use crate::stats::Counters;
 use crate::transaction::Handle;
-use crate::tree::Tree;
+use crate::transaction::Tree;
 
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;
@@ -53,6 +54,18 @@ pub(crate) enum FlushedBy {
     Commit,
     /// An fsync that copies what it logs from the tree.
     Fsync,
+}
+
+impl FlushedBy {
+    /// A set of delayed items was flushed.
+    fn count(self, stats: &Counters) {
+        match self {
+            Self::Background => stats.flushed_in_background(),
+            Self::Writer => stats.flushed_by_writer(),
+            Self::Commit => stats.flushed_by_commit(),
+            Self::Fsync => stats.flushed_by_fsync(),
+        }
+    }
 }
 
 /// What items that are being flushed are, in the order of keys.
@@ -179,7 +192,7 @@ impl Engine {
     fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
         let live = self.live()?;
         let Some(frozen) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
-        live.stats.flushed_by(by);
+        by.count(&live.stats);
         handle.whole(|| {
             let tree = handle.tree(id.tree)?;
             Flush { handle, tree: &tree, frozen: &frozen }.run()

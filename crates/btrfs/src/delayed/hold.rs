@@ -13,7 +13,7 @@ use super::Delayed;
 use super::node::Load;
 use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
 use crate::transaction::Handle;
-use crate::tree::Tree;
+use crate::transaction::Tree;
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;

@@ -176,7 +176,7 @@ impl Delayed {
             return T::default();
         };
         #[cfg(debug_assertions)]
-        let _looking = crate::transaction::Looking::begin();
+        let _looking = crate::block::lock_order::Looking::begin();
         let shard = self.shard(id).read();
         let Some(node) = shard.get(&id) else { return T::default() };
         match &node.flushing {

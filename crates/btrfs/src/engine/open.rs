@@ -15,7 +15,7 @@ use crate::cores;
 use crate::report::Reporter;
 use crate::storage::{Storage, malformed};
 use crate::subvolume::RootCache;
-use crate::tree::{Cursor, TreeRoot};
+use crate::tree::{Cursor, Latching, TreeRoot};
 
 /// How a volume is opened.
 #[derive(Clone)]
@@ -69,28 +69,6 @@ pub struct OpenOptions {
     pub commits_per_cycle: u32,
     /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
     pub latching: Latching,
-}
-
-/// How writers of a tree latch what is above a leaf.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Latching {
-    /// All writers take exclusive latches all the way down. Else those do whose change reaches further than the block above the leaf.
-    pub exclusive: bool,
-    /// When an insertion lets go of what is above.
-    pub unlock: Unlock,
-}
-
-/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with room whose
-/// first key stays what it is lets go of anything.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unlock {
-    /// Before the leaf is searched: its first key and its free space say enough.
-    #[default]
-    BeforeSearch,
-    /// When the search has told where the item goes.
-    AfterSearch,
-    /// When the item is in its place.
-    AfterChange,
 }
 
 impl Default for OpenOptions {

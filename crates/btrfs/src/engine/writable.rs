@@ -25,7 +25,7 @@ use crate::storage::Member;
 use crate::storage::malformed;
 use crate::subvolume::chunk_tree_root;
 use crate::transaction::Live;
-use crate::tree::{Cursor, TreeRoot, with_item};
+use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
 /// What a writer may leave as it is, or keeps.
 const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE

@@ -21,7 +21,7 @@ use super::{Filesystem, of};
 use crate::engine::Engine;
 use crate::inode::placeholder_in;
 use crate::storage::malformed;
-use crate::tree::Cursor;
+use crate::tree::{Blocks, Cursor};
 
 /// A range of a file that is in an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,8 @@ use crate::delayed::{self, is_delayed};
 use crate::engine::Engine;
 use crate::log::Log;
 use crate::transaction::Handle;
-use crate::tree::{Tree, TreeRoot};
+use crate::transaction::Tree;
+use crate::tree::TreeRoot;
 
 /// An item that is no inode item.
 struct Item {

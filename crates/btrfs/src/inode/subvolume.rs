@@ -11,7 +11,8 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::orphans::remove_orphans;
 use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
 use crate::engine::Engine;
-use crate::tree::{Cursor, Tree};
+use crate::transaction::Tree;
+use crate::tree::Cursor;
 
 /// How many adjacent numbers a directory gets for its new files.
 pub(crate) const GROUP: u64 = 64;

@@ -16,12 +16,13 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
 use super::running::{Log, Obstacle, Trees};
+use crate::block::DirtyBlocks;
 use crate::engine::Engine;
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, DirtyBlocks, Handle, Live};
+use crate::transaction::{Cause, Handle, Live};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on the devices.
@@ -58,7 +59,7 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
     match log_it(volume, file, wanted)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {
-            volume.live()?.stats.not_logged_for(obstacle);
+            obstacle.count(&volume.live()?.stats);
             write_back::sync_others(volume)?;
             volume.commit_one(generation, Cause::Fsync)
         }

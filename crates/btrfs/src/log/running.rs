@@ -31,10 +31,14 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::notes::Notes;
 use super::ranges::Ranges;
 use crate::block::TreeBlock;
+use crate::block::{DirtyBlocks, Latch};
+use crate::stats::Counters;
 use crate::subvolume::StoredRoot;
 use crate::sync::{RwLock, RwLockReadGuard};
-use crate::transaction::{DirtyBlocks, Handle, Latch};
-use crate::tree::{Cursor, ItemEdit, Tree, TreeRoot, TreeWriter};
+use crate::transaction::Changing;
+use crate::transaction::Handle;
+use crate::transaction::Tree;
+use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// Why an fsync makes a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +77,32 @@ pub(crate) enum Obstacle {
     Failed,
     /// A member has failed, and a crash would find it as new as the others.
     MemberFailed,
+}
+
+impl Obstacle {
+    /// Counts an fsync that makes a commit.
+    pub(crate) fn count(self, stats: &Counters) {
+        match self {
+            // Who writes no logs does not ask for one.
+            Self::Off => {}
+            Self::NewChunk => stats.committed_new_chunk(),
+            Self::Subvolumes => stats.committed_subvolumes(),
+            Self::DirectoryMoved => stats.committed_directory_moved(),
+            Self::Exchanged => stats.committed_exchanged(),
+            Self::DirectoryRemoved => stats.committed_directory_removed(),
+            Self::Clones => stats.committed_clones(),
+            Self::NameTaken => stats.committed_name_taken(),
+            Self::ManyNames => stats.committed_many_names(),
+            Self::NewFeature => stats.committed_new_feature(),
+            Self::Contended => stats.committed_contended(),
+            Self::NoRoom => stats.committed_without_room(),
+            Self::TooMuch => stats.committed_too_much(),
+            Self::LargeLog => stats.committed_large_log(),
+            Self::Cheaper => stats.committed_cheaper(),
+            Self::Failed => stats.committed_failed(),
+            Self::MemberFailed => stats.committed_failed_member(),
+        }
+    }
 }
 
 /// The log of a transaction.
@@ -326,7 +356,7 @@ fn new_tree(handle: &Handle<'_>) -> Result<Tree> {
 
 /// Applies edits to a log tree.
 pub(super) fn apply(handle: &Handle<'_>, tree: &Tree, edits: &[ItemEdit<'_>]) -> Result<()> {
-    handle.whole(|| TreeWriter::new(handle, tree).apply_batch(edits).map(drop))
+    handle.whole(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
 }
 
 /// Puts items that are side by side in a leaf of the subvolume into its log tree.
@@ -336,7 +366,7 @@ pub(super) fn put_run(
     leaf: &TreeBlock,
     slots: Range<usize>,
 ) -> Result<()> {
-    handle.whole(|| TreeWriter::new(handle, tree).put_run(leaf, slots).map(drop))
+    handle.whole(|| TreeWriter::new(&Changing { handle, tree }).put_run(leaf, slots).map(drop))
 }
 
 /// A log tree as the tree of log trees has it.

@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::space::growth_bytes;
 use crate::storage::malformed;
 use crate::transaction::Handle;
-use crate::tree::{TreeRoot, with_item};
+use crate::tree::{Blocks, TreeRoot, with_item};
 
 /// An extent that only the log refers to.
 struct NewExtent {

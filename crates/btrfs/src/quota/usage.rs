@@ -20,6 +20,7 @@ use super::groups::{parents_of, used_by};
 use crate::report::Report;
 use crate::storage::malformed;
 use crate::transaction::Handle;
+use crate::tree::Blocks;
 
 /// What a transaction did that the quota tree does not say yet.
 #[derive(Debug, Default)]

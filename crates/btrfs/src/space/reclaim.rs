@@ -91,7 +91,7 @@ impl Engine {
     /// `ENOSPC` when no room can be made; what failed while it was made.
     pub(super) fn wait_in_line(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
         #[cfg(debug_assertions)]
-        crate::transaction::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let mut place = PlaceInLine::join(live.space.ledger(purpose), demand);
         loop {
             match place.wait() {

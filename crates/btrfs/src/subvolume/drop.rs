@@ -35,6 +35,7 @@ use crate::block::TreeBlock;
 use crate::engine::Engine;
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Handle, Owner};
+use crate::tree::Blocks;
 
 /// References that a step gives up before it ends, beside those of one leaf and of the nodes above it. They add less to what a commit takes than is
 /// reserved to remove one item.

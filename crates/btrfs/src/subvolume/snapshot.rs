@@ -37,7 +37,8 @@ use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::quota::NewGroup;
 use crate::space::Claim;
 use crate::transaction::Handle;
-use crate::tree::{Tree, TreeRoot};
+use crate::transaction::Tree;
+use crate::tree::TreeRoot;
 
 /// A snapshot that is to be taken.
 #[derive(Clone, Copy)]

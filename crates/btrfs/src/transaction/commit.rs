@@ -10,14 +10,51 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Begun, Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
+use super::{Begun, Handle, Live, Transaction, is_named_by_superblock};
+use crate::block::changes_little;
 use crate::engine::Engine;
 use crate::inode::write_back;
 use crate::log::{Log, Obstacle};
 use crate::space::Reserved;
+use crate::stats::Counters;
 use crate::storage::malformed;
 use crate::subvolume::root_item_key;
-use crate::tree::{Tree, TreeRoot};
+use crate::transaction::Tree;
+use crate::tree::TreeRoot;
+
+/// Why a commit is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Somebody asked for it.
+    Asked,
+    /// It was time.
+    Time,
+    /// There were many dirty tree blocks.
+    DirtyBlocks,
+    /// Somebody needs room.
+    Space,
+    /// A snapshot is taken of what was changed.
+    Snapshot,
+    /// An fsync could not be logged.
+    Fsync,
+    /// A member failed, or could not be written, in the commit before.
+    Member,
+}
+
+impl Cause {
+    /// Counts a commit for its cause.
+    fn count(self, stats: &Counters) {
+        match self {
+            Self::Asked => stats.committed_asked(),
+            Self::Time => stats.committed_by_time(),
+            Self::DirtyBlocks => stats.committed_dirty_blocks(),
+            Self::Space => stats.committed_for_space(),
+            Self::Snapshot => stats.committed_for_snapshot(),
+            Self::Fsync => stats.committed_for_fsync(),
+            Self::Member => stats.committed_for_member(),
+        }
+    }
+}
 
 impl Engine {
     /// Makes everything that was changed before the call durable.
@@ -59,7 +96,7 @@ impl Engine {
     pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: Cause) -> Result<()> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         if self.dirty_tree_bytes()? > dirty_bytes {
             self.write_back_first(live)?;
         }
@@ -95,7 +132,7 @@ impl Engine {
     pub(crate) fn commit_one(&self, generation: Generation, cause: Cause) -> Result<()> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         self.write_back_first(live)?;
         let _commit = live.commit.lock();
         live.require_whole()?;
@@ -124,7 +161,7 @@ impl Engine {
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         self.write_back_first(live)?;
         let _commit = live.commit.lock();
         let is_changed = || tree.root.read().generation == live.phases.read().running.id;
@@ -146,7 +183,7 @@ impl Engine {
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let _gate = live.gate.write();
         live.require_whole()?;
         let handle = self.only_handle(live);
@@ -158,7 +195,7 @@ impl Engine {
     pub(crate) fn between_handles<T>(&self, work: impl FnOnce(Generation) -> T) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let _gate = live.gate.write();
         Ok(work(live.phases.read().running.id))
     }
@@ -173,7 +210,7 @@ impl Engine {
     ) -> Result<T> {
         let Some(live) = self.live_part() else { return work() };
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let _commit = live.commit.lock();
         let _gate = live.gate.write();
         live.require_whole()?;
@@ -264,7 +301,7 @@ impl Engine {
         if !is_complete {
             return outcome;
         }
-        live.stats.committed_for(cause);
+        cause.count(&live.stats);
         if live.subvolumes.has_deleted() {
             live.pressure.press();
         }
@@ -322,7 +359,7 @@ impl Live {
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
-        transaction.dirty.move_to(&volume.cache, dirty::changes_little);
+        transaction.dirty.move_to(&volume.cache, changes_little);
         self.phases.write().is_complete = true;
         self.tell_of_commit();
         // Before anything is free again: whoever still follows old pointers then knows to begin anew.

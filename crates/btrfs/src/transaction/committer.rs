@@ -163,6 +163,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::{in_memory, xattr};
+    use crate::tree::Blocks as _;
     use crate::{Filesystem, OpenOptions};
 
     const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };

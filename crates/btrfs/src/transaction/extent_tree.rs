@@ -32,7 +32,8 @@ use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
 use crate::storage::malformed;
-use crate::tree::{Cursor, ItemEdit, Tree};
+use crate::transaction::Tree;
+use crate::tree::{Cursor, ItemEdit};
 use verify::{keyed_owner, names, wrong};
 
 /// An item of the extent tree, taken apart.

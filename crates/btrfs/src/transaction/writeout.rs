@@ -25,8 +25,8 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Sup
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::dirty::Latch;
 use super::{Live, Transaction};
+use crate::block::Latch;
 use crate::block::TreeBlock;
 use crate::cores;
 use crate::engine::Engine;

@@ -53,6 +53,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::bare;
+    use crate::tree::Blocks as _;
     use crate::{OpenOptions, Volume};
 
     const OBJECT: u64 = 1 << 20;

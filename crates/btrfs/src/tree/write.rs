@@ -50,168 +50,113 @@ mod shared;
 mod tests;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, resize_item};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
+use offshoot_vfs::{Error, Result};
 
-use offshoot_btrfs_format::{Generation, Key, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
-
-use super::TreeRoot;
-use crate::block::TreeBlock;
-use crate::delayed::Hold;
-use crate::subvolume::StoredRoot;
+use super::{Blocks, TreeRoot};
+use crate::block::{ReadLatch, TreeBlock, WriteLatch};
+use crate::stats::Counters;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::transaction::{Counters, Handle};
 use edits::Edits;
 pub(crate) use edits::ItemEdit;
 use merge::Merged;
 use path::{Found, bytes};
 
-/// A tree that can change: the place of its root, behind the lock above all latches.
-#[derive(Debug)]
-pub(crate) struct Tree {
-    pub(crate) id: TreeId,
-    /// The transaction that took the last snapshot of it: only blocks up to this one may be shared.
-    last_snapshot: AtomicU64,
-    /// Whether it is a subvolume that may not be changed.
-    is_read_only: AtomicBool,
-    /// Whether it is a subvolume without a name. Who has files of it open can go on with them.
-    is_removed: AtomicBool,
-    /// Whether it is a subvolume that was deleted, and nobody has files of it open.
-    is_deleted: AtomicBool,
-    /// How often its files are open. Nothing is locked under it.
-    opens: parking_lot::Mutex<u64>,
-    pub(crate) root: RwLock<TreeRoot>,
-    /// What its blocks take, in bytes.
-    pub(crate) used: AtomicU64,
-    /// What is reserved for items that are queued for it.
-    pub(crate) hold: Hold,
+/// How writers of a tree latch what is above a leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latching {
+    /// All writers take exclusive latches all the way down. Else those do whose change reaches further than the block above the leaf.
+    pub exclusive: bool,
+    /// When an insertion lets go of what is above.
+    pub unlock: Unlock,
 }
 
-impl Tree {
-    /// The tree as it is stored.
-    pub(crate) fn new(stored: &StoredRoot) -> Self {
-        Self {
-            id: stored.root.id,
-            last_snapshot: AtomicU64::new(stored.last_snapshot.0),
-            is_read_only: AtomicBool::new(stored.is_read_only),
-            is_removed: AtomicBool::new(false),
-            is_deleted: AtomicBool::new(false),
-            opens: parking_lot::Mutex::new(0),
-            root: RwLock::new(stored.root),
-            used: AtomicU64::new(stored.used_bytes),
-            hold: Hold::new(stored.used_bytes),
-        }
-    }
-
-    /// Its root, which nobody replaces meanwhile.
-    pub(crate) fn share_root(&self, stats: &Counters) -> RwLockReadGuard<'_, TreeRoot> {
-        stats.lock_shared(self.root.try_read(), || self.root.read())
-    }
-
-    /// Its root, to be replaced.
-    fn take_root(&self, stats: &Counters) -> RwLockWriteGuard<'_, TreeRoot> {
-        stats.lock(self.root.try_write(), || self.root.write())
-    }
-
-    /// The transaction that took the last snapshot of it.
-    pub(crate) fn last_snapshot(&self) -> Generation {
-        Generation(self.last_snapshot.load(Ordering::Relaxed))
-    }
-
-    /// A snapshot is taken of it, by whoever shut the gate.
-    pub(crate) fn set_last_snapshot(&self, generation: Generation) {
-        self.last_snapshot.store(generation.0, Ordering::Relaxed);
-    }
-
-    /// It may be changed from now on, or not any more. The caller shut the gate.
-    pub(crate) fn set_read_only(&self, is_read_only: bool) {
-        self.is_read_only.store(is_read_only, Ordering::Release);
-    }
-
-    /// It has no name any more, by whoever shut the gate.
-    pub(crate) fn set_removed(&self) {
-        self.is_removed.store(true, Ordering::Release);
-    }
-
-    /// Whether it has no name any more.
-    pub(crate) fn is_removed(&self) -> bool {
-        self.is_removed.load(Ordering::Acquire)
-    }
-
-    /// A file of it is opened once more.
-    ///
-    /// # Errors
-    /// `ENOENT` when it was deleted.
-    pub(crate) fn open_file(&self) -> Result<()> {
-        let mut opens = self.opens.lock();
-        self.require_alive()?;
-        *opens += 1;
-        Ok(())
-    }
-
-    /// A file of it is open once less. Whether that was the last of a subvolume without a name, which ends then.
-    pub(crate) fn close_file(&self) -> bool {
-        let mut opens = self.opens.lock();
-        *opens = opens.saturating_sub(1);
-        *opens == 0 && self.is_removed()
-    }
-
-    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate: nobody but who drops its blocks looks at it any more.
-    /// Whether that is so since now.
-    pub(crate) fn end(&self) -> bool {
-        let opens = self.opens.lock();
-        *opens == 0 && self.is_removed() && !self.is_deleted.swap(true, Ordering::AcqRel)
-    }
-
-    /// Whether it was deleted.
-    pub(crate) fn is_deleted(&self) -> bool {
-        self.is_deleted.load(Ordering::Acquire)
-    }
-
-    /// `ENOENT` when it was deleted.
-    pub(crate) fn require_alive(&self) -> Result<()> {
-        if self.is_deleted() {
-            return Err(Error::posix(Errno::NOENT, format!("subvolume {}", self.id)));
-        }
-        Ok(())
-    }
-
-    /// `ENOENT` when it has no name any more.
-    pub(crate) fn require_name(&self) -> Result<()> {
-        if self.is_removed() {
-            return Err(Error::posix(Errno::NOENT, format!("the name of subvolume {}", self.id)));
-        }
-        Ok(())
-    }
-
-    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What is found under a handle holds
-    /// until that is dropped.
-    pub(crate) fn require_writable(&self) -> Result<()> {
-        self.require_alive()?;
-        if self.is_read_only.load(Ordering::Acquire) {
-            return Err(Error::posix(Errno::ROFS, format!("subvolume {}", self.id)));
-        }
-        Ok(())
-    }
+/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with room whose
+/// first key stays what it is lets go of anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unlock {
+    /// Before the leaf is searched: its first key and its free space say enough.
+    #[default]
+    BeforeSearch,
+    /// When the search has told where the item goes.
+    AfterSearch,
+    /// When the item is in its place.
+    AfterChange,
 }
 
-/// Changes to one tree, on behalf of a transaction handle.
+/// The tree that a [`TreeWriter`] changes, and the blocks of it that may be changed.
+pub(crate) trait Owns {
+    /// The place of its root, behind the lock above all latches.
+    fn root(&self) -> &RwLock<TreeRoot>;
+
+    /// Where its blocks are found that may not be changed yet.
+    fn blocks(&self) -> &dyn Blocks;
+
+    /// Which tree it is.
+    fn id(&self) -> TreeId;
+
+    /// The size of its blocks, in bytes.
+    fn node_size(&self) -> u32;
+
+    /// The transaction that new blocks belong to.
+    fn generation(&self) -> Generation;
+
+    /// How writers latch what is above a leaf.
+    fn latching(&self) -> Latching;
+
+    /// What is counted.
+    fn stats(&self) -> &Counters;
+
+    /// Whether the block that a pointer leads to may be changed.
+    fn owns(&self, generation: Generation, logical: Logical) -> bool;
+
+    /// Takes the latch of a block that may be changed.
+    fn latch(&self, logical: Logical) -> Result<WriteLatch>;
+
+    /// Takes the latch of a block that may be changed, to read it.
+    fn latch_shared(&self, logical: Logical) -> Result<ReadLatch>;
+
+    /// Makes an empty block.
+    fn new_block(&self, level: u8) -> Result<WriteLatch>;
+
+    /// Copies a committed block to a new address, where it may be changed.
+    fn copy_block(&self, old: &TreeBlock) -> Result<WriteLatch>;
+
+    /// Frees a block that may be changed.
+    fn free_block(&self, block: WriteLatch) -> Result<()>;
+
+    /// Notes that the root moved.
+    fn root_changed(&self, root: &TreeRoot);
+}
+
+/// Changes to one tree.
 pub(crate) struct TreeWriter<'a> {
-    handle: &'a Handle<'a>,
-    tree: &'a Tree,
+    owner: &'a dyn Owns,
 }
 
 impl<'a> TreeWriter<'a> {
-    pub(crate) fn new(handle: &'a Handle<'a>, tree: &'a Tree) -> Self {
-        Self { handle, tree }
+    pub(crate) fn new(owner: &'a dyn Owns) -> Self {
+        Self { owner }
     }
 
     fn id(&self) -> TreeId {
-        self.tree.id
+        self.owner.id()
     }
 
     fn node_size(&self) -> u32 {
-        self.handle.volume().superblock().node_size
+        self.owner.node_size()
+    }
+
+    /// The root, which nobody replaces meanwhile.
+    fn share_root(&self) -> RwLockReadGuard<'a, TreeRoot> {
+        let root = self.owner.root();
+        self.owner.stats().lock_shared(root.try_read(), || root.read())
+    }
+
+    /// The root, to be replaced.
+    fn take_root(&self) -> RwLockWriteGuard<'a, TreeRoot> {
+        let root = self.owner.root();
+        self.owner.stats().lock(root.try_write(), || root.write())
     }
 
     /// Inserts an item.
@@ -267,7 +212,7 @@ impl<'a> TreeWriter<'a> {
     fn put(&self, mut found: Found<'a>, key: Key, data: &[u8]) -> Result<()> {
         let free = leaf_free(found.leaf.bytes());
         if !found.exists {
-            self.handle.stats().inserted();
+            self.owner.stats().inserted();
         }
         if found.exists && data.len() <= free + found.leaf.data(found.slot).len() {
             let block = bytes(&mut found.leaf);

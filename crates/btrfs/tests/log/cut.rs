@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::BlockDevice;
@@ -121,7 +121,7 @@ fn assert_sums_apart(volume: &Volume, what: &str) {
     let (objectid, item_type) = (objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM);
     for log in volume.log_trees().expect("the logs are in order") {
         let first = Key::new(objectid, item_type, 0);
-        let mut cursor = Cursor::seek(volume, log.root, first).expect("it can be read");
+        let mut cursor = volume.cursor(log.root, first).expect("it can be read");
         let mut end = 0;
         while let Some((key, data)) = cursor.item_of(objectid, item_type) {
             assert!(key.offset >= end, "{what}: checksums at {key} and up to {end}");

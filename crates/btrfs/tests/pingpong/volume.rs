@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use offshoot_btrfs::{
-    Compress, Cursor, Engine, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs,
+    Compress, Engine, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs,
 };
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
@@ -129,7 +129,7 @@ pub(crate) fn without_checksums(volume: &Engine) -> HashSet<FileId> {
     let subvolumes = volume.subvolumes().map(|info| info.expect("a subvolume").id);
     for id in subvolumes.collect::<Vec<_>>() {
         let root = volume.tree(id).expect("it has a root");
-        let mut cursor = Cursor::seek(volume, root, Key::MIN).expect("it reads");
+        let mut cursor = volume.cursor(root, Key::MIN).expect("it reads");
         while let Some((key, data)) = cursor.item() {
             if key.item_type == ItemType::INODE_ITEM {
                 let item = InodeItem::view(data).expect("an inode item");

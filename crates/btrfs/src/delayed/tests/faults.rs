@@ -9,6 +9,7 @@ use super::bounds::fall_asleep;
 use super::*;
 use crate::Report;
 use crate::transaction::Live;
+use crate::tree::Blocks;
 
 /// A volume with this many files in its root, on the devices, and its device.
 fn with_files(files: u64) -> Arc<CheckedDevice> {

@@ -75,7 +75,7 @@ fn nothing_goes_past_what_waits_in_its_node() {
     let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
     let stored = || {
         let root = volume.tree(TreeId::FS).expect("it is there");
-        crate::tree::with_item(volume, root, key, |data| Ok(data.to_vec())).expect("it reads")
+        crate::tree::with_item(&***volume, root, key, |data| Ok(data.to_vec())).expect("it reads")
     };
     {
         let handle = volume.join_to_remove().expect("removing always works");

@@ -14,7 +14,7 @@ use offshoot_vfs::{
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::{in_memory, in_memory_of};
-use crate::tree::with_item;
+use crate::tree::{Blocks, with_item};
 use crate::{Compress, Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
@@ -221,7 +221,7 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     let written = fs.write(small, 2 * SECTOR as u64, &[8; 2 * SECTOR], AT);
     fs.sync().expect("a commit");
     let key = Key::new(small.ino, ItemType::EXTENT_DATA, 0);
-    let is_inline = with_item(&volume, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
+    let is_inline = with_item(&**volume, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
         Ok(matches!(FileExtent::parse(data).expect("an extent").body, FileExtentBody::Inline(_)))
     });
     let is_inline = is_inline.expect("it reads").expect("it has data");

@@ -19,7 +19,6 @@ use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Result, Tim
 
 use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, Owner, Record};
 use crate::test_volumes::{edit, patch_leaf};
-use crate::tree::Cursor;
 use crate::{Filesystem, OpenOptions, Report, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -86,7 +85,7 @@ fn top<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
 fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
     let mut found = Vec::new();
     let first = Key::new(0, ItemType::EXTENT_ITEM, 0);
-    let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT).unwrap(), first).unwrap();
+    let mut cursor = volume.cursor(volume.tree(TreeId::EXTENT).unwrap(), first).unwrap();
     while let Some((key, data)) = cursor.item() {
         if matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
             let record = Record::parse(key, data).unwrap();
@@ -529,7 +528,7 @@ fn space_that_is_shown_as_free_and_is_not() {
     let extent = extent_of(&fs, "alone").key;
     let behind = Key::new(extent.objectid + extent.offset, ItemType::FREE_SPACE_EXTENT, 0);
     let root = fs.volume().tree(TreeId::FREE_SPACE).unwrap();
-    let free = Cursor::seek(fs.volume(), root, behind).unwrap().item().unwrap().0;
+    let free = fs.volume().cursor(root, behind).unwrap().item().unwrap().0;
     drop(fs);
     assert_eq!((free.objectid, free.item_type), (behind.objectid, behind.item_type));
     let wider = Key::new(extent.objectid, free.item_type, free.offset + extent.offset);

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::REQUEST_BYTES;
 use crate::block::TreeBlock;
 use crate::test_volumes::bare_of;
+use crate::tree::Blocks;
 use crate::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 
 const NODE_SIZE: u32 = 16384;

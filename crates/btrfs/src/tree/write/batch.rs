@@ -21,8 +21,8 @@ use super::merge::{Merged, Sources};
 use super::path::Path;
 use super::remove::is_sparse;
 use crate::block::TreeBlock;
-use crate::engine::Unlock;
-use crate::transaction::WriteLatch;
+use crate::block::WriteLatch;
+use crate::tree::Unlock;
 
 /// What came of edits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     fn count(&self, applied: &Applied) {
-        let stats = self.handle.stats();
+        let stats = self.owner.stats();
         stats.batched();
         stats.inserted_in_batch(applied.inserted);
         stats.replaced_in_batch(applied.replaced);
@@ -129,13 +129,13 @@ impl<'a> TreeWriter<'a> {
         if leaf.is_empty() || edits.key(0) < leaf.key(0) {
             return Ok(None);
         }
-        let unlock = self.handle.latching().unlock;
+        let unlock = self.owner.latching().unlock;
         let edits = edits.below(path.upper);
         // Their sizes say that they fit, and leave its first key and its place in the tree alone.
         let is_sure = edits.surely_fit(leaf_free(leaf.bytes()));
         if is_sure && unlock == Unlock::BeforeSearch {
             path.release();
-            self.handle.stats().unlocked_early();
+            self.owner.stats().unlocked_early();
         }
         let merged = Merged::new(&leaf, edits, capacity(&leaf));
         if !is_sure && (merged.edits < edits.len() || !stays(&leaf, edits, &merged)) {

@@ -14,7 +14,7 @@ use super::batch::Applied;
 use super::edits::Edits;
 use super::path::bytes;
 use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
+use crate::block::WriteLatch;
 
 /// Where the items of a run are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

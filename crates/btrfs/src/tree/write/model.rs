@@ -23,7 +23,6 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
-use crate::tree::Cursor;
 use crate::{Latching, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
@@ -169,7 +168,7 @@ fn item(random: &mut Random) -> Vec<u8> {
 
 fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let cursor = Cursor::seek(volume, root, key(number)).expect("a search");
+    let cursor = volume.cursor(root, key(number)).expect("a search");
     let found = cursor.item().filter(|(found, _)| *found == key(number));
     assert_eq!(found.map(|(_, data)| data), expected.map(|data| &data[..]), "item {number}");
 }
@@ -177,7 +176,7 @@ fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
 /// Reads all items: keys only ascend, and what no writer touches is there.
 fn read(volume: &Volume, untouched: &[u64]) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    let mut cursor = volume.cursor(root, key(0)).expect("a search");
     let (mut last, mut seen) = (None, Vec::new());
     while let Some((found, _)) = cursor.item_of(OBJECT, ItemType::STRING_ITEM) {
         assert!(last < Some(found), "{found} after {last:?}");
@@ -190,7 +189,7 @@ fn read(volume: &Volume, untouched: &[u64]) {
 
 fn compare(volume: &Volume, model: &Model) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    let mut cursor = volume.cursor(root, key(0)).expect("a search");
     for (number, data) in model {
         let found = cursor.item_of(OBJECT, ItemType::STRING_ITEM);
         assert_eq!(found, Some((key(*number), &data[..])), "item {number}");

@@ -6,10 +6,10 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use crate::block::TreeBlock;
-use crate::engine::Unlock;
+use crate::block::{ReadLatch, WriteLatch};
 use crate::sync::RwLockWriteGuard;
-use crate::transaction::{ReadLatch, WriteLatch};
 use crate::tree::TreeRoot;
+use crate::tree::Unlock;
 use crate::tree::descent::Descent;
 
 /// A block on the way that something below may still change.
@@ -80,16 +80,16 @@ pub(super) struct Found<'t> {
 impl<'a> TreeWriter<'a> {
     /// Takes the root lock and the root block, which the transaction owns afterwards.
     pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
-        let mut top = self.tree.take_root(self.handle.stats());
-        if self.handle.owns(self.id(), top.generation, top.logical) {
-            let block = self.handle.latch(self.id(), top.logical)?;
+        let mut top = self.take_root();
+        if self.owner.owns(top.generation, top.logical) {
+            let block = self.owner.latch(top.logical)?;
             return Ok((top, block));
         }
-        let old = self.handle.volume().block(&top.expected())?;
-        let block = self.handle.copy_block(self.tree, &old)?;
+        let old = self.owner.blocks().block(&top.expected())?;
+        let block = self.owner.copy_block(&old)?;
         top.logical = address(&block);
-        top.generation = self.handle.generation();
-        self.handle.root_changed(&top);
+        top.generation = self.owner.generation();
+        self.owner.root_changed(&top);
         Ok((top, block))
     }
 
@@ -139,7 +139,7 @@ impl<'a> TreeWriter<'a> {
         slot: usize,
         look: impl FnOnce(&TreeBlock) -> T,
     ) -> Result<T> {
-        let child = self.handle.volume().block(&node.child_expected(slot, self.id()))?;
+        let child = self.owner.blocks().block(&node.child_expected(slot, self.id()))?;
         Ok(look(&child))
     }
 
@@ -164,14 +164,14 @@ impl<'a> TreeWriter<'a> {
     pub(super) fn lock_child(&self, node: &mut WriteLatch, slot: usize) -> Result<WriteLatch> {
         let pointer = node.pointers()[slot];
         let generation = Generation(pointer.generation.get());
-        if self.handle.owns(self.id(), generation, pointer.logical()) {
-            return self.handle.latch(self.id(), pointer.logical());
+        if self.owner.owns(generation, pointer.logical()) {
+            return self.owner.latch(pointer.logical());
         }
-        let old = self.handle.volume().child(node, slot, self.id())?;
-        let block = self.handle.copy_block(self.tree, &old)?;
+        let old = self.owner.blocks().child(node, slot, self.id())?;
+        let block = self.owner.copy_block(&old)?;
         let pointer = pointer_mut(bytes(node), slot);
         pointer.blockptr = address(&block).0.into();
-        pointer.generation = self.handle.generation().0.into();
+        pointer.generation = self.owner.generation().0.into();
         Ok(block)
     }
 
@@ -189,16 +189,16 @@ impl<'a> TreeWriter<'a> {
         }
         let first = leaf.key(0);
         let may_unlock = has_room && key >= first;
-        if may_unlock && self.handle.latching().unlock == Unlock::BeforeSearch {
+        if may_unlock && self.owner.latching().unlock == Unlock::BeforeSearch {
             path.release();
-            self.handle.stats().unlocked_early();
+            self.owner.stats().unlocked_early();
         }
         let (slot, exists) = match key.cmp(&first) {
             std::cmp::Ordering::Less => (0, false),
             std::cmp::Ordering::Equal => (0, true),
             std::cmp::Ordering::Greater => leaf.search_from(1, key),
         };
-        if may_unlock && self.handle.latching().unlock == Unlock::AfterSearch {
+        if may_unlock && self.owner.latching().unlock == Unlock::AfterSearch {
             path.release();
         }
         Found { path, leaf, slot, exists }

@@ -15,7 +15,7 @@ use offshoot_vfs::Result;
 use super::TreeWriter;
 use super::path::{Path, Step, address, bytes, merged_capacity};
 use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
+use crate::block::WriteLatch;
 
 /// The slots of a leaf with keys from `from` to `to`, both included.
 fn slots(leaf: &TreeBlock, from: Key, to: Key) -> (usize, usize) {
@@ -88,8 +88,8 @@ impl<'a> TreeWriter<'a> {
         let top = path.top.as_mut().expect("a root with one pointer is not safe");
         top.logical = address(&child);
         top.level = child.header().level;
-        self.handle.root_changed(top);
-        self.handle.free_block(self.id(), root)?;
+        self.owner.root_changed(top);
+        self.owner.free_block(root)?;
         Ok(child)
     }
 
@@ -112,8 +112,8 @@ impl<'a> TreeWriter<'a> {
                 remove_pointers(bytes(parent), *at + 1, *at + 2);
                 path.upper =
                     if *at + 1 < parent.len() { Some(parent.key(*at + 1)) } else { *upper };
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), right)?;
+                self.owner.stats().merged();
+                self.owner.free_block(right)?;
                 return Ok(node);
             }
         }
@@ -125,8 +125,8 @@ impl<'a> TreeWriter<'a> {
                 copy_pointers(bytes(&mut left), end, node.bytes(), 0, node.len());
                 remove_pointers(bytes(parent), *at, *at + 1);
                 *at -= 1;
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), node)?;
+                self.owner.stats().merged();
+                self.owner.free_block(node)?;
                 return Ok(left);
             }
         }
@@ -139,7 +139,7 @@ impl<'a> TreeWriter<'a> {
             if path.above.is_empty() {
                 return Ok(());
             }
-            self.handle.free_block(self.id(), leaf)?;
+            self.owner.free_block(leaf)?;
             return self.remove_pointer(path);
         }
         if is_sparse(&leaf, used(&leaf)) {
@@ -159,8 +159,8 @@ impl<'a> TreeWriter<'a> {
             if has_room(&left) {
                 let end = left.len();
                 copy_items(bytes(&mut left), end, leaf.bytes(), 0, leaf.len());
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), leaf)?;
+                self.owner.stats().merged();
+                self.owner.free_block(leaf)?;
                 return self.remove_pointer(path);
             }
         }
@@ -172,8 +172,8 @@ impl<'a> TreeWriter<'a> {
                 let end = leaf.len();
                 copy_items(bytes(&mut leaf), end, right.bytes(), 0, right.len());
                 *at += 1;
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), right)?;
+                self.owner.stats().merged();
+                self.owner.free_block(right)?;
                 return self.remove_pointer(path);
             }
         }
@@ -191,13 +191,13 @@ impl<'a> TreeWriter<'a> {
                 return Ok(());
             }
             if path.above.is_empty() {
-                let leaf = self.handle.new_block(self.id(), 0)?;
+                let leaf = self.owner.new_block(0)?;
                 let top = path.top.as_mut().expect("a root that runs empty was not safe");
                 top.logical = address(&leaf);
                 top.level = 0;
-                self.handle.root_changed(top);
+                self.owner.root_changed(top);
             }
-            self.handle.free_block(self.id(), node)?;
+            self.owner.free_block(node)?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ use super::edits::Edits;
 use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
 use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
+use crate::block::WriteLatch;
 
 /// The most leaves that one way down adds: whoever waits for what is latched above them waits so long.
 const MOST_LEAVES: usize = 32;
@@ -139,10 +139,10 @@ impl<'a> TreeWriter<'a> {
     ) -> Result<()> {
         let mut pointers = Vec::with_capacity(parts.len() - 1);
         for part in &parts[1..] {
-            let mut right = self.handle.new_block(self.id(), 0)?;
+            let mut right = self.owner.new_block(0)?;
             part.fill(bytes(&mut right), sources);
             pointers.push(self.pointer_to(&right, right.key(0)));
-            self.handle.stats().split();
+            self.owner.stats().split();
         }
         parts[0].replace(leaf, sources);
         path.set_first_key(leaf.key(0));
@@ -187,7 +187,7 @@ impl<'a> TreeWriter<'a> {
                 other.replace(&mut sibling, sources);
                 path.set_first_key(leaf.key(0));
             }
-            self.handle.stats().pushed();
+            self.owner.stats().pushed();
             return Ok(true);
         }
         Ok(false)
@@ -195,12 +195,12 @@ impl<'a> TreeWriter<'a> {
 
     /// Puts a new root above `block`, the root so far, below which `first` is the first key.
     fn add_level(&self, path: &mut Path<'a>, block: &WriteLatch, first: Key) -> Result<()> {
-        let mut root = self.handle.new_block(self.id(), block.header().level + 1)?;
+        let mut root = self.owner.new_block(block.header().level + 1)?;
         insert_pointers(bytes(&mut root), 0, &[self.pointer_to(block, first)]);
         let top = path.top.as_mut().expect("the root lock is held where the root may change");
         top.logical = address(&root);
         top.level = root.header().level;
-        self.handle.root_changed(top);
+        self.owner.root_changed(top);
         path.above.push(Step { node: root, slot: 0, upper: None });
         Ok(())
     }
@@ -209,7 +209,7 @@ impl<'a> TreeWriter<'a> {
         KeyPtr {
             key: key.into(),
             blockptr: address(block).0.into(),
-            generation: self.handle.generation().0.into(),
+            generation: self.owner.generation().0.into(),
         }
     }
 
@@ -227,14 +227,14 @@ impl<'a> TreeWriter<'a> {
         let count = node.len();
         let at_right_edge = path.upper.is_none() && key > node.key(count - 1);
         let cut = if at_right_edge { count - 1 } else { count / 2 };
-        let mut right = self.handle.new_block(self.id(), node.header().level)?;
+        let mut right = self.owner.new_block(node.header().level)?;
         copy_pointers(bytes(&mut right), 0, node.bytes(), cut, count);
         remove_pointers(bytes(&mut node), cut, count);
         let middle = right.key(0);
         let pointer = self.pointer_to(&right, middle);
         let parent = path.above.last_mut().expect("the root has one now, the others had");
         insert_pointers(bytes(&mut parent.node), parent.slot + 1, &[pointer]);
-        self.handle.stats().split();
+        self.owner.stats().split();
         if key < middle {
             path.upper = Some(middle);
             return Ok(node);

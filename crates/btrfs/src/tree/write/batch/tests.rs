@@ -11,6 +11,7 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use super::{Applied, ItemEdit};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
+use crate::tree::Blocks;
 use crate::{OpenOptions, Volume};
 
 const NODE_SIZE: u32 = 16384;

@@ -22,8 +22,8 @@ use offshoot_btrfs_format::block::Item;
 use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
-use super::stats::Counters;
-use crate::block::{BlockCache, TreeBlock};
+use super::{BlockCache, TreeBlock};
+use crate::stats::Counters;
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
 /// A dirty block.

@@ -21,7 +21,7 @@ use offshoot_btrfs_format::{Generation, Logical, TreeId};
 #[cfg(feature = "shuttle")]
 use shuttle::thread_local;
 
-use crate::block::TreeBlock;
+use super::TreeBlock;
 
 thread_local! {
     static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };
@@ -137,14 +137,14 @@ impl Drop for Looking {
 
 /// That the thread has a transaction handle. Handles do not move between threads.
 #[derive(Debug)]
-pub(super) struct Joined(());
+pub(crate) struct Joined(());
 
 impl Joined {
     /// The thread is about to join.
     ///
     /// # Panics
     /// When it has a handle already.
-    pub(super) fn first() -> Self {
+    pub(crate) fn first() -> Self {
         require_no_handle();
         HAS_HANDLE.with(|has| has.set(true));
         Self(())

@@ -5,10 +5,6 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::delayed::FlushedBy;
-use crate::engine::Engine;
-use crate::log::Obstacle;
-
 /// Shards of the counters: about as many as threads that count at once.
 const SHARDS: usize = 16;
 
@@ -44,16 +40,6 @@ impl Counters {
             self.shared_lock_waited();
             wait()
         })
-    }
-
-    /// A set of delayed items was flushed.
-    pub(crate) fn flushed_by(&self, who: FlushedBy) {
-        match who {
-            FlushedBy::Background => self.flushed_in_background(),
-            FlushedBy::Writer => self.flushed_by_writer(),
-            FlushedBy::Commit => self.flushed_by_commit(),
-            FlushedBy::Fsync => self.flushed_by_fsync(),
-        }
     }
 }
 
@@ -257,75 +243,6 @@ counters! {
         delayed_peak_bytes, note_backlog();
         /// The most metadata that was reserved at a time, in bytes.
         metadata_reserved_peak, note_metadata_reserved();
-    }
-}
-
-/// Why a commit is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// Somebody asked for it.
-    Asked,
-    /// It was time.
-    Time,
-    /// There were many dirty tree blocks.
-    DirtyBlocks,
-    /// Somebody needs room.
-    Space,
-    /// A snapshot is taken of what was changed.
-    Snapshot,
-    /// An fsync could not be logged.
-    Fsync,
-    /// A member failed, or could not be written, in the commit before.
-    Member,
-}
-
-impl Counters {
-    /// Counts a commit for its cause.
-    pub(crate) fn committed_for(&self, cause: Cause) {
-        match cause {
-            Cause::Asked => self.committed_asked(),
-            Cause::Time => self.committed_by_time(),
-            Cause::DirtyBlocks => self.committed_dirty_blocks(),
-            Cause::Space => self.committed_for_space(),
-            Cause::Snapshot => self.committed_for_snapshot(),
-            Cause::Fsync => self.committed_for_fsync(),
-            Cause::Member => self.committed_for_member(),
-        }
-    }
-
-    /// Counts an fsync that makes a commit.
-    pub(crate) fn not_logged_for(&self, obstacle: Obstacle) {
-        match obstacle {
-            // Who writes no logs does not ask for one.
-            Obstacle::Off => {}
-            Obstacle::NewChunk => self.committed_new_chunk(),
-            Obstacle::Subvolumes => self.committed_subvolumes(),
-            Obstacle::DirectoryMoved => self.committed_directory_moved(),
-            Obstacle::Exchanged => self.committed_exchanged(),
-            Obstacle::DirectoryRemoved => self.committed_directory_removed(),
-            Obstacle::Clones => self.committed_clones(),
-            Obstacle::NameTaken => self.committed_name_taken(),
-            Obstacle::ManyNames => self.committed_many_names(),
-            Obstacle::NewFeature => self.committed_new_feature(),
-            Obstacle::Contended => self.committed_contended(),
-            Obstacle::NoRoom => self.committed_without_room(),
-            Obstacle::TooMuch => self.committed_too_much(),
-            Obstacle::LargeLog => self.committed_large_log(),
-            Obstacle::Cheaper => self.committed_cheaper(),
-            Obstacle::Failed => self.committed_failed(),
-            Obstacle::MemberFailed => self.committed_failed_member(),
-        }
-    }
-}
-
-impl Engine {
-    /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        let Some(live) = self.live_part() else { return Stats::default() };
-        live.stats.note_backlog(live.delayed.peak_bytes());
-        live.stats.note_metadata_reserved(live.space.metadata_reserved_peak());
-        live.stats.read()
     }
 }
 
