@@ -9,6 +9,7 @@ mod bench;
 mod campaign;
 mod counts;
 mod demo;
+mod floors;
 mod licences;
 mod man;
 mod setup;

@@ -38,9 +38,9 @@ pub struct OpenOptions {
     /// written begins to write at half of it, and lets nobody change more at all of it.
     pub dirty_bytes: u64,
     /// How the data of files is compressed that do not say so themselves; `None` for not at all.
-    pub compress: Option<crate::Compress>,
+    pub compress: Option<crate::inode::compression::Compress>,
     /// How the data of new files is stored.
-    pub new_files: crate::NewFiles,
+    pub new_files: crate::inode::create::NewFiles,
     /// The largest file that is kept in its extent item, in bytes; 0 for none. More than there is room for in an item counts as that.
     pub max_inline: u64,
     /// Whether fsync writes the tree log where that is possible, instead of committing. The mount option `notreelog` of the kernel is the opposite
@@ -81,7 +81,7 @@ impl Default for OpenOptions {
             reporter: None,
             dirty_bytes: 64 << 20,
             compress: None,
-            new_files: crate::NewFiles::default(),
+            new_files: crate::inode::create::NewFiles::default(),
             max_inline: 2048,
             tree_log: true,
             discard: false,
