@@ -37,7 +37,6 @@ const FLOORS: &[&[&str]] = &[
 /// is added.
 const STILL_UP: &[(&str, &str)] = &[
     ("space", "inode"),
-    ("space", "log"),
     ("space", "transaction"),
     ("space", "engine"),
     ("transaction", "quota"),
@@ -50,12 +49,9 @@ const STILL_UP: &[(&str, &str)] = &[
     ("quota", "engine"),
     ("delayed", "engine"),
     ("data", "inode"),
-    ("data", "log"),
     ("data", "engine"),
     ("inode", "subvolume"),
-    ("inode", "log"),
     ("inode", "engine"),
-    ("subvolume", "log"),
     ("subvolume", "engine"),
     ("log", "engine"),
 ];

@@ -70,7 +70,7 @@ use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 pub use failure::LogFailure;
 pub(crate) use fsync::{Wanted, committed_root, fsync};
-pub(crate) use running::{Log, Obstacle};
+pub(crate) use running::Log;
 pub use zero::LostLog;
 
 /// The log of one subvolume.

@@ -32,6 +32,7 @@ mod commit;
 mod committer;
 mod device_stats;
 mod extent_tree;
+mod obstacle;
 mod refs;
 #[cfg(test)]
 mod tests;
@@ -51,15 +52,16 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 #[cfg(debug_assertions)]
-use crate::block::lock_order;
-use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
+use crate::block::{
+    DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared, lock_order,
+};
 use crate::counter::Stop;
 use crate::delayed::{Delayed, Queue};
 use crate::engine::{Engine, OpenOptions};
 use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
-use crate::log::{Log, Obstacle};
+use crate::log::Log;
 use crate::quota::{Quotas, Usage};
 use crate::space::{self, Freed, Purpose, Reservation, Space};
 use crate::stats::Counters;
@@ -69,6 +71,7 @@ use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub(crate) use changing::{Changing, Tree};
 pub(crate) use commit::Cause;
 pub(crate) use committer::{Committer, Signal};
+pub(crate) use obstacle::Obstacle;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 
@@ -576,7 +579,7 @@ impl<'v> Handle<'v> {
         self.live.new_features.fetch_or(feature.0, Ordering::Relaxed);
         if self.live.superblock.lock().incompat_flags.get() & feature.0 != feature.0 {
             // A log is written with the superblock of the last commit.
-            self.log().obstruct(Obstacle::NewFeature);
+            self.obstruct(Obstacle::NewFeature);
         }
     }
 
@@ -608,6 +611,12 @@ impl<'v> Handle<'v> {
     /// What the transaction did that quotas count.
     pub(crate) fn usage(&self) -> &Usage {
         &self.transaction.usage
+    }
+
+    /// From here on each fsync makes a commit, until there is one: no log can tell of what the
+    /// transaction does.
+    pub(crate) fn obstruct(&self, obstacle: Obstacle) {
+        self.log().obstruct(obstacle);
     }
 
     /// The log of the running transaction.

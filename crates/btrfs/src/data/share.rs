@@ -7,9 +7,8 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
-use crate::log::Obstacle;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{ExtentKind, Handle, Obstacle, Owner};
 
 /// What a file got.
 #[derive(Debug, Default)]
@@ -41,7 +40,7 @@ pub(crate) fn share(
             continue;
         };
         if !preallocated && extent.generation == handle.generation() {
-            handle.log().obstruct(Obstacle::Clones);
+            handle.obstruct(Obstacle::Clones);
         }
         let from = key.offset.max(range.start);
         let Some(len) = range.end.min(*end).checked_sub(from).filter(|&len| len > 0) else {

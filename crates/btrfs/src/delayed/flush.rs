@@ -27,8 +27,7 @@ use super::{Delayed, Kind, NodeId};
 use crate::cores;
 use crate::engine::Engine;
 use crate::stats::Counters;
-use crate::transaction::Handle;
-use crate::transaction::Tree;
+use crate::transaction::{Handle, Tree};
 
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;

@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 use super::Delayed;
 use super::node::Load;
 use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
-use crate::transaction::Handle;
-use crate::transaction::Tree;
+use crate::transaction::{Handle, Tree};
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;

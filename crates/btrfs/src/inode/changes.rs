@@ -19,9 +19,7 @@ use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, is_delayed};
 use crate::engine::Engine;
-use crate::log::Log;
-use crate::transaction::Handle;
-use crate::transaction::Tree;
+use crate::transaction::{Handle, Tree};
 use crate::tree::TreeRoot;
 
 /// An item that is no inode item.
@@ -314,9 +312,9 @@ impl<'h, 'v> Changes<'h, 'v> {
         }
     }
 
-    /// What fsync wrote of the running transaction.
-    pub(super) fn log(&self) -> &Log {
-        self.handle.log()
+    /// The share in the running transaction that these belong to.
+    pub(super) fn handle(&self) -> &Handle<'_> {
+        self.handle
     }
 
     /// Puts everything into the tree.

@@ -121,7 +121,7 @@ impl Changes<'_, '_> {
             return Ok(next);
         }
         // A log may have the entries that were removed in the transaction.
-        let next = index_after_last(volume, dir)?.max(self.log().index_after_removed(dir));
+        let next = index_after_last(volume, dir)?.max(self.handle().log().index_after_removed(dir));
         let after = next.checked_add(1).ok_or_else(|| {
             Error::posix(Errno::NOSPC, format!("an index for one more entry of {dir}"))
         })?;

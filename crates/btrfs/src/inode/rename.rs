@@ -18,9 +18,9 @@ use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_
 use parking_lot::MutexGuard;
 
 use crate::engine::Engine;
-use crate::log::Obstacle;
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::subvolume;
+use crate::transaction::Obstacle;
 
 /// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
 /// reference, its inode, and two leaves of its items or its orphan item. An exchange changes as many: two entries, four indexes, four
@@ -156,7 +156,7 @@ fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> 
 /// Has fsync make a commit if a directory moves: a log tells nothing of what is above a file.
 fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
     if moved == FileType::Directory {
-        changes.log().obstruct(Obstacle::DirectoryMoved);
+        changes.handle().obstruct(Obstacle::DirectoryMoved);
     }
 }
 
@@ -175,7 +175,7 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
         changes.remove_entry(place, target, index, at)?;
     }
     // A log of one of them would leave the other in no place.
-    changes.log().obstruct(Obstacle::Exchanged);
+    changes.handle().obstruct(Obstacle::Exchanged);
     for (place, file) in [(to, moved), (from, other)] {
         let file_type = type_of(&changes.inode(file)?)?;
         let index = changes.next_index(place.dir)?;

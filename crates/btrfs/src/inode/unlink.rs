@@ -11,9 +11,9 @@ use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, lookup_once, placeholder_in, type_of};
 use crate::engine::Engine;
-use crate::log::Obstacle;
 use crate::report::Report;
 use crate::subvolume::delete::{Only, delete};
+use crate::transaction::Obstacle;
 
 /// What remains to be done when a name was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,9 +168,11 @@ impl Changes<'_, '_> {
             (true, true) if has_entries(self.volume(), file)? => return refuse(Errno::NOTEMPTY),
             _ => {}
         }
-        if is_directory && (item.generation.get() < self.generation().0 || self.log().is_used()) {
+        if is_directory
+            && (item.generation.get() < self.generation().0 || self.handle().log().is_used())
+        {
             // Who replays a log would find in it what was moved away.
-            self.log().obstruct(Obstacle::DirectoryRemoved);
+            self.handle().obstruct(Obstacle::DirectoryRemoved);
         }
         let target = Target::inode(file.ino, type_of(&item)?);
         let index = self.remove_name(file.ino, target, place)?;

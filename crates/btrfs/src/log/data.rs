@@ -22,9 +22,9 @@ use offshoot_vfs::Result;
 
 use super::ranges::Ranges;
 use super::record::{Record, Stop};
-use super::running::Obstacle;
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
 use crate::storage::malformed;
+use crate::transaction::Obstacle;
 use crate::tree::TreeRoot;
 
 /// Extent items that are looked at in one go.

@@ -15,14 +15,14 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
-use super::running::{Log, Obstacle, Trees};
+use super::running::{Log, Trees};
 use crate::block::DirtyBlocks;
 use crate::engine::Engine;
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, Handle, Live};
+use crate::transaction::{Cause, Handle, Live, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on the devices.

@@ -26,14 +26,14 @@ use zerocopy::IntoBytes;
 
 use super::names::{Name, is_of_names, names_of};
 use super::notes::MOST;
-use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply, put_run};
+use super::running::{Holder, Log, Logged, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
 use crate::engine::Engine;
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::space::Reservation;
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 use std::ops::ControlFlow;
 use std::time::Duration;

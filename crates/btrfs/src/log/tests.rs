@@ -8,10 +8,9 @@ use offshoot_device::BlockDevice;
 use offshoot_testkit::checked::CheckedDevice;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
 
-use super::Obstacle;
 use super::fsync::{committed_root, log_into};
 use crate::test_volumes::{edit_root, in_memory};
-use crate::transaction::Cause;
+use crate::transaction::{Cause, Obstacle};
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };

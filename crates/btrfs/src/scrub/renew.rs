@@ -26,8 +26,7 @@ use super::gather::{Committed, Content};
 use super::look::{Pages, cut};
 use super::{Run, ScrubFinding, ScrubOutcome};
 use crate::engine::Engine;
-use crate::storage::CopyPart;
-use crate::storage::malformed;
+use crate::storage::{CopyPart, malformed};
 use crate::subvolume::chunk_tree_root;
 use crate::tree::with_item;
 

@@ -35,9 +35,8 @@ use super::chunk_plan::{self, MemberSpace, Plan};
 use super::reserve::Claim;
 use super::{BlockGroup, Purpose};
 use crate::engine::Engine;
-use crate::log::Obstacle;
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Obstacle};
 use crate::tree::{Cursor, with_item};
 
 /// What is worth a chunk that is not enough for it alone, in bytes: commits give back as much.
@@ -326,7 +325,7 @@ impl Handle<'_> {
             }
         }
         // Before anybody has space of it: the last commit, which a log goes with, does not know the chunk.
-        self.log().obstruct(Obstacle::NewChunk);
+        self.obstruct(Obstacle::NewChunk);
         self.add_chunk(chunk, &plan)?;
         Ok(true)
     }

@@ -81,8 +81,7 @@ use super::ledger::{Floor, Promise, Reservation};
 use super::tickets::{Demand, Kind};
 use super::{Purpose, Space};
 use crate::engine::Engine;
-use crate::transaction::Tree;
-use crate::transaction::{Cause, Handle, Live};
+use crate::transaction::{Cause, Handle, Live, Tree};
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.

@@ -36,8 +36,7 @@ use crate::inode::subvolume::{loaded, writable};
 use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::transaction::Handle;
-use crate::transaction::Tree;
+use crate::transaction::{Handle, Tree};
 use crate::tree::TreeRoot;
 
 /// A snapshot that is to be taken.

@@ -10,11 +10,12 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::Obstacle;
 use super::{Begun, Handle, Live, Transaction, is_named_by_superblock};
 use crate::block::changes_little;
 use crate::engine::Engine;
 use crate::inode::write_back;
-use crate::log::{Log, Obstacle};
+use crate::log::Log;
 use crate::space::Reserved;
 use crate::stats::Counters;
 use crate::storage::malformed;
@@ -166,7 +167,7 @@ impl Engine {
         let _commit = live.commit.lock();
         let is_changed = || tree.root.read().generation == live.phases.read().running.id;
         let alone = |handle: Handle<'v>| {
-            handle.log().obstruct(Obstacle::Subvolumes);
+            handle.obstruct(Obstacle::Subvolumes);
             work(&handle.with_reservation(reserved.0, reserved.1))
         };
         self.commit_and(live, Cause::Snapshot, is_changed, alone)
@@ -187,7 +188,7 @@ impl Engine {
         let _gate = live.gate.write();
         live.require_whole()?;
         let handle = self.only_handle(live);
-        handle.log().obstruct(Obstacle::Subvolumes);
+        handle.obstruct(Obstacle::Subvolumes);
         work(&handle.with_reservation(reserved.0, reserved.1))
     }
 

@@ -26,8 +26,7 @@ use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::{Live, Transaction};
-use crate::block::Latch;
-use crate::block::TreeBlock;
+use crate::block::{Latch, TreeBlock};
 use crate::cores;
 use crate::engine::Engine;
 use crate::storage::{DeviceError, Tells, WrittenCopy};

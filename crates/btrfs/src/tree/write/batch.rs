@@ -20,8 +20,7 @@ use super::edits::{Edits, ItemEdit};
 use super::merge::{Merged, Sources};
 use super::path::Path;
 use super::remove::is_sparse;
-use crate::block::TreeBlock;
-use crate::block::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 use crate::tree::Unlock;
 
 /// What came of edits.

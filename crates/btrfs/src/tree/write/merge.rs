@@ -13,8 +13,7 @@ use offshoot_btrfs_format::edit::{ITEM_SIZE, LeafFiller, items_bytes, remove_ite
 use super::batch::Applied;
 use super::edits::Edits;
 use super::path::bytes;
-use crate::block::TreeBlock;
-use crate::block::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 
 /// Where the items of a run are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

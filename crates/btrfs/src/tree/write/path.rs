@@ -5,12 +5,10 @@ use offshoot_btrfs_format::{Generation, Key, Logical};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use crate::block::TreeBlock;
-use crate::block::{ReadLatch, WriteLatch};
+use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::sync::RwLockWriteGuard;
-use crate::tree::TreeRoot;
-use crate::tree::Unlock;
 use crate::tree::descent::Descent;
+use crate::tree::{TreeRoot, Unlock};
 
 /// A block on the way that something below may still change.
 pub(super) struct Step {

@@ -14,8 +14,7 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::path::{Path, Step, address, bytes, merged_capacity};
-use crate::block::TreeBlock;
-use crate::block::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 
 /// The slots of a leaf with keys from `from` to `to`, both included.
 fn slots(leaf: &TreeBlock, from: Key, to: Key) -> (usize, usize) {

@@ -31,8 +31,7 @@ use super::batch::Applied;
 use super::edits::Edits;
 use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
-use crate::block::TreeBlock;
-use crate::block::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 
 /// The most leaves that one way down adds: whoever waits for what is latched above them waits so long.
 const MOST_LEAVES: usize = 32;

@@ -19,8 +19,7 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::path::{Path, merged_capacity};
-use crate::block::TreeBlock;
-use crate::block::{ReadLatch, WriteLatch};
+use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::tree::descent::Descent;
 
 /// The end of a way down with shared latches.
