@@ -78,8 +78,8 @@ impl Tests {
     }
 }
 
-/// Format and lints. Another toolchain formats otherwise and has other lints, which says nothing of the
-/// code: there they are left out.
+/// Format and lints. Another toolchain formats otherwise and has other lints, which says nothing of
+/// the code: there they are left out.
 fn style() -> Result {
     if let Some(version) = setup::unstyled() {
         println!("format and lints are skipped: {version}");

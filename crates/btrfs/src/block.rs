@@ -319,7 +319,8 @@ mod tests {
         }
     }
 
-    /// Reads all leaves below `node`, and says where those are that the running transaction has made.
+    /// Reads all leaves below `node`, and says where those are that the running transaction has
+    /// made.
     fn read_leaves(volume: &Volume, node: &TreeBlock, running: Generation) -> Vec<u64> {
         let mut new = Vec::new();
         for (slot, pointer) in node.pointers().iter().enumerate() {
@@ -359,7 +360,8 @@ mod tests {
         fs.volume().flush_delayed(u64::MAX).unwrap();
     }
 
-    /// Each leaf that names went to was read back from the device when it was changed for the first time after a commit.
+    /// Each leaf that names went to was read back from the device when it was changed for the first
+    /// time after a commit.
     #[test]
     fn what_was_just_written_is_not_read_again_to_be_changed() {
         let told = Told::new();
@@ -378,7 +380,8 @@ mod tests {
         assert!(copied > 30 && reads as u64 * 5 < copied, "{reads} reads for {copied} copies");
     }
 
-    /// What stays in memory of a transaction that was written is bounded by what the next ones make, and is not what is full.
+    /// What stays in memory of a transaction that was written is bounded by what the next ones
+    /// make, and is not what is full.
     #[test]
     fn only_what_may_soon_be_changed_stays_in_memory() {
         let (volume, fs) = open_without_cache(Told::new());
@@ -395,7 +398,8 @@ mod tests {
         assert!((1..kept / 2).contains(&after), "{after} blocks, and {kept} before");
     }
 
-    /// Making files read everything ahead that the transaction had not written yet: what there was before at those places.
+    /// Making files read everything ahead that the transaction had not written yet: what there was
+    /// before at those places.
     #[test]
     fn what_was_not_written_yet_is_not_read_ahead() {
         let told = Told::new();

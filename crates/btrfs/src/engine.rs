@@ -79,8 +79,8 @@ impl Engine {
         crate::subvolume::tree_root(self, id)
     }
 
-    /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a volume that is written, what
-    /// waits to be put into the tree is not among them.
+    /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a
+    /// volume that is written, what waits to be put into the tree is not among them.
     pub fn for_each_item(
         &self,
         root: TreeRoot,
@@ -117,7 +117,8 @@ impl Engine {
             .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
     }
 
-    /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
+    /// What the engine has done since the volume was opened. Nothing in one that was opened for
+    /// reading.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let Some(live) = self.live_part() else { return Stats::default() };

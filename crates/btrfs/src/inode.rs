@@ -267,7 +267,8 @@ fn entry_type(value: u8) -> Result<FileType> {
     })
 }
 
-/// Where the directory `dir`, which is not the root of a subvolume, stands. The caller must hold no lock of an inode.
+/// Where the directory `dir`, which is not the root of a subvolume, stands. The caller must hold no
+/// lock of an inode.
 ///
 /// # Errors
 /// `ENOENT` when it was removed. When it has no name or several: both are damage, in a directory.

@@ -1,10 +1,10 @@
 //! The btrfs engine: real btrfs volumes, without root and without the kernel.
 //!
-//! A [`Volume`] is opened from its devices, and is the user's share in an [`Engine`]; a [`Filesystem`] is one of its
-//! subvolumes, seen as a mount would show it, through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait and, in a volume that was opened for
-//! writing, through [`FileSystemMut`](offshoot_vfs::FileSystemMut). Both are used by many
-//! threads at once. [`mkfs`] makes new volumes.
+//! A [`Volume`] is opened from its devices, and is the user's share in an [`Engine`]; a
+//! [`Filesystem`] is one of its subvolumes, seen as a mount would show it, through the
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait and, in a volume that was opened for writing,
+//! through [`FileSystemMut`](offshoot_vfs::FileSystemMut). Both are used by many threads at once.
+//! [`mkfs`] makes new volumes.
 //!
 //! What is changed is on the devices when `sync` or `fsync` returned. A volume that is
 //! dropped before that holds its last commit, as after a crash.

@@ -11,7 +11,8 @@
 //!
 //! Full quotas: a commit that is newer than the status item also tells the kernel that the numbers
 //! are wrong. But a rescan that the status item says is running would go on where it stopped, and
-//! call the numbers right at its end. So the flag of the rescan goes together with the first commit.
+//! call the numbers right at its end. So the flag of the rescan goes together with the first
+//! commit.
 //!
 //! Limits are not enforced, so a volume that has any is refused for writing.
 

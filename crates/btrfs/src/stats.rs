@@ -1,7 +1,8 @@
 //! Counters of what the engine does.
 //!
-//! A counter is declared once, in the list below: its words are the documentation of the field of [`Stats`] and
-//! what [`Stats::counters`] says of it, so that whoever shows counters needs no list of its own.
+//! A counter is declared once, in the list below: its words are the documentation of the field of
+//! [`Stats`] and what [`Stats::counters`] says of it, so that whoever shows counters needs no list
+//! of its own.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -86,7 +87,8 @@ macro_rules! counters {
             }
         }
 
-        /// The counters of some threads, which share no line of the processors' caches with those of others.
+        /// The counters of some threads, which share no line of the processors' caches with those
+        /// of others.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         struct Shard { $($field: AtomicU64,)* }
@@ -125,7 +127,8 @@ counters! {
         locks_taken, lock_taken();
         /// Those of these that had to be waited for.
         lock_waits, lock_waited();
-        /// Locks of tree blocks and of roots of trees taken for reading, on the way down to a change as well.
+        /// Locks of tree blocks and of roots of trees taken for reading, on the way down to a
+        /// change as well.
         shared_locks_taken, shared_lock_taken();
         /// Those of these that had to be waited for.
         shared_lock_waits, shared_lock_waited();
@@ -155,7 +158,8 @@ counters! {
         delayed_annihilated, annihilated(count);
         /// Sets of delayed items flushed by the thread of the volume.
         flushes_in_background, flushed_in_background();
-        /// Sets of delayed items flushed by writers, because there were too many, space was wanted, or data of many files was to go beside them.
+        /// Sets of delayed items flushed by writers, because there were too many, space was wanted,
+        /// or data of many files was to go beside them.
         flushes_by_writers, flushed_by_writer();
         /// Sets of delayed items flushed by commits.
         flushes_by_commits, flushed_by_commit();
@@ -185,7 +189,8 @@ counters! {
         fsyncs_logged, fsynced();
         /// Fsyncs of what was on the devices already.
         fsyncs_of_nothing, fsynced_nothing();
-        /// Fsyncs of data alone, of files of which nothing but times had changed: written in place, they took a barrier.
+        /// Fsyncs of data alone, of files of which nothing but times had changed: written in place,
+        /// they took a barrier.
         fsyncs_in_place, fsynced_in_place();
         /// Times that tree logs were written: fsyncs at one time share one.
         log_writes, log_written();
@@ -209,7 +214,8 @@ counters! {
         fsyncs_of_nameless, fsynced_nameless();
         /// Fsyncs that made a commit because a name went to an inode that was not to be logged.
         fsyncs_with_name_taken, committed_name_taken();
-        /// Fsyncs that made a commit because of more names of an inode, or of one hash, than a log is good for.
+        /// Fsyncs that made a commit because of more names of an inode, or of one hash, than a log
+        /// is good for.
         fsyncs_with_many_names, committed_many_names();
         /// Fsyncs that made a commit because the volume needed a feature for the first time.
         fsyncs_with_new_feature, committed_new_feature();
@@ -221,17 +227,20 @@ counters! {
         fsyncs_of_too_much, committed_too_much();
         /// Fsyncs that made a commit because the log had become large.
         fsyncs_with_large_log, committed_large_log();
-        /// Fsyncs that made a commit because so many entries were new in a directory that it was cheaper.
+        /// Fsyncs that made a commit because so many entries were new in a directory that it was
+        /// cheaper.
         fsyncs_with_cheaper_commit, committed_cheaper();
         /// Fsyncs that made a commit because something could not be read to be logged.
         fsyncs_failed, committed_failed();
         /// Fsyncs that made a commit because a member had failed.
         fsyncs_with_failed_member, committed_failed_member();
-        /// Pieces of files that were looked up anew because a commit might have let their extents be used again while they were read.
+        /// Pieces of files that were looked up anew because a commit might have let their extents
+        /// be used again while they were read.
         reads_put_off, read_put_off();
         /// Pieces that were read while commits waited, because they had been put off before.
         reads_held, read_held();
-        /// Orphan items that a crash had left and that were removed, with the files that they stood for.
+        /// Orphan items that a crash had left and that were removed, with the files that they stood
+        /// for.
         orphans_removed, orphan_removed();
         /// Bytes of devices that were discarded.
         discarded_bytes, discarded(bytes);

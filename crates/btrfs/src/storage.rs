@@ -11,8 +11,8 @@
 //! what it holds may be outdated. A *way* is one manner of getting at the bytes of
 //! an address: a copy on a member, or a rebuild from the other members of a row.
 //!
-//! Two questions only trees can answer, and [`Trees`] asks them: where the data is in a volume with a
-//! RAID stripe tree, and whether a member has what the newest commit wrote.
+//! Two questions only trees can answer, and [`Trees`] asks them: where the data is in a volume with
+//! a RAID stripe tree, and whether a member has what the newest commit wrote.
 //!
 //! Invariants:
 //!
@@ -143,8 +143,8 @@ impl Storage {
         Uuid::from_bytes(self.chunk_tree_uuid)
     }
 
-    /// The ranges of the block group at `start` that are never allocated, ascending and apart: where
-    /// superblocks are, and the lowest logical addresses.
+    /// The ranges of the block group at `start` that are never allocated, ascending and apart:
+    /// where superblocks are, and the lowest logical addresses.
     pub(crate) fn left_out_ranges(&self, start: Logical) -> Vec<Range<u64>> {
         let map = self.chunk_map();
         let ranges = map.find(start).map(|mapped| mapped.chunk.left_out_ranges());
@@ -152,8 +152,8 @@ impl Storage {
         ranges.unwrap_or_default().into_iter().map(plain).collect()
     }
 
-    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on members that are missing or have failed, and which of the
-    /// bytes go there.
+    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on
+    /// members that are missing or have failed, and which of the bytes go there.
     ///
     /// # Errors
     /// When no member is left that some of them go to.
@@ -198,8 +198,8 @@ impl Storage {
         }
     }
 
-    /// Storage of a volume that is written from now on. `chunk_tree_uuid` is what the headers of its
-    /// blocks carry for the chunk tree.
+    /// Storage of a volume that is written from now on. `chunk_tree_uuid` is what the headers of
+    /// its blocks carry for the chunk tree.
     pub(crate) fn set_written(&mut self, chunk_tree_uuid: [u8; 16]) {
         self.chunk_tree_uuid = chunk_tree_uuid;
         // From here on the pointer to a block alone says how new it is.

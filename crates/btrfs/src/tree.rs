@@ -130,8 +130,8 @@ impl<'v> Cursor<'v> {
         Ok(cursor)
     }
 
-    /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and that commit is on the devices: so nothing
-    /// that it has is free.
+    /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and
+    /// that commit is on the devices: so nothing that it has is free.
     pub(crate) fn seek_committed(blocks: &'v dyn Blocks, root: TreeRoot, key: Key) -> Result<Self> {
         let mut cursor = Self::seek_committed_floor(blocks, root, key)?;
         if cursor.item().is_some_and(|(found, _)| found < key) {
@@ -163,8 +163,8 @@ impl<'v> Cursor<'v> {
 
     /// The same in a tree that others change meanwhile.
     ///
-    /// A way down that began before a commit may meet an address that the commit freed and that was used
-    /// again. What it finds there is not what the pointer says, and the search begins anew.
+    /// A way down that began before a commit may meet an address that the commit freed and that was
+    /// used again. What it finds there is not what the pointer says, and the search begins anew.
     fn seek_changing(&mut self, key: Key) -> Result<()> {
         loop {
             let epoch = self.blocks.epoch();
@@ -223,7 +223,8 @@ impl<'v> Cursor<'v> {
         Some(block.key(slot.checked_sub(1)?))
     }
 
-    /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf. It goes on behind them.
+    /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf.
+    /// It goes on behind them.
     pub(crate) fn take_run(&mut self, last: Key) -> Result<Option<(Arc<TreeBlock>, Range<usize>)>> {
         let Some(step) = self.path.last_mut() else { return Ok(None) };
         let (from, len) = (step.slot, step.block.len());
@@ -253,8 +254,8 @@ impl<'v> Cursor<'v> {
         Ok(())
     }
 
-    /// Behind the last item of a leaf, the next leaf is searched for by its first key. When that one is gone
-    /// meanwhile, the search ends on an item before it, and goes on from there.
+    /// Behind the last item of a leaf, the next leaf is searched for by its first key. When that
+    /// one is gone meanwhile, the search ends on an item before it, and goes on from there.
     fn advance_changing(&mut self) -> Result<()> {
         let Some(left) = self.item().map(|(key, _)| key) else { return Ok(()) };
         while let Some(step) = self.path.last_mut() {

@@ -53,7 +53,8 @@ pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<V
     Ok(sums)
 }
 
-/// The checksums that there are of the data in `range`, in pieces that items have side by side: where each begins, and its checksums.
+/// The checksums that there are of the data in `range`, in pieces that items have side by side:
+/// where each begins, and its checksums.
 pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
     let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
     let _whole = volume.live_part().map(|live| live.checksums.read());

@@ -86,8 +86,8 @@ impl<'v> Pieces<'v> {
     /// Fills `batch`; it stays empty at the end of the range.
     pub(super) fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
         let _looking = self.volume.buffers.looking(self.file);
-        // Where extents may be replaced between two batches, the item that comes next may begin before what
-        // the last batch ended with.
+        // Where extents may be replaced between two batches, the item that comes next may begin
+        // before what the last batch ended with.
         let mut cursor = match self.cursor.take() {
             Some(cursor) if self.volume.live_part().is_none() => cursor,
             _ => self.seek()?,

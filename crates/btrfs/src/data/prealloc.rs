@@ -1,4 +1,5 @@
-//! Space that is preallocated: it belongs to a file and reads as zeros until it is written, where it is.
+//! Space that is preallocated: it belongs to a file and reads as zeros until it is written, where
+//! it is.
 //!
 //! ```text
 //!               |------------- preallocated ------------|
@@ -27,8 +28,9 @@ use crate::transaction::{ExtentKind, Handle, Owner};
 /// Extent items that are looked at in one go.
 const BATCH: usize = 64;
 
-/// Makes `len` bytes at `logical`, which were just taken, the preallocated extent of the range of the file that begins
-/// at `start`, instead of what is there, where nobody looks. Gives by how many bytes the data of the file became more or less.
+/// Makes `len` bytes at `logical`, which were just taken, the preallocated extent of the range of
+/// the file that begins at `start`, instead of what is there, where nobody looks. Gives by how many
+/// bytes the data of the file became more or less.
 pub(crate) fn preallocate(
     handle: &Handle<'_>,
     file: FileId,

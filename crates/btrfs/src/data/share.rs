@@ -19,8 +19,8 @@ pub(crate) struct Shared {
     pub(crate) is_preallocated: bool,
 }
 
-/// Gives `file` what of `items`, those of any file, lies in `range` of that one, at `at`, where nothing is and nobody looks. Inline data
-/// and holes are left out.
+/// Gives `file` what of `items`, those of any file, lies in `range` of that one, at `at`, where
+/// nothing is and nobody looks. Inline data and holes are left out.
 pub(crate) fn share(
     handle: &Handle<'_>,
     items: &[Overlap],

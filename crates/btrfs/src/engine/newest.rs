@@ -1,13 +1,15 @@
 //! Whether a member that is one generation behind has what the newest commit wrote.
 //!
-//! All of a commit is on every member before the first superblock says so, so a cut between the superblocks
-//! leaves some of them a generation behind on members that miss nothing. A member that was away for one whole
-//! commit looks just the same, and holds old data: what was overwritten in place and has no checksums shows
-//! by nothing that it is old. The blocks of the newest commit tell the two apart: the first has its copies of
-//! them, and the second has there whatever was there before.
+//! All of a commit is on every member before the first superblock says so, so a cut between the
+//! superblocks leaves some of them a generation behind on members that miss nothing. A member that
+//! was away for one whole commit looks just the same, and holds old data: what was overwritten in
+//! place and has no checksums shows by nothing that it is old. The blocks of the newest commit tell
+//! the two apart: the first has its copies of them, and the second has there whatever was there
+//! before.
 //!
-//! A small commit on several members may put none of its blocks on one of them. Nothing can tell then, and the member is
-//! taken for what a cut left, which every power failure can: to refuse it would be to lose a sound volume for writing.
+//! A small commit on several members may put none of its blocks on one of them. Nothing can tell
+//! then, and the member is taken for what a cut left, which every power failure can: to refuse it
+//! would be to lose a sound volume for writing.
 
 use std::collections::VecDeque;
 
@@ -28,8 +30,8 @@ const ENOUGH: usize = 64;
 /// How many are looked at to find one that is on the member.
 const MOST: usize = 1024;
 
-/// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit that are
-/// looked at, all that lie on the member are there.
+/// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit
+/// that are looked at, all that lie on the member are there.
 pub(super) fn has_newest_commit(engine: &Engine, index: usize) -> Result<bool> {
     let roots = [engine.root_tree(), chunk_tree_root(engine)];
     let roots = roots.iter().map(TreeRoot::expected);
@@ -72,7 +74,8 @@ fn own_places(engine: &Engine, index: usize, block: &Expected) -> Result<Vec<Pla
     Ok(own.map(|(member, physical, _)| Place { member, physical }).collect())
 }
 
-/// The blocks that a block of the tree `owner` leads to: from a leaf of the root tree, the roots of trees.
+/// The blocks that a block of the tree `owner` leads to: from a leaf of the root tree, the roots of
+/// trees.
 fn blocks_below(block: &TreeBlock, owner: TreeId) -> Result<Vec<Expected>> {
     if !block.is_leaf() {
         return Ok((0..block.len()).map(|slot| block.child_expected(slot, owner)).collect());

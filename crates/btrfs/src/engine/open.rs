@@ -23,49 +23,54 @@ use crate::tree::{Cursor, Latching, TreeRoot};
 pub struct OpenOptions {
     /// Open it although members are missing.
     pub degraded: bool,
-    /// Leave a pending tree log alone: the volume is read as the last commit left it, without what was fsynced since. It cannot be
-    /// written then.
+    /// Leave a pending tree log alone: the volume is read as the last commit left it, without what
+    /// was fsynced since. It cannot be written then.
     pub ignore_log: bool,
-    /// What replaying a pending log may take of memory, in bytes: the tree blocks that it changes, and once more those that a volume
-    /// which is opened for reading keeps instead of writing them.
+    /// What replaying a pending log may take of memory, in bytes: the tree blocks that it changes,
+    /// and once more those that a volume which is opened for reading keeps instead of writing them.
     pub replay_bytes: u64,
-    /// What the cache of tree blocks may hold, in bytes. In a volume that is written, the names that are
-    /// remembered of new directories may take half as much beside it.
+    /// What the cache of tree blocks may hold, in bytes. In a volume that is written, the names
+    /// that are remembered of new directories may take half as much beside it.
     pub cache_bytes: u64,
     /// Who is told of what was survived.
     pub reporter: Option<Reporter>,
-    /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks. A volume that is
-    /// written begins to write at half of it, and lets nobody change more at all of it.
+    /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks. A
+    /// volume that is written begins to write at half of it, and lets nobody change more at all of
+    /// it.
     pub dirty_bytes: u64,
     /// How the data of files is compressed that do not say so themselves; `None` for not at all.
     pub compress: Option<crate::inode::compression::Compress>,
     /// How the data of new files is stored.
     pub new_files: crate::inode::create::NewFiles,
-    /// The largest file that is kept in its extent item, in bytes; 0 for none. More than there is room for in an item counts as that.
+    /// The largest file that is kept in its extent item, in bytes; 0 for none. More than there is
+    /// room for in an item counts as that.
     pub max_inline: u64,
-    /// Whether fsync writes the tree log where that is possible, instead of committing. The mount option `notreelog` of the kernel is the opposite
-    /// of it.
+    /// Whether fsync writes the tree log where that is possible, instead of committing. The mount
+    /// option `notreelog` of the kernel is the opposite of it.
     pub tree_log: bool,
-    /// Whether the devices are told what commits have freed, as with the mount option `discard` of the kernel. It is done soon after the commit, by
-    /// the thread of the volume; in one that does not commit by itself, by whoever commits.
+    /// Whether the devices are told what commits have freed, as with the mount option `discard` of
+    /// the kernel. It is done soon after the commit, by the thread of the volume; in one that does
+    /// not commit by itself, by whoever commits.
     pub discard: bool,
-    /// Whether files are written back before each commit, whatever it is made for, as with the mount option `flushoncommit` of the kernel. One that is
-    /// made for want of room, or because of dirty blocks by who changes them, leaves out the files that somebody is changing then.
+    /// Whether files are written back before each commit, whatever it is made for, as with the
+    /// mount option `flushoncommit` of the kernel. One that is made for want of room, or because of
+    /// dirty blocks by who changes them, leaves out the files that somebody is changing then.
     pub flush_on_commit: bool,
     /// How often a volume that is written commits by itself; `None` for never. A thread of
     /// its own does that. It waits a millisecond at least, whatever less is asked for.
     pub commit_interval: Option<Duration>,
-    /// Whether items of the namespace are gathered in memory and put into the tree many at a time. To be measured, not to be
-    /// changed otherwise.
+    /// Whether items of the namespace are gathered in memory and put into the tree many at a time.
+    /// To be measured, not to be changed otherwise.
     pub delayed_items: bool,
-    /// Whether every delayed item keeps all the space that was reserved for it; else new items of a directory share that of a
-    /// leaf. To be measured, not to be changed otherwise.
+    /// Whether every delayed item keeps all the space that was reserved for it; else new items of a
+    /// directory share that of a leaf. To be measured, not to be changed otherwise.
     pub reserve_by_item: bool,
-    /// Whether a log gets every item of a directory by itself, also where a commit is cheaper; else those that are side by side in the subvolume go
-    /// together, with one copy of their data. To be measured, not to be changed otherwise.
+    /// Whether a log gets every item of a directory by itself, also where a commit is cheaper; else
+    /// those that are side by side in the subvolume go together, with one copy of their data. To be
+    /// measured, not to be changed otherwise.
     pub log_by_item: bool,
-    /// How many commits one cycle of making room may have before an operation is told that there is no space: one, or two; to
-    /// be measured, not to be changed otherwise.
+    /// How many commits one cycle of making room may have before an operation is told that there is
+    /// no space: one, or two; to be measured, not to be changed otherwise.
     pub commits_per_cycle: u32,
     /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
     pub latching: Latching,

@@ -1,14 +1,15 @@
 //! The RAID stripe tree: where data is, in a volume that does not leave that to its chunks.
 //!
-//! With this feature a chunk of data with several stripes says only on which devices its bytes are. Where they were written there is an item for each run of
-//! them:
+//! With this feature a chunk of data with several stripes says only on which devices its bytes are.
+//! Where they were written there is an item for each run of them:
 //!
 //! ```text
 //! key    (logical address, RAID_STRIPE, length)
 //! item   a copy: device, byte      16 bytes each, one for every copy that the profile keeps
 //! ```
 //!
-//! Tree blocks, and data in chunks of one stripe or with parity, are where the chunk says, always: so the stripe tree is read without itself.
+//! Tree blocks, and data in chunks of one stripe or with parity, are where the chunk says, always:
+//! so the stripe tree is read without itself.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,8 @@ use super::Engine;
 use crate::storage::{MappedChunk, Place, Segment, Way, malformed};
 use crate::tree::{Cursor, TreeRoot};
 
-/// The segment of at most `len` bytes of data that begins at `logical`, which `mapped` covers, as the stripe tree has it.
+/// The segment of at most `len` bytes of data that begins at `logical`, which `mapped` covers, as
+/// the stripe tree has it.
 ///
 /// # Errors
 /// When it does not say where that is, or says that it is on a device that the chunk is not on.

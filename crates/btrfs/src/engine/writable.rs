@@ -1,7 +1,7 @@
 //! Opening a volume for writing: what must be so, and what is refused.
 //!
-//! Whoever writes must keep everything consistent that the volume holds. What the engine does not keep is
-//! refused by name here, before anything is changed; reading it stays possible.
+//! Whoever writes must keep everything consistent that the volume holds. What the engine does not
+//! keep is refused by name here, before anything is changed; reading it stays possible.
 
 mod chunks;
 #[cfg(test)]
@@ -44,8 +44,8 @@ impl Engine {
     /// The volume, to be written too.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what may only be read, [`Error::Corrupt`] for a volume whose chunks, device extents and block groups do not
-    /// agree.
+    /// [`Error::Unsupported`] for what may only be read, [`Error::Corrupt`] for a volume whose
+    /// chunks, device extents and block groups do not agree.
     pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features(change)?;
@@ -115,8 +115,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses members that would not have what is written, or leaves them out if the volume can do without them. In memory one may be missing: who reads
-    /// finds it on another.
+    /// Refuses members that would not have what is written, or leaves them out if the volume can do
+    /// without them. In memory one may be missing: who reads finds it on another.
     fn require_whole_members(&self, change: Change) -> Result<()> {
         let refuse = |member: &Member, why: &str| {
             Err(Error::Unsupported(format!("writing while {} {why}", member.name())))

@@ -1,7 +1,7 @@
 //! What access control lists do to permissions, and permissions to them.
 //!
-//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is changed with the inode
-//! in one operation.
+//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is
+//! changed with the inode in one operation.
 
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};

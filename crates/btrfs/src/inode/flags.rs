@@ -93,8 +93,9 @@ fn require_valid(file: FileId, flags: FileFlags) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to have data written in place that is said to be compressed or not, and to say that of data which is written in place: as the
-/// kernel does, only one of the two may be said after the other was taken back.
+/// Refuses to have data written in place that is said to be compressed or not, and to say that of
+/// data which is written in place: as the kernel does, only one of the two may be said after the
+/// other was taken back.
 fn require_change(file: FileId, old: FileFlags, new: FileFlags) -> Result<()> {
     let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
     let meet = |one: FileFlags, other: FileFlags| {

@@ -1,7 +1,8 @@
 //! Changing extended attributes.
 //!
 //! An attribute is found by the hash of its name; those with one hash share an item, which must fit
-//! into a leaf. Values are stored as they are, but for access control lists, which change permissions.
+//! into a leaf. Values are stored as they are, but for access control lists, which change
+//! permissions.
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode::dir_entry;

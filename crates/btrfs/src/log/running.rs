@@ -1,21 +1,26 @@
-//! The log of the running transaction: its trees, who may change them, and how they get to the devices.
+//! The log of the running transaction: its trees, who may change them, and how they get to the
+//! devices.
 //!
 //! ```text
 //!   logged  ---- leader: roots stored, blocks taken off ---->  written  ---- barrier, superblock, barrier ---->  done
 //!   (batch n)                 batch n + 1 begins                                                       all fsyncs of batch n return
 //! ```
 //!
-//! A log goes with the last commit: it says how the running transaction differs from that one, for the inodes that it has. So it is written with the
-//! superblock of the last commit, when that is on the devices, and forgotten with the transaction. Who has a handle keeps the log valid: the transaction does not end.
+//! A log goes with the last commit: it says how the running transaction differs from that one, for
+//! the inodes that it has. So it is written with the superblock of the last commit, when that is on
+//! the devices, and forgotten with the transaction. Who has a handle keeps the log valid: the
+//! transaction does not end.
 //!
 //! Invariants:
 //!
-//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it has that it waits for nobody who may wait for it, but for the locks of
-//!    inodes, and for those a moment only (`record`).
-//! 2. A block that was taken off to be written is not changed any more: it is copied. No block is freed before the commit, so what the superblocks
-//!    on the devices name stays whole.
-//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is set before anybody can log something that depends
-//!    on it, and looked at when all blocks of a batch are there: then a log is written that is valid, or none, and a commit is made.
+//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it has that it
+//!    waits for nobody who may wait for it, but for the locks of inodes, and for those a moment
+//!    only (`record`).
+//! 2. A block that was taken off to be written is not changed any more: it is copied. No block is
+//!    freed before the commit, so what the superblocks on the devices name stays whole.
+//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is
+//!    set before anybody can log something that depends on it, and looked at when all blocks of a
+//!    batch are there: then a log is written that is valid, or none, and a commit is made.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -51,7 +56,8 @@ pub(crate) struct Log {
     /// Blocks that are being written.
     writing: RwLock<Arc<DirtyBlocks>>,
     trees: Mutex<Trees>,
-    /// Files that somebody has locked who waits for the trees, and does nothing to them until he has those.
+    /// Files that somebody has locked who waits for the trees, and does nothing to them until he
+    /// has those.
     waiting: Mutex<HashSet<FileId>>,
     notes: Notes,
     progress: Mutex<Progress>,
@@ -112,13 +118,15 @@ pub(super) struct Logged {
     pub(super) is_whole: bool,
     /// The batch in which it was logged last.
     pub(super) batch: u64,
-    /// Where it ended then, as a file: what was cut off behind that is in the log by its length alone.
+    /// Where it ended then, as a file: what was cut off behind that is in the log by its length
+    /// alone.
     pub(super) end: u64,
     /// The first index of an entry that is not in the log, as a directory that was fsynced.
     pub(super) next_entry: u64,
     /// How often it had changed by then, as such a directory.
     pub(super) sequence: u64,
-    /// The new directories that its entries in the log lead to. As long as something is logged they stay there: who moves or removes one has a commit made.
+    /// The new directories that its entries in the log lead to. As long as something is logged they
+    /// stay there: who moves or removes one has a commit made.
     pub(super) below: Vec<u64>,
     /// The names that it has there.
     pub(super) names: Vec<(u64, Vec<u8>)>,
@@ -144,7 +152,8 @@ impl Log {
         self.obstacle.get().copied()
     }
 
-    /// Whether something was logged, or is about to be: a crash may find what the transaction had before it changed again.
+    /// Whether something was logged, or is about to be: a crash may find what the transaction had
+    /// before it changed again.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Acquire)
     }
@@ -153,7 +162,8 @@ impl Log {
         self.is_used.store(true, Ordering::Release);
     }
 
-    /// Notes that an extent has got another owner in this transaction, or another place in its file.
+    /// Notes that an extent has got another owner in this transaction, or another place in its
+    /// file.
     pub(crate) fn note_moved_extents(&self) {
         self.has_moved_extents.store(true, Ordering::Release);
     }
@@ -181,7 +191,8 @@ impl Log {
         }
     }
 
-    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a subvolume.
+    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a
+    /// subvolume.
     pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
         if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
             self.obstruct(Obstacle::TooMuch);
@@ -256,7 +267,8 @@ impl Log {
         trees
     }
 
-    /// Whether who has `file` locked waits for the trees. As long as the caller has those, this stays so, and nobody changes the file.
+    /// Whether who has `file` locked waits for the trees. As long as the caller has those, this
+    /// stays so, and nobody changes the file.
     pub(super) fn is_waiting(&self, file: FileId) -> bool {
         self.waiting.lock().contains(&file)
     }
@@ -348,7 +360,8 @@ impl Trees {
         self.subvolumes.len()
     }
 
-    /// Has the tree of log trees name all of them as they are now, and gives its root. The batch ends.
+    /// Has the tree of log trees name all of them as they are now, and gives its root. The batch
+    /// ends.
     pub(super) fn end_batch(&mut self, handle: &Handle<'_>) -> Result<TreeRoot> {
         let mut items = Vec::new();
         for (&id, log) in &mut self.subvolumes {

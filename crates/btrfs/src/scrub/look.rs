@@ -1,6 +1,8 @@
-//! The first look at one copy of a window: it is read in the order of the member, in large pieces, without any lock.
+//! The first look at one copy of a window: it is read in the order of the member, in large pieces,
+//! without any lock.
 //!
-//! What is wrong here may be right: it was freed meanwhile, or written again. So this tells only where a second look is due ([`settle`](super::settle)).
+//! What is wrong here may be right: it was freed meanwhile, or written again. So this tells only
+//! where a second look is due ([`settle`](super::settle)).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -43,7 +45,8 @@ struct Part<'w> {
     piece: &'w Piece,
 }
 
-/// Where a second look at one copy of a window is due: units of 64 KiB of the chunk, by their number.
+/// Where a second look at one copy of a window is due: units of 64 KiB of the chunk, by their
+/// number.
 pub(super) type Suspects = BTreeSet<u64>;
 
 /// What the first look at a copy found.
@@ -147,7 +150,8 @@ pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
     })
 }
 
-/// Whether `bytes`, which were read for `range` of `piece`, are right; of data the sectors that are not are told by themselves.
+/// Whether `bytes`, which were read for `range` of `piece`, are right; of data the sectors that are
+/// not are told by themselves.
 fn is_right(
     volume: &Engine,
     piece: &Piece,

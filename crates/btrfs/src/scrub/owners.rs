@@ -1,6 +1,7 @@
 //! Whose something is that is bad: files by name, trees by number.
 //!
-//! An extent of data knows the files that refer to it, or the leaves that do. A leaf is of the trees that refer to it, or to a block above it.
+//! An extent of data knows the files that refer to it, or the leaves that do. A leaf is of the
+//! trees that refer to it, or to a block above it.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +69,8 @@ impl Owners {
         Ok(owners)
     }
 
-    /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself, so nothing is said of it here.
+    /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself,
+    /// so nothing is said of it here.
     fn add_leaf(&mut self, committed: &Committed<'_>, leaf: Logical, extent: u64) {
         let volume = committed.volume;
         let verify = |bytes: &[u8]| check::verify(bytes, volume.storage.geometry(), leaf);

@@ -1,6 +1,8 @@
-//! Parity: whether it is what the data of its row adds up to. It is not repaired, because such volumes are not written.
+//! Parity: whether it is what the data of its row adds up to. It is not repaired, because such
+//! volumes are not written.
 //!
-//! Of a row only the sectors are looked at in which some stripe has data: where nothing was written the parity may be anything.
+//! Of a row only the sectors are looked at in which some stripe has data: where nothing was written
+//! the parity may be anything.
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};

@@ -1,16 +1,21 @@
 //! Members that missed commits, brought up to date.
 //!
-//! What such a member holds may be old, and only its superblock tells. So a scrub writes anew everything on it that differs, and its superblock last:
+//! What such a member holds may be old, and only its superblock tells. So a scrub writes anew
+//! everything on it that differs, and its superblock last:
 //!
-//! 1. Data without checksums is compared with what the other members have. Nothing else shows that it is old, so this comes first, with a barrier behind it:
-//!    with blocks of the last commit a member that is one generation behind is taken for one that has everything (`engine/newest`).
+//! 1. Data without checksums is compared with what the other members have. Nothing else shows that
+//!    it is old, so this comes first, with a barrier behind it: with blocks of the last commit a
+//!    member that is one generation behind is taken for one that has everything (`engine/newest`).
 //! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
 //! 3. When nothing is left that is wrong, the member gets the superblock of the last commit.
 //!
-//! A scrub that ends before leaves the member as one that missed commits, and the next one goes on with what differs still.
+//! A scrub that ends before leaves the member as one that missed commits, and the next one goes on
+//! with what differs still.
 //!
-//! This needs a volume that nothing else uses: others would write meanwhile what the member does not get. It leaves out members with chunks that have
-//! parity, which are not repaired, and all of them while a tree log is pending: data that only the log refers to is in no extent that a scrub sees.
+//! This needs a volume that nothing else uses: others would write meanwhile what the member does
+//! not get. It leaves out members with chunks that have parity, which are not repaired, and all of
+//! them while a tree log is pending: data that only the log refers to is in no extent that a scrub
+//! sees.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -44,7 +49,8 @@ impl Renewal {
         let (mut members, mut left) = (Vec::new(), Vec::new());
         let is_live = volume.live_part().is_some();
         for (index, member) in volume.members().iter().enumerate() {
-            // One of a volume that is written and has not failed gets all that is written, and its superblock with the next commit.
+            // One of a volume that is written and has not failed gets all that is written, and its
+            // superblock with the next commit.
             let is_behind = if is_live { member.has_failed() } else { member.is_stale() };
             if !is_behind || member.device.is_none() || member.is_seed {
                 continue;
@@ -101,7 +107,8 @@ impl Renewal {
         Ok(())
     }
 
-    /// Gives the members the superblock of the last commit, if nothing is left that is wrong, and tells of those that stay behind.
+    /// Gives the members the superblock of the last commit, if nothing is left that is wrong, and
+    /// tells of those that stay behind.
     ///
     /// # Errors
     /// When the chunk tree cannot be read, or a device fails when it is flushed.

@@ -1,7 +1,8 @@
 //! The second look: what is still wrong when nobody can free it, and getting it right.
 //!
-//! It holds the last commit ([`Committed`]), so what that refers to is neither freed nor used for something else, and of what has checksums nothing is
-//! written in place. So what is bad now is bad, and what is written over it is what belongs there.
+//! It holds the last commit ([`Committed`]), so what that refers to is neither freed nor used for
+//! something else, and of what has checksums nothing is written in place. So what is bad now is
+//! bad, and what is written over it is what belongs there.
 
 use std::io::IoSlice;
 
@@ -52,7 +53,8 @@ struct Settling<'r, 'v> {
     bad: Vec<Bad>,
 }
 
-/// Looks once more at copy `copy` of the unit `unit` of `chunk`, counts what is wrong, and repairs it.
+/// Looks once more at copy `copy` of the unit `unit` of `chunk`, counts what is wrong, and repairs
+/// it.
 ///
 /// # Errors
 /// When the trees cannot be read, and `EROFS` when nothing is written any more.
@@ -254,9 +256,10 @@ impl Settling<'_, '_> {
         Ok(())
     }
 
-    /// Whether what is bad there may be written over. A member that missed commits, and is not brought up to date, is left as it is: with newer tree blocks
-    /// on it, it would be taken for one that is complete, and believed in data that nothing proves. One of a volume that is open for writing has caught up,
-    /// or has failed.
+    /// Whether what is bad there may be written over. A member that missed commits, and is not
+    /// brought up to date, is left as it is: with newer tree blocks on it, it would be taken for
+    /// one that is complete, and believed in data that nothing proves. One of a volume that is open
+    /// for writing has caught up, or has failed.
     fn may_write(&self, parts: &[CopyPart]) -> bool {
         let volume = self.run.volume;
         let is_complete = |part: &CopyPart| {

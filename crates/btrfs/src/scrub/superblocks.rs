@@ -1,7 +1,9 @@
 //! Superblocks: the primary one and the copies of each member.
 //!
-//! All of a member are of the last commit, or, as long as nothing was written since a cut between those of two members, of the one before. They are looked at without a lock first; what is wrong then is looked at once more while nobody writes
-//! any, and gets what another one of the same member says.
+//! All of a member are of the last commit, or, as long as nothing was written since a cut between
+//! those of two members, of the one before. They are looked at without a lock first; what is wrong
+//! then is looked at once more while nobody writes any, and gets what another one of the same
+//! member says.
 
 use std::io::IoSlice;
 

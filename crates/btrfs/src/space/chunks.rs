@@ -11,8 +11,9 @@
 //! | superblock | system chunks, and what of the device itself is allocated; when the commit makes it |
 //! | memory | the map of chunks, the block groups, the ledger |
 //!
-//! This takes metadata and system space itself, so it happens when room is made, never inside
-//! a change of a tree. One thread at a time does it, under the chunk lock, which is taken with a handle held.
+//! This takes metadata and system space itself, so it happens when room is made, never inside a
+//! change of a tree. One thread at a time does it, under the chunk lock, which is taken with a
+//! handle held.
 //!
 //! A block group is removed when nothing in it is used, taken or pinned: then no commit that a
 //! crash could go back to refers to it, and its place on the devices may be written again.
@@ -46,8 +47,9 @@ const LITTLE_BYTES: u64 = 16 << 20;
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Engine {
-    /// Allocates chunks for the first in line of this kind of space, until it is served: of what the devices have room for, or else
-    /// of that and what block groups leave that hold nothing, which are removed. The caller must hold no handle, and leads the line.
+    /// Allocates chunks for the first in line of this kind of space, until it is served: of what
+    /// the devices have room for, or else of that and what block groups leave that hold nothing,
+    /// which are removed. The caller must hold no handle, and leads the line.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
         if self.grow_for_first(purpose)? {
             return Ok(());
@@ -66,7 +68,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Allocates chunks until the first in line is served, if so many can be, or one if it wants little; whether there was one.
+    /// Allocates chunks until the first in line is served, if so many can be, or one if it wants
+    /// little; whether there was one.
     fn grow_for_first(&self, purpose: Purpose) -> Result<bool> {
         let space = &self.live()?.space;
         let is_awaited = || space.ledger(purpose).is_awaited();
@@ -88,7 +91,8 @@ impl Engine {
         Ok(has_grown)
     }
 
-    /// Whether the first in line would be served with all chunks that the members have place for. The caller must hold no handle.
+    /// Whether the first in line would be served with all chunks that the members have place for.
+    /// The caller must hold no handle.
     fn chunks_would_do(&self, purpose: Purpose) -> Result<bool> {
         let space = &self.live()?.space;
         let Some(first) = space.first_in_line(purpose) else { return Ok(false) };
@@ -103,8 +107,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room for one that is not promised; whether
-    /// it did.
+    /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room
+    /// for one that is not promised; whether it did.
     pub(super) fn try_grow(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<bool> {
         let live = self.live()?;
         let items = live.space.chunk_items();
@@ -117,8 +121,9 @@ impl Engine {
         Ok(is_wanted() && handle.has_system_space()? && handle.allocate_chunk(purpose)?)
     }
 
-    /// Joins with room for a chunk. Who leads the line of data waits in that of metadata, where others may have all there is for a moment, if there
-    /// is place for a chunk; who leads that itself cannot.
+    /// Joins with room for a chunk. Who leads the line of data waits in that of metadata, where
+    /// others may have all there is for a moment, if there is place for a chunk; who leads that
+    /// itself cannot.
     fn join_for_chunk(&self, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
         let live = self.live()?;
         let joined = self.try_join(live, items, Claim::LastResort)?;
@@ -139,8 +144,8 @@ impl Engine {
         Ok(handle.next_chunk(purpose, &self.member_spaces()?)?.is_some())
     }
 
-    /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the
-    /// other as long as that `is_wanted`. The caller must hold no handle.
+    /// Finds out what the next chunk of metadata would hold, and what is free in block groups for
+    /// `purpose`, one after the other as long as that `is_wanted`. The caller must hold no handle.
     pub(super) fn look_around(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<()> {
         self.note_next_chunk()?;
         let space = &self.live()?.space;
@@ -152,7 +157,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out where metadata is free, everywhere, and allocates chunks while `bytes` are not and there is place for one. The caller must hold no handle.
+    /// Finds out where metadata is free, everywhere, and allocates chunks while `bytes` are not and
+    /// there is place for one. The caller must hold no handle.
     pub(crate) fn look_for_room(&self, bytes: u64) -> Result<()> {
         let metadata = self.live()?.space.ledger(Purpose::Metadata);
         let is_wanted = || metadata.free() < bytes;
@@ -165,8 +171,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes or removes a chunk notes it anew, but where
-    /// the chunk tree had no room a commit may have made some. The caller must hold no handle.
+    /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes
+    /// or removes a chunk notes it anew, but where the chunk tree had no room a commit may have
+    /// made some. The caller must hold no handle.
     pub(crate) fn note_next_chunk(&self) -> Result<()> {
         let space = &self.live()?.space;
         if space.is_roomy() || !space.allocated.has_much_room(0) {
@@ -225,7 +232,8 @@ impl Engine {
                 extents.push(key.offset..key.offset.saturating_add(len));
                 cursor.advance()?;
             }
-            // A device that is shorter than the volume says gets no chunk behind its end, and one that has failed none at all.
+            // A device that is shorter than the volume says gets no chunk behind its end, and one
+            // that has failed none at all.
             let usable_bytes = if member.has_failed() { 0 } else { member.usable_bytes() };
             let (total_bytes, allocated_bytes) = (usable_bytes, allocated[index]);
             all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
@@ -250,8 +258,8 @@ fn bitmap_leaves(volume: &Engine, group: &BlockGroup) -> u64 {
     2 + 4 * bitmap_bytes / u64::from(volume.superblock().node_size)
 }
 
-/// Whether the root tree names a file with version 1 free space of the block group. Such a group stays,
-/// because removing it would leave that file behind.
+/// Whether the root tree names a file with version 1 free space of the block group. Such a group
+/// stays, because removing it would leave that file behind.
 fn has_cache_file(volume: &Engine, group: &BlockGroup) -> Result<bool> {
     let key = Key::new(objectid::FREE_SPACE, ItemType(0), group.start.0);
     Ok(with_item(volume, volume.tree(TreeId::ROOT)?, key, |_| Ok(()))?.is_some())
@@ -267,8 +275,8 @@ impl Handle<'_> {
         }
     }
 
-    /// Notes in the device item of the member `index` that only a superblock of this transaction, or of a later one, has everything; whether there is room for
-    /// that.
+    /// Notes in the device item of the member `index` that only a superblock of this transaction,
+    /// or of a later one, has everything; whether there is room for that.
     pub(crate) fn note_failed(&self, index: usize) -> Result<bool> {
         let _chunks = self.space().chunk_lock.lock();
         if !self.has_system_space()? {
@@ -324,13 +332,15 @@ impl Handle<'_> {
                 return Ok(false);
             }
         }
-        // Before anybody has space of it: the last commit, which a log goes with, does not know the chunk.
+        // Before anybody has space of it: the last commit, which a log goes with, does not know the
+        // chunk.
         self.obstruct(Obstacle::NewChunk);
         self.add_chunk(chunk, &plan)?;
         Ok(true)
     }
 
-    /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be changed. The caller holds the chunk lock.
+    /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be
+    /// changed. The caller holds the chunk lock.
     fn note_next_chunk(&self) -> Result<()> {
         let space = self.space();
         let bytes = match self.changes_of_chunks()? {
@@ -342,8 +352,8 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// What the next chunk of metadata would hold with so much on the members, of which `more` was not allocated yet: nothing, where a chunk
-    /// is not a cheap way to more room.
+    /// What the next chunk of metadata would hold with so much on the members, of which `more` was
+    /// not allocated yet: nothing, where a chunk is not a cheap way to more room.
     fn next_chunk_bytes(&self, more: i64, members: &[MemberSpace]) -> Result<u64> {
         if !self.space().allocated.has_much_room(more) {
             return Ok(0);
@@ -461,7 +471,8 @@ impl Handle<'_> {
         }
         volume.storage.map_chunk(chunk)?;
         if flags.has_metadata() {
-            // What the next one holds is found out when this one is counted: for a moment there is less than there is.
+            // What the next one holds is found out when this one is counted: for a moment there is
+            // less than there is.
             self.space().ledger(Purpose::Metadata).note_next_chunk(0);
         }
         self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))?;

@@ -40,7 +40,8 @@ pub(crate) struct Parity {
 }
 
 impl Storage {
-    /// Where all copies of `range` are that are on members which are present. With parity that is the data itself.
+    /// Where all copies of `range` are that are on members which are present. With parity that is
+    /// the data itself.
     ///
     /// # Errors
     /// When no chunk covers some of it.
@@ -74,7 +75,8 @@ impl Storage {
         Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
     }
 
-    /// How much of the logical space of `chunk` lies on some member, in bytes from its start: the rest is past the ends of all that are present.
+    /// How much of the logical space of `chunk` lies on some member, in bytes from its start: the
+    /// rest is past the ends of all that are present.
     pub(crate) fn reachable_bytes(&self, chunk: &Chunk) -> u64 {
         let own = chunk.stripes.iter().filter_map(|stripe| {
             let member = self.members.get(self.members.find_present(stripe.device_uuid)?);

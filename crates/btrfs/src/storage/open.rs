@@ -177,8 +177,8 @@ impl Storage {
     }
 }
 
-/// Tells of a device that is shorter than its own superblock says: what is cut off is missed later, by
-/// whatever comes to need it.
+/// Tells of a device that is shorter than its own superblock says: what is cut off is missed later,
+/// by whatever comes to need it.
 fn report_size(found: &Found, reporter: Option<&Reporter>) {
     let device = found.device.name().to_owned();
     let size_bytes = found.device.size_bytes();
@@ -241,7 +241,8 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
         .iter()
         .map(|one| &one.superblock)
         .filter(|superblock| superblock.fsid == fsid)
-        // A copy, which is there for a primary one that is damaged, may not know of the log that others tell of.
+        // A copy, which is there for a primary one that is damaged, may not know of the log that
+        // others tell of.
         .max_by_key(|superblock| (superblock.generation, superblock.log_is_pending()))
         .expect("`main` is one of them");
     if newest.is_metadata_only() {

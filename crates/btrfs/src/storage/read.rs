@@ -52,7 +52,8 @@ impl Storage {
         Ok(block)
     }
 
-    /// Reads the tree block at `logical` by the first way whose bytes pass `verify`, and reports nothing.
+    /// Reads the tree block at `logical` by the first way whose bytes pass `verify`, and reports
+    /// nothing.
     ///
     /// # Errors
     /// As [`read_block`](Self::read_block).
@@ -64,7 +65,8 @@ impl Storage {
         Ok(self.search_block(logical, verify)?.0)
     }
 
-    /// The block that the first way gives that passes `verify`, and what was wrong with those before.
+    /// The block that the first way gives that passes `verify`, and what was wrong with those
+    /// before.
     fn search_block(
         &self,
         logical: Logical,
@@ -162,8 +164,9 @@ impl Storage {
         Ok(())
     }
 
-    /// Without checksums a member that missed commits is not believed where others have the same. A power cut between superblocks may leave all of these
-    /// a generation behind: then those are believed that have what the newest commit wrote.
+    /// Without checksums a member that missed commits is not believed where others have the same. A
+    /// power cut between superblocks may leave all of these a generation behind: then those are
+    /// believed that have what the newest commit wrote.
     fn leave_out_stale(&self, trees: &impl Trees, segment: &mut Segment, checksums: Option<&[u8]>) {
         if checksums.is_some() || !segment.redundant {
             return;
@@ -217,7 +220,8 @@ impl Storage {
         Err(self.first_error("data", logical, failures))
     }
 
-    /// Fills `buf` with the sector of data at `logical` by the first of all ways that verifies, and reports nothing.
+    /// Fills `buf` with the sector of data at `logical` by the first of all ways that verifies, and
+    /// reports nothing.
     ///
     /// # Errors
     /// As [`read_data`](Self::read_data).
@@ -279,7 +283,8 @@ impl Storage {
         })
     }
 
-    /// The segments that `len` bytes from `logical` on consist of, each of which `find` knows by where it begins and how long it may be.
+    /// The segments that `len` bytes from `logical` on consist of, each of which `find` knows by
+    /// where it begins and how long it may be.
     fn segments(
         &self,
         what: &str,
@@ -319,7 +324,8 @@ impl Storage {
         })
     }
 
-    /// Solves for the lost stripe of a row. `buf` becomes the P sum, or the Q sum when P is not used.
+    /// Solves for the lost stripe of a row. `buf` becomes the P sum, or the Q sum when P is not
+    /// used.
     fn rebuild(&self, rebuild: &Rebuild, offset: u64, buf: &mut [u8]) -> Result<()> {
         let mut stripe = vec![0; buf.len()];
         let mut q_sum = rebuild.q.map(|_| vec![0; buf.len()]);
@@ -410,8 +416,8 @@ impl Storage {
     }
 
     /// Counts what failed for the members that are to blame. `has_good` says that another way was
-    /// good. Without one, and while the volume is written, the reader may have come too late: what is
-    /// there now is something else, and no error of the device.
+    /// good. Without one, and while the volume is written, the reader may have come too late: what
+    /// is there now is something else, and no error of the device.
     fn count_failures(&self, failures: &[Failure], has_good: bool) {
         for failure in failures {
             let kind = match &failure.error {

@@ -109,8 +109,9 @@ pub(super) fn segment(
     Segment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
 }
 
-/// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on: its length, and where each copy of it is. `None`
-/// for a copy on a member that is missing. With parity there is one copy, the data itself.
+/// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on:
+/// its length, and where each copy of it is. `None` for a copy on a member that is missing. With
+/// parity there is one copy, the data itself.
 pub(super) fn copies(
     mapped: &MappedChunk,
     logical: Logical,
@@ -141,7 +142,8 @@ fn row_place(mapped: &MappedChunk, logical: Logical) -> RowPlace {
     RowPlace { row: unit / data, target: unit % data, within: offset % STRIPE_LEN }
 }
 
-/// Where in a row of a chunk with parity the stripe `index` is: the data stripes come first, then P, then Q.
+/// Where in a row of a chunk with parity the stripe `index` is: the data stripes come first, then
+/// P, then Q.
 pub(super) fn place_in_row(
     mapped: &MappedChunk,
     row: u64,

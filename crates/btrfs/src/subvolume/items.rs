@@ -100,7 +100,8 @@ fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Resu
 }
 
 impl Handle<'_> {
-    /// Adds a subvolume with this root item, which stands at `place`, where its entry has this index. The caller adds the entry.
+    /// Adds a subvolume with this root item, which stands at `place`, where its entry has this
+    /// index. The caller adds the entry.
     pub(super) fn add_subvolume(
         &self,
         key: Key,

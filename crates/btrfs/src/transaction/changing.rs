@@ -91,15 +91,16 @@ impl Tree {
         Ok(())
     }
 
-    /// A file of it is open once less. Whether that was the last of a subvolume without a name, which ends then.
+    /// A file of it is open once less. Whether that was the last of a subvolume without a name,
+    /// which ends then.
     pub(crate) fn close_file(&self) -> bool {
         let mut opens = self.opens.lock();
         *opens = opens.saturating_sub(1);
         *opens == 0 && self.is_removed()
     }
 
-    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate: nobody but who drops its blocks looks at it any more.
-    /// Whether that is so since now.
+    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate:
+    /// nobody but who drops its blocks looks at it any more. Whether that is so since now.
     pub(crate) fn end(&self) -> bool {
         let opens = self.opens.lock();
         *opens == 0 && self.is_removed() && !self.is_deleted.swap(true, Ordering::AcqRel)
@@ -126,8 +127,8 @@ impl Tree {
         Ok(())
     }
 
-    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What is found under a handle holds
-    /// until that is dropped.
+    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What
+    /// is found under a handle holds until that is dropped.
     pub(crate) fn require_writable(&self) -> Result<()> {
         self.require_alive()?;
         if self.is_read_only.load(Ordering::Acquire) {

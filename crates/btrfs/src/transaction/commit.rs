@@ -61,7 +61,8 @@ impl Engine {
     /// Makes everything that was changed before the call durable.
     ///
     /// # Errors
-    /// When a device fails: the devices then hold the last commit, and nothing more is written. `EROFS` when that was so before.
+    /// When a device fails: the devices then hold the last commit, and nothing more is written.
+    /// `EROFS` when that was so before.
     pub(crate) fn sync(&self) -> Result<()> {
         self.sync_because(Cause::Asked)
     }
@@ -113,8 +114,8 @@ impl Engine {
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
-    /// Commits if a log that a crash would find may have extents where they are no more, for who can write nowhere but in place. Whether that was so.
-    /// The caller must hold no handle.
+    /// Commits if a log that a crash would find may have extents where they are no more, for who
+    /// can write nowhere but in place. Whether that was so. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -144,13 +145,15 @@ impl Engine {
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
-    /// Writes files back, where every commit does that. The caller may have locked inodes: what can only be written back by waiting is left out.
+    /// Writes files back, where every commit does that. The caller may have locked inodes: what can
+    /// only be written back by waiting is left out.
     fn write_back_first(&self, live: &Live) -> Result<()> {
         if live.flush_on_commit { write_back::make_room(self, || true) } else { Ok(()) }
     }
 
-    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the tree is what all operations
-    /// before have made of it, and no block of it is of that transaction. The caller must hold no handle.
+    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the
+    /// tree is what all operations before have made of it, and no block of it is of that
+    /// transaction. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`sync`](Self::sync), and what `work` fails with.
@@ -192,7 +195,8 @@ impl Engine {
         work(&handle.with_reservation(reserved.0, reserved.1))
     }
 
-    /// Calls `work` while nobody has a handle, with the running transaction, of which it changes nothing. The caller must hold none.
+    /// Calls `work` while nobody has a handle, with the running transaction, of which it changes
+    /// nothing. The caller must hold none.
     pub(crate) fn between_handles<T>(&self, work: impl FnOnce(Generation) -> T) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
@@ -201,7 +205,8 @@ impl Engine {
         Ok(work(live.phases.read().running.id))
     }
 
-    /// Calls `work` while nobody writes superblocks, neither for a commit nor for a log. The caller must hold no handle.
+    /// Calls `work` while nobody writes superblocks, neither for a commit nor for a log. The caller
+    /// must hold no handle.
     ///
     /// # Errors
     /// `EROFS` when something failed before, and what `work` fails with.
@@ -224,10 +229,11 @@ impl Engine {
         Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
     }
 
-    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a handle of the transaction that runs
-    /// afterwards. The caller holds the commit lock.
+    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
+    /// handle of the transaction that runs afterwards. The caller holds the commit lock.
     ///
-    /// When members fail meanwhile, commits follow until the superblocks tell of it (`storage/failing`).
+    /// When members fail meanwhile, commits follow until the superblocks tell of it
+    /// (`storage/failing`).
     pub(crate) fn commit_and<'v, T>(
         &'v self,
         live: &'v Live,
@@ -249,7 +255,8 @@ impl Engine {
         outcome
     }
 
-    /// The same without what follows. A transaction may be postponed: then it is a part of the next.
+    /// The same without what follows. A transaction may be postponed: then it is a part of the
+    /// next.
     fn commit_once<'v, T>(
         &'v self,
         live: &'v Live,
@@ -307,7 +314,8 @@ impl Engine {
             live.pressure.press();
         }
         let cleared = if live.space.is_awaited() {
-            // What became free is for those who wait; who makes room for them removes block groups where that helps.
+            // What became free is for those who wait; who makes room for them removes block groups
+            // where that helps.
             live.space.serve_all();
             Ok(())
         } else {
@@ -329,8 +337,8 @@ impl Live {
         self.new_features.fetch_or(Incompat::DEFAULT_SUBVOL.0, Ordering::Relaxed);
     }
 
-    /// Lets the next transaction run while `finished` is written. Gives the one before that, whose blocks are many: who lets go of them
-    /// keeps nobody waiting.
+    /// Lets the next transaction run while `finished` is written. Gives the one before that, whose
+    /// blocks are many: who lets go of them keeps nobody waiting.
     fn begin_next(&self, finished: Arc<Transaction>) -> Option<Arc<Transaction>> {
         for tree in self.trees.read().values() {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
@@ -343,8 +351,9 @@ impl Live {
         phases.before.replace(finished)
     }
 
-    /// The blocks of `finished` are on the devices, and no superblock leads to them: what it did becomes durable with the running transaction, and what
-    /// the last commit refers to stays until then.
+    /// The blocks of `finished` are on the devices, and no superblock leads to them: what it did
+    /// becomes durable with the running transaction, and what the last commit refers to stays until
+    /// then.
     fn postpone(&self, finished: &Transaction) {
         let mut phases = self.phases.write();
         let running = &phases.running;
@@ -358,12 +367,14 @@ impl Live {
         self.tell_of_commit();
     }
 
-    /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
+    /// `transaction` is on the devices: its blocks are like all others now, and what it freed is
+    /// free.
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, changes_little);
         self.phases.write().is_complete = true;
         self.tell_of_commit();
-        // Before anything is free again: whoever still follows old pointers then knows to begin anew.
+        // Before anything is free again: whoever still follows old pointers then knows to begin
+        // anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let freed = std::mem::take(&mut *transaction.pinned.lock());
         for range in &freed {
@@ -388,7 +399,8 @@ impl Handle<'_> {
         self.superblock()
     }
 
-    /// Has the root tree change in this transaction, if nothing else did: its generation has to be that of the superblock. Whether that was so.
+    /// Has the root tree change in this transaction, if nothing else did: its generation has to be
+    /// that of the superblock. Whether that was so.
     fn touch_root_tree(&self) -> Result<bool> {
         let is_due = self.volume.tree(TreeId::ROOT)?.generation != self.generation();
         if is_due {
@@ -458,8 +470,9 @@ impl Handle<'_> {
         let generation: U64 = self.generation().0.into();
         let root = self.volume.tree(TreeId::ROOT)?;
         let chunk = self.volume.tree(TreeId::CHUNK)?;
-        // The UUID tree is kept with the subvolumes, so it stays as current as it was. A version 1 free
-        // space cache is not kept: its generation stays behind, which tells the kernel to discard it.
+        // The UUID tree is kept with the subvolumes, so it stays as current as it was. A version 1
+        // free space cache is not kept: its generation stays behind, which tells the kernel to
+        // discard it.
         if item.uuid_tree_generation == item.generation {
             item.uuid_tree_generation = generation;
         }

@@ -1,8 +1,10 @@
-//! The thread that commits a volume by itself: every so often, and when much was changed. It removes what a crash left of files without names, drops what
-//! deleted subvolumes hold, and discards what commits have freed where that is asked for.
+//! The thread that commits a volume by itself: every so often, and when much was changed. It
+//! removes what a crash left of files without names, drops what deleted subvolumes hold, and
+//! discards what commits have freed where that is asked for.
 //!
-//! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
-//! written to the devices after that. When nothing may be written any more it says so once, and ends by itself.
+//! It has the engine only while it works. Whoever drops the volume ends the thread and waits for
+//! it, so nothing is written to the devices after that. When nothing may be written any more it
+//! says so once, and ends by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -135,8 +137,8 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     }
 }
 
-/// Brings to the devices what there is much of, and makes room before anybody waits for it. What cannot be done keeps nothing else
-/// from being done.
+/// Brings to the devices what there is much of, and makes room before anybody waits for it. What
+/// cannot be done keeps nothing else from being done.
 fn ease(volume: &Engine) -> Result<()> {
     // A chunk comes first: it is had at once, and others may be about to wait for it.
     let (made, eased) = (volume.make_room_ahead(), volume.ease_delayed());
@@ -187,8 +189,8 @@ mod tests {
         count
     }
 
-    /// A volume with 172 sectors buffered of a file that cannot be written back: the leaf that has the extents
-    /// under them is damaged.
+    /// A volume with 172 sectors buffered of a file that cannot be written back: the leaf that has
+    /// the extents under them is damaged.
     fn with_a_bad_file(options: &OpenOptions) -> Filesystem {
         let device = in_memory(16384);
         let devices = || vec![device.clone() as Arc<dyn BlockDevice>];

@@ -1,5 +1,6 @@
-//! What the trees say of devices: errors, counted where the kernel counts them, in an item for each member in the device tree, which is there since the
-//! first error; and that a member has failed (`storage/failing`).
+//! What the trees say of devices: errors, counted where the kernel counts them, in an item for each
+//! member in the device tree, which is there since the first error; and that a member has failed
+//! (`storage/failing`).
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::DevStatsItem;
@@ -13,7 +14,8 @@ use crate::space::Claim;
 use crate::storage::DeviceError;
 
 impl Engine {
-    /// Has the running transaction note the members that failed lately. The caller holds the commit lock and no handle.
+    /// Has the running transaction note the members that failed lately. The caller holds the commit
+    /// lock and no handle.
     ///
     /// # Errors
     /// When there is no room for that, or the chunk tree cannot be changed: all writing ends.
@@ -35,7 +37,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds the errors that were counted lately to what is stored. Where there is no room for that, the next commit does it. The caller holds no handle.
+    /// Adds the errors that were counted lately to what is stored. Where there is no room for that,
+    /// the next commit does it. The caller holds no handle.
     ///
     /// # Errors
     /// When the device tree cannot be read or changed.

@@ -17,11 +17,13 @@ pub(crate) enum Obstacle {
     Exchanged,
     /// A directory was removed that the last commit or the log may know.
     DirectoryRemoved,
-    /// New data was cloned. A log may have it as preallocated in one file and written, with checksums, in another.
+    /// New data was cloned. A log may have it as preallocated in one file and written, with
+    /// checksums, in another.
     Clones,
     /// A name went to an inode that is not in the log.
     NameTaken,
-    /// An inode has so many names, or a directory so many of one hash, that who replays a log may count them wrong, or find no room for them.
+    /// An inode has so many names, or a directory so many of one hash, that who replays a log may
+    /// count them wrong, or find no room for them.
     ManyNames,
     /// The volume needs a feature that the superblock does not tell of yet.
     NewFeature,

@@ -2,35 +2,38 @@
 //!
 //! # The way down
 //!
-//! A writer takes the lock of the tree's root, then latches downwards, each block while
-//! it holds the one above (lock coupling). What the search found in one block tells where that in the
-//! next begins (`descent`). It goes down with shared latches first, and latches the leaf alone exclusively:
-//! that is enough for nearly every change (`shared`). Otherwise it goes down once more, and latches the block above the leaf exclusively too; and where that is not enough either, all the way. A block that the transaction does not own yet
-//! is copied on that way, which changes its pointer in the block above. Full nodes are split on the way and sparse
-//! ones merged, whatever is going to happen to the leaf. What is above a node is let go when it keeps room for two more
+//! A writer takes the lock of the tree's root, then latches downwards, each block while it holds
+//! the one above (lock coupling). What the search found in one block tells where that in the next
+//! begins (`descent`). It goes down with shared latches first, and latches the leaf alone
+//! exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down once
+//! more, and latches the block above the leaf exclusively too; and where that is not enough either,
+//! all the way. A block that the transaction does not own yet is copied on that way, which changes
+//! its pointer in the block above. Full nodes are split on the way and sparse ones merged, whatever
+//! is going to happen to the leaf. What is above a node is let go when it keeps room for two more
 //! pointers and has some left when one goes, and the way does not lead through its first.
 //!
 //! # The leaf, on insertion
 //!
-//! Its free space and its first key are read before it is searched. With room, and a key
-//! above the first, nothing above it can change: the parents are let go, and the search
-//! begins at slot 1. A key that equals the first one is at slot 0 without a search. A key below it
-//! goes to slot 0 without a search too, and the parents are kept, because their
-//! separators become this key. Without room, items go to the siblings first, and the
-//! leaf is split only when they have none either. A leaf at the right edge that is appended to is not
-//! halved: it stays full, and the new item begins the next one.
+//! Its free space and its first key are read before it is searched. With room, and a key above the
+//! first, nothing above it can change: the parents are let go, and the search begins at slot 1. A
+//! key that equals the first one is at slot 0 without a search. A key below it goes to slot 0
+//! without a search too, and the parents are kept, because their separators become this key.
+//! Without room, items go to the siblings first, and the leaf is split only when they have none
+//! either. A leaf at the right edge that is appended to is not halved: it stays full, and the new
+//! item begins the next one.
 //!
 //! # Batches
 //!
-//! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys
-//! the leaf may have, and all edits of these keys are merged with its items (`merge`), which are then written once, or
-//! cut into as many leaves as it takes (`room`). Items that stand in a leaf of another tree already go there as runs, with one copy for
-//! all of one place (`edits`).
+//! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys the
+//! leaf may have, and all edits of these keys are merged with its items (`merge`), which are then
+//! written once, or cut into as many leaves as it takes (`room`). Items that stand in a leaf of
+//! another tree already go there as runs, with one copy for all of one place (`edits`).
 //!
 //! # Lock order
 //!
 //! 1. The root lock of a tree, then its blocks from the root to the leaf.
-//! 2. On one level, only under the exclusive latch of their parent. This holds for a look at a sibling too, which takes its latch for a moment.
+//! 2. On one level, only under the exclusive latch of their parent. This holds for a look at a
+//!    sibling too, which takes its latch for a moment.
 //! 3. A thread that holds a leaf and not its parent takes no further latch of the tree, so those
 //!    that wait for it under the parent wait for its work on the leaf alone.
 //! 4. Trees: subvolumes, then the checksum tree, the root tree, the extent tree, the block-group
@@ -65,14 +68,15 @@ use path::{Found, bytes};
 /// How writers of a tree latch what is above a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latching {
-    /// All writers take exclusive latches all the way down. Else those do whose change reaches further than the block above the leaf.
+    /// All writers take exclusive latches all the way down. Else those do whose change reaches
+    /// further than the block above the leaf.
     pub exclusive: bool,
     /// When an insertion lets go of what is above.
     pub unlock: Unlock,
 }
 
-/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with room whose
-/// first key stays what it is lets go of anything.
+/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with
+/// room whose first key stays what it is lets go of anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unlock {
     /// Before the leaf is searched: its first key and its free space say enough.
@@ -191,8 +195,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Lets `edit` see the data of the item with this key, if there is one, and say what it becomes: at most `room`
-    /// bytes more than before.
+    /// Lets `edit` see the data of the item with this key, if there is one, and say what it
+    /// becomes: at most `room` bytes more than before.
     pub(crate) fn modify(
         &self,
         key: Key,

@@ -27,7 +27,8 @@ pub(crate) struct Shape {
 /// As they are by default.
 pub(crate) const PLAIN: Shape = Shape { members: 1, mkfs: "", mount: "" };
 
-/// Small and large nodes, holes that are written down, data that is compressed, several devices, block groups that hold everything, no free-space tree.
+/// Small and large nodes, holes that are written down, data that is compressed, several devices,
+/// block groups that hold everything, no free-space tree.
 pub(crate) const SHAPES: [Shape; 7] = [
     PLAIN,
     Shape { mkfs: "-n 4k", ..PLAIN },
@@ -56,7 +57,8 @@ pub(crate) fn make(judges: &Judges, shape: Shape) -> Disks {
     disks
 }
 
-/// A volume in which the kernel has done `before` and committed, and then done `after`, as a power cut would leave it then.
+/// A volume in which the kernel has done `before` and committed, and then done `after`, as a power
+/// cut would leave it then.
 pub(crate) fn cut(
     judges: &Judges,
     shape: Shape,
@@ -71,7 +73,8 @@ pub(crate) fn cut(
     disks.copy(judges)
 }
 
-/// The same, with one log. Where much is changed the kernel sometimes commits before the fsync, and leaves none: then once more.
+/// The same, with one log. Where much is changed the kernel sometimes commits before the fsync, and
+/// leaves none: then once more.
 #[track_caller]
 pub(crate) fn cut_with_log(
     judges: &Judges,
@@ -131,8 +134,8 @@ fn assert_sums_apart(volume: &Volume, what: &str) {
     }
 }
 
-/// Nothing may differ but times of files that lost a name, and of directories in which one was lost: the kernel gives
-/// them that of its replay.
+/// Nothing may differ but times of files that lost a name, and of directories in which one was
+/// lost: the kernel gives them that of its replay.
 pub(crate) fn compare() -> Compare {
     Compare::default().without(Aspect::TimesOfNames)
 }

@@ -48,7 +48,8 @@ impl Layout {
         if self.options.contains("quota") { &[Maker::Progs] } else { &[Maker::Ours, Maker::Progs] }
     }
 
-    /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree whole, and both keep it.
+    /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree
+    /// whole, and both keep it.
     pub(crate) fn expected(&self, is_first_mount: bool) -> Vec<&'static str> {
         let old_cache = self.options.contains("^free-space-tree").then_some(OLD_CACHE);
         old_cache.into_iter().chain(is_first_mount.then_some(UUID_TREE)).collect()
@@ -123,7 +124,8 @@ pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// The files that were committed without checksums of their data. What the kernel shows of a file does not tell it.
+/// The files that were committed without checksums of their data. What the kernel shows of a file
+/// does not tell it.
 pub(crate) fn without_checksums(volume: &Engine) -> HashSet<FileId> {
     let mut found = HashSet::new();
     let subvolumes = volume.subvolumes().map(|info| info.expect("a subvolume").id);

@@ -137,8 +137,8 @@ impl Noted {
     }
 }
 
-/// On each member what is written lies behind what was written before, and two requests lie side by side only where the first is as large as
-/// one may be.
+/// On each member what is written lies behind what was written before, and two requests lie side by
+/// side only where the first is as large as one may be.
 fn require_order(writes: &[(usize, u64, u64)], members: usize) {
     for member in 0..members {
         let own: Vec<_> = writes.iter().filter(|write| write.0 == member).collect();

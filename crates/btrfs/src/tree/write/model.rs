@@ -1,10 +1,10 @@
 //! The latches of a tree under the model checker: `cargo test --features shuttle --lib model`.
 //!
-//! Three writers and a reader work on keys that lie side by side, in nodes of 4 KiB with items so large
-//! that a leaf has three: leaves and nodes split, push, merge and run empty, the root grows and
-//! gives way. The checker decides before every lock who runs next, so what takes luck on
-//! real cores comes up here. A schedule that hangs is a deadlock; debug builds check the order
-//! of latches on the way.
+//! Three writers and a reader work on keys that lie side by side, in nodes of 4 KiB with items so
+//! large that a leaf has three: leaves and nodes split, push, merge and run empty, the root grows
+//! and gives way. The checker decides before every lock who runs next, so what takes luck on real
+//! cores comes up here. A schedule that hangs is a deadlock; debug builds check the order of
+//! latches on the way.
 //!
 //! Each writer has keys of its own, and knows at any time what they hold. In the end the tree
 //! is what the writers know together, in memory and, after a commit, on the device, where every
@@ -54,8 +54,8 @@ struct Start {
 const GAP: u64 = 8;
 
 impl Start {
-    /// A tree of this many levels with `count` items, of which those from `keep` on that are not the first of
-    /// eight leaves were removed again.
+    /// A tree of this many levels with `count` items, of which those from `keep` on that are not
+    /// the first of eight leaves were removed again.
     fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
         let device = bare(NODE_SIZE);
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
@@ -343,7 +343,8 @@ fn nodes_about_to_be_merged() {
     explore(Start::new(3, 500, 258, 357), How::Plain);
 }
 
-/// The pointers of each node under the root of a tree of three levels, and the keys of a leaf from which items can go without a change further up.
+/// The pointers of each node under the root of a tree of three levels, and the keys of a leaf from
+/// which items can go without a change further up.
 fn nodes(volume: &Volume) -> Vec<(usize, Vec<Key>)> {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let top = volume.block(&root.expected()).expect("it verifies");
@@ -368,7 +369,8 @@ fn shrink(volume: &Volume, node: usize, pointers: usize) {
     }
 }
 
-/// Two nodes are sparse, and small enough to be one. Each of two threads had one of them and wanted to see how large the other is.
+/// Two nodes are sparse, and small enough to be one. Each of two threads had one of them and wanted
+/// to see how large the other is.
 #[test]
 fn sparse_siblings() {
     let device = bare(NODE_SIZE);

@@ -51,7 +51,8 @@ impl Path<'_> {
     }
 }
 
-/// How many pointers two nodes that become one may have together: room is left for what may be inserted soon.
+/// How many pointers two nodes that become one may have together: room is left for what may be
+/// inserted soon.
 pub(super) fn merged_capacity(capacity: usize) -> usize {
     capacity * 3 / 4
 }
@@ -99,7 +100,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// The same with exclusive latches all the way. Full nodes on it are split and sparse ones merged.
+    /// The same with exclusive latches all the way. Full nodes on it are split and sparse ones
+    /// merged.
     fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
         let capacity = node_capacity(self.node_size());
         let (top, mut block) = self.lock_root()?;
@@ -119,8 +121,9 @@ impl<'a> TreeWriter<'a> {
                 descent = Descent::to(key);
             }
             let slot = descent.floor(&block).unwrap_or(0);
-            // Below, one pointer may come. Or two children become one and the way leads through the left one;
-            // then one pointer may go. After that there are pointers left and the first is the same.
+            // Below, one pointer may come. Or two children become one and the way leads through the
+            // left one; then one pointer may go. After that there are pointers left and the first
+            // is the same.
             if slot >= 2 && block.len() >= 4 {
                 path.release();
             }
@@ -129,8 +132,8 @@ impl<'a> TreeWriter<'a> {
         Ok((path, block))
     }
 
-    /// Looks at the child at `slot` of `node` without making it the transaction's: what would be decided
-    /// against it needs no copy of it. It may change until it is latched.
+    /// Looks at the child at `slot` of `node` without making it the transaction's: what would be
+    /// decided against it needs no copy of it. It may change until it is latched.
     pub(super) fn peek<T>(
         &self,
         node: &TreeBlock,

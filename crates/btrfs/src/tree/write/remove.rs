@@ -1,9 +1,9 @@
 //! Removing items, and what becomes of blocks that run empty.
 //!
-//! A run of adjacent items leaves with one shift. A leaf that is less than a third full
-//! afterwards is merged with a sibling when both fit into one block, a node that is less
-//! than a quarter full when the way leads through it. An empty block is freed and its pointer removed;
-//! a root with a single pointer gives way to its child.
+//! A run of adjacent items leaves with one shift. A leaf that is less than a third full afterwards
+//! is merged with a sibling when both fit into one block, a node that is less than a quarter full
+//! when the way leads through it. An empty block is freed and its pointer removed; a root with a
+//! single pointer gives way to its child.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::HEADER_SIZE;
@@ -32,7 +32,8 @@ fn used(leaf: &TreeBlock) -> usize {
     items_bytes(leaf.bytes(), 0, leaf.len())
 }
 
-/// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to` go.
+/// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to`
+/// go.
 fn stays_as_it_is(leaf: &TreeBlock, from: Key, to: Key) -> bool {
     let (begin, end) = slots(leaf, from, to);
     let left = used(leaf) - items_bytes(leaf.bytes(), begin, end);
@@ -60,7 +61,8 @@ impl<'a> TreeWriter<'a> {
                 None => self.locate_to_change(from)?,
             };
             let (begin, end) = slots(&leaf, from, to);
-            // The next leaf may go on where this one ends, unless its keys are all behind the range.
+            // The next leaf may go on where this one ends, unless its keys are all behind the
+            // range.
             let next = path.upper.filter(|&upper| end == leaf.len() && upper <= to);
             if begin < end {
                 removed += (end - begin) as u64;

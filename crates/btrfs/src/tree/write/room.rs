@@ -4,9 +4,9 @@
 //! so that every part fits:
 //!
 //! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no
-//!    block is added. The left sibling is tried first, and filled: items that come in the order of their
-//!    keys between others leave full leaves behind them, as the data of files behind inodes that
-//!    are in the tree already. The right sibling gets about the half;
+//!    block is added. The left sibling is tried first, and filled: items that come in the order of
+//!    their keys between others leave full leaves behind them, as the data of files behind inodes
+//!    that are in the tree already. The right sibling gets about the half;
 //! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
 //!    a series, into leaves that stay full and a last one with what is left;
 //! 3. a single new item makes three leaves at the most, when it is so large that it stands alone;
@@ -15,8 +15,9 @@
 //!    next one, comes to. So the data of small files and their inodes fill leaves, whichever of
 //!    both comes to the other.
 //!
-//! The parent is held and has room for two pointers at least, which the way down saw to. A batch that would need more
-//! leaves than the parent has room for is cut short; what is left of it comes down once more.
+//! The parent is held and has room for two pointers at least, which the way down saw to. A batch
+//! that would need more leaves than the parent has room for is cut short; what is left of it comes
+//! down once more.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::KeyPtr;
@@ -33,7 +34,8 @@ use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
 use crate::block::{TreeBlock, WriteLatch};
 
-/// The most leaves that one way down adds: whoever waits for what is latched above them waits so long.
+/// The most leaves that one way down adds: whoever waits for what is latched above them waits so
+/// long.
 const MOST_LEAVES: usize = 32;
 
 /// A batch is dense where it puts so many items into one leaf.
@@ -41,8 +43,8 @@ const DENSE_EDITS: usize = 8;
 
 const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
 
-/// Whether the edits go on behind the last item of a leaf as one series: at the right edge of the tree, or
-/// after an item that is about the same thing. More are likely to follow there.
+/// Whether the edits go on behind the last item of a leaf as one series: at the right edge of the
+/// tree, or after an item that is about the same thing. More are likely to follow there.
 fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
     let Some(key) = sequence.last_edit(sources) else { return false };
     let Some(before) = sources.leaf.len().checked_sub(1) else { return true };
@@ -59,8 +61,8 @@ impl<'a> TreeWriter<'a> {
         room.min(MOST_LEAVES) / 2 * leaf_capacity(self.node_size())
     }
 
-    /// Puts a leaf with the edits that were merged with it, which is more than a leaf holds, into several, and
-    /// says what came of the edits that were among them.
+    /// Puts a leaf with the edits that were merged with it, which is more than a leaf holds, into
+    /// several, and says what came of the edits that were among them.
     pub(super) fn spread(
         &self,
         mut path: Path<'a>,

@@ -267,8 +267,8 @@ fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
     (all, trees.iter().map(|tree| tree.generation.0).max().expect("there are some"))
 }
 
-/// A committed block goes only by being copied, so as many go as are copied, when none is copied twice. The commit with its extents, free space and roots is
-/// counted too.
+/// A committed block goes only by being copied, so as many go as are copied, when none is copied
+/// twice. The commit with its extents, free space and roots is counted too.
 #[test]
 fn a_block_is_copied_once_in_a_transaction() {
     let seed = seed_of_run();
@@ -299,7 +299,8 @@ fn a_block_is_copied_once_in_a_transaction() {
     assert!(copies[1..].iter().all(|&copies| copies > 100), "{copies:?}");
 }
 
-/// What is appended item by item leaves full blocks behind, and splits no more than there are blocks.
+/// What is appended item by item leaves full blocks behind, and splits no more than there are
+/// blocks.
 #[test]
 fn ascending_insertions_leave_full_blocks() {
     for (node_size, items) in [(16384, 20_000), (4096, 40_000)] {
