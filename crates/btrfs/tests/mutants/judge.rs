@@ -1,7 +1,7 @@
 //! `btrfs check` and the kernel, asked of volumes in memory.
 //!
-//! The images of a volume are kept in files. Before a judge looks, what differs is written there, and what differed the last time is
-//! undone: that is far less than an image.
+//! The images of a volume are kept in files. Before a judge looks, what differs is written there,
+//! and what differed the last time is undone: that is far less than an image.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
@@ -148,8 +148,8 @@ impl Judge {
         let options = "ro,noatime,subvolid=5";
         let mount = |options: &str| Mount::try_new(copy.images(), options);
         let mount = mount(options).or_else(|error| {
-            // It may still have been busy with the one before. Of a volume that ours stopped to write a log may be left that cannot be replayed, because
-            // it meets what was wrong.
+            // It may still have been busy with the one before. Of a volume that ours stopped to
+            // write a log may be left that cannot be replayed, because it meets what was wrong.
             std::thread::sleep(Duration::from_millis(200));
             mount(&format!("{options},rescue=nologreplay")).map_err(|_| error)
         })?;
@@ -199,7 +199,8 @@ impl Complaints {
     }
 
     fn parse(output: &str) -> Self {
-        // Which range it is that a group counts as free changes with every write. What stays is told in one more line: which group.
+        // Which range it is that a group counts as free changes with every write. What stays is
+        // told in one more line: which group.
         const HARMLESS: [&str; 27] = [
             "warning line #",
             "wanted bytes #, found #",
