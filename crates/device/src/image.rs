@@ -121,7 +121,7 @@ impl ImageKind {
         let mut start = [0; 80];
         let len = usize::try_from(device.size_bytes()).map_or(80, |size| size.min(80));
         device.read_at(0, &mut start[..len])?;
-        let signatures: [(usize, &[u8], Self); 10] = [
+        let signatures: [(usize, &[u8], Self); 9] = [
             (0, b"QFI\xfb", Self::Qcow2),
             (0, b"conectix", Self::Vhd),
             (0, b"vhdxfile", Self::Vhdx),
@@ -131,11 +131,14 @@ impl ImageKind {
             (0, &[0x1f, 0x8b, 8], Self::Gzip),
             (0, b"\xfd7zXZ\0", Self::Xz),
             (0, &[0x28, 0xb5, 0x2f, 0xfd], Self::Zstd),
-            (0, &[0x5e, 0x2a, 0x4d, 0x18], Self::Zstd),
         ];
         let found = signatures.iter().find(|(at, bytes, _)| start[*at..].starts_with(bytes));
         if let Some((_, _, kind)) = found {
             return Ok(Some(*kind));
+        }
+        // A frame that decoders skip may be the first one, as with pzstd.
+        if start[0] & 0xf0 == 0x50 && start[1..4] == [0x2a, 0x4d, 0x18] {
+            return Ok(Some(Self::Zstd));
         }
         Ok(mapped::is_fixed_vhd(device)?.then_some(Self::Vhd))
     }
@@ -155,7 +158,7 @@ pub fn open_image(
         ImageKind::Vhd => mapped::vhd(below),
         ImageKind::Vhdx => mapped::vhdx::open(below),
         ImageKind::Vmdk => open_vmdk(below, false),
-        ImageKind::Gzip | ImageKind::Xz | ImageKind::Zstd => unpacked::open(&*below, kind),
+        ImageKind::Gzip | ImageKind::Xz | ImageKind::Zstd => unpacked::open(&below, kind),
         ImageKind::VmdkDescriptor => Err(unsupported("its files are opened by its descriptor")),
         ImageKind::Qcow2 => Err(unsupported("a qcow2 is opened by its header")),
     }

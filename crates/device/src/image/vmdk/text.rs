@@ -65,7 +65,8 @@ impl Text {
         for whole in text.split_inclusive(|&byte| byte == b'\n') {
             let line = whole.trim_ascii();
             if let Some(id) = whole.strip_prefix(b"CID=").map(<[u8]>::trim_ascii_end) {
-                found.content_id.place = hex(id).map(|id| (line_at + 4, id));
+                let is_number = (1..=8).contains(&id.len()) && id.iter().all(u8::is_ascii_hexdigit);
+                found.content_id.place = is_number.then(|| (line_at + 4, id.to_vec()));
             } else if let Some(parent) = line.strip_prefix(b"parentCID=") {
                 found.has_parent = !parent.eq_ignore_ascii_case(b"ffffffff");
             } else if line.starts_with(b"changeTrackPath") {
@@ -88,13 +89,6 @@ impl Text {
         }
         Ok(())
     }
-}
-
-/// The number that eight hexadecimal digits are.
-fn hex(digits: &[u8]) -> Option<u32> {
-    let is_one = digits.len() == 8 && digits.iter().all(u8::is_ascii_hexdigit);
-    let text = std::str::from_utf8(digits).ok().filter(|_| is_one)?;
-    u32::from_str_radix(text, 16).ok()
 }
 
 /// The extent that `line` is about, if it is about one.
@@ -121,7 +115,7 @@ fn extent_of(rest: &[u8], access: Access) -> Option<ExtentLine> {
     let bytes_of = |sectors: &str| sectors.parse::<u64>().ok()?.checked_mul(SECTOR_BYTES);
     let mut rest = rest;
     let size_bytes = bytes_of(&word(&mut rest)?).filter(|&size| size > 0)?;
-    let kind = word(&mut rest)?;
+    let kind = word(&mut rest).filter(|kind| !kind.is_empty())?;
     let (mut file, mut offset) = (None, 0);
     if let Some(quoted) = rest.trim_ascii_start().strip_prefix(b"\"") {
         let end = quoted.iter().rposition(|&byte| byte == b'"')?;
@@ -138,7 +132,7 @@ fn extent_of(rest: &[u8], access: Access) -> Option<ExtentLine> {
 #[derive(Debug)]
 pub(super) struct ContentId {
     /// Where its digits are, and what they were.
-    place: Option<(u64, u32)>,
+    place: Option<(u64, Vec<u8>)>,
     is_changed: Mutex<bool>,
 }
 
@@ -146,15 +140,17 @@ impl ContentId {
     /// Changes it on `device`, unless that was done.
     pub(super) fn change(&self, device: &dyn BlockDevice) -> io::Result<()> {
         let mut is_changed = self.is_changed.lock();
-        if let Some((at, old)) = self.place
+        if let Some((at, old)) = &self.place
             && !*is_changed
         {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            // The low half of the seconds is as good as any other number that was not there before.
-            let now =
-                u32::try_from(now.as_secs() & u64::from(u32::MAX)).map_err(io::Error::other)?;
-            let new = if now == old { now ^ 1 } else { now };
-            device.write_at(at, format!("{new:08x}").as_bytes())?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            // The last digits of the time are as good as any number that was not there before. QEMU
+            // writes no zeros in front, so there may be fewer than eight.
+            let digits =
+                |number: u64| format!("{number:08x}").into_bytes().split_off(8 - old.len());
+            let new = [now, now ^ 1].map(|number| digits(number & u64::from(u32::MAX)));
+            let is_old = new[0].eq_ignore_ascii_case(old);
+            device.write_at(*at, &new[usize::from(is_old)])?;
         }
         *is_changed = true;
         Ok(())
