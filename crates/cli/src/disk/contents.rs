@@ -20,6 +20,8 @@ pub(crate) struct Contents {
     whole: Option<&'static str>,
     /// The table, with what each partition holds.
     pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
+    /// What the partitions hold is all that says how large the sectors are that the table counts in.
+    pub(crate) is_table_guessed: bool,
 }
 
 /// What a partition holds.
@@ -84,6 +86,7 @@ impl Contents {
             Ok((table, held))
         };
         let mut table = table.map(with_held).transpose().map_err(failed)?;
+        let mut is_table_guessed = false;
         if let Some((first, held)) = &table
             && first.kind == TableKind::Mbr
             && device.logical_sector_bytes().is_none()
@@ -93,9 +96,11 @@ impl Contents {
             let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES).map_err(failed)?;
             let large = large.map(with_held).transpose().map_err(failed)?;
             let is_proven = |(_, held): &(_, Vec<Held>)| held.iter().any(|one| one.what.is_some());
-            table = large.filter(is_proven).or(table);
+            let large = large.filter(is_proven);
+            is_table_guessed = large.is_some();
+            table = large.or(table);
         }
-        Ok(Self { file: file.to_path_buf(), whole, table })
+        Ok(Self { file: file.to_path_buf(), whole, table, is_table_guessed })
     }
 
     /// Whether the disk as a whole is a volume.
