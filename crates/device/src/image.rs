@@ -121,11 +121,12 @@ impl ImageKind {
         let mut start = [0; 80];
         let len = usize::try_from(device.size_bytes()).map_or(80, |size| size.min(80));
         device.read_at(0, &mut start[..len])?;
-        let signatures: [(usize, &[u8], Self); 9] = [
+        let signatures: [(usize, &[u8], Self); 10] = [
             (0, b"QFI\xfb", Self::Qcow2),
             (0, b"conectix", Self::Vhd),
             (0, b"vhdxfile", Self::Vhdx),
             (0, b"KDMV", Self::Vmdk),
+            (0, vmdk::COWD, Self::Vmdk),
             (0, b"# Disk DescriptorFile", Self::VmdkDescriptor),
             (64, &[0x7f, 0x10, 0xda, 0xbe], Self::Vdi),
             (0, &[0x1f, 0x8b, 8], Self::Gzip),

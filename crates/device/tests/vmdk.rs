@@ -220,12 +220,28 @@ fn drop_table(bytes: &mut [u8], table: usize) {
     }
 }
 
-/// Whatever a power cut leaves of a sparse VMDK, QEMU finds nothing wrong with it, and each copy of
-/// the tables has all that was flushed; and it is written on.
+/// The file of a sparse VMDK after a write to the disk, which makes the copies the same again.
+fn written_on(bytes: &[u8]) -> Vec<u8> {
+    let len = bytes.len() as u64;
+    let below = bodies::disk(bytes, len + MIB);
+    let grows = Grows(below.clone(), AtomicU64::new(len));
+    let disk = open_vmdk(Arc::new(grows), true).expect("it opens");
+    disk.write_at(2 * MIB, &[0xee; 100]).expect("a write");
+    drop(disk);
+    let mut after = vec![0; usize::try_from(len + MIB).expect("small")];
+    below.read_at(0, &mut after).expect("memory is read");
+    after
+}
+
+/// Whatever a power cut leaves of a sparse VMDK, QEMU finds nothing wrong with it, each copy of the
+/// tables has all that was flushed and refers to nothing that was not written, and it is written
+/// on.
 #[test]
 fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
     const DISK_BYTES: u64 = 40 << 20;
     const FILE_BYTES: u64 = 12 << 20;
+    /// No write has it.
+    const STALE: u8 = 0xdd;
     /// The disk is written at both ends, of which each has a table.
     const WINDOW: u64 = 2 << 20;
     if !judges::are_present() {
@@ -253,12 +269,16 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
         for &table in dropped {
             drop_table(&mut image, table);
         }
+        let len = AtomicU64::new(image.len() as u64);
+        // What is behind the end of the file.
+        image.resize(usize::try_from(FILE_BYTES).expect("small"), STALE);
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
-        let below = Grows(device.clone(), AtomicU64::new(image.len() as u64));
+        let below = Grows(device.clone(), len);
         let disk = open_vmdk(Arc::new(below), true).expect("it opens");
         assert_eq!(disk.size_bytes(), DISK_BYTES);
         let mut model = read(&*disk);
         let mut flushed = vec![model.clone()];
+        let mut is_discarded = vec![false; model.len()];
         for step in 0..26u8 {
             let second = random.below(2);
             let inside = random.below(WINDOW - 100_000);
@@ -273,7 +293,10 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
                     device.mark("flush");
                     continue;
                 }
-                3 => disk.discard(at, len).expect("a discard"),
+                3 => {
+                    disk.discard(at, len).expect("a discard");
+                    is_discarded[start..start + bytes.len()].fill(true);
+                }
                 _ => {}
             }
             disk.write_at(at, &bytes).expect("a write");
@@ -296,18 +319,14 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
                 let is_lost = |at: &usize| before[*at] == model[*at] && found[*at] != model[*at];
                 let lost = (0..found.len()).find(is_lost);
                 assert_eq!(lost, None, "{what}, {copy}, {}", state.description);
+                let is_foreign = |at: &usize| found[*at] == STALE && !is_discarded[*at];
+                let foreign = (0..found.len()).find(is_foreign);
+                assert_eq!(foreign, None, "{what}, {copy}, {}", state.description);
             }
             if count % 8 == 0 {
-                let name = state.description;
-                // It is written on, which makes the copies the same again.
-                let below = bodies::disk(&bytes, FILE_BYTES + MIB);
-                let grows = Grows(below.clone(), AtomicU64::new(FILE_BYTES));
-                let disk = open_vmdk(Arc::new(grows), true).expect("it opens");
-                disk.write_at(WINDOW, &[0xee; 100]).expect("a write");
-                drop(disk);
-                let mut after = vec![0; usize::try_from(FILE_BYTES + MIB).expect("small")];
-                below.read_at(0, &mut after).expect("memory is read");
+                let after = written_on(&bytes);
                 let copies = [56, 48].map(|directory| entries(&after, directory, 2));
+                let name = state.description;
                 assert!(copies[0] == copies[1], "{what}, {name}: the copies differ");
                 for bytes in [bytes, after] {
                     std::fs::write(dir.join("cut"), bytes).expect("a file");
@@ -352,10 +371,17 @@ fn a_sparse_extent_whose_tables_lie_is_not_written() {
         assert!(error.contains(what) && error.contains("qemu-img convert"), "{error}");
         open(false).expect("it is read").read_at(0, &mut [0; 512]).expect("its first grain");
     }
-    let mut bytes = image;
-    bytes[4] = 4;
-    let error = open_vmdk(Arc::new(MemoryDevice::new(bytes)), false).expect_err("a later version");
-    assert!(error.to_string().contains("a VMDK of version 4 is not read here"), "{error}");
+    for (at, value, what) in [
+        (4, &b"\x04"[..], "a VMDK of version 4 is not read here"),
+        (0, b"COWD", "a sparse VMDK of ESX is not read here"),
+    ] {
+        let mut bytes = image.clone();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        let device = Arc::new(MemoryDevice::new(bytes));
+        assert_eq!(ImageKind::detect(&*device).expect("it is read"), Some(ImageKind::Vmdk));
+        let error = open_vmdk(device, false).expect_err("another format").to_string();
+        assert!(error.contains(what) && error.contains("qemu-img convert"), "{error}");
+    }
 }
 
 /// A device with a descriptor of these lines.

@@ -20,7 +20,7 @@ pub(crate) struct Contents {
     whole: Option<&'static str>,
     /// The table, with what each partition holds.
     pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
-    /// What the partitions hold is all that says how large the sectors are that the table counts in.
+    /// Only what the partitions hold says how large the sectors are that the table counts in.
     pub(crate) is_table_guessed: bool,
 }
 

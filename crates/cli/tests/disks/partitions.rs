@@ -130,8 +130,8 @@ fn errors_say_what_there_is_and_what_to_write() {
     assert!(said.contains("gpt.img holds a GUID partition table"), "{said}");
 }
 
-/// A disk with sectors of 4 KiB counts in them. A file does not say so: a GPT shows it, and else what
-/// the partitions hold.
+/// A disk with sectors of 4 KiB counts in them. A file does not say so: a GPT shows it, and else
+/// what the partitions hold.
 #[test]
 fn tables_in_large_sectors() {
     let Some(judges) = judges::require() else { return };

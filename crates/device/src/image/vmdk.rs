@@ -2,8 +2,8 @@
 //! *descriptor*.
 //!
 //! ```text
-//!   disk.vmdk    RW 4194304 FLAT "disk-f001.vmdk" 0      disk  | disk-f001.vmdk | disk-f002.vmdk |
-//!                RW 1048576 FLAT "disk-f002.vmdk" 0            0             2 GiB          2.5 GiB
+//!   disk.vmdk   RW 4194304 FLAT "disk-f001.vmdk" 0     disk  | disk-f001.vmdk | disk-f002.vmdk |
+//!               RW 1048576 FLAT "disk-f002.vmdk" 0           0             2 GiB          2.5 GiB
 //! ```
 //!
 //! | image | its descriptor | its extents | written |
@@ -33,7 +33,8 @@ use std::sync::Arc;
 
 use super::unsupported;
 use crate::fields::invalid;
-use crate::{BlockDevice, WindowDevice, request_range, together};
+use crate::{BlockDevice, WindowDevice, request_range, together, total_bytes};
+pub(super) use sparse::COWD;
 pub use sparse::open_vmdk;
 use text::{Access, ContentId, ExtentLine, Text};
 
@@ -300,7 +301,16 @@ impl BlockDevice for PiecesDevice {
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        self.write_at(offset, &together(bufs))
+        self.check_writable()?;
+        let mut parts = self.parts(offset, total_bytes(bufs))?;
+        match (parts.next(), parts.next()) {
+            (Some((piece, inside, _)), None) => {
+                let file = piece.writable()?;
+                self.content_id.change(&*self.below)?;
+                file.write_vectored_at(inside, bufs)
+            }
+            _ => self.write_at(offset, &together(bufs)),
+        }
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Streams of zstd with a table of their frames at the end. They are read where they are.
 //!
 //! ```text
-//!   | frame 0 | frame 1 | ... | 0x184d2a5e, length | sizes of frame 0 | of frame 1 | ... | footer |
+//!   | frame 0 | frame 1 | ... | 0x184d2a5e, length | sizes of frame 0 | of frame 1 | ... footer |
 //!   sizes    0  packed   4  unpacked   8  low half of the XXH64, if the footer says so
 //!   footer   0  how many frames   4  bit 7: checksums; bits 2 to 6: zero   5  0x8f92eab1
 //! ```

@@ -47,6 +47,9 @@ const HAS_MARKERS: u32 = 1 << 17;
 /// The entry of a grain that was written as zeros, where the header says that there are such.
 const ZEROED: u32 = 1;
 
+/// How a sparse extent of ESX begins, which has another header.
+pub(in crate::image) const COWD: &[u8] = b"COWD";
+
 /// Where the header says whether the file was closed after it was written.
 const UNCLEAN_AT: u64 = 72;
 
@@ -71,6 +74,9 @@ impl Header {
             let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
             let at = at.ok_or_else(|| invalid("its end is missing"))?;
             header = part(below, at, SECTOR_BYTES)?;
+        }
+        if header.starts_with(COWD) {
+            return Err(unsupported(format!("a sparse VMDK of ESX is not read here: {WAY}")));
         }
         let (version, flags) = (u32_le(&header, 4), u32_le(&header, 8));
         let bytes_at = |at: usize| {
