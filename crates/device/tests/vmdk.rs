@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use offshoot_device::{
     BlockDevice, CrashDevice, CrashPlan, Fault, FaultDevice, FileDevice, ImageKind, MemoryDevice,
@@ -178,6 +179,40 @@ fn images_of_every_kind_are_written_as_a_model_has_it() {
 /// A device that is as long as what was written to it.
 #[derive(Debug)]
 struct Grows(Arc<dyn BlockDevice>, AtomicU64);
+
+/// One on which a table of 2 KiB takes some time, so that other threads come in between.
+#[derive(Debug)]
+struct SlowTables(Grows, AtomicU64);
+
+impl BlockDevice for SlowTables {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if buf.len() == 2048 {
+            let number = self.1.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(number * 5 % 7));
+        }
+        self.0.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(offset, len)
+    }
+}
 
 impl BlockDevice for Grows {
     fn name(&self) -> &str {
@@ -355,6 +390,7 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
     drop_table(&mut image, 2);
     let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
     let below = Grows(device.clone(), AtomicU64::new(image.len() as u64));
+    let below = SlowTables(below, AtomicU64::new(0));
     let disk = open_vmdk(Arc::new(below), true).expect("it opens");
     // Threads 0 and 1 share a table, and that of thread 2 is new.
     let place = |thread: u64, grain: u64| {
