@@ -38,18 +38,24 @@ pub(crate) fn partition_table(bytes: &[u8]) {
     ] {
         let bytes = &bytes;
         let disk: Arc<dyn BlockDevice> = Arc::new(Sectors(disk(bytes, DISK_BYTES), sector_bytes));
-        match PartitionTable::read(&*disk) {
-            Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}"),
-            Ok(None) => {}
-            Ok(Some(table)) => {
-                assert!(table.partitions.len() <= (4 << 20) / 128, "{}", table.partitions.len());
-                for partition in table.partitions {
-                    let range = partition.range.clone();
-                    let window = WindowDevice::new(disk.clone(), range, "window".to_owned());
-                    let window = window.expect("every partition begins on the disk");
-                    assert!(window.size_bytes() <= partition.size_bytes());
-                    let _ = window.read_at(0, &mut [0; 16]);
-                }
+        for read in [PartitionTable::read(&*disk), PartitionTable::read_mbr(&*disk, 4096)] {
+            partitions_are_on(&disk, read);
+        }
+    }
+}
+
+fn partitions_are_on(disk: &Arc<dyn BlockDevice>, read: io::Result<Option<PartitionTable>>) {
+    match read {
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}"),
+        Ok(None) => {}
+        Ok(Some(table)) => {
+            assert!(table.partitions.len() <= (4 << 20) / 128, "{}", table.partitions.len());
+            for partition in table.partitions {
+                let range = partition.range.clone();
+                let window = WindowDevice::new(disk.clone(), range, "window".to_owned());
+                let window = window.expect("every partition begins on the disk");
+                assert!(window.size_bytes() <= partition.size_bytes());
+                let _ = window.read_at(0, &mut [0; 16]);
             }
         }
     }
