@@ -12,7 +12,7 @@
 //! | VHD, dynamic | 2 MiB mostly | the sector of each block; the block begins with a bitmap |
 //! | VHD, fixed | all | none: the disk, and a sector behind it |
 //! | VHDX | 32 MiB mostly | the byte of each block, and its state |
-//! | VMDK, stream-optimised | 64 KiB mostly, deflated | tables of 512 blocks, and a directory of tables |
+//! | VMDK, stream-optimised | 64 KiB mostly, deflated | tables of 512 blocks, and a directory |
 //!
 //! A block that the table puts outside of the file fails when it is read, as the end of an image
 //! that was cut off does.

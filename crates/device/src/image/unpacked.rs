@@ -1,9 +1,10 @@
 //! Disks that were compressed as a stream: gzip, xz and zstd. They are read.
 //!
-//! A [seekable] stream of zstd is read where it is. Every other one has no middle, so all of it is unpacked once, into a file without a name in the
-//! directory for temporary files (`TMPDIR`). Zeros become holes there. What is not zeros is bounded
-//! by [`SPOOL_BYTES_MAX`], the size of the disk by [`DISK_BYTES_MAX`], and the memory by what the
-//! decoders are told: a few bytes of a hostile stream stand for any number of zeros.
+//! A [seekable] stream of zstd is read where it is. Every other one has no middle, so all of it is
+//! unpacked once, into a file without a name in the directory for temporary files (`TMPDIR`). Zeros
+//! become holes there. What is not zeros is bounded by [`SPOOL_BYTES_MAX`], the size of the disk by
+//! [`DISK_BYTES_MAX`], and the memory by what the decoders are told: a few bytes of a hostile
+//! stream stand for any number of zeros.
 
 mod seekable;
 
