@@ -4,6 +4,7 @@
 //! durable with [`Volumes::sync`], also when something failed on the way: what was done before
 //! is not lost, and nothing is reported as done that a crash could undo.
 
+use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -239,7 +240,7 @@ pub(crate) fn at_every_place(
                     if is_interrupted() {
                         break;
                     }
-                    let mut report = Report { failures: &mut failures, volume: &volume, errors: 0 };
+                    let mut report = Report::new(&mut failures, &volume);
                     if let Err(error) = change(&fs, &path, &mut report) {
                         report.error(&error);
                     }
@@ -276,9 +277,15 @@ pub(crate) struct Report<'a, 'f> {
     failures: &'a mut Failures<'f>,
     volume: &'a Path,
     errors: u64,
+    /// Errors about files are counted and not printed.
+    pub(crate) is_silent: bool,
 }
 
-impl Report<'_, '_> {
+impl<'a, 'f> Report<'a, 'f> {
+    fn new(failures: &'a mut Failures<'f>, volume: &'a Path) -> Self {
+        Self { failures, volume, errors: 0, is_silent: false }
+    }
+
     /// The place with this path, as a caller writes it.
     pub(crate) fn place(&self, path: &[u8]) -> Vec<u8> {
         [self.volume.as_os_str().as_bytes(), b":", path].concat()
@@ -286,15 +293,27 @@ impl Report<'_, '_> {
 
     /// Prints an error about what is at `path`.
     pub(crate) fn at(&mut self, path: &[u8], error: &Error) {
-        self.errors += 1;
         let text = format_args!("{}: {}", Escaped(path), Nameless(error));
-        self.failures.inside(self.volume, ExitStatus::of(error), &text);
+        self.print(ExitStatus::of(error), &text);
     }
 
     /// Prints an error.
     pub(crate) fn error(&mut self, error: &Error) {
+        self.print(ExitStatus::of(error), error);
+    }
+
+    /// Prints what went wrong at `path` without an error of the volume.
+    pub(crate) fn failed(&mut self, path: &[u8], what: &dyn Display) {
+        self.print(ExitStatus::Failed, &format_args!("{}: {what}", Escaped(path)));
+    }
+
+    fn print(&mut self, status: ExitStatus, text: &dyn Display) {
         self.errors += 1;
-        self.failures.inside(self.volume, ExitStatus::of(error), error);
+        if self.is_silent && status == ExitStatus::Failed {
+            self.failures.note(status);
+        } else {
+            self.failures.inside(self.volume, status, text);
+        }
     }
 }
 

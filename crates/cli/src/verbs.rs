@@ -80,7 +80,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Rmdir(arguments) => rmdir::run(arguments, console),
         Verb::Mknod(arguments) => mknod::run(arguments, console),
         Verb::Touch(arguments) => touch::run(arguments, console),
-        Verb::Chmod(arguments) => chmod::run(arguments, console),
+        Verb::Chmod(arguments) => chmod::run(arguments, out, console),
         Verb::Chown(arguments) => chown::run(arguments, console),
         Verb::Lsattr(arguments) => lsattr::run(arguments, out, console),
         Verb::Chattr(arguments) => chattr::run(arguments, console),

@@ -210,9 +210,9 @@ pub(crate) struct MkdirArguments {
     /// Make the directories above as well, and let be what is there
     #[arg(short = 'p', long)]
     pub(crate) parents: bool,
-    /// The permissions in octal; 777 without the umask otherwise
-    #[arg(short = 'm', long, value_name = "MODE", value_parser = parse_mode)]
-    pub(crate) mode: Option<u32>,
+    /// The permissions, as for chmod of a=rwx; 777 without the umask otherwise
+    #[arg(short = 'm', long, value_name = "MODE", allow_hyphen_values = true)]
+    pub(crate) mode: Option<String>,
 }
 
 #[derive(Args)]
@@ -519,18 +519,11 @@ pub(crate) struct GetfattrArguments {
     pub(crate) json: bool,
 }
 
-fn parse_mode(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|&mode| mode <= 0o7777 && !text.starts_with('+'))
-        .ok_or_else(|| "a mode is up to four octal digits".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use offshoot_vfs::FileFlags;
 
-    use super::{FlagChange, Length, parse_flags, parse_length, parse_mode, parse_value};
+    use super::{FlagChange, Length, parse_flags, parse_length, parse_value};
 
     #[test]
     fn values() {
@@ -573,14 +566,5 @@ mod tests {
             parse_length(text).expect_err(text);
         }
         assert_eq!(parse_length("0"), Ok(Length::Exactly(0)));
-    }
-
-    #[test]
-    fn modes() {
-        assert_eq!(parse_mode("755"), Ok(0o755));
-        assert_eq!(parse_mode("01777"), Ok(0o1777));
-        for text in ["", "8", "u+x", "+7", "17777", "-1"] {
-            parse_mode(text).expect_err(text);
-        }
     }
 }

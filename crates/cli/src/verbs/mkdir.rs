@@ -6,19 +6,18 @@ use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, Set
 
 use crate::args::MkdirArguments;
 use crate::edit::{Caller, at_every_place, new_file};
-use crate::exit::Result;
+use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
+use crate::permissions::ModeChange;
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, resolve, resolve_end};
 
 pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
-    let plain = Mode { permissions: 0o777, caller, is_exact: false };
-    let mode = arguments.mode.map_or(plain, |permissions| Mode {
-        permissions,
-        caller: Caller { umask: 0, ..caller },
-        is_exact: true,
-    });
+    let change = arguments.mode.as_deref().map(ModeChange::parse).transpose();
+    let change = change.map_err(Failure::Usage)?;
+    let plain = Mode { change: None, caller };
+    let mode = Mode { change: change.as_ref(), caller };
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         if !arguments.parents {
@@ -40,11 +39,10 @@ pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result 
 
 /// The permissions of a new directory.
 #[derive(Clone, Copy)]
-struct Mode {
-    permissions: u32,
-    caller: Caller,
+struct Mode<'a> {
     /// The caller named them: the default access control list of the directory above takes none away.
-    is_exact: bool,
+    change: Option<&'a ModeChange>,
+    caller: Caller,
 }
 
 /// Where each component of `path` ends; the last one is the whole path.
@@ -70,18 +68,22 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
     Err(Error::posix(Errno::EXIST, Escaped(path).to_string()))
 }
 
-fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode) -> Result<(), Error> {
+fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode<'_>) -> Result<(), Error> {
     // The name is that of the directory, however many slashes follow it.
     let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
     let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
     };
-    let mut new = new_file(fs, dir, mode.permissions, &mode.caller)?;
+    let mut new = new_file(fs, dir, 0o777, &mode.caller)?;
     new.permissions |= fs.attr(dir)?.permissions & 0o2000;
+    if let Some(change) = mode.change {
+        new.permissions = change.of(new.permissions, true, mode.caller.umask);
+        new.umask = None;
+    }
     let new_dir =
         fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
-    if mode.is_exact && fs.attr(new_dir)?.permissions != new.permissions {
+    if mode.change.is_some() && fs.attr(new_dir)?.permissions != new.permissions {
         let exact = SetAttr { permissions: Some(new.permissions), ..SetAttr::default() };
         fs.set_attr(new_dir, &exact, new.at).map_err(|error| at_path(error, path))?;
     }

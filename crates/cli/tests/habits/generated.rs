@@ -169,30 +169,64 @@ fn change(random: &mut Random) -> String {
             "-d '1970-01-02 00:00:00.123456789 +0100'",
         ],
     );
-    match pick(random, &["2", "3", "4", "5", "6", "10", "11", "12"])
-        .parse::<u8>()
-        .expect("a number")
-    {
-        2 => {
+    match random.below(10) {
+        0 => {
             let owner = pick(random, &["1:2", "7", ":8", "0:0", "1000:100"]);
             // Which links are followed when -R goes down is an option of its own.
             let flag = pick(random, &["", "-R", "--no-dereference"]);
             format!("chown {flag} {owner} {places}")
         }
-        3 => {
+        1 => {
             let flags = some(random, &["-a", "-m", "-c", "--no-dereference"]);
             format!("touch {flags} {date} {places}")
         }
-        4 => format!("mkdir {} {places}", pick(random, &["", "-p", "-m 750", "-p -m 1711"])),
-        5 => format!("rmdir {} {places}", some(random, &["-p"])),
-        6 => format!("rm {} {places}", some(random, &["-r", "-f", "-v", "-d"])),
-        10 => format!("mv {} {one} {other}", some(random, &["-n", "-f", "-v", "-T"])),
-        11 => format!("ln {} {one} {other}", some(random, &["-f", "-T"])),
-        _ => {
+        2 => {
+            let mode = mode(random);
+            let flags = ["", "-p", &format!("-m {mode}"), &format!("-p -m {mode}")];
+            format!("mkdir {} {places}", pick(random, &flags))
+        }
+        3 => format!("rmdir {} {places}", some(random, &["-p"])),
+        4 => format!("rm {} {places}", some(random, &["-r", "-f", "-v", "-d"])),
+        5 => format!("mv {} {one} {other}", some(random, &["-n", "-f", "-v", "-T"])),
+        6 => format!("ln {} {one} {other}", some(random, &["-f", "-T"])),
+        7 => {
             let target = pick(random, &["a", "./d", "none", "d/sub"]);
             format!("ln -s {} {target} {other}", some(random, &["-f", "-T"]))
         }
+        8 => {
+            let flags = some(random, &["-R", "-v", "-c", "-f"]);
+            format!("chmod {flags} {} {places}", mode(random))
+        }
+        _ => {
+            // What cp of the core utilities keeps only when it is asked, ours always keeps.
+            let kept = ["-a", "-dp", "-p --preserve=links", "-rp --preserve=links"];
+            let kept = pick(random, &kept);
+            let flags = some(random, &["-f", "-v", "-n", "-u", "-x", "-T"]);
+            match random.below(4) {
+                0 if !flags.contains("-T") => format!("cp {kept} {flags} -t {other} {places}"),
+                1 => format!("cp {kept} {flags} {places} {other}"),
+                _ => format!("cp {kept} {flags} {one} {other}"),
+            }
+        }
     }
+}
+
+/// A mode of chmod: octal digits, or up to three clauses.
+fn mode(random: &mut Random) -> String {
+    if random.below(3) == 0 {
+        let octal = ["644", "0755", "7", "4711", "00755", "02000", "1777", "0"];
+        return pick(random, &octal).to_owned();
+    }
+    let clause = |random: &mut Random| {
+        let who = pick(random, &["", "u", "g", "o", "a", "ug", "go", "uo"]);
+        let parts = (0..=random.below(2)).map(|_| {
+            let sign = pick(random, &["+", "-", "="]);
+            let letters = ["", "r", "w", "x", "X", "s", "t", "rw", "rwX", "xs", "u", "g", "o"];
+            format!("{sign}{}", pick(random, &letters))
+        });
+        format!("{who}{}", parts.collect::<String>())
+    };
+    (0..=random.below(3)).map(|_| clause(random)).collect::<Vec<_>>().join(",")
 }
 
 #[test]
