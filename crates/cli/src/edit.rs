@@ -302,9 +302,11 @@ impl<'a, 'f> Report<'a, 'f> {
         self.print(ExitStatus::of(error), error);
     }
 
-    /// Prints what went wrong at `path` without an error of the volume.
+    /// Prints what became of `path` that was not meant, even where errors are not printed.
     pub(crate) fn failed(&mut self, path: &[u8], what: &dyn Display) {
-        self.print(ExitStatus::Failed, &format_args!("{}: {what}", Escaped(path)));
+        self.errors += 1;
+        let text = format_args!("{}: {what}", Escaped(path));
+        self.failures.inside(self.volume, ExitStatus::Failed, &text);
     }
 
     fn print(&mut self, status: ExitStatus, text: &dyn Display) {
@@ -404,7 +406,7 @@ impl Aim {
             }
             Self::Name(end) => {
                 let fail = |errno| Error::posix(errno, Escaped(path).to_string());
-                if end.must_be_directory && !is_directory {
+                if end.must_be_directory && !is_directory && end.file.is_none() {
                     return Err(fail(Errno::NOTDIR));
                 }
                 let (dir, name) = end.place.clone().ok_or_else(|| fail(Errno::BUSY))?;

@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn what_no_mode_is() {
-        for text in ["", "8", "77777", "u", "x", "u+q", "+8", "u+7", "+7-1", "u+x,", "u+gx", "z+x"] {
+        for text in ["", "8", "77777", "u", "x", "u+q", "+8", "u+7", "+7-1", "u+x,", "u+gx", "z+x"]
+        {
             ModeChange::parse(text).expect_err(text);
         }
     }

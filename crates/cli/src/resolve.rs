@@ -118,6 +118,14 @@ pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
     (last != b"." && last != b"..").then_some(last)
 }
 
+/// A path without the slashes at its end.
+pub(crate) fn bare(mut path: &[u8]) -> &[u8] {
+    while let [front @ .., b'/'] = path {
+        path = front;
+    }
+    path
+}
+
 /// The components of a path, last one first, so that a stack of them pops the next one.
 fn components(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     path.rsplit(|&byte| byte == b'/')

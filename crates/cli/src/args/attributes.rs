@@ -62,7 +62,7 @@ pub(crate) struct ChmodArguments {
     /// Say it of those that changed
     #[arg(short = 'c', long, conflicts_with = "json", overrides_with = "verbose")]
     pub(crate) changes: bool,
-    /// Print no errors about files
+    /// Print no errors about files that cannot be changed
     #[arg(short = 'f', long, visible_alias = "quiet")]
     pub(crate) silent: bool,
     #[command(flatten)]

@@ -169,7 +169,7 @@ pub(crate) struct CpArguments {
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// Replace nothing
-    #[arg(short = 'n', long, overrides_with_all = ["force", "update"])]
+    #[arg(short = 'n', long)]
     pub(crate) no_clobber: bool,
     /// Replace only what is older
     #[arg(short = 'u', long)]

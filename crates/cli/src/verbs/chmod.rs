@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use offshoot_vfs::{FileSystemMut, FileType, SetAttr};
+use offshoot_vfs::{FileSystem, FileSystemMut, FileType, SetAttr};
 
 use super::below::each;
 use crate::args::ChmodArguments;
@@ -39,7 +39,8 @@ pub(super) fn run(
                 return Ok(());
             }
             let is_directory = attr.file_type == FileType::Directory;
-            let old = attr.permissions;
+            // By another of its names it may have been changed since it was looked at.
+            let old = if attr.nlink > 1 { fs.attr(attr.file)? } else { *attr }.permissions;
             let new = change.of(old, is_directory, caller.umask);
             let set = SetAttr { permissions: Some(new), ..SetAttr::default() };
             let result = fs.set_attr(attr.file, &set, caller.at);

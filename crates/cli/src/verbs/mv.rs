@@ -23,6 +23,10 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     if let [only] = &arguments.places[..] {
         return Err(Failure::Usage(format!("where to move {} is missing", only.display())));
     }
+    if let (true, [_, more, _, ..]) = (arguments.no_target_directory, &arguments.places[..]) {
+        let message = format!("-T takes one source, and {} is one more", more.display());
+        return Err(Failure::Usage(message));
+    }
     require_one_volume("mv", &places)?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
