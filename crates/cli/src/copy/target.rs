@@ -131,7 +131,7 @@ pub(super) fn require_not_just_made(
     if is_kept || attr.file_type == FileType::Directory {
         return Ok(());
     }
-    let what = "another source of this command was just copied to its place";
+    let what = "another source of this command has just gone to its place";
     Err(Trouble::Source(Error::posix(Errno::EXIST, what)))
 }
 

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{Filesystem, Volume};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
 
 use crate::args::{CpArguments, Reflink};
@@ -423,6 +424,15 @@ impl Copying<'_> {
         Ok(())
     }
 
+    /// Whether a file with these attributes would take the place of another one on the host.
+    fn replaces(&self, target: &Path, new: &Attr) -> bool {
+        target.metadata().or_else(|_| target.symlink_metadata()).is_ok_and(|old| {
+            let nanos = u32::try_from(old.mtime_nsec()).unwrap_or_default();
+            let old_mtime = Timestamp { secs: old.mtime(), nanos };
+            !old.is_dir() && !self.shared.manner.keeps(old_mtime, new.mtime)
+        })
+    }
+
     /// The source at `path` of a volume.
     fn found(&self, volume: &Path, fs: &Filesystem, path: &[u8]) -> Result<Found> {
         let find = || {
@@ -465,6 +475,7 @@ impl Copying<'_> {
         // Permissions are those of the volume; what they are before that is said with each call.
         rustix::process::umask(Mode::empty());
         let mut seen = Seen::default();
+        let mut made = HashSet::new();
         for source in sources {
             let Opened::Volume(volume, fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
@@ -473,7 +484,9 @@ impl Copying<'_> {
             if self.is_left_out(source, &mut seen) {
                 continue;
             }
-            if let Err(failure) = self.one_to_host(&onto, (volume, fs), name, path, into) {
+            if let Err(failure) =
+                self.one_to_host(&onto, (volume, fs), name, (path, into), &mut made)
+            {
                 failures.opening(&failure);
             }
         }
@@ -485,8 +498,8 @@ impl Copying<'_> {
         onto: &Onto<'_>,
         (volume, fs): (&Path, &Filesystem),
         name: &[u8],
-        path: &Path,
-        into: bool,
+        (path, into): (&Path, bool),
+        made: &mut HashSet<PathBuf>,
     ) -> Result {
         let Found { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
@@ -504,10 +517,18 @@ impl Copying<'_> {
             (false, None) => (path, None),
         };
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let target = parent.join(OsStr::from_bytes(name.unwrap_or_default()));
+        let is_just_made = !made.insert(target.clone());
+        if is_just_made && !is_directory && self.replaces(&target, &fs.attr(file)?) {
+            return Err(Failure::Refused(format!("{}: {JUST_MADE}", target.display())));
+        }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
         onto.copy(&Source { fs, top: file, path: bare(&shown) }, parent, name.as_ref())
     }
 }
+
+/// Why nothing is copied to a place, or moved there.
+pub(super) const JUST_MADE: &str = "another source of this command has just gone there";
 
 /// What a source at `source` becomes.
 fn becomes(

@@ -1,10 +1,11 @@
 //! `offshoot mv`: move or rename inside a volume.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Rename, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
@@ -45,8 +46,9 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         _ => Rename::Replace,
     };
     let mut told = Ok(());
+    let mut made = HashSet::new();
     for source in &sources {
-        let renamed = rename(&fs, source, &aim, &path, how, at);
+        let renamed = rename(&fs, source, &aim, &path, &mut made, (how, at));
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
@@ -80,8 +82,8 @@ fn rename(
     source: &[u8],
     aim: &Aim,
     path: &[u8],
-    how: Rename,
-    at: Timestamp,
+    made: &mut HashSet<(FileId, Vec<u8>)>,
+    (how, at): (Rename, Timestamp),
 ) -> Result<Option<Vec<u8>>, Error> {
     let fail = |errno, what: String| Err(Error::posix(errno, what));
     let shown = Escaped(source);
@@ -107,6 +109,10 @@ fn rename(
     let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
     if how == Rename::NoReplace && new.existing.is_some() {
         return Ok(None);
+    }
+    if !made.insert((new.dir, new.name.clone())) && new.existing.is_some() && !is_directory {
+        let what = format!("{}: {}", Escaped(&shown_new), super::cp::JUST_MADE);
+        return fail(Errno::EXIST, what);
     }
     // A link that takes the place of what it leads to is all that is left of it.
     let is_of_link = |existing| {

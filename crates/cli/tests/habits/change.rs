@@ -280,6 +280,88 @@ fn cp_keeps_updates_and_tells() {
 }
 
 #[test]
+fn cp_goes_about_what_is_there_as_cp() {
+    script(&[
+        "cp -av @a @a @./a @e",
+        "cp -av @d @d/ @e",
+        "cp -av @t/1 @none @t/1 @empty",
+        "cp -av @d/x @e/d/x @empty",
+        "cp -avn @a @t/2 @empty/a",
+        "ln @t/1 @t/one",
+        "cp -pv @a @t/one",
+        "ln @t/1 @t/uno",
+        "cp -av @b @t/uno",
+        "cp -av @t/1 @t/one @empty",
+        "cp -av @t/1 @t/one @empty",
+        "touch -d 2030-01-01 @empty/1",
+        "cp -avu @t/1 @t/one @empty",
+        "cp -pv @t/2 @to-a",
+        "cp -pv @a @to-a",
+        "cp -pnv @a @to-a",
+        "cp -av @to-a @a",
+        "cp -pv @t/2 @dangling",
+        "cp -av @to-a @dangling",
+        "cp -aTv @d @to-d",
+        "cp -aTn @t/1 @e/",
+        "ln -s loop @loop",
+        "cp -pv @t/1 @loop",
+        "cp -pfv @t/1 @loop",
+        "ln -s ../../../a @e/d/sub/y.a",
+        "cp -p @t/2 @d/sub/y.a",
+        "cp -av @d @e",
+        "mkdir @x @y @z",
+        "touch @x/f @y/f",
+        "cp -pv @x/f @y/f @z",
+        "mv -v @x/f @y/f @z",
+        "mv -nv @y/f @z",
+    ]);
+    let dir = scratch_dir();
+    let dir = dir.path();
+    does(dir, "mkfs v.img --size 128M");
+    does(dir, "mkdir v.img:/x v.img:/y");
+    does(dir, "touch v.img:/x/f v.img:/y/f");
+    assert!(fails(dir, "cp -T v.img:/x/f v.img:/y/f v.img:/z", 2).contains("-T takes one source"));
+    assert!(fails(dir, "mv -T v.img:/x/f v.img:/y/f v.img:/z", 2).contains("-T takes one source"));
+    // To the host and from there, too.
+    fs::create_dir(dir.join("to")).expect("a directory");
+    let said = fails(dir, "cp v.img:/x/f v.img:/y/f to", 1);
+    assert!(said.contains("to/f: another source of this command"), "{said}");
+    does(dir, "cp -n v.img:/x/f v.img:/y/f to");
+    fs::write(dir.join("f"), "f").expect("a file");
+    let said = fails(dir, "cp f to/f v.img:/x", 1);
+    assert!(said.contains("to/f: another source of this command"), "{said}");
+    let again = offshoot(dir, &["cp", "f", "./f", "v.img:/x"]);
+    assert_eq!(again.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("named before"));
+}
+
+/// A source of which nothing can be read costs nothing of what has its name in the volume, also
+/// behind a link; of one that fails later the file that was there keeps what was written by then.
+#[test]
+fn what_is_there_outlives_a_source_that_does_not_read() {
+    let dir = scratch_dir();
+    let dir = dir.path();
+    does(dir, "mkfs v.img --size 128M");
+    fs::write(dir.join("f"), "text").expect("a file");
+    does(dir, "cp f v.img:/f");
+    does(dir, "ln -s f v.img:/link");
+    does(dir, "mkdir v.img:/d");
+    does(dir, "ln -s ../f v.img:/d/mem");
+    // A file that opens, and none of which can be read at its beginning.
+    for line in [
+        "cp /proc/self/mem v.img:/f",
+        "cp /proc/self/mem v.img:/link",
+        "cp -r /proc/self/mem v.img:/d",
+        "cp --no-preserve=mode /proc/self/mem v.img:/d",
+    ] {
+        assert!(fails(dir, line, 1).contains("/proc/self/mem"), "{line}");
+        assert_eq!(does(dir, "cat v.img:/f v.img:/link v.img:/d/mem"), "texttexttext", "{line}");
+    }
+    fails(dir, "cp /proc/self/mem v.img:/new", 1);
+    assert_eq!(does(dir, "ls v.img:/"), "d\nf\nlink\n");
+}
+
+#[test]
 fn cp_leaves_out_and_stays() {
     if judges::require().is_none() {
         return;

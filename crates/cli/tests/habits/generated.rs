@@ -192,7 +192,14 @@ fn change(random: &mut Random) -> String {
         }
         3 => format!("rmdir {} {places}", some(random, &["-p"])),
         4 => format!("rm {} {places}", some(random, &["-r", "-f", "-v", "-d"])),
-        5 => format!("mv {} {one} {other}", some(random, &["-n", "-f", "-v", "-T"])),
+        5 => {
+            let flags = some(random, &["-n", "-f", "-v"]);
+            match random.below(3) {
+                0 => format!("mv {flags} {places} {other}"),
+                1 => format!("mv {flags} -T {one} {other}"),
+                _ => format!("mv {flags} {one} {other}"),
+            }
+        }
         6 => format!("ln {} {one} {other}", some(random, &["-f", "-T"])),
         7 => {
             // With -f ln looks for the text in the working directory, and refuses what is not there.
