@@ -91,15 +91,15 @@ fn rename(
     let bare = source.len() - source.iter().rev().take_while(|&&byte| byte == b'/').count();
     let found = resolve_end(fs, &source[..bare], LastLink::Keep)?;
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
+    if how == Rename::NoReplace && matches!(aim, Aim::Name(end) if end.file.is_some()) {
+        return Ok(None);
+    }
     super::rm::require_name(&source[..bare])?;
     let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
     let attr = fs.attr(file)?;
     let is_directory = attr.file_type == FileType::Directory;
     if bare < source.len() && !is_directory {
         return fail(Errno::NOTDIR, shown.to_string());
-    }
-    if how == Rename::NoReplace && matches!(aim, Aim::Name(end) if end.file.is_some()) {
-        return Ok(None);
     }
     let new = aim.new_name(fs, path, last_name(source).unwrap_or(&name), is_directory)?;
     let shown_new = match aim {

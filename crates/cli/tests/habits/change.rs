@@ -48,16 +48,21 @@ impl Sides {
         self.dir.path().join("host")
     }
 
-    /// Runs one line on both sides: `@` stands in front of each path.
-    #[track_caller]
-    pub(super) fn run(&self, line: &str, input: &str) {
+    /// Runs one line on both sides, ours first: `@` stands in front of each path.
+    pub(super) fn both(&self, line: &str, input: &str) -> [Output; 2] {
         let replaced = |with: &str| -> Vec<String> {
             words(line).iter().map(|word| word.replace('@', with)).collect()
         };
         let ours = with_input(program(self.dir.path()).args(replaced("v.img:/")), input);
         let theirs = replaced("");
         let mut judge = command(&theirs[0]);
-        let judge = with_input(judge.args(&theirs[1..]).current_dir(self.host()), input);
+        [ours, with_input(judge.args(&theirs[1..]).current_dir(self.host()), input)]
+    }
+
+    /// Runs one line on both sides, which must do the same.
+    #[track_caller]
+    pub(super) fn run(&self, line: &str, input: &str) {
+        let [ours, judge] = self.both(line, input);
         let [said, reason] =
             [&ours.stderr, &judge.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
         assert_eq!(ours.status.code(), judge.status.code(), "{line}\n{said}\n{reason}");

@@ -121,12 +121,7 @@ pub(super) fn is_same(
         .expect("the tool is there");
     let said = String::from_utf8_lossy(&found.stderr);
     let reason = String::from_utf8_lossy(&judge.stderr);
-    let code = match judge.status.code() {
-        // For ls that is what is named and is not there; here 2 is for command lines alone.
-        Some(2) if their_words[0] == "ls" => Some(1),
-        code => code,
-    };
-    assert_eq!(found.status.code(), code, "{ours}\n{said}\n{reason}");
+    assert_eq!(found.status.code(), judge.status.code(), "{ours}\n{said}\n{reason}");
     assert_eq!(said.is_empty(), reason.is_empty(), "{ours}\n{said}\n{reason}");
     let lines = |bytes: &[u8], prefix: &str| -> Vec<String> {
         let text = edit(bytes.to_vec());
