@@ -334,11 +334,8 @@ fn space_is_what_btrfs_and_df_say() {
         let place = format!("{name}:/{path}");
         let output = offshoot(dir, &["du", "-s", "--shares", "--json", &place]);
         let line = String::from_utf8_lossy(&output.stdout).into_owned();
-        let number = |key: &str| -> u64 {
-            let at = line.find(&format!("\"{key}\":")).expect(key) + key.len() + 3;
-            let digits: String = line[at..].chars().take_while(char::is_ascii_digit).collect();
-            digits.parse().expect("a number")
-        };
+        let told: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        let number = |key: &str| told[key].as_u64().expect(key);
         let found = [number("bytes"), number("exclusive"), number("shared")];
         // Of one file there is no set, and btrfs writes `-`.
         assert_eq!(found[..expected.len()], expected[..], "{path}\n{judge}\n{line}");
