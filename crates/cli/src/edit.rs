@@ -320,7 +320,7 @@ impl<'a, 'f> Report<'a, 'f> {
 }
 
 /// Whether two names are of one volume, as far as names tell.
-fn is_same(one: &Path, other: &Path) -> bool {
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     let id = |path| DiskName::parse(path).id();
     one == other || id(one).is_some_and(|one| Some(one) == id(other))
 }

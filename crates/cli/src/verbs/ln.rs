@@ -7,8 +7,8 @@ use offshoot_btrfs::Filesystem;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, Caller, NewName, Volumes, new_file, require_one_volume};
-use crate::exit::{ExitStatus, Result};
+use crate::edit::{Aim, Caller, NewName, Volumes, is_same, new_file, require_one_volume};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
@@ -18,6 +18,14 @@ use crate::session::Access;
 pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let place = NamedPlace::parse(&arguments.place);
+    if arguments.symbolic
+        && let Some(target) = NamedPlace::parse_unless_host(&arguments.target)
+        && is_same(&target.volume, &place.volume)
+    {
+        let path = Escaped(&target.path);
+        let message = format!("with -s TARGET is the text that the link will hold: write {path}");
+        return Err(Failure::Usage(message));
+    }
     let mut places = vec![place];
     let target = if arguments.symbolic {
         arguments.target.as_bytes().to_vec()

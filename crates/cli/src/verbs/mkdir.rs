@@ -10,7 +10,7 @@ use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::permissions::ModeChange;
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, resolve, resolve_end};
+use crate::resolve::{LastLink, at_path, bare, resolve, resolve_end};
 
 pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
@@ -70,8 +70,7 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
 
 fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode<'_>) -> Result<(), Error> {
     // The name is that of the directory, however many slashes follow it.
-    let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
-    let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
+    let end = resolve_end(fs, bare(path), LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
     };

@@ -14,7 +14,7 @@ use crate::globs::expand;
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
+use crate::resolve::{LastLink, at_path, bare, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
@@ -28,7 +28,9 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         let message = format!("-T takes one source, and {} is one more", more.display());
         return Err(Failure::Usage(message));
     }
-    require_one_volume("mv", &places)?;
+    require_one_volume("mv", &places).map_err(|failure| {
+        Failure::Usage(format!("{failure}; copy with `offshoot cp` and remove"))
+    })?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
     let fs = volumes.open(&volume, Access::Write)?;
@@ -88,17 +90,17 @@ fn rename(
     let fail = |errno, what: String| Err(Error::posix(errno, what));
     let shown = Escaped(source);
     // A link is moved itself, also when a slash follows its name.
-    let bare = source.len() - source.iter().rev().take_while(|&&byte| byte == b'/').count();
-    let found = resolve_end(fs, &source[..bare], LastLink::Keep)?;
+    let bare = bare(source);
+    let found = resolve_end(fs, bare, LastLink::Keep)?;
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
     if how == Rename::NoReplace && matches!(aim, Aim::Name(end) if end.file.is_some()) {
         return Ok(None);
     }
-    super::rm::require_name(&source[..bare])?;
-    let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
+    super::rm::require_name(bare)?;
+    let Some((dir, name)) = found.place else { return Err(super::rm::root()) };
     let attr = fs.attr(file)?;
     let is_directory = attr.file_type == FileType::Directory;
-    if bare < source.len() && !is_directory {
+    if bare.len() < source.len() && !is_directory {
         return fail(Errno::NOTDIR, shown.to_string());
     }
     let new = aim.new_name(fs, path, last_name(source).unwrap_or(&name), is_directory)?;
