@@ -43,7 +43,7 @@ use crate::args::Reflink;
 use crate::edit::{HostId, NewName};
 use crate::extract::{Counters, Limits, LinkTable, Problems};
 use crate::output::Progress;
-use crate::resolve::{bare, climb};
+use crate::resolve::{climb, prefix};
 pub(crate) use host::limits;
 pub(crate) use manner::Manner;
 use original::{HostFile, Original, Stream, VolumeFile};
@@ -244,7 +244,7 @@ impl<'a> IntoVolume<'a> {
             self.manner.tell(|| path.to_vec(), || goal.shown.clone());
         }
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
-        let [path, shown] = [path, &goal.shown].map(bare);
+        let [path, shown] = [path, &goal.shown].map(prefix);
         fill(&Source { into: self, path, shown, top }, top, is_new)
     }
 

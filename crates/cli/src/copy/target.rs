@@ -158,13 +158,15 @@ fn take(
     if is_regular {
         require_readable(original, buf)?;
     }
+    let has_other_names = into.manner.is_apart && old.nlink > 1;
+    let is_written = is_regular && old.file_type == FileType::Regular && !has_other_names;
+    let written = is_written.then_some(old.file);
     if into.reflink == Reflink::Always {
         let new = new_file(into, &into.preserve.of(original.attr()));
-        require_sharing(into, place.dir, original, old, &new)?;
+        require_sharing(into, place.dir, original, written, &new)?;
     }
-    if is_regular && old.file_type == FileType::Regular && !(into.manner.is_apart && old.nlink > 1)
-    {
-        return Ok(Some(old.file));
+    if written.is_some() {
+        return Ok(written);
     }
     if original.attr().file_type == FileType::Symlink
         && leads_to_itself(into.fs, place, target, old.file).map_err(Trouble::Target)?
@@ -376,20 +378,21 @@ fn share_data(
     }
 }
 
-/// Refuses what cannot be shared with the file that takes the place of `old`, which still is as it was.
+/// Refuses what cannot be shared with the file that is written into, or else with a new one in `dir`;
+/// what is there still is as it was.
 fn require_sharing(
     into: &IntoVolume<'_>,
     dir: FileId,
     original: &dyn Original,
-    old: &Attr,
+    written: Option<FileId>,
     new: &NewFile,
 ) -> Result<(), Trouble> {
     let is_regular = original.attr().file_type == FileType::Regular;
     let Some(from) = original.in_same_volume().filter(|_| is_regular) else { return Ok(()) };
     // No bytes are the same in any two files: what remains are the reasons that forbid it.
     let ask = |file| into.fs.dedupe_range(beginning(from), beginning(file), 0).map(drop);
-    let answer = if old.file_type == FileType::Regular {
-        ask(old.file)
+    let answer = if let Some(file) = written {
+        ask(file)
     } else {
         // Whether a new file has checksums is for its directory to say.
         into.fs.create_unnamed(dir, false, new).and_then(|file| {

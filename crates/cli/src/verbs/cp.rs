@@ -24,7 +24,7 @@ use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
-use crate::resolve::{End, LastLink, at_path, bare, last_name, resolve, resolve_end};
+use crate::resolve::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use crate::session::Access;
 use crate::stream::{StreamFailure, TextOnly, write_contents};
 
@@ -523,7 +523,7 @@ impl Copying<'_> {
             return Err(Failure::Refused(format!("{}: {JUST_MADE}", target.display())));
         }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
-        onto.copy(&Source { fs, top: file, path: bare(&shown) }, parent, name.as_ref())
+        onto.copy(&Source { fs, top: file, path: prefix(&shown) }, parent, name.as_ref())
     }
 }
 
