@@ -48,7 +48,7 @@ pub(crate) use host::limits;
 pub(crate) use manner::Manner;
 use original::{HostFile, Original, Stream, VolumeFile};
 pub(crate) use preserve::Preserve;
-/// How long a path may be that is made only to be shown.
+/// How long a path may be that is made only to be shown, or to follow a link in its place.
 const SHOWN_PATH_MAX: usize = 64 << 10;
 
 /// A copy into a volume, of one source.

@@ -339,6 +339,9 @@ pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
     Ok(())
 }
 
+/// Why nothing is copied or moved to a place.
+pub(crate) const JUST_MADE: &str = "another source of this command has just gone there";
+
 /// What the last of several paths means to verbs that give new names.
 #[derive(Clone)]
 pub(crate) enum Aim {

@@ -211,8 +211,12 @@ fn interrupted_when_open(volume: &Volume, mut child: Child) -> Output {
         assert!(child.try_wait().expect("a child").is_none(), "it ended before");
         std::thread::sleep(Duration::from_millis(1));
     }
+    // What waits for an answer gets none, not even the end of its input.
+    let input = child.stdin.take();
     kill_process(pid, Signal::INT).expect("it runs");
-    child.wait_with_output().expect("a child")
+    let output = child.wait_with_output().expect("a child");
+    drop(input);
+    output
 }
 
 /// Verbs that change much: what they did is stored, and the volume is whole.

@@ -19,11 +19,14 @@ Mode, owner, group, times, extended attributes with ACLs, hard links and holes a
 runs it: a volume takes owners and device nodes without root. On the host, what may not be made \
 without root is left out, and one summary at the end says so.
 
-Directories are merged, files that are there are replaced. A file of the host that is named as \
+Directories are merged, files that are there are replaced. A file in a volume is written into, \
+also where a link leads to it; with -r, as by cp -a, one that has other names is removed. A file of the \
+host that is named as \
 the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
-left out, and the rest goes on. One that becomes shorter meanwhile is copied as far as it goes, with a warning.
+left out, and the rest goes on; of what was there nothing is lost when the source cannot be read at all. \
+What one source has become no other one of the same command replaces. One that becomes shorter meanwhile is copied as far as it goes, with a warning.
 
 Examples:
   offshoot cp -r src disk.img:/src
@@ -213,6 +216,9 @@ pub(crate) struct MkdirArguments {
     /// The permissions, as for chmod of a=rwx; 777 without the umask otherwise
     #[arg(short = 'm', long, value_name = "MODE", allow_hyphen_values = true)]
     pub(crate) mode: Option<String>,
+    /// Say what was made
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Args)]
@@ -301,6 +307,7 @@ pub(crate) struct MvArguments {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct LnArguments {
     /// The file, or with -s the text of the link
     #[arg(value_name = "TARGET")]
@@ -317,6 +324,12 @@ pub(crate) struct LnArguments {
     /// PLACE is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
+    /// PLACE is the new name, also if it is a link to a directory
+    #[arg(short = 'n', long)]
+    pub(crate) no_dereference: bool,
+    /// Say what was made
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
 }

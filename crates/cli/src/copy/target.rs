@@ -14,10 +14,11 @@ use offshoot_vfs::{
 };
 
 use super::original::Original;
-use super::{IntoVolume, Names, Trouble, same_file};
+use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
+use crate::edit::JUST_MADE;
 use crate::extract::{Known, Name, SafeName, Unapplied};
-use crate::resolve::{End, LastLink, leads_to_itself, resolve_end};
+use crate::resolve::{End, LastLink, climb, leads_to_itself, resolve_end};
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.
@@ -109,7 +110,11 @@ fn existing(
 /// The file that the symbolic link at `place` leads to: what a regular file is written into, as
 /// by `cp`.
 fn behind_link(into: &IntoVolume<'_>, place: Place<'_>) -> Result<FileId, Error> {
-    let path = into.path_of(place);
+    let Some(way) = climb(into.fs, into.fs.root(), place.dir, SHOWN_PATH_MAX)? else {
+        let what = "a symbolic link is in its place, too deep to be followed";
+        return Err(Error::posix(Errno::NAMETOOLONG, what));
+    };
+    let path = [b"/", &way[..], b"/", place.name].concat();
     match resolve_end(into.fs, &path, LastLink::Follow) {
         Ok(End { file: Some(file), .. }) => Ok(file),
         Ok(End { file: None, .. }) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {
@@ -131,8 +136,7 @@ pub(super) fn require_not_just_made(
     if is_kept || attr.file_type == FileType::Directory {
         return Ok(());
     }
-    let what = "another source of this command has just gone to its place";
-    Err(Trouble::Source(Error::posix(Errno::EXIST, what)))
+    Err(Trouble::Source(Error::posix(Errno::EXIST, JUST_MADE)))
 }
 
 /// Makes place for a copy: gives the regular file that is written into, and removes what is not.

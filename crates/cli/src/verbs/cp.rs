@@ -14,7 +14,7 @@ use rustix::fs::Mode;
 
 use crate::args::{CpArguments, Reflink};
 use crate::copy::{Becomes, Goal, IntoVolume, Manner, Preserve, Shared, limits};
-use crate::edit::{Aim, HostId, Volumes, host_id_of_file, joined, moment};
+use crate::edit::{Aim, HostId, JUST_MADE, Volumes, host_id_of_file, joined, moment};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{
     Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
@@ -526,9 +526,6 @@ impl Copying<'_> {
         onto.copy(&Source { fs, top: file, path: prefix(&shown) }, parent, name.as_ref())
     }
 }
-
-/// Why nothing is copied to a place, or moved there.
-pub(super) const JUST_MADE: &str = "another source of this command has just gone there";
 
 /// What a source at `source` becomes.
 fn becomes(

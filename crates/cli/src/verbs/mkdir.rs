@@ -1,5 +1,6 @@
 //! `offshoot mkdir`: make directories.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr};
@@ -7,21 +8,33 @@ use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, Set
 use crate::args::MkdirArguments;
 use crate::edit::{Caller, at_every_place, new_file};
 use crate::exit::{Failure, Result};
-use crate::output::{Console, Escaped};
+use crate::output::{Console, Escaped, write_name};
 use crate::permissions::ModeChange;
 use crate::place::Place as NamedPlace;
 use crate::resolve::{LastLink, at_path, bare, resolve, resolve_end};
 
-pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
+pub(super) fn run(
+    arguments: &MkdirArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let change = arguments.mode.as_deref().map(ModeChange::parse).transpose();
     let change = change.map_err(Failure::Usage)?;
     let plain = Mode { change: None, caller };
     let mode = Mode { change: change.as_ref(), caller };
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
-    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+    let mut told = Ok(());
+    let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
+        let mut make = |path: &[u8], mode| {
+            make(fs, path, mode)?;
+            if arguments.verbose && told.is_ok() {
+                told = tell(out, &report.place(path));
+            }
+            Ok(())
+        };
         if !arguments.parents {
-            return make(fs, path, mode);
+            return make(path, mode);
         }
         for end in prefixes(path) {
             let prefix = &path[..end];
@@ -30,11 +43,18 @@ pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result 
             let on_the_way = Mode { caller, ..plain };
             let mode = if end == path.len() { mode } else { on_the_way };
             if !is_directory(fs, prefix)? {
-                make(fs, prefix, mode)?;
+                make(prefix, mode)?;
             }
         }
         Ok(())
-    })
+    });
+    told.map_or_else(|error| Err(error.into()), |()| result)
+}
+
+fn tell(out: &mut dyn Write, place: &[u8]) -> io::Result<()> {
+    out.write_all(b"mkdir: created directory '")?;
+    write_name(out, place)?;
+    writeln!(out, "'")
 }
 
 /// The permissions of a new directory.

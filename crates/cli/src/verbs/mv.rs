@@ -8,7 +8,7 @@ use std::sync::Arc;
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
-use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
+use crate::edit::{Aim, JUST_MADE, Volumes, joined, moment, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::globs::expand;
 use crate::output::{Console, Escaped, write_name};
@@ -113,7 +113,7 @@ fn rename(
         return Ok(None);
     }
     if !made.insert((new.dir, new.name.clone())) && new.existing.is_some() && !is_directory {
-        let what = format!("{}: {}", Escaped(&shown_new), super::cp::JUST_MADE);
+        let what = format!("{}: {}", Escaped(&shown_new), JUST_MADE);
         return fail(Errno::EXIST, what);
     }
     // A link that takes the place of what it leads to is all that is left of it.

@@ -187,7 +187,7 @@ fn change(random: &mut Random) -> String {
             // With these in it mkdir leaves the umask in bits that the mode does not name.
             let mode = Some(mode(random)).filter(|mode| !mode.contains(['s', 't']));
             let mode = mode.unwrap_or_else(|| "u=rwx,go-w".to_owned());
-            let flags = ["", "-p", &format!("-m {mode}"), &format!("-p -m {mode}")];
+            let flags = ["", "-p", "-pv", &format!("-v -m {mode}"), &format!("-p -m {mode}")];
             format!("mkdir {} {places}", pick(random, &flags))
         }
         3 => format!("rmdir {} {places}", some(random, &["-p"])),
@@ -200,12 +200,12 @@ fn change(random: &mut Random) -> String {
                 _ => format!("mv {flags} {one} {other}"),
             }
         }
-        6 => format!("ln {} {one} {other}", some(random, &["-f", "-T"])),
+        6 => format!("ln {} {one} {other}", some(random, &["-f", "-T", "-v", "-n"])),
         7 => {
             // With -f ln looks for the text in the working directory, and refuses what is not there.
             let (flags, targets) = match random.below(3) {
-                0 => ("-f -T", ["./d", "nowhere", "d/sub"]),
-                1 => ("-T", ["a", "none", "d/sub"]),
+                0 => ("-f -T -v", ["./d", "nowhere", "d/sub"]),
+                1 => ("-n -v", ["a", "none", "d/sub"]),
                 _ => ("", ["a", "none", "./d"]),
             };
             format!("ln -s {flags} {} {other}", pick(random, &targets))
