@@ -185,13 +185,13 @@ impl<'a> IntoVolume<'a> {
     ) {
         let copy = || {
             let attr = fs.attr(file).map_err(Trouble::Source)?;
-            if is_same {
-                self.require_elsewhere(&attr, goal)?;
-            }
             if attr.file_type != FileType::Directory {
                 return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
             require_recursive(recursive)?;
+            if is_same {
+                self.require_elsewhere(&attr, goal)?;
+            }
             self.below(path, goal, &attr, |source, id, is_new| {
                 let top = VolumeFile { fs, attr, is_same };
                 tree::copy_volume(source, &top, id, is_new)
@@ -248,7 +248,7 @@ impl<'a> IntoVolume<'a> {
         fill(&Source { into: self, path, shown, top }, top, is_new)
     }
 
-    /// Refuses to copy a file onto itself and a directory into itself.
+    /// Refuses to copy a directory onto itself and into itself.
     fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), Trouble> {
         /// More than any path has levels.
         const LEVELS_MAX: usize = 1 << 16;
@@ -256,9 +256,6 @@ impl<'a> IntoVolume<'a> {
             Becomes::Name(new) => (new.dir, new.existing),
             Becomes::Contents(dir) => (*dir, Some(*dir)),
         };
-        if attr.file_type != FileType::Directory {
-            return Ok(());
-        }
         if existing == Some(attr.file) {
             return Err(if self.manner.keeps_all() { Trouble::Kept } else { same_file() });
         }

@@ -20,7 +20,7 @@ runs it: a volume takes owners and device nodes without root. On the host, what 
 without root is left out, and one summary at the end says so.
 
 Directories are merged, files that are there are replaced. A file in a volume is written into, \
-also where a link leads to it; with -r, as by cp -a, one that has other names is removed. A file of the \
+also where a link leads to it; with -r or -d one that has other names is removed. A file of the \
 host that is named as \
 the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \

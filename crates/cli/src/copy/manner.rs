@@ -81,7 +81,9 @@ impl Manner {
         });
         Ok(Self {
             existing,
-            is_apart: arguments.recursive || arguments.preserve.contains(&Attribute::Links),
+            is_apart: arguments.recursive
+                || arguments.no_dereference
+                || arguments.preserve.contains(&Attribute::Links),
             is_forced: arguments.force,
             is_one_filesystem: arguments.one_file_system,
             names: names.into_iter().map(Pattern::new).collect(),

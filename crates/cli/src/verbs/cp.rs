@@ -466,7 +466,6 @@ impl Copying<'_> {
             preserve: self.shared.preserve,
             manner: self.shared.manner,
             devices: self.shared.devices,
-            is_recursive: self.arguments.recursive,
             problems: self.shared.problems,
             progress: self.shared.progress,
             counters: self.shared.counters,

@@ -235,8 +235,8 @@ fn change(random: &mut Random) -> String {
 ///
 /// - Of a directory that is copied into itself, or of two that are inside of each other, cp copies
 ///   some before it sees that, and we nothing.
-/// - What cp copies to a file, or makes in a directory, with set-id bits has them too, although it
-///   keeps the mode of the source.
+/// - What cp copies to a file or directory with special bits, or makes in a directory with set-id bits,
+///   has them too, although it keeps the mode of the source.
 /// - Two names in one directory are one name to us, by whatever link they are reached.
 fn is_apart(host: &Path, line: &str) -> bool {
     let words = super::words(line);
@@ -262,23 +262,26 @@ fn is_apart(host: &Path, line: &str) -> bool {
     let is_any = |one: &PathBuf| sources.iter().any(|of| one != of && is_inside(one, of));
     let makes_directories = sources.iter().any(|source| source.is_dir());
     let top = if target.exists() { &target } else { target.parent().expect("inside of host") };
+    let is_named = words.iter().any(|word| word == "-T");
     sources.iter().any(|source| is_inside(&target, source) || is_any(source))
-        || has_set_id(top, makes_directories)
+        || has_special_bits(top, makes_directories, is_named)
 }
 
-/// Whether a file below `path`, or it itself, has set-id bits; directories only if they count.
-fn has_set_id(path: &Path, do_directories: bool) -> bool {
+/// Whether a file at `path` or below it has special bits. Directories count only if some are made,
+/// and the sticky bit of the top one if that is the copy itself.
+fn has_special_bits(path: &Path, do_directories: bool, is_copy: bool) -> bool {
     let Ok(stat) = path.symlink_metadata() else { return false };
+    let special = stat.mode() & 0o7000;
     if !stat.is_dir() {
-        return stat.mode() & 0o6000 != 0;
+        return special != 0;
     }
-    do_directories && stat.mode() & 0o6000 != 0
+    do_directories && (if is_copy { special } else { special & 0o6000 }) != 0
         || path
             .read_dir()
             .into_iter()
             .flatten()
             .flatten()
-            .any(|entry| has_set_id(&entry.path(), do_directories))
+            .any(|entry| has_special_bits(&entry.path(), do_directories, true))
 }
 
 /// A mode of chmod: octal digits, or up to three clauses.
