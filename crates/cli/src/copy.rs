@@ -17,9 +17,9 @@
 //! does not grow with the source. A directory gets its times when the last file in it is
 //! done.
 //!
-//! What cannot be copied is reported with its path, and no new file is left with less than its data.
-//! A file that was there before stays: as it was when nothing of the source can be read, and with
-//! what was written into it by then otherwise.
+//! What cannot be copied is reported with its path, and no new file is left with less than its
+//! data. A file that is written into stays: as it was when nothing of the source can be read, and
+//! with what was written into it by then otherwise.
 
 mod directory;
 mod host;

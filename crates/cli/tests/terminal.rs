@@ -280,7 +280,7 @@ fn changes_are_stored_when_nobody_reads_of_them() {
         let mut child = command.spawn().expect("it starts");
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("a child");
-        // Who reads no more has had enough, and nothing failed.
+        // A reader that closes its pipe has had enough: nothing failed.
         assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
     };
     unread(&["mv", "-v", &place("/a/file-1*"), &place("/b")]);

@@ -74,7 +74,8 @@ pub fn edit_superblocks(image: &Path, edit: impl Fn(&mut [u8])) {
     }
 }
 
-/// Changes every leaf of an image with nodes of 16 KiB and CRC-32C, and gives it a fitting checksum.
+/// Changes every leaf of an image with nodes of 16 KiB and CRC-32C, and gives it a fitting
+/// checksum.
 fn edit_leaves(image: &Path, mut edit: impl FnMut(&mut [u8])) {
     const NODE_BYTES: usize = 16 << 10;
     let mut bytes = std::fs::read(image).expect("an image is read");

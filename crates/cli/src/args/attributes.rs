@@ -7,9 +7,9 @@ use clap::Args;
 use super::EditArguments;
 
 pub(crate) const CHMOD_HELP: &str = "\
-MODE is in octal, or has parts as u+x, go-w, a=rX, +t with commas between them. Parts that name nobody leave alone what the umask \
-masks; where a MODE as -w does not take away all that it says because of that, it is an error. A symbolic link is followed, but not below a \
-directory.
+MODE is in octal, or has parts as u+x, go-w, a=rX, +t with commas between them. Parts without u, \
+g, o or a leave alone what the umask masks; it is an error when a MODE such as -w takes away less \
+than it says for that reason. A symbolic link is followed, but not below a directory.
 
 Examples:
   offshoot chmod 600 disk.img:/etc/shadow

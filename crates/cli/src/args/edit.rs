@@ -25,8 +25,9 @@ host that is named as \
 the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
-left out, and the rest goes on; of what was there nothing is lost when the source cannot be read at all. \
-What one source has become no other one of the same command replaces. One that becomes shorter meanwhile is copied as far as it goes, with a warning.
+left out, and the rest goes on; what was there stays as it was when nothing of the source can be \
+read. No source replaces what another source of the same command has become. A file that becomes \
+shorter meanwhile is copied as far as it goes, with a warning.
 
 Examples:
   offshoot cp -r src disk.img:/src

@@ -382,8 +382,8 @@ fn share_data(
     }
 }
 
-/// Refuses what cannot be shared with the file that is written into, or else with a new one in `dir`;
-/// what is there still is as it was.
+/// Refuses what cannot be shared with the file that is written into, or else with a new one in
+/// `dir`. What is there still is as it was.
 fn require_sharing(
     into: &IntoVolume<'_>,
     dir: FileId,

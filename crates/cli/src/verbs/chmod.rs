@@ -59,7 +59,7 @@ pub(super) fn run(
                 Ok(()) | Err(_) => {}
             }
             result?;
-            // Whoever writes `-w` may not think of the umask, which leaves some of it.
+            // A caller who writes `-w` may not think of the umask, which keeps some bits.
             let meant = change.of(old, is_directory, 0);
             if arguments.mode.starts_with('-') && new & !meant != 0 {
                 let [is, meant] = [new, meant].map(|mode| letters(attr.file_type, mode));

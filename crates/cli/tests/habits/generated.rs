@@ -202,7 +202,7 @@ fn change(random: &mut Random) -> String {
         }
         6 => format!("ln {} {one} {other}", some(random, &["-f", "-T", "-v", "-n"])),
         7 => {
-            // With -f ln looks for the text in the working directory, and refuses what is not there.
+            // With -f ln looks for the text in the working directory: files would be compared.
             let (flags, targets) = match random.below(3) {
                 0 => ("-f -T -v", ["./d", "nowhere", "d/sub"]),
                 1 => ("-n -v", ["a", "none", "d/sub"]),
@@ -235,8 +235,8 @@ fn change(random: &mut Random) -> String {
 ///
 /// - Of a directory that is copied into itself, or of two that are inside of each other, cp copies
 ///   some before it sees that, and we nothing.
-/// - What cp copies to a file or directory with special bits, or makes in a directory with set-id bits,
-///   has them too, although it keeps the mode of the source.
+/// - What cp copies to a file or directory with special bits, or makes in a directory with set-id
+///   bits, has them too, although it keeps the mode of the source.
 /// - Two names in one directory are one name to us, by whatever link they are reached.
 fn is_apart(host: &Path, line: &str) -> bool {
     let words = super::words(line);

@@ -394,8 +394,8 @@ fn a_mount_of_another_user_is_not_trusted() {
     drop(control);
 }
 
-/// What another user mounted, and nobody serves any more, is not taken away by a mount over it: what
-/// it says of itself is not believed.
+/// A mount over the dead mount of another user does not take that one away: what it says of itself
+/// is not believed.
 #[test]
 fn a_dead_mount_of_another_user_is_not_taken_away() {
     let Some(judges) = require() else { return };
@@ -403,7 +403,7 @@ fn a_dead_mount_of_another_user_is_not_taken_away() {
     let image = &disks.images()[0];
     let dir = scratch_dir();
     let impostor = Impostor { dir: dir.path().into(), source: image.clone() };
-    // Nobody serves it from the first moment.
+    // No program serves it from the first moment.
     drop(impostor.mount().expect("it is mounted"));
     let is_mounted = || {
         let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts");
