@@ -364,6 +364,23 @@ fn what_is_there_outlives_a_source_that_does_not_read() {
     }
     fails(dir, "cp /proc/self/mem v.img:/new", 1);
     assert_eq!(does(dir, "ls v.img:/"), "d\nf\nlink\n");
+    // One whose second half is spoilt on its volume.
+    let half = 1 << 20;
+    let spoilt = b"a sector that no other file has";
+    fs::write(dir.join("src"), [&vec![b'1'; half][..], spoilt].concat()).expect("a file");
+    does(dir, "mkfs w.img --size 128M");
+    does(dir, "cp src w.img:/src");
+    let mut image = fs::read(dir.join("w.img")).expect("an image");
+    let at = image.windows(spoilt.len()).position(|bytes| bytes == spoilt).expect("its data");
+    image[at] ^= 1;
+    fs::write(dir.join("w.img"), image).expect("an image");
+    for target in ["f", "link"] {
+        fails(dir, &format!("cp w.img:/src v.img:/{target}"), 3);
+        assert_eq!(does(dir, "cat v.img:/f"), "1".repeat(half), "{target}");
+        does(dir, "cp f v.img:/f");
+    }
+    fails(dir, "cp w.img:/src v.img:/new", 3);
+    assert_eq!(does(dir, "ls v.img:/"), "d\nf\nlink\n");
 }
 
 #[test]
