@@ -1,0 +1,141 @@
+//! Reading the disk.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Disk;
+use super::compressed::unpack;
+use super::layout::{Compressed, Entry};
+use super::tables::Tables;
+use crate::BlockDevice;
+use crate::fields::invalid;
+
+/// Where a part of the disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// In the file, from this byte on.
+    File(u64),
+    Compressed(Compressed),
+    Zeros,
+    Backing,
+}
+
+impl Source {
+    /// Whether `next` is what follows `len` bytes of this one.
+    fn is_followed_by(self, len: usize, next: Self) -> bool {
+        match (self, next) {
+            (Self::File(at), Self::File(next)) => at + len as u64 == next,
+            (Self::Zeros, Self::Zeros) | (Self::Backing, Self::Backing) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The part of a request that is read at once.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    source: Source,
+    start: usize,
+    end: usize,
+}
+
+impl Disk {
+    /// Reads what is at byte `at` of the disk.
+    pub(super) fn read(&self, tables: &Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut run = None;
+        let mut done = 0;
+        while done < buf.len() {
+            let here = at + done as u64;
+            let entry = tables.entry(here)?;
+            let inside = self.layout.inside(here);
+            let left = (self.layout.cluster_bytes() - inside).min((buf.len() - done) as u64);
+            let end = inside + left;
+            let (mut from, unit_bytes) = (inside, 1 << self.layout.unit_bits());
+            while from < end {
+                let source = self.source(&entry, from)?;
+                let to = match source {
+                    Source::Compressed(_) => end,
+                    _ => ((from / unit_bytes + 1) * unit_bytes).min(end),
+                };
+                let start = done;
+                done += usize::try_from(to - from).map_err(io::Error::other)?;
+                from = to;
+                run = match run {
+                    Some(Run { source: first, start: at, end })
+                        if first.is_followed_by(end - at, source) =>
+                    {
+                        Some(Run { source: first, start: at, end: done })
+                    }
+                    before => {
+                        self.fetch(before, at, buf)?;
+                        Some(Run { source, start, end: done })
+                    }
+                };
+            }
+        }
+        self.fetch(run, at, buf)
+    }
+
+    /// Where the byte `inside` of a cluster is.
+    fn source(&self, entry: &Entry, inside: u64) -> io::Result<Source> {
+        if let Some(compressed) = entry.compressed {
+            return Ok(Source::Compressed(compressed));
+        }
+        let unit = 1u32 << (inside >> self.layout.unit_bits());
+        if entry.stored & unit == 0 {
+            let is_zeros = entry.zeros & unit != 0 || self.backing.is_none();
+            return Ok(if is_zeros { Source::Zeros } else { Source::Backing });
+        }
+        if entry.host >= self.below.size_bytes() {
+            return Err(invalid("a part of the disk is behind the end of the file"));
+        }
+        Ok(Source::File(entry.host + inside))
+    }
+
+    /// Reads a run of the request that begins at byte `at` of the disk.
+    fn fetch(&self, run: Option<Run>, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        let Some(Run { source, start, end }) = run else { return Ok(()) };
+        let (at, part) = (at + start as u64, &mut buf[start..end]);
+        match (source, &self.backing) {
+            (Source::File(offset), _) => read_or_zeros(&*self.below, offset, part),
+            (Source::Compressed(compressed), _) => {
+                let cluster = self.unpacked(compressed)?;
+                let inside = usize::try_from(self.layout.inside(at)).map_err(io::Error::other)?;
+                part.copy_from_slice(&cluster[inside..inside + part.len()]);
+                Ok(())
+            }
+            (Source::Backing, Some(backing)) => read_or_zeros(&**backing, at, part),
+            (Source::Zeros | Source::Backing, _) => {
+                part.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    /// The cluster that is compressed there. The last one is kept: most reads go on in it.
+    fn unpacked(&self, compressed: Compressed) -> io::Result<Arc<Vec<u8>>> {
+        if let Some((known, cluster)) = &*self.unpacked.lock()
+            && *known == compressed
+        {
+            return Ok(cluster.clone());
+        }
+        let cluster = Arc::new(unpack(&*self.below, &self.layout, compressed)?);
+        *self.unpacked.lock() = Some((compressed, cluster.clone()));
+        Ok(cluster)
+    }
+}
+
+/// Reads what is there; behind the end there are zeros.
+pub(super) fn read_or_zeros(
+    device: &dyn BlockDevice,
+    offset: u64,
+    buf: &mut [u8],
+) -> io::Result<()> {
+    let left = device.size_bytes().saturating_sub(offset);
+    let there = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
+    if there > 0 {
+        device.read_at(offset, &mut buf[..there])?;
+    }
+    buf[there..].fill(0);
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! The tables that lead from a byte of the disk to one of the file.
+//!
+//! ```text
+//!   L1 table ──> L2 table (a cluster) ──> data (a cluster)
+//! ```
+//!
+//! A table or a cluster that a snapshot shares is counted more than once. It is copied before it
+//! is changed, and the reference of the disk to the old one is dropped.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::sync::Arc;
+
+use super::layout::{COPIED, Entry, Layout, OFFSET_BITS};
+use super::metadata::Metadata;
+use super::pages::{Order, Pages};
+use crate::BlockDevice;
+use crate::fields::invalid;
+
+/// How many references may be dropped before the next change waits for a commit.
+const DROPPED_MAX: usize = 1 << 16;
+
+/// The tables and the counts of an image.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) below: Arc<dyn BlockDevice>,
+    pub(super) layout: Layout,
+    pub(super) pages: Pages,
+    pub(super) metadata: Metadata,
+    /// Clusters of metadata to which nothing leads that is on the medium, or being written to it.
+    pub(super) fresh: HashSet<u64>,
+    /// Clusters to which an entry led. They are counted until the medium has the entry no more.
+    pub(super) dropped: Vec<u64>,
+    /// Clusters that became free.
+    pub(super) freed: BTreeSet<u64>,
+    /// No cluster before this one is free but for those that became free.
+    pub(super) next: u64,
+}
+
+/// The error for counts that do not fit the tables.
+pub(super) fn wrong_counts() -> io::Error {
+    invalid("its reference counts are wrong: qemu-img check -r all FILE may repair it")
+}
+
+impl Tables {
+    pub(super) fn new(below: Arc<dyn BlockDevice>, layout: Layout, metadata: Metadata) -> Self {
+        Self {
+            pages: Pages::new(below.clone(), layout.cluster_bytes()),
+            below,
+            layout,
+            metadata,
+            fresh: HashSet::new(),
+            dropped: Vec::new(),
+            freed: BTreeSet::new(),
+            next: 0,
+        }
+    }
+
+    pub(super) fn cluster_len(&self) -> usize {
+        usize::try_from(self.layout.cluster_bytes()).expect("at most 2 MiB")
+    }
+
+    /// Whether so much waits for a commit that the next change should, too.
+    pub(super) fn need_commit(&self) -> bool {
+        self.pages.are_many_changed() || self.dropped.len() > DROPPED_MAX
+    }
+
+    /// Where the L2 table for byte `at` of the disk is, 0 when there is none, and whether it may be
+    /// counted once.
+    fn table(&self, at: u64) -> io::Result<(u64, bool)> {
+        let word = self.pages.number(self.layout.l1_entry_at(at))?;
+        let table = word & OFFSET_BITS;
+        if self.layout.inside(table) != 0 || table >= self.below.size_bytes() {
+            return Err(invalid("an entry of its tables is damaged"));
+        }
+        Ok((table, word & COPIED != 0))
+    }
+
+    /// Whether there is an L2 table for byte `at` of the disk.
+    pub(super) fn has_table(&self, at: u64) -> io::Result<bool> {
+        Ok(self.table(at)?.0 != 0)
+    }
+
+    /// The entry for byte `at` of the disk.
+    pub(super) fn entry(&self, at: u64) -> io::Result<Entry> {
+        match self.table(at)? {
+            (0, _) => Ok(Entry::default()),
+            (table, _) => self.entry_in(table + self.layout.entry_in_table(at)),
+        }
+    }
+
+    fn entry_in(&self, entry_at: u64) -> io::Result<Entry> {
+        self.pages.with(entry_at, |bytes| self.layout.decode(bytes))?
+    }
+
+    /// The entry for byte `at` of the disk, and where it is: in a table that may be changed.
+    pub(super) fn entry_to_change(&mut self, at: u64) -> io::Result<(u64, Entry)> {
+        let (mut table, is_copied) = self.table(at)?;
+        let cluster_bits = self.layout.cluster_bits;
+        if table == 0 || !self.is_ours(table, is_copied)? {
+            let mut bytes = vec![0; self.cluster_len()];
+            if table != 0 {
+                // Nobody changes a table that is shared, so the file has it as it is.
+                super::read::read_or_zeros(&*self.below, table, &mut bytes)?;
+            }
+            let cluster = self.allocate()?;
+            if let Err(error) = self.write_new_metadata(cluster, &bytes) {
+                self.free(cluster)?;
+                return Err(error);
+            }
+            if table != 0 {
+                self.dropped.push(table >> cluster_bits);
+                self.metadata.remove(table >> cluster_bits);
+            }
+            table = cluster << cluster_bits;
+            let word = (table | COPIED).to_be_bytes();
+            self.pages.change(self.layout.l1_entry_at(at), &word, Order::Tables)?;
+        }
+        let entry_at = table + self.layout.entry_in_table(at);
+        Ok((entry_at, self.entry_in(entry_at)?))
+    }
+
+    /// Whether what is at `place` of the file may be changed there: nothing else leads to it.
+    fn is_ours(&self, place: u64, is_copied: bool) -> io::Result<bool> {
+        match self.count(place >> self.layout.cluster_bits)? {
+            0 => Err(wrong_counts()),
+            1 => Ok(is_copied),
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether data may be written to where `entry` has its cluster.
+    pub(super) fn is_written_in_place(&self, entry: &Entry) -> io::Result<bool> {
+        if entry.host == 0 {
+            return Ok(false);
+        }
+        self.check_no_metadata(entry)?;
+        self.is_ours(entry.host, entry.is_copied)
+    }
+
+    /// Refuses an entry that leads to metadata.
+    fn check_no_metadata(&self, entry: &Entry) -> io::Result<()> {
+        let clusters = entry.place(&self.layout).map(|place| self.layout.clusters(place));
+        if clusters.into_iter().flatten().any(|cluster| self.metadata.contains(cluster)) {
+            return Err(invalid(
+                "an entry of its tables leads to its metadata: qemu-img check -r all FILE may \
+                 repair it",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses to drop the references of an entry that has none to drop.
+    pub(super) fn check_drop(&self, entry: &Entry) -> io::Result<()> {
+        self.check_no_metadata(entry)?;
+        let clusters = entry.place(&self.layout).map(|place| self.layout.clusters(place));
+        for cluster in clusters.into_iter().flatten() {
+            if self.count(cluster)? == 0 {
+                return Err(wrong_counts());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts `entry` to `entry_at`, which [`Self::entry_to_change`] gave.
+    pub(super) fn set_entry(&mut self, entry_at: u64, entry: &Entry) -> io::Result<()> {
+        let bytes = self.layout.encode(entry);
+        let order = self.order_of(entry_at, Order::Tables);
+        self.pages.change(entry_at, &bytes[..self.layout.entry_bytes()], order)
+    }
+
+    /// Drops the references of an entry that was replaced.
+    pub(super) fn drop_references(&mut self, entry: &Entry) {
+        let clusters = entry.place(&self.layout).map(|place| self.layout.clusters(place));
+        self.dropped.extend(clusters.into_iter().flatten());
+    }
+
+    /// Writes metadata to clusters that are free, beginning with `cluster`.
+    pub(super) fn write_new_metadata(&mut self, cluster: u64, bytes: &[u8]) -> io::Result<()> {
+        let at = cluster << self.layout.cluster_bits;
+        self.below.write_at(at, bytes)?;
+        // Pages of what was there before.
+        self.pages.forget(at..at + bytes.len() as u64);
+        for cluster in self.layout.clusters(at..at + bytes.len() as u64) {
+            self.fresh.insert(cluster);
+            self.metadata.insert(cluster);
+        }
+        Ok(())
+    }
+
+    /// When a change at `at` may be written that is to be written in this order where the medium
+    /// leads to it.
+    pub(super) fn order_of(&self, at: u64, order: Order) -> Order {
+        let is_fresh = self.fresh.contains(&(at >> self.layout.cluster_bits));
+        if is_fresh { Order::Counts } else { order }
+    }
+}
