@@ -76,7 +76,7 @@ impl Case {
 const DISK_BYTES: u64 = 3 << 20;
 const FILE_BYTES: u64 = 8 << 20;
 
-fn small(number: u64) -> usize {
+pub(super) fn small(number: u64) -> usize {
     usize::try_from(number).expect("small")
 }
 
@@ -170,7 +170,7 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
 }
 
 #[track_caller]
-fn assert_no_corruption(path: &Path, what: &str) {
+pub(super) fn assert_no_corruption(path: &Path, what: &str) {
     let mut command = Command::new("qemu-img");
     let output = command.args(["check", "-f", "qcow2"]).arg(path).output().expect("it runs");
     // 3: leaked clusters.

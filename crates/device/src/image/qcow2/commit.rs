@@ -32,7 +32,6 @@ impl Disk {
         self.check_not_failed()?;
         let (changed, dropped) = {
             let mut tables = self.tables.write();
-            tables.fresh.clear();
             (tables.pages.take_changed(), std::mem::take(&mut tables.dropped))
         };
         let written = self.write_in_order(&changed);

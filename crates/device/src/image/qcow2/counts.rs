@@ -167,13 +167,14 @@ impl Tables {
         let mut clusters = first..first + (1 << self.layout.block_bits());
         let cluster = clusters.find(|&cluster| !self.metadata.contains(cluster));
         let cluster = cluster.ok_or_else(wrong_counts)?;
-        let zeros = vec![0; self.cluster_len()];
-        self.write_new_metadata(cluster, &zeros)?;
+        let mut bytes = vec![0; self.cluster_len()];
+        let bit = usize::try_from(cluster - first).map_err(io::Error::other)?;
+        let order = self.layout.count_order;
+        set_count_in(&mut bytes, bit << order, order, 1);
+        self.write_new_metadata(cluster, &bytes)?;
         let at = self.count_table_at() + index * 8;
         let entry = cluster << self.layout.cluster_bits;
-        let order = self.order_of(at, Order::CountTable);
-        self.pages.change(at, &entry.to_be_bytes(), order)?;
-        self.set_count(cluster, 1)
+        self.pages.change(at, &entry.to_be_bytes(), Order::CountTable)
     }
 
     /// Makes a larger table of counts, with blocks behind those that the old one had.
@@ -223,6 +224,8 @@ impl Tables {
         {
             *entry = (block << cluster_bits).to_be_bytes();
         }
+        // What can fail comes before the first change.
+        self.pages.with(HEADER_COUNT_TABLE, |_| ())?;
         self.write_new_metadata(first, &bytes)?;
         let mut header = [0; 12];
         let table = first + blocks..new.end;

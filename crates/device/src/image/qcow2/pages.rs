@@ -25,9 +25,9 @@ const CHANGED_BYTES_MAX: u64 = 4 << 20;
 /// When a page may be written. A barrier is between each two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Order {
-    /// First: counts, and tables that nothing on the medium leads to.
+    /// First: counts.
     Counts,
-    /// After the counts: what leads to blocks of counts.
+    /// After them: what leads to blocks of counts.
     CountTable,
     /// Last: what leads to data and to tables.
     Tables,

@@ -7,7 +7,7 @@
 //! A table or a cluster that a snapshot shares is counted more than once. It is copied before it
 //! is changed, and the reference of the disk to the old one is dropped.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -27,8 +27,6 @@ pub(super) struct Tables {
     pub(super) layout: Layout,
     pub(super) pages: Pages,
     pub(super) metadata: Metadata,
-    /// Clusters of metadata to which nothing leads that is on the medium, or being written to it.
-    pub(super) fresh: HashSet<u64>,
     /// Clusters to which an entry led. They are counted until the medium has the entry no more.
     pub(super) dropped: Vec<u64>,
     /// Clusters that became free.
@@ -49,7 +47,6 @@ impl Tables {
             below,
             layout,
             metadata,
-            fresh: HashSet::new(),
             dropped: Vec::new(),
             freed: BTreeSet::new(),
             next: 0,
@@ -104,17 +101,19 @@ impl Tables {
                 super::read::read_or_zeros(&*self.below, table, &mut bytes)?;
             }
             let cluster = self.allocate()?;
-            if let Err(error) = self.write_new_metadata(cluster, &bytes) {
-                self.free(cluster)?;
-                return Err(error);
+            let word = (cluster << cluster_bits | COPIED).to_be_bytes();
+            let written = self.write_new_metadata(cluster, &bytes).and_then(|()| {
+                self.pages.change(self.layout.l1_entry_at(at), &word, Order::Tables)
+            });
+            if let Err(error) = written {
+                self.metadata.remove(cluster);
+                return self.free(cluster).and(Err(error));
             }
             if table != 0 {
                 self.dropped.push(table >> cluster_bits);
                 self.metadata.remove(table >> cluster_bits);
             }
             table = cluster << cluster_bits;
-            let word = (table | COPIED).to_be_bytes();
-            self.pages.change(self.layout.l1_entry_at(at), &word, Order::Tables)?;
         }
         let entry_at = table + self.layout.entry_in_table(at);
         Ok((entry_at, self.entry_in(entry_at)?))
@@ -165,8 +164,7 @@ impl Tables {
     /// Puts `entry` to `entry_at`, which [`Self::entry_to_change`] gave.
     pub(super) fn set_entry(&mut self, entry_at: u64, entry: &Entry) -> io::Result<()> {
         let bytes = self.layout.encode(entry);
-        let order = self.order_of(entry_at, Order::Tables);
-        self.pages.change(entry_at, &bytes[..self.layout.entry_bytes()], order)
+        self.pages.change(entry_at, &bytes[..self.layout.entry_bytes()], Order::Tables)
     }
 
     /// Drops the references of an entry that was replaced.
@@ -175,23 +173,16 @@ impl Tables {
         self.dropped.extend(clusters.into_iter().flatten());
     }
 
-    /// Writes metadata to clusters that are free, beginning with `cluster`.
+    /// Writes metadata to clusters that are free, beginning with `cluster`. It is there before any
+    /// entry that leads to it, and whole without the changes that wait in memory.
     pub(super) fn write_new_metadata(&mut self, cluster: u64, bytes: &[u8]) -> io::Result<()> {
         let at = cluster << self.layout.cluster_bits;
         self.below.write_at(at, bytes)?;
         // Pages of what was there before.
         self.pages.forget(at..at + bytes.len() as u64);
         for cluster in self.layout.clusters(at..at + bytes.len() as u64) {
-            self.fresh.insert(cluster);
             self.metadata.insert(cluster);
         }
         Ok(())
-    }
-
-    /// When a change at `at` may be written that is to be written in this order where the medium
-    /// leads to it.
-    pub(super) fn order_of(&self, at: u64, order: Order) -> Order {
-        let is_fresh = self.fresh.contains(&(at >> self.layout.cluster_bits));
-        if is_fresh { Order::Counts } else { order }
     }
 }

@@ -73,7 +73,7 @@ impl Disk {
     /// Writes what of the front of `data` goes to where it is already; how much that is.
     fn write_in_place(&self, at: u64, data: &[u8]) -> io::Result<usize> {
         let tables = self.tables.read();
-        let mut run = Run::default();
+        let (mut place, mut run) = (0, 0..0);
         for (here, part) in self.by_clusters(at, data.len()) {
             let entry = tables.entry(here)?;
             let inside = self.layout.inside(here);
@@ -81,27 +81,14 @@ impl Disk {
             if touched & !entry.stored != 0 || !tables.is_written_in_place(&entry)? {
                 break;
             }
-            self.add_to_run(&tables, &mut run, entry.host + inside, part, data)?;
+            if place + run.len() as u64 != entry.host + inside {
+                self.write_below(place, &data[run])?;
+                (place, run) = (entry.host + inside, part.start..part.start);
+            }
+            run.end = part.end;
         }
-        self.write_below(run.place, &data[run.data.clone()])?;
-        Ok(run.data.end)
-    }
-
-    /// Goes on with `run`, or writes it and begins another one. Such a run changes no table.
-    fn add_to_run(
-        &self,
-        _tables: &Tables,
-        run: &mut Run,
-        place: u64,
-        part: Range<usize>,
-        data: &[u8],
-    ) -> io::Result<()> {
-        if run.place + run.data.len() as u64 != place {
-            self.write_below(run.place, &data[run.data.clone()])?;
-            *run = Run { place, data: part.start..part.start, changes: Vec::new() };
-        }
-        run.data.end = part.end;
-        Ok(())
+        self.write_below(place, &data[run.clone()])?;
+        Ok(run.end)
     }
 
     /// Writes `data`, with new clusters where that takes some.
@@ -119,7 +106,9 @@ impl Disk {
                 break;
             }
         }
-        result.and(self.finish(&mut tables, run, data))
+        let finished = self.finish(&mut tables, run, data);
+        self.unflushed();
+        result.and(finished)
     }
 
     /// Writes `data[part]`, all in one cluster, or adds it to `run`.
@@ -131,8 +120,8 @@ impl Disk {
         part: Range<usize>,
         data: &[u8],
     ) -> io::Result<()> {
-        let inside = self.layout.inside(here);
-        let written = inside..inside + part.len() as u64;
+        let (inside, part_len) = (self.layout.inside(here), part.len() as u64);
+        let written = inside..inside + part_len;
         let Plan { span, place, change } = self.plan(tables, here, &written)?;
         if span != written {
             // The rest of the units around it is what it was.
@@ -142,28 +131,23 @@ impl Disk {
             let (before, rest) = bytes.split_at_mut(front);
             let (middle, behind) = rest.split_at_mut(part.len());
             middle.copy_from_slice(&data[part]);
-            let padded = self.read(tables, old, before);
-            let padded =
-                padded.and_then(|()| self.read(tables, here + middle.len() as u64, behind));
-            let padded = padded.map(|()| Run { place, data: 0..bytes.len(), changes: Vec::new() });
-            let changes = change.into_iter().collect();
-            return match padded {
-                Ok(padded) => self.finish(tables, Run { changes, ..padded }, &bytes),
-                Err(error) => self.take_back(tables, &changes).and(Err(error)),
-            };
+            let rest = self.read(tables, old, before);
+            let rest = rest.and_then(|()| self.read(tables, here + part_len, behind));
+            let changes: Vec<_> = change.into_iter().collect();
+            if let Err(error) = rest {
+                return self.take_back(tables, &changes).and(Err(error));
+            }
+            let data = 0..bytes.len();
+            return self.finish(tables, Run { place, data, changes }, &bytes);
         }
+        let mut result = Ok(());
         if run.place + run.data.len() as u64 != place {
-            let before = std::mem::replace(
-                run,
-                Run { place, data: part.start..part.start, changes: Vec::new() },
-            );
-            run.changes.extend(change);
-            run.data.end = part.end;
-            return self.finish(tables, before, data);
+            let next = Run { place, data: part.start..part.start, changes: Vec::new() };
+            result = self.finish(tables, std::mem::replace(run, next), data);
         }
-        run.changes.extend(change);
         run.data.end = part.end;
-        Ok(())
+        run.changes.extend(change);
+        result
     }
 
     /// Where the bytes `written` of the cluster at byte `here` of the disk go.
@@ -253,6 +237,7 @@ impl Disk {
     fn discard_piece(&self, range: Range<u64>) -> io::Result<u64> {
         let mut tables = self.tables.write();
         self.check_not_failed()?;
+        self.unflushed();
         let mut here = range.start;
         while here < range.end {
             if self.backing.is_none() && !tables.has_table(here)? {
@@ -296,7 +281,6 @@ impl Disk {
         tables.check_drop(&old)?;
         let (entry_at, old) = tables.entry_to_change(here)?;
         let change = Change { entry_at, old, new: after(&old) };
-        self.unflushed();
         tables.set_entry(entry_at, &change.new)?;
         if change.is_moved() {
             tables.drop_references(&change.old);
