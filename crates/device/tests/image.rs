@@ -4,17 +4,12 @@ mod bodies;
 mod qemu;
 
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
-use offshoot_device::{
-    BlockDevice, CrashDevice, CrashPlan, FileDevice, ImageKind, MemoryDevice, Qcow2Header,
-    Qcow2Options, open_image, open_qcow2,
-};
+use offshoot_device::{FileDevice, ImageKind, open_image};
 use offshoot_testkit::judges;
 use offshoot_testkit::random::Random;
 use qemu::{made, qemu_io};

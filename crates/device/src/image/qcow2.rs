@@ -13,6 +13,7 @@
 //! | [`pages`] | the tables and counts that are in memory, and which of them changed |
 //! | [`tables`] | from a byte of the disk to its entry; copies a table that a snapshot shares |
 //! | [`counts`] | reference counts, and the clusters that are free by them |
+//! | [`file`](self::file) | the file, and whether it needs a barrier |
 //! | [`metadata`] | which clusters no write of data may touch |
 //! | [`read`], [`compressed`], [`write`] | the disk |
 //! | [`commit`] | the order in which all of it reaches the medium |
@@ -35,6 +36,7 @@
 mod commit;
 mod compressed;
 mod counts;
+mod file;
 mod header;
 mod layout;
 mod metadata;
@@ -49,6 +51,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, RwLock};
 
+use file::File;
 pub use header::{Qcow2Header, Qcow2Snapshot};
 use layout::{Compressed, Layout};
 use metadata::Metadata;
@@ -98,16 +101,15 @@ pub fn open_qcow2(
     } else {
         Metadata::default()
     };
+    let file = Arc::new(File::new(below));
     Ok(Arc::new(Disk {
-        name: below.name().to_owned(),
-        tables: RwLock::new(Tables::new(below.clone(), layout, metadata)),
-        below,
+        tables: RwLock::new(Tables::new(file.clone(), layout, metadata)),
+        file,
         backing,
         layout,
         is_writable,
         unpacked: Mutex::default(),
         committing: Mutex::default(),
-        is_unflushed: AtomicBool::new(false),
         has_failed: AtomicBool::new(false),
     }))
 }
@@ -115,8 +117,7 @@ pub fn open_qcow2(
 /// The disk in a qcow2.
 #[derive(Debug)]
 struct Disk {
-    name: String,
-    below: Arc<dyn BlockDevice>,
+    file: Arc<File>,
     backing: Option<Arc<dyn BlockDevice>>,
     layout: Layout,
     is_writable: bool,
@@ -125,8 +126,6 @@ struct Disk {
     unpacked: Mutex<Option<(Compressed, Arc<Vec<u8>>)>>,
     /// Held by the thread that commits.
     committing: Mutex<()>,
-    /// Something was written to the file since the last barrier began.
-    is_unflushed: AtomicBool,
     /// A commit failed: nothing is written any more.
     has_failed: AtomicBool,
 }
@@ -142,7 +141,7 @@ impl Disk {
 
 impl BlockDevice for Disk {
     fn name(&self) -> &str {
-        &self.name
+        self.file.name()
     }
 
     fn size_bytes(&self) -> u64 {

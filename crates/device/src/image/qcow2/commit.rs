@@ -17,10 +17,10 @@
 //! to is in the file, and counted in them. Then requests go on while they are written.
 
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::Disk;
-use super::pages::Changed;
+use super::pages::{Changed, Order};
 
 /// How many bytes of pages beside each other are written at once.
 const WRITE_BYTES_MAX: usize = 1 << 20;
@@ -37,7 +37,7 @@ impl Disk {
         let written = self.write_in_order(&changed);
         if written.is_err() {
             // What the medium has now is not known, and must not be led to.
-            self.has_failed.store(true, Ordering::Release);
+            self.has_failed.store(true, Release);
             return written;
         }
         self.tables.read().pages.were_written(&changed);
@@ -51,8 +51,8 @@ impl Disk {
 
     fn write_in_order(&self, changed: &[Changed]) -> io::Result<()> {
         for pages in changed.chunk_by(|one, next| one.order == next.order) {
-            if pages[0].order != super::pages::Order::Counts {
-                self.barrier()?;
+            if pages[0].order != Order::Counts {
+                self.file.barrier()?;
             }
             let mut rest = pages;
             while let Some(first) = rest.first() {
@@ -64,10 +64,10 @@ impl Disk {
                     bytes.extend_from_slice(&page.bytes);
                     rest = &rest[1..];
                 }
-                self.write_below(first.at, &bytes)?;
+                self.file.write(first.at, &bytes)?;
             }
         }
-        self.barrier()
+        self.file.barrier()
     }
 
     /// Counts clusters down, once for each time that they were dropped. What nothing leads to any
@@ -85,10 +85,11 @@ impl Disk {
             }
         }
         // As long as they are counted, nobody writes to them.
-        let result = unused
-            .chunk_by(|one, next| one + 1 == *next)
-            .map(|clusters| self.discard_below(clusters[0], clusters.len() as u64))
-            .collect::<io::Result<()>>();
+        let result = unused.chunk_by(|one, next| one + 1 == *next).try_for_each(|clusters| {
+            let start = clusters[0] << self.layout.cluster_bits;
+            let len = (clusters.len() as u64) << self.layout.cluster_bits;
+            self.file.discard(start, start + len)
+        });
         let mut tables = self.tables.write();
         for group in groups() {
             let left = tables.count(group[0])?.saturating_sub(group.len() as u64);
@@ -100,40 +101,8 @@ impl Disk {
         result
     }
 
-    fn discard_below(&self, cluster: u64, clusters: u64) -> io::Result<()> {
-        let start = cluster << self.layout.cluster_bits;
-        let end = start.saturating_add(clusters << self.layout.cluster_bits);
-        let end = end.min(self.below.size_bytes());
-        if start >= end {
-            return Ok(());
-        }
-        match self.below.discard(start, end - start) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
-            result => result,
-        }
-    }
-
-    /// Writes to the file.
-    pub(super) fn write_below(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let result = self.below.write_at(at, bytes);
-        self.unflushed();
-        result
-    }
-
-    /// Something was written: the next barrier is needed.
-    pub(super) fn unflushed(&self) {
-        self.is_unflushed.store(true, Ordering::Release);
-    }
-
-    fn barrier(&self) -> io::Result<()> {
-        if self.is_unflushed.swap(false, Ordering::AcqRel) { self.below.flush() } else { Ok(()) }
-    }
-
     pub(super) fn check_not_failed(&self) -> io::Result<()> {
-        if self.has_failed.load(Ordering::Acquire) {
+        if self.has_failed.load(Acquire) {
             return Err(io::Error::other("an earlier flush failed, and what it lost stays lost"));
         }
         Ok(())

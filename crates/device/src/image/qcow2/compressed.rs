@@ -4,9 +4,8 @@ use std::io::{self, Read};
 
 use flate2::{Decompress, FlushDecompress};
 
+use super::file::File;
 use super::layout::{Compressed, Layout};
-use super::read::read_or_zeros;
-use crate::BlockDevice;
 use crate::fields::invalid;
 
 /// The logarithm of the memory that a frame of zstd may ask for: four times the largest cluster.
@@ -14,13 +13,9 @@ const ZSTD_WINDOW_BITS: u32 = 23;
 
 /// The cluster that is compressed at `compressed`. Its length there is in whole sectors, so
 /// something else may follow in the last one.
-pub(super) fn unpack(
-    device: &dyn BlockDevice,
-    layout: &Layout,
-    compressed: Compressed,
-) -> io::Result<Vec<u8>> {
+pub(super) fn unpack(file: &File, layout: &Layout, compressed: Compressed) -> io::Result<Vec<u8>> {
     let mut packed = vec![0; usize::try_from(compressed.len).map_err(io::Error::other)?];
-    read_or_zeros(device, compressed.offset, &mut packed)?;
+    file.read(compressed.offset, &mut packed)?;
     let mut cluster = vec![0; 1 << layout.cluster_bits];
     let is_whole = if layout.has_zstd {
         let mut decoder = zstd::stream::read::Decoder::with_buffer(&*packed)?;

@@ -45,7 +45,7 @@ fn set_count_in(bytes: &mut [u8], bit: usize, order: u32, count: u64) {
     let (bits, first) = (1 << order, bit / 8);
     if bits < 8 {
         let mask = ((1u8 << bits) - 1) << (bit % 8);
-        bytes[first] = bytes[first] & !mask | (count << (bit % 8)) as u8 & mask;
+        bytes[first] = bytes[first] & !mask | count.to_be_bytes()[7] << (bit % 8) & mask;
         return;
     }
     let len = bits / 8;
@@ -79,7 +79,7 @@ impl Tables {
         }
         let block = self.pages.number(self.count_table_at() + index * 8)? & OFFSET_BITS;
         let is_possible = self.layout.inside(block) == 0
-            && block < self.below.size_bytes()
+            && block < self.file.size_bytes()
             && (block == 0 || !self.metadata.is_fixed(block >> self.layout.cluster_bits));
         if is_possible { Ok(block) } else { Err(invalid("an entry of its tables is damaged")) }
     }

@@ -218,7 +218,7 @@ impl Qcow2Header {
         if refcount_bytes > REFCOUNT_TABLE_BYTES_MAX.max(cluster) {
             return Err(invalid("its table of reference counts is impossibly large"));
         }
-        if self.refcount_offset % cluster != 0 {
+        if !self.refcount_offset.is_multiple_of(cluster) {
             return Err(invalid("its table of reference counts is not at a cluster"));
         }
         self.check_l1(self.size_bytes, self.l1_entries, self.l1_offset, file_bytes)

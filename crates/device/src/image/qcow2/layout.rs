@@ -13,7 +13,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::fields::{invalid, u64_be};
+use crate::fields::{invalid, u32_be, u64_be};
 
 /// The bits of an entry that say where something is.
 pub(super) const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
@@ -124,8 +124,7 @@ impl Layout {
         }
         let host = word & OFFSET_BITS;
         let (stored, zeros) = if self.has_subclusters {
-            let units = u64_be(bytes, 8);
-            (units as u32, (units >> 32) as u32)
+            (u32_be(bytes, 12), u32_be(bytes, 8))
         } else if word & ALL_ZEROS != 0 {
             (0, 1)
         } else {

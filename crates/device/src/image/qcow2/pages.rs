@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::read::read_or_zeros;
-use crate::BlockDevice;
+use super::file::File;
 
 /// A page has so many bytes, or as many as a cluster if that is smaller.
 const PAGE_BYTES_MAX: u64 = 4096;
@@ -55,7 +54,7 @@ struct Page {
 /// the image alone.
 #[derive(Debug)]
 pub(super) struct Pages {
-    below: Arc<dyn BlockDevice>,
+    file: Arc<File>,
     page_bytes: u64,
     map: Mutex<Map>,
 }
@@ -67,9 +66,9 @@ struct Map {
 }
 
 impl Pages {
-    pub(super) fn new(below: Arc<dyn BlockDevice>, cluster_bytes: u64) -> Self {
+    pub(super) fn new(file: Arc<File>, cluster_bytes: u64) -> Self {
         let page_bytes = cluster_bytes.min(PAGE_BYTES_MAX);
-        Self { below, page_bytes, map: Mutex::default() }
+        Self { file, page_bytes, map: Mutex::default() }
     }
 
     pub(super) fn page_bytes(&self) -> u64 {
@@ -85,7 +84,7 @@ impl Pages {
             return Ok(read(&page.bytes[inside..]));
         }
         let mut bytes = vec![0; usize::try_from(self.page_bytes).map_err(io::Error::other)?];
-        read_or_zeros(&*self.below, page_at, &mut bytes)?;
+        self.file.read(page_at, &mut bytes)?;
         let mut map = self.map.lock();
         map.make_room(KEPT_BYTES / self.page_bytes);
         // Another reader may have put it there meanwhile, with the same bytes.

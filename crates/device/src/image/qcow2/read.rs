@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::Disk;
 use super::compressed::unpack;
+use super::file::read_or_zeros;
 use super::layout::{Compressed, Entry};
 use super::tables::Tables;
-use crate::BlockDevice;
 use crate::fields::invalid;
 
 /// Where a part of the disk is.
@@ -86,7 +86,7 @@ impl Disk {
             let is_zeros = entry.zeros & unit != 0 || self.backing.is_none();
             return Ok(if is_zeros { Source::Zeros } else { Source::Backing });
         }
-        if entry.host >= self.below.size_bytes() {
+        if entry.host >= self.file.size_bytes() {
             return Err(invalid("a part of the disk is behind the end of the file"));
         }
         Ok(Source::File(entry.host + inside))
@@ -97,7 +97,7 @@ impl Disk {
         let Some(Run { source, start, end }) = run else { return Ok(()) };
         let (at, part) = (at + start as u64, &mut buf[start..end]);
         match (source, &self.backing) {
-            (Source::File(offset), _) => read_or_zeros(&*self.below, offset, part),
+            (Source::File(offset), _) => self.file.read(offset, part),
             (Source::Compressed(compressed), _) => {
                 let cluster = self.unpacked(compressed)?;
                 let inside = usize::try_from(self.layout.inside(at)).map_err(io::Error::other)?;
@@ -119,23 +119,8 @@ impl Disk {
         {
             return Ok(cluster.clone());
         }
-        let cluster = Arc::new(unpack(&*self.below, &self.layout, compressed)?);
+        let cluster = Arc::new(unpack(&self.file, &self.layout, compressed)?);
         *self.unpacked.lock() = Some((compressed, cluster.clone()));
         Ok(cluster)
     }
-}
-
-/// Reads what is there; behind the end there are zeros.
-pub(super) fn read_or_zeros(
-    device: &dyn BlockDevice,
-    offset: u64,
-    buf: &mut [u8],
-) -> io::Result<()> {
-    let left = device.size_bytes().saturating_sub(offset);
-    let there = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-    if there > 0 {
-        device.read_at(offset, &mut buf[..there])?;
-    }
-    buf[there..].fill(0);
-    Ok(())
 }

@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
+use super::file::File;
 use super::layout::{COPIED, Entry, Layout, OFFSET_BITS};
 use super::metadata::Metadata;
 use super::pages::{Order, Pages};
-use crate::BlockDevice;
 use crate::fields::invalid;
 
 /// How many references may be dropped before the next change waits for a commit.
@@ -23,7 +23,7 @@ const DROPPED_MAX: usize = 1 << 16;
 /// The tables and the counts of an image.
 #[derive(Debug)]
 pub(super) struct Tables {
-    pub(super) below: Arc<dyn BlockDevice>,
+    pub(super) file: Arc<File>,
     pub(super) layout: Layout,
     pub(super) pages: Pages,
     pub(super) metadata: Metadata,
@@ -41,10 +41,10 @@ pub(super) fn wrong_counts() -> io::Error {
 }
 
 impl Tables {
-    pub(super) fn new(below: Arc<dyn BlockDevice>, layout: Layout, metadata: Metadata) -> Self {
+    pub(super) fn new(file: Arc<File>, layout: Layout, metadata: Metadata) -> Self {
         Self {
-            pages: Pages::new(below.clone(), layout.cluster_bytes()),
-            below,
+            pages: Pages::new(file.clone(), layout.cluster_bytes()),
+            file,
             layout,
             metadata,
             dropped: Vec::new(),
@@ -67,7 +67,7 @@ impl Tables {
     fn table(&self, at: u64) -> io::Result<(u64, bool)> {
         let word = self.pages.number(self.layout.l1_entry_at(at))?;
         let table = word & OFFSET_BITS;
-        if self.layout.inside(table) != 0 || table >= self.below.size_bytes() {
+        if self.layout.inside(table) != 0 || table >= self.file.size_bytes() {
             return Err(invalid("an entry of its tables is damaged"));
         }
         Ok((table, word & COPIED != 0))
@@ -98,7 +98,7 @@ impl Tables {
             let mut bytes = vec![0; self.cluster_len()];
             if table != 0 {
                 // Nobody changes a table that is shared, so the file has it as it is.
-                super::read::read_or_zeros(&*self.below, table, &mut bytes)?;
+                self.file.read(table, &mut bytes)?;
             }
             let cluster = self.allocate()?;
             let word = (cluster << cluster_bits | COPIED).to_be_bytes();
@@ -177,7 +177,7 @@ impl Tables {
     /// entry that leads to it, and whole without the changes that wait in memory.
     pub(super) fn write_new_metadata(&mut self, cluster: u64, bytes: &[u8]) -> io::Result<()> {
         let at = cluster << self.layout.cluster_bits;
-        self.below.write_at(at, bytes)?;
+        self.file.write(at, bytes)?;
         // Pages of what was there before.
         self.pages.forget(at..at + bytes.len() as u64);
         for cluster in self.layout.clusters(at..at + bytes.len() as u64) {

@@ -82,12 +82,12 @@ impl Disk {
                 break;
             }
             if place + run.len() as u64 != entry.host + inside {
-                self.write_below(place, &data[run])?;
+                self.file.write(place, &data[run])?;
                 (place, run) = (entry.host + inside, part.start..part.start);
             }
             run.end = part.end;
         }
-        self.write_below(place, &data[run.clone()])?;
+        self.file.write(place, &data[run.clone()])?;
         Ok(run.end)
     }
 
@@ -107,7 +107,6 @@ impl Disk {
             }
         }
         let finished = self.finish(&mut tables, run, data);
-        self.unflushed();
         result.and(finished)
     }
 
@@ -161,14 +160,18 @@ impl Disk {
         tables.check_drop(&entry)?;
         let (entry_at, old) = tables.entry_to_change(here)?;
         let mut new = Entry { is_copied: true, compressed: None, ..old };
-        let is_in_place = tables.is_written_in_place(&old)?;
-        if !is_in_place {
+        let is_moved = !tables.is_written_in_place(&old)?;
+        if is_moved {
             new.host = tables.allocate()? << self.layout.cluster_bits;
         }
-        let span = if is_in_place || old.stored == 0 && old.compressed.is_none() {
-            self.span(written, if is_in_place { old.stored } else { 0 })
-        } else {
+        let is_empty = old.stored == 0 && old.compressed.is_none();
+        let span = if is_moved && !is_empty {
             0..self.layout.cluster_bytes()
+        } else if is_moved && self.backing.is_none() && new.host >= self.file.size_bytes() {
+            // The file has zeros around it without a write.
+            written.clone()
+        } else {
+            self.span(written, old.stored)
         };
         let kept = if old.compressed.is_some() { self.layout.all_units() } else { old.stored };
         new.stored = kept | touched;
@@ -194,7 +197,7 @@ impl Disk {
     /// Writes a run, and then changes the tables.
     fn finish(&self, tables: &mut Tables, run: Run, data: &[u8]) -> io::Result<()> {
         let Run { place, data: range, changes } = run;
-        if let Err(error) = self.write_below(place, &data[range]) {
+        if let Err(error) = self.file.write(place, &data[range]) {
             return self.take_back(tables, &changes).and(Err(error));
         }
         for change in changes {
@@ -208,8 +211,8 @@ impl Disk {
 
     /// Gives new clusters back that were not written.
     fn take_back(&self, tables: &mut Tables, changes: &[Change]) -> io::Result<()> {
-        let moved = changes.iter().filter(|change| change.is_moved());
-        moved.map(|change| tables.free(change.new.host >> self.layout.cluster_bits)).collect()
+        let mut moved = changes.iter().filter(|change| change.is_moved());
+        moved.try_for_each(|change| tables.free(change.new.host >> self.layout.cluster_bits))
     }
 
     /// Discards the units that are whole in a range, which is inside of the disk.
@@ -237,7 +240,6 @@ impl Disk {
     fn discard_piece(&self, range: Range<u64>) -> io::Result<u64> {
         let mut tables = self.tables.write();
         self.check_not_failed()?;
-        self.unflushed();
         let mut here = range.start;
         while here < range.end {
             if self.backing.is_none() && !tables.has_table(here)? {
