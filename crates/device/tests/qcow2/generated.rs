@@ -12,6 +12,7 @@ use super::qemu::{qemu_img, qemu_io};
 
 /// What an image is like.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of qemu-img by itself")]
 struct Kind {
     cluster_bits: u64,
     version: u64,
@@ -47,10 +48,11 @@ impl Kind {
 
     fn make(&self, dir: &Path) {
         let _ = std::fs::remove_file(dir.join("top"));
-        let mut options = format!("cluster_size={}", 1u64 << self.cluster_bits);
-        options += if self.version == 2 { ",compat=0.10" } else { ",compat=1.1" };
+        let version = if self.version == 2 { "0.10" } else { "1.1" };
+        let cluster_bytes = 1u64 << self.cluster_bits;
+        let mut options = format!("cluster_size={cluster_bytes},compat={version}");
         if self.version == 3 {
-            options += &format!(",refcount_bits={}", self.count_bits);
+            options = format!("{options},refcount_bits={}", self.count_bits);
         }
         for (is_so, option) in [
             (self.has_subclusters, ",extended_l2=on"),
@@ -121,7 +123,7 @@ fn opened(dir: &Path, options: Qcow2Options, snapshot: Option<&str>) -> Arc<dyn 
 }
 
 /// Requests to the part of `disk` that begins at byte `start`, which has what is in `model`.
-fn requests(disk: &dyn BlockDevice, start: u64, model: &mut [u8], mut random: Random, what: &str) {
+fn requests(disk: &dyn BlockDevice, start: u64, model: &mut [u8], random: &mut Random, what: &str) {
     for _ in 0..60 {
         let most = [600, 5000, 70_000, 700_000][small(random.below(4))].min(model.len() as u64);
         let len = random.below(most);
@@ -184,8 +186,8 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
             let disk = opened(dir, options, None);
             let half = model.len() / 2 - 777;
             let (first, second) = model.split_at_mut(half);
-            let randoms = [Random::new(random.number()), Random::new(random.number())];
-            let [one, other] = randoms;
+            let mut randoms = [Random::new(random.number()), Random::new(random.number())];
+            let [one, other] = &mut randoms;
             std::thread::scope(|scope| {
                 scope.spawn(|| requests(&*disk, 0, first, one, what));
                 requests(&*disk, half as u64, second, other, what);

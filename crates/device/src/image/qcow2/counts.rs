@@ -143,9 +143,6 @@ impl Tables {
         if self.metadata.contains(cluster) {
             return Err(wrong_counts());
         }
-        if cluster > OFFSET_BITS >> self.layout.cluster_bits {
-            return Err(full());
-        }
         self.set_count(cluster, 1)?;
         Ok(cluster)
     }
@@ -165,6 +162,9 @@ impl Tables {
     fn add_block(&mut self, index: u64) -> io::Result<()> {
         let first = index << self.layout.block_bits();
         let mut clusters = first..first + (1 << self.layout.block_bits());
+        if clusters.end > OFFSET_BITS >> self.layout.cluster_bits {
+            return Err(full());
+        }
         let cluster = clusters.find(|&cluster| !self.metadata.contains(cluster));
         let cluster = cluster.ok_or_else(wrong_counts)?;
         let mut bytes = vec![0; self.cluster_len()];
@@ -199,6 +199,9 @@ impl Tables {
             }
         }
         let new = first..first + blocks + clusters;
+        if new.end > OFFSET_BITS >> cluster_bits {
+            return Err(full());
+        }
         if new.clone().any(|cluster| self.metadata.contains(cluster)) {
             return Err(wrong_counts());
         }
