@@ -178,12 +178,19 @@ pub(super) fn assert_no_corruption(path: &Path, what: &str) {
     assert!(matches!(output.status.code(), Some(0 | 3)), "{what}: {said}");
 }
 
-/// A device on which small reads take long, so that other threads come between them and the write
-/// that follows.
+/// A device on which a page of metadata takes long, so that other threads come between two of them.
 #[derive(Debug)]
-struct SlowSmallReads(Arc<CrashDevice>);
+struct SlowPages(Arc<CrashDevice>);
 
-impl BlockDevice for SlowSmallReads {
+impl SlowPages {
+    fn take_time(len: usize) {
+        if len <= 512 {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    }
+}
+
+impl BlockDevice for SlowPages {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -194,13 +201,12 @@ impl BlockDevice for SlowSmallReads {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.0.read_at(offset, buf)?;
-        if buf.len() <= 2 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        Self::take_time(buf.len());
         Ok(())
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        Self::take_time(buf.len());
         self.0.write_at(offset, buf)
     }
 
@@ -239,7 +245,7 @@ fn writers_at_once_lose_no_count() {
         let options = format!("-o cluster_size=512,refcount_bits={bits}");
         let image = made(dir.path(), "qcow2", "2M", &options);
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
-        let below = Arc::new(SlowSmallReads(device.clone()));
+        let below = Arc::new(SlowPages(device.clone()));
         let header = Qcow2Header::read(&*device).expect("a header");
         let writable = Qcow2Options { is_writable: true, ..Qcow2Options::default() };
         let disk = open_qcow2(below, &header, writable).expect("it opens");
