@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use offshoot_device::{FileDevice, ImageKind, open_image};
 use offshoot_testkit::judges;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_or};
 use qemu::{made, qemu_io};
 
 /// The file at `path` compressed in every way.
@@ -48,7 +48,7 @@ fn hostile_images() {
     ] {
         images.push(made(dir.path(), format, "", options));
     }
-    let mut random = Random::new(0x696d_6167);
+    let mut random = Random::new(seed_or(0x696d_6167));
     for image in images {
         bodies::image(&image);
         for _ in 0..40 {

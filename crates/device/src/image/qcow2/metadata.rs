@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 
+use foldhash::fast::RandomState;
+
 use super::layout::{Layout, OFFSET_BITS};
 use crate::BlockDevice;
 use crate::fields::{invalid, part};
@@ -16,7 +18,7 @@ pub(super) struct Metadata {
     fixed: Vec<Range<u64>>,
     pub(super) count_table: Range<u64>,
     /// L2 tables of the disk, and blocks of counts.
-    tables: HashSet<u64>,
+    tables: HashSet<u64, RandomState>,
 }
 
 impl Metadata {
@@ -36,7 +38,7 @@ impl Metadata {
         let mut found = Self {
             fixed: [0..1, l1].into_iter().chain(snapshots).filter(|one| !one.is_empty()).collect(),
             count_table: table(layout.count_table_offset, layout.count_table_bytes),
-            tables: HashSet::new(),
+            tables: HashSet::default(),
         };
         let mut ranges = found.fixed.clone();
         ranges.push(found.count_table.clone());

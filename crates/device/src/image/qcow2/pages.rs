@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
 use super::file::File;
@@ -61,7 +62,7 @@ pub(super) struct Pages {
 
 #[derive(Debug, Default)]
 struct Map {
-    pages: HashMap<u64, Page>,
+    pages: HashMap<u64, Page, RandomState>,
     changed: u64,
 }
 
