@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use offshoot_device::{
@@ -277,4 +277,77 @@ fn writers_at_once_lose_no_count() {
         }
         assert!(count > 30, "only {count} states");
     }
+}
+
+/// A device whose barrier takes as long as the test wants.
+#[derive(Debug)]
+struct HeldBarrier {
+    below: MemoryDevice,
+    is_reached: Mutex<mpsc::Sender<()>>,
+    may_end: Mutex<mpsc::Receiver<()>>,
+}
+
+impl BlockDevice for HeldBarrier {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.below.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.is_reached.lock().expect("no panic").send(()).expect("the test listens");
+        let most = Duration::from_secs(60);
+        self.may_end.lock().expect("no panic").recv_timeout(most).map_err(io::Error::other)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// While one thread waits for a barrier, others read and write. What they wrote is in the next one.
+#[test]
+fn requests_go_on_while_a_barrier_is_waited_for() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = made(dir.path(), "qcow2", "1M", "-o cluster_size=4k");
+    let below = MemoryDevice::sparse(2 << 20);
+    below.write_at(0, &image).expect("memory is written");
+    let (reached, is_reached) = mpsc::channel();
+    let (let_end, may_end) = mpsc::channel();
+    let (is_reached_in, may_end) = (Mutex::new(reached), Mutex::new(may_end));
+    let file = Arc::new(HeldBarrier { below, is_reached: is_reached_in, may_end });
+    let disk = opened(file, None, None, true);
+    disk.write_at(0, &[1; 10_000]).expect("a write");
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| disk.flush());
+        let mut found = [0; 10_000];
+        // One before the tables, and one behind them.
+        for step in 2..4 {
+            is_reached.recv().expect("a barrier");
+            disk.read_at(0, &mut found).expect("it is read");
+            assert_eq!(found, [step - 1; 10_000]);
+            disk.write_at(0, &[step; 10_000]).expect("in place");
+            disk.write_at(u64::from(step) << 16, &[step; 5000]).expect("to new clusters");
+            let_end.send(()).expect("it waits");
+        }
+        flush.join().expect("no panic").expect("a flush");
+        // The drop needs more of them.
+        (0..8).for_each(|_| let_end.send(()).expect("it waits"));
+    });
+    let mut found = [0; 5000];
+    disk.read_at(3 << 16, &mut found).expect("it is read");
+    assert_eq!(found, [3; 5000]);
 }

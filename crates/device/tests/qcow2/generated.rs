@@ -1,6 +1,5 @@
 //! Images of all kinds that QEMU made, written here: QEMU finds nothing wrong and reads the same.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -95,12 +94,6 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
-    }
-}
-
 fn small(number: u64) -> usize {
     usize::try_from(number).expect("small")
 }
@@ -168,7 +161,7 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
     let mut random = Random::new(seed);
     for case in 0..24 {
         let kind = Kind::any(&mut random);
-        let what = &format!("OFFSHOOT_SEED={seed}, case {case}: {kind}");
+        let what = &format!("OFFSHOOT_SEED={seed}, case {case}: {kind:?}");
         let base_bytes = small(kind.disk_bytes) - 300_000 + small(random.below(600)) * 1024;
         std::fs::write(dir.join("base"), random.bytes(base_bytes)).expect("a file");
         kind.make(dir);

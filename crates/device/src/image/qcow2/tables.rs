@@ -97,7 +97,7 @@ impl Tables {
         if table == 0 || !self.is_ours(table, is_copied)? {
             let mut bytes = vec![0; self.cluster_len()];
             if table != 0 {
-                // Nobody changes a table that is shared, so the file has it as it is.
+                // No writer changes a table that is shared, so the file has it as it is.
                 self.file.read(table, &mut bytes)?;
             }
             let cluster = self.allocate()?;
