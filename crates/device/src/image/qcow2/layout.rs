@@ -105,6 +105,18 @@ impl Layout {
         bytes.start >> self.cluster_bits..bytes.end.div_ceil(self.cluster_bytes())
     }
 
+    /// The clusters of the file that `entry` leads to.
+    pub(super) fn clusters_of(&self, entry: &Entry) -> Range<u64> {
+        match entry.compressed {
+            Some(Compressed { offset, len }) => self.clusters(offset..offset + len),
+            None if entry.host != 0 => {
+                let cluster = entry.host >> self.cluster_bits;
+                cluster..cluster + 1
+            }
+            None => 0..0,
+        }
+    }
+
     /// All units of a cluster.
     pub(super) fn all_units(&self) -> u32 {
         if self.has_subclusters { u32::MAX } else { 1 }
@@ -155,16 +167,5 @@ impl Layout {
         let offset = word & ((1 << offset_bits) - 1);
         let sectors = 1 + (word >> offset_bits & ((1 << sectors_bits) - 1));
         Compressed { offset, len: sectors * SECTOR_BYTES - offset % SECTOR_BYTES }
-    }
-}
-
-impl Entry {
-    /// The bytes of the file that it refers to.
-    pub(super) fn place(&self, layout: &Layout) -> Option<Range<u64>> {
-        match self.compressed {
-            Some(Compressed { offset, len }) => Some(offset..offset + len),
-            None if self.host != 0 => Some(self.host..self.host + layout.cluster_bytes()),
-            None => None,
-        }
     }
 }

@@ -14,7 +14,7 @@ use crate::image::TABLE_BYTES_MAX;
 /// Clusters of metadata, all by number.
 #[derive(Debug, Default)]
 pub(super) struct Metadata {
-    /// The header, the L1 table, and what the snapshots have.
+    /// The header, the L1 table, and what the snapshots have, in their order.
     fixed: Vec<Range<u64>>,
     pub(super) count_table: Range<u64>,
     /// L2 tables of the disk, and blocks of counts.
@@ -35,17 +35,17 @@ impl Metadata {
         let table = |at: u64, len: u64| layout.clusters(at..at.saturating_add(len));
         let l1 = table(layout.l1_offset, layout.l1_entries * 8);
         let snapshots = snapshots.into_iter().map(|range| layout.clusters(range));
-        let mut found = Self {
-            fixed: [0..1, l1].into_iter().chain(snapshots).filter(|one| !one.is_empty()).collect(),
-            count_table: table(layout.count_table_offset, layout.count_table_bytes),
-            tables: HashSet::default(),
-        };
-        let mut ranges = found.fixed.clone();
-        ranges.push(found.count_table.clone());
-        ranges.sort_by_key(|range| range.start);
-        if ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
+        let count_table = table(layout.count_table_offset, layout.count_table_bytes);
+        let fixed = [0..1, l1].into_iter().chain(snapshots).filter(|one| !one.is_empty());
+        let mut fixed: Vec<_> = fixed.collect();
+        fixed.sort_by_key(|range| range.start);
+        let overlaps = |pair: &[Range<u64>]| pair[0].end > pair[1].start;
+        let holds_counts =
+            |one: &Range<u64>| one.start < count_table.end && count_table.start < one.end;
+        if fixed.windows(2).any(overlaps) || fixed.iter().any(holds_counts) {
             return Err(invalid("two of its tables are in the same place"));
         }
+        let mut found = Self { fixed, count_table, tables: HashSet::default() };
         for (at, len) in [
             (layout.l1_offset, layout.l1_entries * 8),
             (layout.count_table_offset, layout.count_table_bytes),
@@ -77,8 +77,9 @@ impl Metadata {
 
     /// Whether `cluster` is in what has one place for the whole image.
     pub(super) fn is_fixed(&self, cluster: u64) -> bool {
-        self.fixed.iter().any(|range| range.contains(&cluster))
-            || self.count_table.contains(&cluster)
+        let behind = self.fixed.partition_point(|range| range.start <= cluster);
+        let is_in = |range: &Range<u64>| range.contains(&cluster);
+        self.fixed[..behind].last().is_some_and(is_in) || is_in(&self.count_table)
     }
 
     pub(super) fn contains(&self, cluster: u64) -> bool {

@@ -11,24 +11,13 @@ use super::tables::Tables;
 use crate::fields::invalid;
 
 /// Where a part of the disk is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Source {
     /// In the file, from this byte on.
     File(u64),
     Compressed(Compressed),
     Zeros,
     Backing,
-}
-
-impl Source {
-    /// Whether `next` is what follows `len` bytes of this one.
-    fn is_followed_by(self, len: usize, next: Self) -> bool {
-        match (self, next) {
-            (Self::File(at), Self::File(next)) => at + len as u64 == next,
-            (Self::Zeros, Self::Zeros) | (Self::Backing, Self::Backing) => true,
-            _ => false,
-        }
-    }
 }
 
 /// The part of a request that is read at once.
@@ -39,10 +28,21 @@ struct Run {
     end: usize,
 }
 
+impl Run {
+    /// Whether what is at `next` follows it there, too.
+    fn is_followed_by(self, next: Source) -> bool {
+        match (self.source, next) {
+            (Source::File(at), Source::File(next)) => at + (self.end - self.start) as u64 == next,
+            (Source::Zeros, Source::Zeros) | (Source::Backing, Source::Backing) => true,
+            _ => false,
+        }
+    }
+}
+
 impl Disk {
     /// Reads what is at byte `at` of the disk.
     pub(super) fn read(&self, tables: &Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
-        let mut run = None;
+        let mut run: Option<Run> = None;
         let mut done = 0;
         while done < buf.len() {
             let here = at + done as u64;
@@ -61,11 +61,7 @@ impl Disk {
                 done += usize::try_from(to - from).map_err(io::Error::other)?;
                 from = to;
                 run = match run {
-                    Some(Run { source: first, start: at, end })
-                        if first.is_followed_by(end - at, source) =>
-                    {
-                        Some(Run { source: first, start: at, end: done })
-                    }
+                    Some(run) if run.is_followed_by(source) => Some(Run { end: done, ..run }),
                     before => {
                         self.fetch(before, at, buf)?;
                         Some(Run { source, start, end: done })

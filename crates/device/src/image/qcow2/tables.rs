@@ -139,8 +139,8 @@ impl Tables {
 
     /// Refuses an entry that leads to metadata.
     fn check_no_metadata(&self, entry: &Entry) -> io::Result<()> {
-        let clusters = entry.place(&self.layout).map(|place| self.layout.clusters(place));
-        if clusters.into_iter().flatten().any(|cluster| self.metadata.contains(cluster)) {
+        let mut clusters = self.layout.clusters_of(entry);
+        if clusters.any(|cluster| self.metadata.contains(cluster)) {
             return Err(invalid(
                 "an entry of its tables leads to its metadata: qemu-img check -r all FILE may \
                  repair it",
@@ -152,8 +152,7 @@ impl Tables {
     /// Refuses to drop the references of an entry that has none to drop.
     pub(super) fn check_drop(&self, entry: &Entry) -> io::Result<()> {
         self.check_no_metadata(entry)?;
-        let clusters = entry.place(&self.layout).map(|place| self.layout.clusters(place));
-        for cluster in clusters.into_iter().flatten() {
+        for cluster in self.layout.clusters_of(entry) {
             if self.count(cluster)? == 0 {
                 return Err(wrong_counts());
             }
@@ -169,8 +168,7 @@ impl Tables {
 
     /// Drops the references of an entry that was replaced.
     pub(super) fn drop_references(&mut self, entry: &Entry) {
-        let clusters = entry.place(&self.layout).map(|place| self.layout.clusters(place));
-        self.dropped.extend(clusters.into_iter().flatten());
+        self.dropped.extend(self.layout.clusters_of(entry));
     }
 
     /// Writes metadata to clusters that are free, beginning with `cluster`. It is there before any
