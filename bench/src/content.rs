@@ -7,7 +7,8 @@
 //! ...
 //! ```
 //!
-//! Version, number of the file and offset are 64-bit little-endian: every sector is another one, and who reads knows which.
+//! Version, number of the file and offset are 64-bit little-endian: every sector is another one,
+//! and who reads knows which.
 
 use offshoot_testkit::random::Random;
 
@@ -16,7 +17,8 @@ use crate::Result;
 /// The unit of random requests, and of what is text or random, in bytes.
 pub(crate) const SECTOR: usize = 4096;
 
-/// The rest of the sectors repeats after so many bytes, which is far longer than what is compressed at once.
+/// The rest of the sectors repeats after so many bytes, which is far longer than what is compressed
+/// at once.
 const POOL_BYTES: usize = 8 << 20;
 
 /// What says which sector it is, in bytes.

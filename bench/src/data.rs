@@ -1,8 +1,9 @@
 //! Data and snapshots, by us and by the kernel in turns.
 //!
-//! Ours is the library in this process, the kernel's a volume over a loop device with direct I/O, so that what it
-//! writes is cached once, as ours is. Both begin with a new volume of default features on a sparse image on the same disk, and
-//! have the same compression, forced. Requests are made one after the other, those of a thread.
+//! Ours is the library in this process, the kernel's a volume over a loop device with direct I/O,
+//! so that what it writes is cached once, as ours is. Both begin with a new volume of default
+//! features on a sparse image on the same disk, and have the same compression, forced. Requests are
+//! made one after the other, those of a thread.
 //!
 //! | group | row | what is measured |
 //! |---|---|---|
@@ -16,10 +17,11 @@
 //! | | clone | the whole file into a new one, and a sync |
 //! | `snapshots` | snapshots | of a subvolume of many files, one of which is written before each, and a sync |
 //!
-//! Before every row of reading, and before random writes and clones, ours is opened anew and the kernel's mounted anew, and
-//! the host drops its caches, so both read from the disk. Every second sector of the data is text and every other one
-//! random. Each begins with what it is (version, file, offset), which who reads compares. What ours wrote is proved at the end of a group: `btrfs check` with checksums
-//! of data, and all bytes as the kernel shows them.
+//! Before every row of reading, and before random writes and clones, ours is opened anew and the
+//! kernel's mounted anew, and the host drops its caches, so both read from the disk. Every second
+//! sector of the data is text and every other one random. Each begins with what it is (version,
+//! file, offset), which who reads compares. What ours wrote is proved at the end of a group:
+//! `btrfs check` with checksums of data, and all bytes as the kernel shows them.
 
 mod groups;
 

@@ -1,9 +1,11 @@
 //! A large directory that is synced by itself, by us and by the kernel in turns.
 //!
-//! Both sides run the same workload (`workload`): the directory is synced after a million files were added to it, and, after a
-//! sync of everything, once more after a thousand of them were removed. Nothing is committed by the clock, so that
-//! the first one has all new files to write. The kernel's volume is on the same disk and is mounted as the test case of the patch did it.
-//! A second row of ours logs item by item, which is how the patch found the kernel. Every volume is made anew, and every one of ours is proved to hold what is to be left.
+//! Both sides run the same workload (`workload`): the directory is synced after a million files
+//! were added to it, and, after a sync of everything, once more after a thousand of them were
+//! removed. Nothing is committed by the clock, so that the first one has all new files to write.
+//! The kernel's volume is on the same disk and is mounted as the test case of the patch did it. A
+//! second row of ours logs item by item, which is how the patch found the kernel. Every volume is
+//! made anew, and every one of ours is proved to hold what is to be left.
 
 use std::path::PathBuf;
 

@@ -1,10 +1,12 @@
 //! Small files until there is no space, and their removal, by us and by the kernel in turns.
 //!
-//! Both sides run the same workload (`workload`) on a volume of the same size. One run of ours stops when
-//! it is full, and is proved to hold the files that were acknowledged; the others are proved to be empty at the end.
-//! The table says what 99.9 % of our reservations of space took at most.
+//! Both sides run the same workload (`workload`) on a volume of the same size. One run of ours
+//! stops when it is full, and is proved to hold the files that were acknowledged; the others are
+//! proved to be empty at the end. The table says what 99.9 % of our reservations of space took at
+//! most.
 //!
-//! There are two variants: files of 1 KiB that are all buffered, and twice as large ones of which every second is written directly.
+//! There are two variants: files of 1 KiB that are all buffered, and twice as large ones of which
+//! every second is written directly.
 
 use std::path::PathBuf;
 

@@ -1,11 +1,13 @@
 //! Many small files, by us and by the kernel in turns.
 //!
-//! Both sides run the same workload (`workload`): ours is the program with its engine in process, the kernel's a volume
-//! over a loop device, on the same disk. The sync at the end is in the figures of both. Every volume is made anew, and
-//! every one of ours is proved to hold what was acknowledged.
+//! Both sides run the same workload (`workload`): ours is the program with its engine in process,
+//! the kernel's a volume over a loop device, on the same disk. The sync at the end is in the
+//! figures of both. Every volume is made anew, and every one of ours is proved to hold what was
+//! acknowledged.
 //!
-//! Then ours runs once more with each mechanism switched off, and once on a single core: with more, one thread that makes files
-//! has the others flush and write what it made, so two threads are compared with what one does on its own.
+//! Then ours runs once more with each mechanism switched off, and once on a single core: with more,
+//! one thread that makes files has the others flush and write what it made, so two threads are
+//! compared with what one does on its own.
 
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

@@ -1,12 +1,14 @@
 //! Appending 4 KiB and syncing the file, by us and by the kernel in turns.
 //!
-//! Several threads do it at once, each to a file of its own. Ours is the library in this process, the kernel's a volume
-//! over a loop device with direct I/O; both images are sparse files in the same directory, so an fsync of either ends with the same
-//! flush of the same disk. Both volumes are of default features and made anew for each run.
+//! Several threads do it at once, each to a file of its own. Ours is the library in this process,
+//! the kernel's a volume over a loop device with direct I/O; both images are sparse files in the
+//! same directory, so an fsync of either ends with the same flush of the same disk. Both volumes
+//! are of default features and made anew for each run.
 //!
-//! What is measured of each fsync is the time from before its write until it returned. The table has the median of all turns of how many there
-//! were a second and of the percentiles, and the longest of all. What ours wrote is proved after each run: `btrfs check` with
-//! checksums of data, and all bytes as the kernel shows them.
+//! What is measured of each fsync is the time from before its write until it returned. The table
+//! has the median of all turns of how many there were a second and of the percentiles, and the
+//! longest of all. What ours wrote is proved after each run: `btrfs check` with checksums of data,
+//! and all bytes as the kernel shows them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,10 +1,11 @@
 //! The kernel's btrfs as a place to make files in.
 //!
-//! A fresh volume of default features on a sparse image, over a loop device, mounted with default options if nothing else is said. A file is
-//! made with the system calls that `fs_mark` makes: open, write, close. The paths begin at an open directory and not at the
-//! root of the host, and nothing is written to an empty file, so this is a little less work than `fs_mark` has. A file that is written
-//! directly gets `O_DIRECT` before that; where it is no whole sector the kernel writes it to its page cache and from there to
-//! the device.
+//! A fresh volume of default features on a sparse image, over a loop device, mounted with default
+//! options if nothing else is said. A file is made with the system calls that `fs_mark` makes:
+//! open, write, close. The paths begin at an open directory and not at the root of the host, and
+//! nothing is written to an empty file, so this is a little less work than `fs_mark` has. A file
+//! that is written directly gets `O_DIRECT` before that; where it is no whole sector the kernel
+//! writes it to its page cache and from there to the device.
 //!
 //! The same calls make files in any directory, for the benchmark of mounts.
 

@@ -134,7 +134,8 @@ fn run(args: &[String]) -> Result<ExitCode> {
 pub(crate) struct Options(BTreeMap<String, String>);
 
 impl Options {
-    /// Parses them: those of all benchmarks, those with a value that this one has, and those without.
+    /// Parses them: those of all benchmarks, those with a value that this one has, and those
+    /// without.
     fn parse(args: &[String], valued: &[&str], plain: &[&str]) -> Option<Self> {
         let mut options = BTreeMap::new();
         let mut args = args.iter();

@@ -1,11 +1,14 @@
-//! Mounts, through the system calls of ordinary programs: ours, the kernel's btrfs and XFS, and a null filesystem.
+//! Mounts, through the system calls of ordinary programs: ours, the kernel's btrfs and XFS, and a
+//! null filesystem.
 //!
-//! Each side is mounted in turns, on a volume that is made anew, and does all loads one after the other. Volumes are sparse images in one
-//! directory; those of the kernel lie behind loop devices with direct I/O. The null filesystem (`null`) is served over the same transport as
-//! ours: what it reaches is the most that any filesystem over FUSE can.
+//! Each side is mounted in turns, on a volume that is made anew, and does all loads one after the
+//! other. Volumes are sparse images in one directory; those of the kernel lie behind loop devices
+//! with direct I/O. The null filesystem (`null`) is served over the same transport as ours: what it
+//! reaches is the most that any filesystem over FUSE can.
 //!
-//! Figures are without what makes it durable, as `fs_mark -S 0` and `fio` have them, and beside that with it. Ours and `null` want
-//! FUSE over io_uring, which is switched on in the kernel meanwhile.
+//! Figures are without what makes it durable, as `fs_mark -S 0` and `fio` have them, and beside
+//! that with it. Ours and `null` want FUSE over io_uring, which is switched on in the kernel
+//! meanwhile.
 
 mod loads;
 mod null;

@@ -18,8 +18,8 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Runs `offshoot bench WORKLOAD` with these options on an image that is made anew, and gives what it says. The command
-    /// `under` starts it, if that is not empty.
+    /// Runs `offshoot bench WORKLOAD` with these options on an image that is made anew, and gives
+    /// what it says. The command `under` starts it, if that is not empty.
     pub(crate) fn run(&self, under: &[&str], workload: &str, options: &[String]) -> Result<Value> {
         remove_image(&self.image)?;
         let mut words = under.iter().map(OsStr::new).chain([self.offshoot.as_os_str()]);

@@ -1,5 +1,5 @@
-//! What a benchmark of ours left behind: `btrfs check` finds nothing, and the kernel sees the files that were
-//! acknowledged and no other.
+//! What a benchmark of ours left behind: `btrfs check` finds nothing, and the kernel sees the files
+//! that were acknowledged and no other.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use offshoot_testkit::run::try_run;
 
 use crate::Result;
 
-/// Lets `btrfs check` look at the volume, and compares the names in each directory with those that `expected` gives.
+/// Lets `btrfs check` look at the volume, and compares the names in each directory with those that
+/// `expected` gives.
 pub(crate) fn prove(image: &Path, expected: Vec<(String, Vec<Vec<u8>>)>) -> Result {
     try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
     let mount = Mount::try_new(&[PathBuf::from(image)], "ro")?;

@@ -252,8 +252,8 @@ impl Side for Kernel {
         Ok(name.to_owned())
     }
 
-    /// By `BTRFS_IOC_SNAP_CREATE_V2`, which takes unsafe code here and none in Perl: a program for each snapshot would take
-    /// longer than the snapshot.
+    /// By `BTRFS_IOC_SNAP_CREATE_V2`, which takes unsafe code here and none in Perl: a program for
+    /// each snapshot would take longer than the snapshot.
     fn snapshots(&self, name: &String, files: u64, count: u64, data: &[u8]) -> Result {
         const SCRIPT: &str = r#"
             my ($root, $name, $files, $count, $byte, $size) = @ARGV;

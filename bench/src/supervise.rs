@@ -1,8 +1,11 @@
-//! What a benchmark leaves behind when it is interrupted: nothing that is mounted, attached or running.
+//! What a benchmark leaves behind when it is interrupted: nothing that is mounted, attached or
+//! running.
 //!
-//! A benchmark with a directory runs in a process of its own, in a process group of its own, and this one waits for its end, or for SIGTERM, SIGINT or
-//! SIGHUP. Then it kills the group, and undoes what nobody there can undo any more: mounts that lie in the directory, or are of images there, and the
-//! loop devices of these, as far as they were not there before. What serves a mount in the background is in another group, and ends with the mount.
+//! A benchmark with a directory runs in a process of its own, in a process group of its own, and
+//! this one waits for its end, or for SIGTERM, SIGINT or SIGHUP. Then it kills the group, and
+//! undoes what nobody there can undo any more: mounts that lie in the directory, or are of images
+//! there, and the loop devices of these, as far as they were not there before. What serves a mount
+//! in the background is in another group, and ends with the mount.
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -25,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How this program is called to run a benchmark for one that supervises it.
 const WORKER: &str = "supervised";
 
-/// The arguments without the word that says that somebody supervises this process, and whether it was there. Signals come through again then.
+/// The arguments without the word that says that somebody supervises this process, and whether it
+/// was there. Signals come through again then.
 pub(crate) fn supervised(args: &[String]) -> Result<(&[String], bool)> {
     match args.split_first() {
         Some((first, rest)) if first == WORKER => {

@@ -6,11 +6,11 @@
 //! | ranges | each thread has a range of its own, which it fills in ascending order |
 //! | random | each thread has keys of its own, all over the tree, in random order |
 //!
-//! Each order runs with 1, 2 and 12 threads, and with each way of latching what is above a
-//! leaf ([`Latching`]): shared, as the engine does it, or exclusively; let go before the search in the leaf, as
-//! the engine does it, after the search, or after the change.
-//! A run is a process of its own, so that its peak of memory is its own. The device is memory and nothing is
-//! committed within the time: what is measured is the tree.
+//! Each order runs with 1, 2 and 12 threads, and with each way of latching what is above a leaf
+//! ([`Latching`]): shared, as the engine does it, or exclusively; let go before the search in the
+//! leaf, as the engine does it, after the search, or after the change. A run is a process of its
+//! own, so that its peak of memory is its own. The device is memory and nothing is committed within
+//! the time: what is measured is the tree.
 
 use std::path::Path;
 use std::process::Command;

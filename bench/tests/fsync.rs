@@ -1,4 +1,5 @@
-//! `offshoot-bench fsync` and `dir-fsync`, short: both sides are measured, and what ours wrote is proved.
+//! `offshoot-bench fsync` and `dir-fsync`, short: both sides are measured, and what ours wrote is
+//! proved.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! `offshoot-bench tree`, short: every order is measured with every number of threads and every way of latching.
+//! `offshoot-bench tree`, short: every order is measured with every number of threads and every way
+//! of latching.
 
 mod common;
 

@@ -9,6 +9,7 @@ mod bench;
 mod campaign;
 mod counts;
 mod demo;
+mod floors;
 mod licences;
 mod man;
 mod setup;
@@ -35,6 +36,7 @@ Tasks:
            Write the man pages into DIRECTORY (target/man)
   setup    Install what the tests need (as root), or say how to; says first what it will change
   licences Check that everything that is linked is under a permissive licence
+  floors   Check that no room of the engine calls one above it, but for those that still do
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
@@ -62,6 +64,10 @@ Tasks:
            Let 64 threads work on full volumes of several kinds, for a minute on each
   campaign files [--files N] [--seed N]
            Make a million files with 1, 2 and 12 threads, and remove half of them
+  campaign fits [--tib N]
+           Fill volumes with small files, and one of 4 TiB with preallocated space, beside the kernel
+  campaign mutants [--mutants N] [--structures TYPE,TYPE...] [--keep DIRECTORY] [--seed N]
+           Write volumes of which one structure is damaged; the kernel and btrfs check judge
   campaign mount [--seconds N] [--seed N]
            Run fsx for five minutes, pjdfstest and real programs on mounts, with each compression and nodatacow
   campaign pingpong [--rounds N] [--seed N]
@@ -82,6 +88,7 @@ fn main() -> ExitCode {
         ["man", directory] => man::man(directory),
         ["setup"] => setup::setup(),
         ["licences"] => licences::check(),
+        ["floors"] => floors::check(),
         ["fixture"] => shell::cargo(&FIXTURE),
         ["bench", what, ref options @ ..] => bench::bench(what, options),
         ["campaign", what, ref options @ ..] => campaign::campaign(what, options),

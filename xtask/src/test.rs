@@ -7,7 +7,7 @@ use offshoot_machine::{SKIPPED_FILE, may_mount, may_switch_io_uring_on};
 
 use crate::counts::{Counts, Sums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
-use crate::{licences, setup};
+use crate::{floors, licences, setup};
 
 /// What is missing, the format, the lints, the tests and the licences, in this order. The last
 /// line that it writes counts the tests, also when something failed.
@@ -31,6 +31,7 @@ fn run(tests: &mut Tests) -> Result {
         }
     }
     style()?;
+    floors::check()?;
     // The development profile compiles the engine with little and the checksums and
     // decompressors with full optimisation, which is the fastest way through both.
     tests.run(None, &["test", "--workspace", "--no-fail-fast", "--", "--quiet"])?;
@@ -77,8 +78,8 @@ impl Tests {
     }
 }
 
-/// Format and lints. Another toolchain formats otherwise and has other lints, which says nothing of the
-/// code: there they are left out.
+/// Format and lints. Another toolchain formats otherwise and has other lints, which says nothing of
+/// the code: there they are left out.
 fn style() -> Result {
     if let Some(version) = setup::unstyled() {
         println!("format and lints are skipped: {version}");

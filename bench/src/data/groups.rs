@@ -200,7 +200,8 @@ impl Work {
         Mount::try_new(std::slice::from_ref(&self.image), "ro").map(Some)
     }
 
-    /// The files hold what was written: for each its name, number, length, and the places that were written over.
+    /// The files hold what was written: for each its name, number, length, and the places that were
+    /// written over.
     fn prove<S: Side>(
         &self,
         content: &Content,

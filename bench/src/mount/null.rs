@@ -1,7 +1,7 @@
 //! A filesystem that does next to nothing: what a mount can do at the most.
 //!
-//! It knows names and attributes, as much as programs need to make a tree, list it and remove it, and stores no data: files read as zeros.
-//! Everything is in memory and gone with the process.
+//! It knows names and attributes, as much as programs need to make a tree, list it and remove it,
+//! and stores no data: files read as zeros. Everything is in memory and gone with the process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};

@@ -1,4 +1,5 @@
-//! What is mounted, and how it is undone: whatever happens, nothing stays mounted, attached or running.
+//! What is mounted, and how it is undone: whatever happens, nothing stays mounted, attached or
+//! running.
 
 use std::ffi::OsStr;
 use std::fs::File;

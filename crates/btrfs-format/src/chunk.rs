@@ -157,8 +157,8 @@ impl BlockGroupFlags {
         })
     }
 
-    /// Whether a volume with a RAID stripe tree says there where the bytes are: of data alone, with any profile that has several stripes and
-    /// no parity.
+    /// Whether a volume with a RAID stripe tree says there where the bytes are: of data alone, with
+    /// any profile that has several stripes and no parity.
     #[must_use]
     pub fn is_in_stripe_tree(self) -> bool {
         const PROFILES: u64 = BlockGroupFlags::DUP

@@ -270,7 +270,8 @@ impl Method {
 impl FromStr for Method {
     type Err = String;
 
-    /// A method in the words of mount options: `zlib`, `lzo` or `zstd`, and `:` with a level behind the first and the last.
+    /// A method in the words of mount options: `zlib`, `lzo` or `zstd`, and `:` with a level behind
+    /// the first and the last.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, level) = match text.split_once(':') {
             Some((name, level)) => (name, Some(level)),
@@ -288,8 +289,8 @@ impl FromStr for Method {
     }
 }
 
-/// Compresses `input`, at most [`MAX_COMPRESSED_EXTENT`](crate::file_extent::MAX_COMPRESSED_EXTENT) bytes, to no more than `most` bytes, without
-/// padding; `None` when it does not become as small.
+/// Compresses `input`, at most [`MAX_COMPRESSED_EXTENT`](crate::file_extent::MAX_COMPRESSED_EXTENT)
+/// bytes, to no more than `most` bytes, without padding; `None` when it does not become as small.
 #[must_use]
 pub fn compress(method: Method, input: &[u8], sector_size: u32, most: usize) -> Option<Vec<u8>> {
     let mut output = vec![0; most];
@@ -328,7 +329,8 @@ impl Compressors {
         context.reset();
         let status = context.compress(input, output, FlushCompress::Finish).ok()?;
         let made = usize::try_from(context.total_out()).ok();
-        // An encoder that has not come to the end cannot be used again: to be reset is not enough for it.
+        // An encoder that has not come to the end cannot be used again: to be reset is not enough
+        // for it.
         if status != Status::StreamEnd {
             return None;
         }

@@ -88,8 +88,8 @@ pub fn items_bytes(leaf: &[u8], from: usize, to: usize) -> usize {
     data_end(leaf, from) - data_end(leaf, to) + (to - from) * ITEM_SIZE
 }
 
-/// Opens a gap for `new` items with `bytes` of data before the item at `slot`, and says where their data
-/// ends, in bytes after the header.
+/// Opens a gap for `new` items with `bytes` of data before the item at `slot`, and says where their
+/// data ends, in bytes after the header.
 fn open_gap(leaf: &mut [u8], slot: usize, new: usize, bytes: usize) -> usize {
     let old = count(leaf);
     assert!(bytes + new * ITEM_SIZE <= leaf_free(leaf), "no room in the leaf");
@@ -119,8 +119,8 @@ pub fn insert_items<'d>(
     }
 }
 
-/// Writes header and data of the item at `slot`, the data so that it ends at `end` after the header, and
-/// says where it begins.
+/// Writes header and data of the item at `slot`, the data so that it ends at `end` after the
+/// header, and says where it begins.
 fn put_item(leaf: &mut [u8], slot: usize, end: usize, key: Key, data: &[u8]) -> usize {
     let start = end - data.len();
     let body = &mut leaf[HEADER_SIZE..];
@@ -134,8 +134,8 @@ fn put_item(leaf: &mut [u8], slot: usize, end: usize, key: Key, data: &[u8]) -> 
     start
 }
 
-/// Copies headers and data of the items `run` of `source` to `slot`, the data so that it ends at `end` after
-/// the header, and says where it begins.
+/// Copies headers and data of the items `run` of `source` to `slot`, the data so that it ends at
+/// `end` after the header, and says where it begins.
 fn put_run(leaf: &mut [u8], slot: usize, end: usize, source: &[u8], run: Range<usize>) -> usize {
     let data = data_end(source, run.end)..data_end(source, run.start);
     let start = end - data.len();

@@ -61,7 +61,8 @@ fn noise_does_not_become_smaller() {
     }
 }
 
-/// The encoder of zlib's level 1 went on in the middle of the stream that it had given up, although it was reset.
+/// The encoder of zlib's level 1 went on in the middle of the stream that it had given up, although
+/// it was reset.
 #[test]
 fn what_was_given_up_is_forgotten() {
     let mut random = Random::new(5);

@@ -1,7 +1,7 @@
 //! Mutations of real structures: nothing panics, and what passes the checks is safe.
 //!
-//! A mutation that breaks the checksum or the packing of a leaf would be refused at once, so both are
-//! made right again behind it, and the checks of the contents see the damage.
+//! A mutation that breaks the checksum or the packing of a leaf would be refused at once, so both
+//! are made right again behind it, and the checks of the contents see the damage.
 //!
 //! `OFFSHOOT_SEED` repeats a run; `OFFSHOOT_ROUNDS` makes it longer.
 

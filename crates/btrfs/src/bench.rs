@@ -3,14 +3,14 @@
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
 
-use crate::Volume;
+use crate::handle::Volume;
 use crate::transaction::Handle;
 
 /// The inode number that the items pretend to be about: far above those of a new volume.
 const OBJECT: u64 = 1 << 40;
 
-/// A share in the running transaction, to insert items into the tree of files. Such items mean nothing, so the
-/// volume is of no use for anything else.
+/// A share in the running transaction, to insert items into the tree of files. Such items mean
+/// nothing, so the volume is of no use for anything else.
 pub struct Inserts<'v>(Handle<'v>);
 
 impl<'v> Inserts<'v> {

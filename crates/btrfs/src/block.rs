@@ -6,6 +6,11 @@
 //! the block as used with an atomic store, and two threads that miss the same block
 //! read it once.
 
+mod dirty;
+#[cfg(debug_assertions)]
+pub(crate) mod lock_order;
+
+use std::ops::Deref;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
@@ -16,10 +21,8 @@ use offshoot_vfs::Result;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::transaction::Live;
-#[cfg(debug_assertions)]
-use crate::transaction::require_order;
-use crate::volume::Engine;
+use crate::storage::Storage;
+pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch, changes_little, latch_shared};
 
 /// A tree block that was verified, or that the running transaction has made.
 #[derive(Clone, Debug)]
@@ -149,6 +152,45 @@ impl TreeBlock {
             self.pointers()[low..].partition_point(|pointer| is_at_most(&pointer.key, key))
         }
     }
+
+    /// What the block that the pointer at `slot` leads to must be, in the tree `owner`.
+    pub(crate) fn child_expected(&self, slot: usize, owner: TreeId) -> Expected {
+        let pointer = &self.pointers()[slot];
+        Expected {
+            logical: pointer.logical(),
+            level: self.header().level - 1,
+            generation: Generation(pointer.generation.get()),
+            owner,
+            first_key: Some(pointer.key.get()),
+        }
+    }
+}
+
+/// A block on the way of a reader: committed blocks never change, others are held by their latch.
+pub(crate) enum Held {
+    Committed(Arc<TreeBlock>),
+    Latched(ReadLatch),
+}
+
+impl Deref for Held {
+    type Target = TreeBlock;
+
+    fn deref(&self) -> &TreeBlock {
+        match self {
+            Self::Committed(block) => block,
+            Self::Latched(latch) => latch,
+        }
+    }
+}
+
+impl Held {
+    /// The block as it is now, to be kept without the latch.
+    pub(crate) fn share(&self) -> Arc<TreeBlock> {
+        match self {
+            Self::Committed(block) => block.clone(),
+            Self::Latched(latch) => Arc::clone(latch),
+        }
+    }
 }
 
 /// Whether a stored key is not greater than `key`.
@@ -182,93 +224,37 @@ impl BlockCache {
         Self { blocks: Cache::with_weighter(blocks, budget_bytes, ByBytes) }
     }
 
-    fn contains(&self, logical: Logical) -> bool {
-        self.blocks.contains_key(&logical.0)
-    }
-
-    /// Takes over a block that was written to the devices.
-    pub(crate) fn insert(&self, block: Arc<TreeBlock>) {
-        self.blocks.insert(block.header().bytenr.get(), block);
-    }
-}
-
-/// How many blocks after the wanted one are read ahead, when the wanted one is not
-/// in the cache: walking a tree in order finds the next leaves under way.
-const READ_AHEAD_BLOCKS: usize = 32;
-
-impl Engine {
-    /// The block that `expected` describes, as it is now.
-    pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
-        self.recent_block(expected).map_or_else(|| self.committed_block(expected), Ok)
-    }
-
-    /// The same if it was made lately.
-    fn recent_block(&self, expected: &Expected) -> Option<Arc<TreeBlock>> {
-        let live = self.live_part()?;
-        let latch = live.recent_block(expected.generation, expected.logical)?;
-        let block = live.stats.lock_shared(latch.try_read(), || latch.read());
-        #[cfg(debug_assertions)]
-        require_order(&block);
-        Some(block.clone())
-    }
-
-    /// The committed block that `expected` describes, from the cache or else from the devices.
-    pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
-        let logical = expected.logical.0;
+    /// The committed block that `expected` describes, from here or else from the devices.
+    pub(crate) fn committed(
+        &self,
+        storage: &Storage,
+        expected: &Expected,
+    ) -> Result<Arc<TreeBlock>> {
+        let read =
+            || storage.read_block(expected).map(|bytes| Arc::new(TreeBlock::verified(bytes)));
         let mut loaded = false;
-        let block = self.cache.blocks.get_or_insert_with(&logical, || {
+        let block = self.blocks.get_or_insert_with(&expected.logical.0, || {
             loaded = true;
-            self.read_block(expected).map(Arc::new)
+            read()
         })?;
         if loaded || check::expect(block.bytes(), expected).is_ok() {
             return Ok(block);
         }
         // The block in the cache answered to what another pointer said of it. Either that one is
         // wrong or this one, or the address was freed and used again in the meantime.
-        let block = Arc::new(self.read_block(expected)?);
-        self.cache.insert(block.clone());
+        let block = read()?;
+        self.insert(block.clone());
         Ok(block)
     }
 
-    /// The block that the pointer at `slot` of `node` leads to, in the tree `owner`.
-    pub(crate) fn child(
-        &self,
-        node: &TreeBlock,
-        slot: usize,
-        owner: TreeId,
-    ) -> Result<Arc<TreeBlock>> {
-        let expected = node.child_expected(slot, owner);
-        if let Some(block) = self.recent_block(&expected) {
-            return Ok(block);
-        }
-        if node.header().level == 1 {
-            self.read_ahead(node, slot);
-        }
-        self.committed_block(&expected)
+    /// Whether it has the block at `logical`.
+    pub(crate) fn contains(&self, logical: Logical) -> bool {
+        self.blocks.contains_key(&logical.0)
     }
 
-    /// Hints that the leaves behind `slot` of `node` will be read, when the one there has to be.
-    fn read_ahead(&self, node: &TreeBlock, slot: usize) {
-        let is_held = |pointer: &KeyPtr| {
-            let (generation, at) = (Generation(pointer.generation.get()), pointer.logical());
-            let recent = |live: &Live| live.recent_block(generation, at).is_some();
-            self.cache.contains(at) || self.live_part().is_some_and(recent)
-        };
-        let is_known = |slot: usize| is_held(&node.pointers()[slot]);
-        // Who walks has read the block before, and what is ahead was hinted at a few blocks ago.
-        let is_due = || slot.is_multiple_of(READ_AHEAD_BLOCKS / 2) || !is_known(slot - 1);
-        if is_known(slot) || !is_due() {
-            return;
-        }
-        let node_size = u64::from(self.superblock().node_size);
-        // Blocks of transactions that are not complete are not there yet.
-        let end = self.live_part().map_or(Generation(u64::MAX), Live::first_incomplete);
-        let ahead = &node.pointers()[slot + 1..];
-        let ahead = ahead[..ahead.len().min(READ_AHEAD_BLOCKS)]
-            .iter()
-            .filter(|pointer| pointer.generation.get() < end.0 && !is_held(pointer))
-            .map(KeyPtr::logical);
-        self.prefetch(ahead.map(|logical| (logical, node_size)));
+    /// Takes over a block that was written to the devices.
+    pub(crate) fn insert(&self, block: Arc<TreeBlock>) {
+        self.blocks.insert(block.header().bytenr.get(), block);
     }
 }
 
@@ -284,6 +270,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::in_memory;
+    use crate::tree::Blocks as _;
     use crate::{Filesystem, OpenOptions, SubvolumeId, Volume};
 
     /// A device that remembers what it is told will be read, and what is read.
@@ -332,7 +319,8 @@ mod tests {
         }
     }
 
-    /// Reads all leaves below `node`, and says where those are that the running transaction has made.
+    /// Reads all leaves below `node`, and says where those are that the running transaction has
+    /// made.
     fn read_leaves(volume: &Volume, node: &TreeBlock, running: Generation) -> Vec<u64> {
         let mut new = Vec::new();
         for (slot, pointer) in node.pointers().iter().enumerate() {
@@ -340,7 +328,7 @@ mod tests {
             if !child.is_leaf() {
                 new.extend(read_leaves(volume, &child, running));
             } else if pointer.generation.get() == running.0 {
-                let places = volume.write_places(pointer.logical(), 4096).unwrap();
+                let places = volume.storage.write_places(pointer.logical(), 4096).unwrap();
                 new.extend(places.iter().map(|(_, physical, _)| physical.0));
             }
         }
@@ -372,7 +360,8 @@ mod tests {
         fs.volume().flush_delayed(u64::MAX).unwrap();
     }
 
-    /// Each leaf that names went to was read back from the device when it was changed for the first time after a commit.
+    /// Each leaf that names went to was read back from the device when it was changed for the first
+    /// time after a commit.
     #[test]
     fn what_was_just_written_is_not_read_again_to_be_changed() {
         let told = Told::new();
@@ -391,7 +380,8 @@ mod tests {
         assert!(copied > 30 && reads as u64 * 5 < copied, "{reads} reads for {copied} copies");
     }
 
-    /// What stays in memory of a transaction that was written is bounded by what the next ones make, and is not what is full.
+    /// What stays in memory of a transaction that was written is bounded by what the next ones
+    /// make, and is not what is full.
     #[test]
     fn only_what_may_soon_be_changed_stays_in_memory() {
         let (volume, fs) = open_without_cache(Told::new());
@@ -408,7 +398,8 @@ mod tests {
         assert!((1..kept / 2).contains(&after), "{after} blocks, and {kept} before");
     }
 
-    /// Making files read everything ahead that the transaction had not written yet: what there was before at those places.
+    /// Making files read everything ahead that the transaction had not written yet: what there was
+    /// before at those places.
     #[test]
     fn what_was_not_written_yet_is_not_read_ahead() {
         let told = Told::new();

@@ -1,7 +1,9 @@
-//! On which CPUs the threads of the engine run: those of whoever opened the first volume of the process.
+//! On which CPUs the threads of the engine run: those of whoever opened the first volume of the
+//! process.
 //!
-//! A thread inherits from the one that starts it where it may run, and counts no other CPUs as there. Threads that call the engine may be bound
-//! to one, as those of a mount are, beside the programs that they serve; what they start to be done on all cores would be done on that one.
+//! A thread inherits from the one that starts it where it may run, and counts no other CPUs as
+//! there. Threads that call the engine may be bound to one, as those of a mount are, beside the
+//! programs that they serve; what they start to be done on all cores would be done on that one.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -33,7 +35,8 @@ pub(crate) fn count() -> usize {
     cores().count
 }
 
-/// Lets this thread, which the engine started, run on all of them. Where that is refused it runs where it runs.
+/// Lets this thread, which the engine started, run on all of them. Where that is refused it runs
+/// where it runs.
 pub(crate) fn use_all() {
     if let Some(set) = &cores().set {
         let _ = sched_setaffinity(None, set);

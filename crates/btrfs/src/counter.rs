@@ -1,8 +1,9 @@
 //! Sums that must not fall below zero, and what ends writing when one would.
 //!
-//! What is reserved, free or used is added and taken away in many places, by many threads. A sum that falls below zero wraps to more than
-//! there can be, and from then on everything fits. So a [`Counter`] stays what it is when more is to be taken away than it has, and no
-//! more is written: accounts that are wrong once say nothing about what is free.
+//! What is reserved, free or used is added and taken away in many places, by many threads. A sum
+//! that falls below zero wraps to more than there can be, and from then on everything fits. So a
+//! [`Counter`] stays what it is when more is to be taken away than it has, and no more is written:
+//! accounts that are wrong once say nothing about what is free.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -10,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::Error;
 
-use crate::volume::{Report, Reporter};
+use crate::report::{Report, Reporter};
 
 /// Whether a volume is still written. All that may find a reason to end that share one.
 #[derive(Default)]
@@ -36,7 +37,8 @@ impl Stop {
         self.set_and(problem, || ());
     }
 
-    /// The same, with `between` called when writing has ended and before that is reported: a reporter may panic.
+    /// The same, with `between` called when writing has ended and before that is reported: a
+    /// reporter may panic.
     pub(crate) fn set_and(&self, problem: &str, between: impl FnOnce()) {
         let is_first = self.cause.set(problem.to_owned()).is_ok();
         between();
@@ -87,7 +89,8 @@ impl Counter {
         self.value.fetch_add(by, SeqCst);
     }
 
-    /// There are `by` less. When that is more than there are, it stays what it is, and all writing ends.
+    /// There are `by` less. When that is more than there are, it stays what it is, and all writing
+    /// ends.
     pub(crate) fn sub(&self, by: u64) {
         let less = self.value.fetch_update(SeqCst, SeqCst, |value| value.checked_sub(by));
         if let Err(value) = less {

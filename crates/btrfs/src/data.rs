@@ -1,9 +1,9 @@
 //! Data of files: extents, checksums, decompression.
 //!
-//! What is buffered of a file hides what is stored. What is stored is read in `pieces`, which are gathered in batches
-//! from the extent items, so that the devices learn of a batch while the one before it is read, verified
-//! and decoded. Bytes reach the caller only after their checksums matched, unless the inode has NODATASUM,
-//! which means that there are none.
+//! What is buffered of a file hides what is stored. What is stored is read in `pieces`, which are
+//! gathered in batches from the extent items, so that the devices learn of a batch while the one
+//! before it is read, verified and decoded. Bytes reach the caller only after their checksums
+//! matched, unless the inode has NODATASUM, which means that there are none.
 
 mod ahead;
 mod buffer;
@@ -32,10 +32,11 @@ use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
+use crate::engine::Engine;
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Live;
-use crate::volume::Engine;
+use crate::tree::Blocks;
 pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
@@ -108,7 +109,8 @@ impl FileData {
         self.buffer.as_ref().map_or(self.inode.size.get(), |buffer| buffer.read().size)
     }
 
-    /// The pieces of `range`, cut at the end of what is stored. Whoever looks into the buffer has done so.
+    /// The pieces of `range`, cut at the end of what is stored. Whoever looks into the buffer has
+    /// done so.
     fn pieces<'v>(&self, volume: &'v Engine, range: Range<u64>) -> Result<Pieces<'v>> {
         // What was buffered when the file was opened may be stored meanwhile.
         let size = match self.buffer {
@@ -168,9 +170,10 @@ pub(crate) fn read_at(
 
 /// As [`read_to`], of what is in extents.
 ///
-/// While a piece is read a commit may let its extent, which the file has no more, be used again. Then the piece
-/// is looked up anew, and what was read is not looked at. Commits that follow each other fast could do that without end, so
-/// a piece that was put off a few times is read while none of them begins to free anything.
+/// While a piece is read a commit may let its extent, which the file has no more, be used again.
+/// Then the piece is looked up anew, and what was read is not looked at. Commits that follow each
+/// other fast could do that without end, so a piece that was put off a few times is read while none
+/// of them begins to free anything.
 fn read_stored(
     volume: &Engine,
     data: &FileData,
@@ -192,10 +195,11 @@ fn read_stored(
     Ok(())
 }
 
-/// Reads the first piece in `range` while no commit begins to free anything, and gives it to `sink` behind that. Gives where it ends; `None` when there is
-/// no piece.
+/// Reads the first piece in `range` while no commit begins to free anything, and gives it to `sink`
+/// behind that. Gives where it ends; `None` when there is no piece.
 ///
-/// Commits wait meanwhile with all handles gone, so this waits neither for space nor for one of them, and `sink`, which may, is not called under the lock.
+/// Commits wait meanwhile with all handles gone, so this waits neither for space nor for one of
+/// them, and `sink`, which may, is not called under the lock.
 fn read_held(
     volume: &Engine,
     live: &Live,
@@ -251,7 +255,7 @@ fn read_batches(
     let hint = |batch: &[Piece]| {
         let ranges = batch.iter().filter_map(|piece| piece.disk_range(sector));
         if batch.len() > 1 || ranges.clone().any(|(_, len)| len >= WORTH_A_HINT) {
-            volume.prefetch(ranges);
+            volume.storage.prefetch(volume, ranges);
         }
     };
     hint(&batch);
@@ -274,7 +278,9 @@ fn prefetch_range(volume: &Engine, data: &FileData, range: Range<u64>) {
     // What fails here fails again, with an error, when it is read.
     let Ok(mut pieces) = data.pieces(volume, range) else { return };
     while pieces.fill(&mut batch).is_ok() && !batch.is_empty() {
-        volume.prefetch(batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
+        volume
+            .storage
+            .prefetch(volume, batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
     }
 }
 
@@ -292,11 +298,12 @@ pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
         }
         batch.clear();
     }
-    volume.prefetch(ranges);
+    volume.storage.prefetch(volume, ranges);
 }
 
-/// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones decoded at once
-/// (`workers`), and gives them to `sink` in their order. Gives where it stopped, if `still` did not hold any more.
+/// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones
+/// decoded at once (`workers`), and gives them to `sink` in their order. Gives where it stopped, if
+/// `still` did not hold any more.
 fn read_batch(
     volume: &Engine,
     data: &FileData,
@@ -370,7 +377,8 @@ impl Decoding {
     }
 }
 
-/// Reads, verifies and decodes one piece and gives it to `sink`, if `still` holds after it was read.
+/// Reads, verifies and decodes one piece and gives it to `sink`, if `still` holds after it was
+/// read.
 fn read_piece(
     volume: &Engine,
     data: &FileData,
@@ -426,8 +434,8 @@ fn read_piece(
     }
 }
 
-/// Decodes `stored` into `buf`, which ends with the `wanted` bytes after those to skip then, and gives these. What the
-/// stream does not reach is zeros, as in the kernel.
+/// Decodes `stored` into `buf`, which ends with the `wanted` bytes after those to skip then, and
+/// gives these. What the stream does not reach is zeros, as in the kernel.
 fn decode_into<'b>(
     sector_size: u32,
     stored: &[u8],

@@ -1,7 +1,9 @@
-//! Delayed items: what operations of the namespace change, gathered until it goes to the tree by the leaf.
+//! Delayed items: what operations of the namespace change, gathered until it goes to the tree by
+//! the leaf.
 //!
-//! Making a file changes five items at four places of a tree, and one at a time each of them costs a way down and a
-//! shift in a leaf. So the items of these kinds are *queued*, and put into the tree many at a time (*flushed*):
+//! Making a file changes five items at four places of a tree, and one at a time each of them costs
+//! a way down and a shift in a leaf. So the items of these kinds are *queued*, and put into the
+//! tree many at a time (*flushed*):
 //!
 //! | kind | of | waits in the node of |
 //! |---|---|---|
@@ -9,42 +11,49 @@
 //! | DIR_INDEX | entries by index | the directory, another one |
 //! | INODE_ITEM, INODE_REF | inodes and their names | 64 adjacent inode numbers |
 //!
-//! All other kinds go to the tree at once. What is flushed is sorted, so a flush meets a leaf once for all that goes into
-//! it. An inode that changes a hundred times is written once, and what is queued and taken back before it was flushed never
-//! touches the tree: a file that was made and removed leaves nothing to write.
+//! All other kinds go to the tree at once. What is flushed is sorted, so a flush meets a leaf once
+//! for all that goes into it. An inode that changes a hundred times is written once, and what is
+//! queued and taken back before it was flushed never touches the tree: a file that was made and
+//! removed leaves nothing to write.
 //!
 //! ```text
 //!   operation --queue--> active --freeze--> flushing --by the leaf--> tree --> commit
 //!                           \___ readers look here first, in this order ___/
 //! ```
 //!
-//! A node has two sets of items. Operations queue into the *active* one. A flush takes that as a whole, which becomes the
-//! *flushing* one and does not change any more, and works on it without any lock; meanwhile a new active one fills.
+//! A node has two sets of items. Operations queue into the *active* one. A flush takes that as a
+//! whole, which becomes the *flushing* one and does not change any more, and works on it without
+//! any lock; meanwhile a new active one fills.
 //!
 //! # Invariants
 //!
-//! 1. What a reader sees of a key is the active item, else the flushing one, else that of the tree. A flush puts items into
-//!    the tree before it forgets them, so a reader that looks in this order misses none.
-//! 2. An operation queues all its items under one handle, and a flush has a handle from before it freezes until it is
-//!    done. So whatever is queued in a transaction is in its trees when it is finished, and with the gate shut
-//!    nothing is flushing: a commit flushes what is active, and then nothing is queued.
-//! 3. An item whose key neither the tree nor a flush under way has is `in_tree = false`. When such an item is removed it
-//!    just disappears; any other becomes a *tombstone*.
-//! 4. A table's shard lock is held to look at nodes or change them, never while a tree is searched. It is a leaf in the order of
-//!    locks, but for the account of the tree (`hold`) and the ledger.
-//! 5. What is queued takes no more than [`most_bytes`](Delayed::most_bytes) of memory, one operation for each thread, and 4 KiB for each tree: who
-//!    finds more than that queued flushes before it joins a transaction, or waits for those who do. At a quarter of it the
-//!    thread of the volume begins to flush.
+//! 1. What a reader sees of a key is the active item, else the flushing one, else that of the tree.
+//!    A flush puts items into the tree before it forgets them, so a reader that looks in this order
+//!    misses none.
+//! 2. An operation queues all its items under one handle, and a flush has a handle from before it
+//!    freezes until it is done. So whatever is queued in a transaction is in its trees when it is
+//!    finished, and with the gate shut nothing is flushing: a commit flushes what is active, and
+//!    then nothing is queued.
+//! 3. An item whose key neither the tree nor a flush under way has is `in_tree = false`. When such
+//!    an item is removed it just disappears; any other becomes a *tombstone*.
+//! 4. A table's shard lock is held to look at nodes or change them, never while a tree is searched.
+//!    It is a leaf in the order of locks, but for the account of the tree (`hold`) and the ledger.
+//! 5. What is queued takes no more than [`most_bytes`](Delayed::most_bytes) of memory, one
+//!    operation for each thread, and 4 KiB for each tree: who finds more than that queued flushes
+//!    before it joins a transaction, or waits for those who do. At a quarter of it the thread of
+//!    the volume begins to flush.
 //!
-//! A failure or a panic inside a flush may have left the tree half changed and ends all writing, like one in any change of a tree.
-//! A failure is returned to who flushed: the operation that found too much queued, the sync, or the thread of the volume, which
-//! reports it. What was flushing stays where it is, so readers go on seeing all of it, and no commit completes: one that finds
+//! A failure or a panic inside a flush may have left the tree half changed and ends all writing,
+//! like one in any change of a tree. A failure is returned to who flushed: the operation that found
+//! too much queued, the sync, or the thread of the volume, which reports it. What was flushing
+//! stays where it is, so readers go on seeing all of it, and no commit completes: one that finds
 //! anything queued behind its last flush fails.
 //!
 //! # What is reserved
 //!
-//! An operation reserves a unit (`space::reserve`, the worst case of changing one item) for each item that it may change. What its queued
-//! items need until they are flushed it leaves to their nodes when it is done, and the rest is released with its handle.
+//! An operation reserves a unit (`space::reserve`, the worst case of changing one item) for each
+//! item that it may change. What its queued items need until they are flushed it leaves to their
+//! nodes when it is done, and the rest is released with its handle.
 //!
 //! | queued | units that the node keeps |
 //! |---|---|
@@ -53,23 +62,26 @@
 //! | a DIR_ITEM | one each, because hashes are scattered |
 //! | a removed DIR_INDEX or INODE_REF that the tree has | one each |
 //!
-//! New keys of one node are adjacent, so a leaf of them changes one place of the tree. That is not so once other items stand between
-//! them: inodes get those in operations after the one that made them, or with it (the target of a link), and keep
-//! a unit of their own from then on.
+//! New keys of one node are adjacent, so a leaf of them changes one place of the tree. That is not
+//! so once other items stand between them: inodes get those in operations after the one that made
+//! them, or with it (the target of a link), and keep a unit of their own from then on.
 //!
-//! When a queued insertion is removed, it is taken off the current leaf if there is just that one; with several
-//! nobody knows which one it was counted to, and they are kept until none is left. After each batch that a flush has put
-//! into the tree, a unit for each leaf that it filled is released if more insertions wait, and else all; units of single items
-//! go with them.
+//! When a queued insertion is removed, it is taken off the current leaf if there is just that one;
+//! with several nobody knows which one it was counted to, and they are kept until none is left.
+//! After each batch that a flush has put into the tree, a unit for each leaf that it filled is
+//! released if more insertions wait, and else all; units of single items go with them.
 //!
-//! All units of one tree together are never more than what it takes to copy every block of it once and to add
-//! what is queued (`hold`): however many scattered entries there are, no block is copied twice.
+//! All units of one tree together are never more than what it takes to copy every block of it once
+//! and to add what is queued (`hold`): however many scattered entries there are, no block is copied
+//! twice.
 //!
-//! All trees together hold no more than a quarter of what is left of metadata beside what is kept back and one more operation, or all
-//! but 64 MiB of it where that is more, and what operations that end just now have queued. An operation that might make it more goes past the queue:
-//! it puts its items into the tree itself, but where a chunk is a cheap way to more room (`space/reclaim`), or something waits in one of their
-//! nodes already. Then it queues them, and flushes these nodes when it ends and more is held. So the fuller a volume is, the less waits, and at last
-//! nobody has to wait in line for what others could flush.
+//! All trees together hold no more than a quarter of what is left of metadata beside what is kept
+//! back and one more operation, or all but 64 MiB of it where that is more, and what operations
+//! that end just now have queued. An operation that might make it more goes past the queue: it puts
+//! its items into the tree itself, but where a chunk is a cheap way to more room (`space/reclaim`),
+//! or something waits in one of their nodes already. Then it queues them, and flushes these nodes
+//! when it ends and more is held. So the fuller a volume is, the less waits, and at last nobody has
+//! to wait in line for what others could flush.
 //!
 //! What operations reserve, in units (`space::reserve`, `inode::rename`):
 //!
@@ -83,10 +95,11 @@
 //! | an attribute | the inode: 1 | its item, and the inode when it is new: 2 | 9, or 7 to remove it |
 //! | a part of a file that goes in steps | the inode, two names: 3 | two leaves of its items: 2 | 7 |
 //!
-//! A name for which there is no room beside the others goes to the tree at once, as INODE_EXTREF, and counts as the INODE_REF that it
-//! would be.
+//! A name for which there is no room beside the others goes to the tree at once, as INODE_EXTREF,
+//! and counts as the INODE_REF that it would be.
 //!
-//! Replaying a log joins without a reservation, because there is nobody to wait for: it is done by an engine without delayed items.
+//! Replaying a log joins without a reservation, because there is nobody to wait for: it is done by
+//! an engine without delayed items.
 //!
 //! Two options take the mechanisms away to measure them: [`OpenOptions::delayed_items`] and
 //! [`OpenOptions::reserve_by_item`].
@@ -112,12 +125,10 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
 use crate::counter::{Counter, Stop};
+use crate::engine::OpenOptions;
 use crate::space::Space;
-use crate::transaction::Handle;
-use crate::tree::Tree;
-use crate::volume::OpenOptions;
+use crate::transaction::{Handle, Tree};
 use backlog::Backlog;
-pub(crate) use flush::FlushedBy;
 pub(crate) use hold::Hold;
 use node::{Items, Load, Node};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
@@ -191,7 +202,8 @@ pub(crate) struct Delayed {
 }
 
 impl Delayed {
-    /// Nothing is queued yet in a volume with nodes of this size. `stop` is told when what is held is counted wrong.
+    /// Nothing is queued yet in a volume with nodes of this size. `stop` is told when what is held
+    /// is counted wrong.
     pub(crate) fn new(options: &OpenOptions, node_size: u32, stop: &Arc<Stop>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
@@ -215,7 +227,8 @@ impl Delayed {
         self.backlog.peak()
     }
 
-    /// The tree blocks that flushing everything makes dirty, about, in bytes; 0 only when nothing is queued.
+    /// The tree blocks that flushing everything makes dirty, about, in bytes; 0 only when nothing
+    /// is queued.
     pub(crate) fn dirties(&self) -> u64 {
         u64::try_from(self.dirties.load(Ordering::Acquire)).unwrap_or(0)
     }
@@ -231,9 +244,10 @@ impl Delayed {
         &self.shards[hash & (SHARDS - 1)]
     }
 
-    /// Whether an operation on items of `tree` with these keys, which keeps no more than `cost` bytes reserved, queues them. They go to the tree
-    /// at once where little space is left for what waits, and nothing waits beside them: new items that a node counts to one
-    /// leaf stay adjacent.
+    /// Whether an operation on items of `tree` with these keys, which keeps no more than `cost`
+    /// bytes reserved, queues them. They go to the tree at once where little space is left for what
+    /// waits, and nothing waits beside them: new items that a node counts to one leaf stay
+    /// adjacent.
     pub(crate) fn takes(
         &self,
         space: &Space,
@@ -246,12 +260,12 @@ impl Delayed {
         self.is_on && (!self.holds_much(space, cost) || keys.any(has_node))
     }
 
-    /// Lets `look` see what is queued for `key`: its data, or that it was removed. `None` when nothing is queued. Nothing may
-    /// be locked in `look`.
+    /// Lets `look` see what is queued for `key`: its data, or that it was removed. `None` when
+    /// nothing is queued. Nothing may be locked in `look`.
     fn look<T>(&self, tree: TreeId, key: Key, look: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
         let id = NodeId::of(tree, key).filter(|_| self.is_on)?;
         #[cfg(debug_assertions)]
-        let _looking = crate::transaction::Looking::begin();
+        let _looking = crate::block::lock_order::Looking::begin();
         let shard = self.shard(id).read();
         shard.get(&id)?.get(key).map(|pending| look(pending.data()))
     }
@@ -294,8 +308,8 @@ impl<'a, 'v> Queue<'a, 'v> {
         Ok(Self { handle, delayed, tree, spread, more, nodes, queued: 0, annihilated: 0 })
     }
 
-    /// The directory that gets entries has no more than this many with names of this many bytes. It tells how many leaves
-    /// their hashes may be in.
+    /// The directory that gets entries has no more than this many with names of this many bytes. It
+    /// tells how many leaves their hashes may be in.
     pub(crate) fn note_entries(&mut self, entries: u64, name_bytes: u64) {
         let bytes = entries.saturating_mul(ENTRY_BYTES).saturating_add(name_bytes);
         // Leaves that grow where it happens are two thirds full.
@@ -328,7 +342,8 @@ impl<'a, 'v> Queue<'a, 'v> {
         self.annihilated += usize::from(is_gone);
     }
 
-    /// The inode `ino`, if anything of it is queued, has items between that and those of other inodes.
+    /// The inode `ino`, if anything of it is queued, has items between that and those of other
+    /// inodes.
     pub(crate) fn stands_apart(&mut self, ino: u64) {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         if self.delayed.look(self.tree.id, key, |_| ()).is_some() {
@@ -336,8 +351,8 @@ impl<'a, 'v> Queue<'a, 'v> {
         }
     }
 
-    /// Ends queueing. Where little space is left for what waits, and no more can be had cheaply, what was queued goes to the tree at
-    /// once, with all that waits beside it.
+    /// Ends queueing. Where little space is left for what waits, and no more can be had cheaply,
+    /// what was queued goes to the tree at once, with all that waits beside it.
     ///
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
@@ -362,7 +377,7 @@ impl<'a, 'v> Queue<'a, 'v> {
         let delayed = self.delayed;
         let id = NodeId::of(self.tree.id, key).expect("only items that are delayed are queued");
         #[cfg(debug_assertions)]
-        let _looking = crate::transaction::Looking::begin();
+        let _looking = crate::block::lock_order::Looking::begin();
         let mut shard = delayed.shard(id).write();
         let node = shard.entry(id).or_default();
         let before = node.active.load(delayed.by_item);

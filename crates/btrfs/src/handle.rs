@@ -6,14 +6,15 @@ use std::sync::Arc;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystem, Result};
 
+use crate::engine::{Engine, OpenOptions};
 use crate::filesystem::Filesystem;
 use crate::transaction::Committer;
-use crate::volume::{Engine, OpenOptions};
 use crate::{SubvolumeId, inode, log};
 
 /// A btrfs volume that is open: an [`Engine`], and the thread that commits what is changed in it.
 ///
-/// When the last share of it is dropped, [`Filesystem`]s included, the thread has ended and the devices are closed.
+/// When the last share of it is dropped, [`Filesystem`]s included, the thread has ended and the
+/// devices are closed.
 pub struct Volume {
     /// It ends before the engine does.
     _committer: Option<Committer>,
@@ -29,14 +30,15 @@ impl Deref for Volume {
 }
 
 impl Volume {
-    /// Opens the volume that `devices` are members of. The order does not matter. A pending tree log is replayed in memory,
-    /// unless it is to be ignored; the devices are not written.
+    /// Opens the volume that `devices` are members of. The order does not matter. A pending tree
+    /// log is replayed in memory, unless it is to be ignored; the devices are not written.
     ///
     /// # Errors
-    /// [`Error::Posix`](offshoot_vfs::Error::Posix) when the devices do not make up one volume, or one is missing
-    /// and `degraded` was not asked for; [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when it needs
-    /// what is not there; [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its chunk tree or root tree
-    /// cannot be read.
+    /// [`Error::Posix`](offshoot_vfs::Error::Posix) when the devices do not make up one volume, or
+    /// one is missing and `degraded` was not asked for;
+    /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when it needs what is not there;
+    /// [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its chunk tree or root tree cannot be
+    /// read.
     pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
         let engine = Arc::new(log::open(devices, options)?);
         Ok(Arc::new(Self { _committer: None, engine }))
@@ -46,7 +48,8 @@ impl Volume {
     /// writable, and nobody else may use them. A pending tree log is replayed first, with a commit.
     ///
     /// # Errors
-    /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for what may only be read.
+    /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for what
+    /// may only be read.
     pub fn open_writable(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,

@@ -51,9 +51,10 @@ use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 
 use crate::delayed;
-use crate::subvolume::{malformed, stands_at, timestamp, tree_root};
+use crate::engine::Engine;
+use crate::storage::malformed;
+use crate::subvolume::{stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Engine;
 use entries::indexes;
 pub(crate) use evict::orphan_key;
 pub(crate) use in_use::{Inodes, Locks, SHARDS, shard_of};
@@ -266,7 +267,8 @@ fn entry_type(value: u8) -> Result<FileType> {
     })
 }
 
-/// Where the directory `dir`, which is not the root of a subvolume, stands. The caller must hold no lock of an inode.
+/// Where the directory `dir`, which is not the root of a subvolume, stands. The caller must hold no
+/// lock of an inode.
 ///
 /// # Errors
 /// `ENOENT` when it was removed. When it has no name or several: both are damage, in a directory.

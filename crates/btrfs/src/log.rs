@@ -4,8 +4,10 @@
 //!   superblock.log_root --> log root tree: (TREE_LOG ROOT_ITEM subvolume) --> the log tree of that subvolume
 //! ```
 //!
-//! A log tree holds copies of items of its subvolume, as fsync found them, under their own keys. All blocks of logs are of the tree TREE_LOG and of the
-//! transaction behind the one that the superblock has. They stand in no extent tree, and neither do the extents of data that only they refer to.
+//! A log tree holds copies of items of its subvolume, as fsync found them, under their own keys.
+//! All blocks of logs are of the tree TREE_LOG and of the transaction behind the one that the
+//! superblock has. They stand in no extent tree, and neither do the extents of data that only they
+//! refer to.
 //!
 //! | item | what it says |
 //! |---|---|
@@ -20,22 +22,29 @@
 //!
 //! # Opening
 //!
-//! A pending log is replayed by an engine of its own, in one transaction whose commit also says that there is no log any more (`replay`). Then the volume is
-//! opened as if nothing had been. A crash on the way finds the log pending, or done. Only primary superblocks tell of a log that the kernel wrote, so before that commit
-//! their copies are made to tell of it too: a primary that is torn then loses nothing.
+//! A pending log is replayed by an engine of its own, in one transaction whose commit also says
+//! that there is no log any more (`replay`). Then the volume is opened as if nothing had been. A
+//! crash on the way finds the log pending, or done. Only primary superblocks tell of a log that the
+//! kernel wrote, so before that commit their copies are made to tell of it too: a primary that is
+//! torn then loses nothing.
 //!
-//! When the volume is opened for reading, that engine and the one behind it work on devices in memory over the real ones, so there is one replay. It
-//! may make no more of them different than [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such as the numbers of quotas, and of a member that is
-//! missing other copies are enough; but what the engine cannot write to at all, such as RAID5, can only be read without its log.
+//! When the volume is opened for reading, that engine and the one behind it work on devices in
+//! memory over the real ones, so there is one replay. It may make no more of them different than
+//! [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such
+//! as the numbers of quotas, and of a member that is missing other copies are enough; but what the
+//! engine cannot write to at all, such as RAID5, can only be read without its log.
 //!
 //! # Writing
 //!
-//! Unless [`OpenOptions::tree_log`] is off: then fsync is a commit. `running` has the log trees of the running transaction and says how they get to the devices, `fsync` leads the way, `record`, `data` and `directory` say what is
-//! logged, `datasync` what need not be, and `notes` has what changed.
+//! Unless [`OpenOptions::tree_log`] is off: then fsync is a commit. `running` has the log trees of
+//! the running transaction and says how they get to the devices, `fsync` leads the way, `record`,
+//! `data` and `directory` say what is logged, `datasync` what need not be, and `notes` has what
+//! changed.
 //!
 //! # Replaying
 //!
-//! `space` keeps what the log holds from being allocated, `replay` says in which order everything is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
+//! `space` keeps what the log holds from being allocated, `replay` says in which order everything
+//! is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
 
 mod data;
 mod datasync;
@@ -64,12 +73,13 @@ use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
 use offshoot_vfs::{Errno, Error, Result};
 
 use crate::SubvolumeId;
-use crate::subvolume::malformed;
+use crate::engine::{Change, Engine, OpenOptions};
+use crate::report::Report;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::{Change, Engine, OpenOptions, Report};
 pub use failure::LogFailure;
 pub(crate) use fsync::{Wanted, committed_root, fsync};
-pub(crate) use running::{Log, Obstacle};
+pub(crate) use running::Log;
 pub use zero::LostLog;
 
 /// The log of one subvolume.

@@ -11,7 +11,8 @@
 //!
 //! Full quotas: a commit that is newer than the status item also tells the kernel that the numbers
 //! are wrong. But a rescan that the status item says is running would go on where it stopped, and
-//! call the numbers right at its end. So the flag of the rescan goes together with the first commit.
+//! call the numbers right at its end. So the flag of the rescan goes together with the first
+//! commit.
 //!
 //! Limits are not enforced, so a volume that has any is refused for writing.
 
@@ -31,10 +32,11 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::IntoBytes;
 
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::report::Report;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::{Engine, Report};
 pub(crate) use groups::NewGroup;
 pub(crate) use usage::Usage;
 

@@ -1,4 +1,5 @@
-//! Scrubbing: every copy of everything that is allocated is read and verified, and a bad one is written over with what a good one gives.
+//! Scrubbing: every copy of everything that is allocated is read and verified, and a bad one is
+//! written over with what a good one gives.
 //!
 //! ```text
 //! superblocks of each member                                    superblocks
@@ -12,22 +13,29 @@
 //!     all of this, and their superblocks behind it
 //! ```
 //!
-//! Others change the volume meanwhile. What is looked at is what the last commit refers to, and nobody is kept from freeing it: the first look has no
-//! lock, and finds things that are gone and places that are written. The second look holds the commit:
+//! Others change the volume meanwhile. What is looked at is what the last commit refers to, and
+//! nobody is kept from freeing it: the first look has no lock, and finds things that are gone and
+//! places that are written. The second look holds the commit:
 //!
-//! 1. A [handle](crate::transaction::Handle) is entered, and the commit waited for that is being written. From then on the last commit is the one on the
-//!    devices, and what it refers to is pinned at the most until the handle is dropped: nobody takes it, and no chunk of it goes.
-//! 2. The trees of that commit say whether the place is still allocated, and what it must be. So what was freed or written meanwhile is no error.
-//! 3. Tree blocks are never changed where they are. Data is written in place where it has no checksum, and is not repaired there on a volume that others
-//!    use; what has one in the last commit is not written again before it was free.
+//! 1. A [handle](crate::transaction::Handle) is entered, and the commit waited for that is being
+//!    written. From then on the last commit is the one on the devices, and what it refers to is
+//!    pinned at the most until the handle is dropped: nobody takes it, and no chunk of it goes.
+//! 2. The trees of that commit say whether the place is still allocated, and what it must be. So
+//!    what was freed or written meanwhile is no error.
+//! 3. Tree blocks are never changed where they are. Data is written in place where it has no
+//!    checksum, and is not repaired there on a volume that others use; what has one in the last
+//!    commit is not written again before it was free.
 //!
-//! So what is repaired is what nobody else writes, and it takes a moment: a handle is held for 64 KiB of a copy.
+//! So what is repaired is what nobody else writes, and it takes a moment: a handle is held for 64
+//! KiB of a copy.
 //!
-//! Memory: for each thread one window with its checksums, some hundred KiB, and 1 MiB that is read; as many windows wait. Bounds that keep an image that lies from
-//! keeping it busy: chunks that overlap on a device are refused, extents beyond the ends of all devices are counted and not looked at, and extents have a longest
-//! length.
+//! Memory: for each thread one window with its checksums, some hundred KiB, and 1 MiB that is read;
+//! as many windows wait. Bounds that keep an image that lies from keeping it busy: chunks that
+//! overlap on a device are refused, extents beyond the ends of all devices are counted and not
+//! looked at, and extents have a longest length.
 //!
-//! Of errors the counters in the device tree (`DEV_STATS`) have those that other readers meet; what a scrub finds is in its own.
+//! Of errors the counters in the device tree (`DEV_STATS`) have those that other readers meet; what
+//! a scrub finds is in its own.
 
 mod gather;
 mod look;
@@ -51,7 +59,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use parking_lot::Mutex;
 
 use crate::cores;
-use crate::volume::Engine;
+use crate::engine::Engine;
 use gather::{Committed, Window};
 use look::Pages;
 use renew::Renewal;
@@ -66,7 +74,8 @@ pub struct ScrubOptions {
     pub read_only: bool,
 }
 
-/// What a scrub has seen, in the counters of `btrfs scrub status -R`: errors and what became of them are counted in sectors, and in each copy.
+/// What a scrub has seen, in the counters of `btrfs scrub status -R`: errors and what became of
+/// them are counted in sectors, and in each copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubCounts {
     /// Extents of data, once in each unit of 64 KiB that they are in.
@@ -187,19 +196,25 @@ struct Work {
 }
 
 impl Engine {
-    /// Reads every copy of everything that is allocated, verifies what can be, and repairs what is bad from what is good.
+    /// Reads every copy of everything that is allocated, verifies what can be, and repairs what is
+    /// bad from what is good.
     ///
-    /// On a volume that was opened for writing others may change it meanwhile. One that was opened for reading is repaired too unless
-    /// the options forbid it, and nothing else of it is changed: its devices must be writable then, nobody else may use
-    /// them, and it must have been opened with [`OpenOptions::ignore_log`](crate::OpenOptions::ignore_log). Volumes with RAID5 or 6 are read;
-    /// of these nothing but copies with checksums is written. Seeds are only read.
+    /// On a volume that was opened for writing others may change it meanwhile. One that was opened
+    /// for reading is repaired too unless the options forbid it, and nothing else of it is changed:
+    /// its devices must be writable then, nobody else may use them, and it must have been opened
+    /// with [`OpenOptions::ignore_log`](crate::OpenOptions::ignore_log). Volumes with RAID5 or 6
+    /// are read; of these nothing but copies with checksums is written. Seeds are only read.
     ///
-    /// Members that missed commits are brought up to date: everything on them that differs is written anew, and when nothing is left that is wrong they get
-    /// the superblock of the last commit. That takes a volume that was opened for reading and has no pending log; they are only read otherwise.
+    /// Members that missed commits are brought up to date: everything on them that differs is
+    /// written anew, and when nothing is left that is wrong they get the superblock of the last
+    /// commit. That takes a volume that was opened for reading and has no pending log; they are
+    /// only read otherwise.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for volumes with a RAID stripe tree, which says elsewhere where copies are, and for the repair of zoned ones; `EINTR` after `watch` broke it off; `EROFS` when nothing is written any more; what the devices fail with when they are
-    /// flushed. What is bad is no error, but counted.
+    /// [`Error::Unsupported`] for volumes with a RAID stripe tree, which says elsewhere where
+    /// copies are, and for the repair of zoned ones; `EINTR` after `watch` broke it off; `EROFS`
+    /// when nothing is written any more; what the devices fail with when they are flushed. What is
+    /// bad is no error, but counted.
     pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
         self.require_scrubbable(*options)?;
         let renewal = Renewal::of(self, options.read_only);
@@ -371,7 +386,7 @@ impl Run<'_> {
     /// Has the extents of a chunk looked at.
     fn gather_chunk(&self, chunk: &Arc<Chunk>, sender: &SyncSender<Work>) -> Result<()> {
         let copies = chunk.profile.shape().copies.into();
-        let end = chunk.start.0 + self.volume.reachable_bytes(chunk);
+        let end = chunk.start.0 + self.volume.storage.reachable_bytes(chunk);
         let mut from = chunk.start.0;
         while from < end && !self.is_over() {
             let window = Committed::of(self.volume)?.next_window(chunk, from, end)?;
@@ -388,7 +403,8 @@ impl Run<'_> {
         self.beyond_devices(chunk, end)
     }
 
-    /// Counts the extents of a chunk behind `end`, where no device reaches: members that are missing, and images that were cut.
+    /// Counts the extents of a chunk behind `end`, where no device reaches: members that are
+    /// missing, and images that were cut.
     fn beyond_devices(&self, chunk: &Chunk, end: u64) -> Result<()> {
         if end >= chunk.end().0 || self.is_over() {
             return Ok(());
@@ -444,7 +460,7 @@ impl Run<'_> {
 
     /// Counts what of `window` is on missing members alone.
     fn count_lost(&self, chunk: &Chunk, window: &Window) -> Result<()> {
-        let lost = |piece: &gather::Piece| self.volume.lost_bytes(&piece.range);
+        let lost = |piece: &gather::Piece| self.volume.storage.lost_bytes(&piece.range);
         let lost: u64 = window.pieces.iter().map(lost).sum::<Result<_>>()?;
         let sectors = lost / u64::from(self.volume.superblock().sector_size);
         if sectors == 0 {

@@ -19,9 +19,11 @@
 //!    references run, not when space is taken.
 //!    A free range that is being discarded is taken when that is done (`discard`).
 //! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
-//!    happens inside changes of trees, where no tree can be read. Who replays a log is alone, and reserves nothing.
-//! 5. Space is taken, and counted as free, where the profile is that of a new chunk (`profile`), a tree block where it crosses no
-//!    border of 64 KiB (`free_space`), and nothing below the lowest 64 KiB of the logical space (`Chunk::left_out_ranges`).
+//!    happens inside changes of trees, where no tree can be read. Who replays a log is alone, and
+//!    reserves nothing.
+//! 5. Space is taken, and counted as free, where the profile is that of a new chunk (`profile`), a
+//!    tree block where it crosses no border of 64 KiB (`free_space`), and nothing below the lowest
+//!    64 KiB of the logical space (`Chunk::left_out_ranges`).
 
 mod allocated;
 mod block_group;
@@ -71,7 +73,7 @@ pub(crate) use reserve::{
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
 use crate::counter::{Counter, Stop};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// All block groups of a volume.
 pub(crate) struct Space {
@@ -82,12 +84,13 @@ pub(crate) struct Space {
     /// and for metadata. Keeping to one clusters what is written together.
     last: [Mutex<u64>; 2],
     /// What is free and reserved of data, of metadata, and of system space. In a volume with mixed
-    /// block groups data counts as metadata, and only these are allocated from: such a volume may have others
-    /// too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves alone.
+    /// block groups data counts as metadata, and only these are allocated from: such a volume may
+    /// have others too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves alone.
     ledgers: [Ledger; 3],
     is_mixed: bool,
-    /// The flags of new chunks for data, metadata and the chunk tree, which do not change: the last block group of a
-    /// profile that is taken from stays. Space is taken from block groups that have all of them.
+    /// The flags of new chunks for data, metadata and the chunk tree, which do not change: the last
+    /// block group of a profile that is taken from stays. Space is taken from block groups that
+    /// have all of them.
     taken_from: [BlockGroupFlags; 3],
     node_size: u64,
     /// The highest level that the root of a tree has had.
@@ -99,7 +102,8 @@ pub(crate) struct Space {
     /// Somebody who goes before others found no room, which a commit makes.
     is_short: AtomicBool,
     allocated: Allocated,
-    /// Held by the one thread that makes or removes chunks, or discards what belongs to none. Taken after the gate.
+    /// Held by the one thread that makes or removes chunks, or discards what belongs to none. Taken
+    /// after the gate.
     chunk_lock: Mutex<()>,
     outside: discard::Outside,
     stats: stats::Counters,
@@ -107,7 +111,8 @@ pub(crate) struct Space {
     stop: Arc<Stop>,
 }
 
-/// What the commit of the running transaction has to do. A commit has done all of it when the next transaction begins.
+/// What the commit of the running transaction has to do. A commit has done all of it when the next
+/// transaction begins.
 #[derive(Debug)]
 pub(crate) struct Pending {
     /// What the trees take that references go to, in bytes.
@@ -171,7 +176,8 @@ impl Purpose {
     }
 }
 
-/// A tree that is to share blocks with a snapshot. When that comes to nothing, as much is kept back as before.
+/// A tree that is to share blocks with a snapshot. When that comes to nothing, as much is kept back
+/// as before.
 pub(crate) struct Sharing<'s> {
     reasons: &'s Counter,
 }
@@ -190,7 +196,8 @@ impl Drop for Sharing<'_> {
 }
 
 impl Space {
-    /// The space of `volume` with these block groups. `stop` is told when its accounts turn out to be wrong.
+    /// The space of `volume` with these block groups. `stop` is told when its accounts turn out to
+    /// be wrong.
     ///
     /// # Errors
     /// When a block group has a profile that there is not.
@@ -302,7 +309,8 @@ impl Space {
             })
     }
 
-    /// Gives back a range that was taken and that nothing refers to, or that is not pinned any more.
+    /// Gives back a range that was taken and that nothing refers to, or that is not pinned any
+    /// more.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
         self.counted(group.give_back(logical, len, |more| self.count_free(&group, more)))
@@ -362,7 +370,8 @@ impl Space {
         }]
     }
 
-    /// Whether space for `purpose` is taken from `group`: it has the type and the profile of a new chunk.
+    /// Whether space for `purpose` is taken from `group`: it has the type and the profile of a new
+    /// chunk.
     fn may_take(&self, purpose: Purpose, group: &BlockGroup) -> bool {
         group.serves(self.flags_for(purpose).0)
     }
@@ -403,7 +412,8 @@ impl Space {
         unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())
     }
 
-    /// The bytes of all block groups that space for `purpose` is taken from, and what of them is free.
+    /// The bytes of all block groups that space for `purpose` is taken from, and what of them is
+    /// free.
     fn totals(&self, purpose: Purpose) -> (u64, u64) {
         let groups = self.groups.read();
         let groups = groups.values().filter(|group| self.may_take(purpose, group));
@@ -438,8 +448,8 @@ impl Space {
     }
 
     /// Lets nobody allocate from `group` any more, when it is empty, not the last of its kind, and
-    /// `keep` bytes of the kind stay free without it; says whether that is so. One that nothing is taken from because of its profile
-    /// may be the last.
+    /// `keep` bytes of the kind stay free without it; says whether that is so. One that nothing is
+    /// taken from because of its profile may be the last.
     fn retire(&self, group: &BlockGroup, keep: u64) -> bool {
         let is_last = self.is_last_of_its_kind(group) && !self.is_of_other_profile(group);
         // What is for trees is needed at once; a data chunk is as easily allocated again.
@@ -456,8 +466,8 @@ impl Space {
         self.allocated.of_members()
     }
 
-    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of the members belongs to none, and a
-    /// GiB at least.
+    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of
+    /// the members belongs to none, and a GiB at least.
     pub(crate) fn is_roomy(&self) -> bool {
         self.ledger(Purpose::Metadata).next_chunk() > 0
     }
@@ -480,8 +490,8 @@ impl Space {
         self.expect_sharing().begins();
     }
 
-    /// Notes that a tree is to share blocks with a snapshot, until it does or that comes to nothing: more is kept back from then on, which has
-    /// to be there before the snapshot is.
+    /// Notes that a tree is to share blocks with a snapshot, until it does or that comes to
+    /// nothing: more is kept back from then on, which has to be there before the snapshot is.
     pub(crate) fn expect_sharing(&self) -> Sharing<'_> {
         self.sharing.add(1);
         Sharing { reasons: &self.sharing }

@@ -32,16 +32,17 @@ use offshoot_btrfs_format::dir::{dir_entries, name_hash};
 use offshoot_btrfs_format::inode::Timespec;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
-use offshoot_btrfs_format::{Generation, ItemType, Key, Malformed, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::FileId;
 use offshoot_vfs::{Errno, Error, Parent, Result, Timestamp};
 use parking_lot::RwLock;
 use uuid::Uuid;
 
 use crate::SubvolumeId;
+use crate::engine::Engine;
 use crate::inode;
-use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::Engine;
+use crate::storage::malformed;
+use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 pub(crate) use drop::Progress;
 pub(crate) use state::State;
 
@@ -89,11 +90,6 @@ pub struct SubvolumeInfo {
     pub received: Option<(Generation, Timestamp)>,
 }
 
-/// An item whose contents are not what they must be, though its block was verified.
-pub(crate) fn malformed(e: Malformed) -> Error {
-    Error::corrupt(e.structure, e.problem)
-}
-
 /// A stored time. The format does not bound the nanoseconds, so that a damaged value may be
 /// anything; it is cut, because a file is worth more than the end of a second.
 pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
@@ -114,8 +110,9 @@ pub(crate) fn root_item_key(volume: &Engine, id: TreeId) -> Result<Key> {
     found.ok_or_else(|| no_such_tree(id))
 }
 
-/// Refuses to change a tree that has several root items, which the format rules out: only one of them would know what became of
-/// the blocks, and the other would lead to what is used for something else then.
+/// Refuses to change a tree that has several root items, which the format rules out: only one of
+/// them would know what became of the blocks, and the other would lead to what is used for
+/// something else then.
 pub(crate) fn require_one_root_item(volume: &Engine, id: TreeId) -> Result<()> {
     if matches!(id, TreeId::ROOT | TreeId::CHUNK) {
         return Ok(());
@@ -403,7 +400,8 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
 }
 
-/// The path of `file` from the top level of the volume, by one of its names, without a leading slash.
+/// The path of `file` from the top level of the volume, by one of its names, without a leading
+/// slash.
 ///
 /// # Errors
 /// `ENOENT` when it has no name, or its subvolume is gone; and when the way up cannot be read.
@@ -424,8 +422,8 @@ struct DirectoryPaths {
 impl DirectoryPaths {
     /// When the paths take more than this, they are forgotten.
     const MAX_BYTES: usize = 1 << 20;
-    /// The longest path, in bytes. It is far above what a system call can follow, and it bounds the way
-    /// up, which in a damaged volume may be a circle.
+    /// The longest path, in bytes. It is far above what a system call can follow, and it bounds the
+    /// way up, which in a damaged volume may be a circle.
     const MAX_PATH: usize = 64 << 10;
 
     /// The path of the directory `dir`, without a leading slash; empty for the top level.

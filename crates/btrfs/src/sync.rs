@@ -2,9 +2,9 @@
 //!
 //! They are those of `parking_lot`. With the feature `shuttle` they are the same locks behind
 //! permits of the model checker, which decides who gets one: then the code as it is, not a copy of
-//! it, runs under every order of its threads that the checker tries (`tree/write/model.rs`). What is held
-//! while another of these locks is taken has to be one of them too; locks under which nothing is locked may
-//! stay outside.
+//! it, runs under every order of its threads that the checker tries (`tree/write/model.rs`). What
+//! is held while another of these locks is taken has to be one of them too; locks under which
+//! nothing is locked may stay outside.
 
 #[cfg(feature = "shuttle")]
 mod checked;

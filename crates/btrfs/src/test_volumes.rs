@@ -15,7 +15,7 @@ use offshoot_vfs::Timestamp;
 use uuid::Uuid;
 
 use crate::shown::show;
-use crate::tree::{Cursor, ItemEdit, TreeRoot};
+use crate::tree::{Blocks, ItemEdit, TreeRoot};
 use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
 
 /// The size of a volume that has far more room than there is memory.
@@ -28,12 +28,14 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
 }
 
-/// A new volume in memory, with nodes of this size and far more room than there is memory, and its device. It is checked when the device is dropped.
+/// A new volume in memory, with nodes of this size and far more room than there is memory, and its
+/// device. It is checked when the device is dropped.
 pub(crate) fn in_memory(node_size: u32) -> Arc<CheckedDevice> {
     in_memory_of(node_size, ROOM_BYTES)
 }
 
-/// A new volume in memory of this many bytes, and its device. It is checked when the device is dropped.
+/// A new volume in memory of this many bytes, and its device. It is checked when the device is
+/// dropped.
 pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<CheckedDevice> {
     let device = Arc::new(CheckedDevice::sparse(size_bytes, |device| {
         show(std::slice::from_ref(device)).expect("it opens")
@@ -42,7 +44,8 @@ pub(crate) fn in_memory_of(node_size: u32, size_bytes: u64) -> Arc<CheckedDevice
     device
 }
 
-/// The same as [`in_memory`] for who puts items of no meaning into a tree, of which `btrfs check` cannot make anything: nobody checks it.
+/// The same as [`in_memory`] for who puts items of no meaning into a tree, of which `btrfs check`
+/// cannot make anything: nobody checks it.
 pub(crate) fn bare(node_size: u32) -> Arc<MemoryDevice> {
     bare_of(node_size, ROOM_BYTES)
 }
@@ -60,7 +63,8 @@ fn make(device: Arc<dyn BlockDevice>, node_size: u32) {
     mkfs(&[device], &options).expect("a volume");
 }
 
-/// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits no more, and nobody checks the volume.
+/// Changes all copies of the root block of a tree on the device of a volume. Its checksum then fits
+/// no more, and nobody checks the volume.
 pub(crate) fn edit_root(
     device: &CheckedDevice,
     volume: &Volume,
@@ -70,14 +74,16 @@ pub(crate) fn edit_root(
     device.leave_unchecked("a block is damaged");
     let mut bytes = volume.block(&root.expected()).unwrap().bytes().to_vec();
     edit(&mut bytes);
-    for (_, physical, part) in volume.write_places(root.logical, bytes.len() as u64).unwrap() {
+    for (_, physical, part) in
+        volume.storage.write_places(root.logical, bytes.len() as u64).unwrap()
+    {
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         device.write_at(physical.0, &bytes[part]).unwrap();
     }
 }
 
-/// Changes the bytes of the leaf that has an item on all members, given the slot of the item, and gives it a fitting checksum. No writer would leave
-/// it so.
+/// Changes the bytes of the leaf that has an item on all members, given the slot of the item, and
+/// gives it a fitting checksum. No writer would leave it so.
 pub(crate) fn patch_leaf(
     disks: &Disks,
     tree: TreeId,
@@ -89,13 +95,13 @@ pub(crate) fn patch_leaf(
         TreeId::CHUNK => crate::subvolume::chunk_tree_root(&volume),
         tree => volume.tree(tree).unwrap(),
     };
-    let mut cursor = Cursor::seek(&volume, root, key).unwrap();
+    let mut cursor = volume.cursor(root, key).unwrap();
     let (leaf, slots) = cursor.take_run(key).unwrap().expect("the item is there");
     let mut bytes = leaf.bytes().to_vec();
     change(&mut bytes, slots.start);
     seal_block(&mut bytes, volume.superblock().checksum);
     let (at, len) = (Logical(leaf.header().bytenr.get()), bytes.len() as u64);
-    for (member, physical, part) in volume.write_places(at, len).unwrap() {
+    for (member, physical, part) in volume.storage.write_places(at, len).unwrap() {
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         let image = std::fs::File::options().write(true).open(&disks.images()[member]).unwrap();
         image.write_all_at(&bytes[part], physical.0).unwrap();
@@ -119,7 +125,8 @@ pub(crate) fn check(disks: &Disks) {
     assert!(!said.contains("mismatch"), "{said}");
 }
 
-/// The item of an extended attribute of the root directory: these may be any number, at keys that look random.
+/// The item of an extended attribute of the root directory: these may be any number, at keys that
+/// look random.
 pub(crate) fn xattr(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
     let key = Key::new(256, ItemType::XATTR_ITEM, name_hash(name));
     let len = |bytes: &[u8]| u16::try_from(bytes.len()).expect("it fits a leaf").to_le_bytes();

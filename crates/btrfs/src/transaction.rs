@@ -16,26 +16,27 @@
 //!
 //! Invariants:
 //!
-//! 1. A block belongs to the transaction in its header's generation. Only the running one's are changed.
-//! 2. What the last commit points to is neither changed nor allocated again until the next commit is
-//!    complete (`space`, pinned ranges).
-//! 3. A superblock is written after a barrier behind everything that it points to, and followed by a
-//!    barrier of its own, behind which its copies are written.
-//! 4. A transaction during whose write-out a member failed may be postponed (`volume/failing`): it becomes durable with the next one.
-//! 5. After anything failed, or panicked, that may have left a tree half changed, an operation half applied, or a commit,
-//!    nothing is written any more until the volume is opened again. The devices hold the last commit ([`Live::whole`]).
+//! 1. A block belongs to the transaction in its header's generation. Only the running one's are
+//!    changed.
+//! 2. What the last commit points to is neither changed nor allocated again until the next commit
+//!    is complete (`space`, pinned ranges).
+//! 3. A superblock is written after a barrier behind everything that it points to, and followed by
+//!    a barrier of its own, behind which its copies are written.
+//! 4. A transaction during whose write-out a member failed may be postponed (`storage/failing`): it
+//!    becomes durable with the next one.
+//! 5. After anything failed, or panicked, that may have left a tree half changed, an operation half
+//!    applied, or a commit, nothing is written any more until the volume is opened again. The
+//!    devices hold the last commit ([`Live::whole`]).
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
+mod changing;
 mod commit;
 mod committer;
 mod device_stats;
-mod dirty;
 mod extent_tree;
-#[cfg(debug_assertions)]
-mod lock_order;
+mod obstacle;
 mod refs;
-mod stats;
 #[cfg(test)]
 mod tests;
 mod writeout;
@@ -53,27 +54,29 @@ use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use crate::block::TreeBlock;
+#[cfg(debug_assertions)]
+use crate::block::{
+    DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared, lock_order,
+};
 use crate::counter::Stop;
 use crate::delayed::{Delayed, Queue};
+use crate::engine::{Engine, OpenOptions};
 use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
-use crate::log::{Log, Obstacle};
+use crate::log::Log;
 use crate::quota::{Quotas, Usage};
 use crate::space::{self, Freed, Purpose, Reservation, Space};
+use crate::stats::Counters;
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::tree::{Tree, TreeRoot, TreeWriter};
-use crate::volume::{Engine, Latching, OpenOptions};
+use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
+pub(crate) use changing::{Changing, Tree};
+pub(crate) use commit::Cause;
 pub(crate) use committer::{Committer, Signal};
-pub(crate) use dirty::{DirtyBlocks, Latch, ReadLatch, WriteLatch, latch_shared};
-#[cfg(debug_assertions)]
-pub(crate) use lock_order::{Looking, require_no_handle, require_order};
+pub(crate) use obstacle::Obstacle;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
-pub(crate) use stats::{Cause, Counters};
-pub use stats::{Counter, Stats};
 
 /// Locks for counts of references of shared blocks.
 const COUNTING: usize = 16;
@@ -98,8 +101,10 @@ pub(crate) struct Live {
     /// How often space that a transaction freed became free: what a search found on its way may
     /// not be there any more when this changed since it began.
     pub(crate) epoch: AtomicU64,
-    /// Held shared by a reader that looks up an extent and reads it, after commits put it off a few times. A commit that has shut the gate takes
-    /// it for a moment before it frees anything: a reader that has it by then is done, and one that takes it later finds nothing that this commit frees.
+    /// Held shared by a reader that looks up an extent and reads it, after commits put it off a few
+    /// times. A commit that has shut the gate takes it for a moment before it frees anything: a
+    /// reader that has it by then is done, and one that takes it later finds nothing that this
+    /// commit frees.
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
@@ -110,7 +115,8 @@ pub(crate) struct Live {
     pub(crate) dirty_bytes: u64,
     /// Held exclusively while checksums are removed, and shared while some are looked for.
     pub(crate) checksums: RwLock<()>,
-    /// Held while somebody decides by the count of references of a shared block and changes it; each for some of the blocks.
+    /// Held while somebody decides by the count of references of a shared block and changes it;
+    /// each for some of the blocks.
     counting: [Mutex<()>; COUNTING],
     /// Which quotas are kept.
     pub(crate) quotas: Quotas,
@@ -145,7 +151,8 @@ pub(crate) struct Live {
 /// Which transactions have blocks in memory.
 struct Phases {
     running: Arc<Transaction>,
-    /// The one before that. When it is on the devices, what of it may soon be changed again stays here.
+    /// The one before that. When it is on the devices, what of it may soon be changed again stays
+    /// here.
     before: Option<Arc<Transaction>>,
     /// The one before is on the devices.
     is_complete: bool,
@@ -201,8 +208,8 @@ pub(crate) struct Handle<'v> {
     item_cost: u64,
 }
 
-/// The gate, held by a thread that has no other handle: a commit that waits between two of one thread would
-/// wait for ever.
+/// The gate, held by a thread that has no other handle: a commit that waits between two of one
+/// thread would wait for ever.
 struct Share<'v> {
     _gate: RwLockReadGuard<'v, ()>,
     #[cfg(debug_assertions)]
@@ -287,8 +294,9 @@ impl Live {
         pending.into_iter().chain([&phases.running]).any(|one| one.log.may_show_moved_extents())
     }
 
-    /// Until this is dropped nobody else decides by the count of references of the shared block at `logical`: of two who find that there
-    /// are two and give up one each, the second has to find one.
+    /// Until this is dropped nobody else decides by the count of references of the shared block at
+    /// `logical`: of two who find that there are two and give up one each, the second has to find
+    /// one.
     fn counting(&self, logical: Logical) -> MutexGuard<'_, ()> {
         // Blocks are at least 4 KiB, and mostly 16.
         let index = (logical.0 >> 14) as usize % COUNTING;
@@ -300,8 +308,9 @@ impl Live {
         self.superblock.lock().clone()
     }
 
-    /// Waits until the transaction before the running one is on the devices. The caller holds no handle: that transaction may have been postponed to be
-    /// committed with the running one ([`Engine::enter_committed`]).
+    /// Waits until the transaction before the running one is on the devices. The caller holds no
+    /// handle: that transaction may have been postponed to be committed with the running one
+    /// ([`Engine::enter_committed`]).
     ///
     /// # Errors
     /// `EROFS` when something failed.
@@ -332,7 +341,8 @@ impl Live {
         self.committed.notify_all();
     }
 
-    /// How many blocks of the transaction before the running one are in memory, and how many of that.
+    /// How many blocks of the transaction before the running one are in memory, and how many of
+    /// that.
     #[cfg(test)]
     pub(crate) fn blocks_in_memory(&self) -> [usize; 2] {
         let phases = self.phases.read();
@@ -340,7 +350,8 @@ impl Live {
         [phases.before.as_ref().map_or(0, count), count(&phases.running)]
     }
 
-    /// Whether the data at `logical` had other owners before the transaction that is being written, if one is.
+    /// Whether the data at `logical` had other owners before the transaction that is being written,
+    /// if one is.
     fn was_shared(&self, logical: Logical) -> bool {
         let phases = self.phases.read();
         let before = phases.before.as_ref().filter(|_| !phases.is_complete);
@@ -364,7 +375,8 @@ impl Live {
         if let Some(tree) = self.trees.read().get(&id) {
             return Ok(tree.clone());
         }
-        // Two threads may look it up at once; the first to store it wins, and nothing was changed by then.
+        // Two threads may look it up at once; the first to store it wins, and nothing was changed
+        // by then.
         let stored = crate::subvolume::stored_root(volume, id)?;
         crate::subvolume::require_one_root_item(volume, id)?;
         crate::subvolume::require_own_root(volume, &stored.root)?;
@@ -473,7 +485,8 @@ impl Engine {
 }
 
 impl Engine {
-    /// Joins the running transaction when the one before it is on the devices: until the handle is dropped the last commit stays that one.
+    /// Joins the running transaction when the one before it is on the devices: until the handle is
+    /// dropped the last commit stays that one.
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
@@ -490,7 +503,8 @@ impl Engine {
         }
     }
 
-    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed items go to.
+    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed
+    /// items go to.
     pub(crate) fn dirty_tree_bytes(&self) -> Result<u64> {
         let live = self.live()?;
         let blocks = live.phases.read().running.dirty.len();
@@ -579,17 +593,13 @@ impl<'v> Handle<'v> {
         self.live.new_features.fetch_or(feature.0, Ordering::Relaxed);
         if self.live.superblock.lock().incompat_flags.get() & feature.0 != feature.0 {
             // A log is written with the superblock of the last commit.
-            self.log().obstruct(Obstacle::NewFeature);
+            self.obstruct(Obstacle::NewFeature);
         }
     }
 
     /// Until this is dropped no checksums are looked for.
     pub(crate) fn checksums_changing(&self) -> RwLockWriteGuard<'v, ()> {
         self.live.checksums.write()
-    }
-
-    pub(crate) fn latching(&self) -> Latching {
-        self.live.latching
     }
 
     pub(crate) fn stats(&self) -> &'v Counters {
@@ -604,7 +614,7 @@ impl<'v> Handle<'v> {
         change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
     ) -> Result<T> {
         let tree = self.live.tree(self.volume, id)?;
-        self.whole(|| change(TreeWriter::new(self, &tree)))
+        self.whole(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
     }
 
     /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
@@ -617,13 +627,19 @@ impl<'v> Handle<'v> {
         &self.transaction.usage
     }
 
+    /// From here on each fsync makes a commit, until there is one: no log can tell of what the
+    /// transaction does.
+    pub(crate) fn obstruct(&self, obstacle: Obstacle) {
+        self.log().obstruct(obstacle);
+    }
+
     /// The log of the running transaction.
     pub(crate) fn log(&self) -> &Log {
         &self.transaction.log
     }
 
-    /// Whether the block that a pointer in `tree` leads to may be changed: the transaction made it, and if it is a log's, it was not
-    /// written since.
+    /// Whether the block that a pointer in `tree` leads to may be changed: the transaction made it,
+    /// and if it is a log's, it was not written since.
     pub(crate) fn owns(&self, tree: TreeId, generation: Generation, logical: Logical) -> bool {
         generation == self.generation() && (tree != TreeId::TREE_LOG || self.log().owns(logical))
     }
@@ -670,7 +686,8 @@ impl<'v> Handle<'v> {
         Ok(root_at(TreeId::TREE_LOG, &*self.empty_block(TreeId::TREE_LOG, 0)?))
     }
 
-    /// Makes the only block of the tree `id`, a leaf with these items. Nobody knows of the tree before it has a root item.
+    /// Makes the only block of the tree `id`, a leaf with these items. Nobody knows of the tree
+    /// before it has a root item.
     pub(crate) fn new_root(&self, id: TreeId, items: &[(Key, Vec<u8>)]) -> Result<TreeRoot> {
         let mut leaf = self.empty_block(id, 0)?;
         let items = items.iter().map(|(key, data)| (*key, &data[..]));
@@ -678,8 +695,8 @@ impl<'v> Handle<'v> {
         Ok(root_at(id, &leaf))
     }
 
-    /// Makes the root of the tree `id` as a copy of that of `tree`: from now on both share everything below. Nobody knows of the new tree before it has
-    /// a root item.
+    /// Makes the root of the tree `id` as a copy of that of `tree`: from now on both share
+    /// everything below. Nobody knows of the new tree before it has a root item.
     pub(crate) fn copy_root(&self, tree: &Tree, id: TreeId) -> Result<TreeRoot> {
         let root = *tree.root.read();
         let old = self.volume.block(&root.expected())?;
@@ -693,7 +710,7 @@ impl<'v> Handle<'v> {
         let superblock = self.volume.superblock();
         let identity = BlockIdentity {
             metadata_uuid: superblock.metadata_uuid,
-            chunk_tree_uuid: self.volume.chunk_tree_uuid(),
+            chunk_tree_uuid: self.volume.storage.chunk_tree_uuid(),
             logical,
             generation: self.generation(),
             owner: tree,
@@ -791,7 +808,8 @@ impl<'v> Handle<'v> {
         self.transaction.refs.add_new(at, len, kind, owner);
     }
 
-    /// Has a range that was taken, and that no extent is in, stay untouched until this transaction is on the devices. Then it is free.
+    /// Has a range that was taken, and that no extent is in, stay untouched until this transaction
+    /// is on the devices. Then it is free.
     pub(crate) fn pin(&self, logical: Logical, len: u64) {
         self.transaction.pinned.lock().push(logical.0..logical.0 + len);
     }
@@ -830,8 +848,8 @@ fn is_named_by_superblock(id: TreeId) -> bool {
     matches!(id, TreeId::ROOT | TreeId::CHUNK)
 }
 
-/// Whether a commit changes this tree for what was changed in others: it runs their delayed references,
-/// and keeps their quotas.
+/// Whether a commit changes this tree for what was changed in others: it runs their delayed
+/// references, and keeps their quotas.
 fn is_of_commits(id: TreeId) -> bool {
     matches!(
         id,

@@ -13,20 +13,18 @@
 mod descent;
 mod write;
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::block::TreeBlock;
-use crate::transaction::{Live, ReadLatch, latch_shared};
-use crate::volume::Engine;
+use crate::block::{Held, TreeBlock};
 use descent::Descent;
-pub(crate) use write::{ItemEdit, Tree, TreeWriter};
+pub(crate) use write::{ItemEdit, Owns, TreeWriter};
+pub use write::{Latching, Unlock};
 
 /// Where a tree begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +62,32 @@ impl TreeRoot {
     }
 }
 
+/// Where a tree's blocks come from.
+pub(crate) trait Blocks {
+    /// Whether trees may change while they are read.
+    fn is_changing(&self) -> bool;
+
+    /// How often space became free that a search on its way may have looked at: what it found may
+    /// be something else when this has changed since it began.
+    fn epoch(&self) -> u64;
+
+    /// The block that `expected` describes, as it is now.
+    fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>>;
+
+    /// The block that the pointer at `slot` of `node` leads to, in the tree `owner`. Leaves behind
+    /// it may be read ahead.
+    fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>>;
+
+    /// The root block of the tree `id`, which nobody changes or replaces while it is held.
+    ///
+    /// # Errors
+    /// `ENOENT` when the tree was deleted.
+    fn hold_root(&self, id: TreeId) -> Result<Held>;
+
+    /// The block that `expected` describes, which nobody changes while it is held.
+    fn hold(&self, expected: &Expected) -> Result<Held>;
+}
+
 /// A block on the way to an item.
 struct Step {
     block: Arc<TreeBlock>,
@@ -72,69 +96,20 @@ struct Step {
     upper: Option<Key>,
 }
 
-/// A block on the way of a reader: committed blocks never change, others are held by their latch.
-enum Held {
-    Committed(Arc<TreeBlock>),
-    Latched(ReadLatch),
-}
-
-impl Deref for Held {
-    type Target = TreeBlock;
-
-    fn deref(&self) -> &TreeBlock {
-        match self {
-            Self::Committed(block) => block,
-            Self::Latched(latch) => latch,
-        }
-    }
-}
-
-impl Held {
-    fn share(&self) -> Arc<TreeBlock> {
-        match self {
-            Self::Committed(block) => block.clone(),
-            Self::Latched(latch) => Arc::clone(latch),
-        }
-    }
-}
-
-impl TreeBlock {
-    /// What the block that the pointer at `slot` leads to must be, in the tree `owner`.
-    pub(crate) fn child_expected(&self, slot: usize, owner: TreeId) -> Expected {
-        let pointer = &self.pointers()[slot];
-        Expected {
-            logical: pointer.logical(),
-            level: self.header().level - 1,
-            generation: Generation(pointer.generation.get()),
-            owner,
-            first_key: Some(pointer.key.get()),
-        }
-    }
-}
-
-impl Engine {
-    fn hold(&self, live: &Live, expected: &Expected) -> Result<Held> {
-        match live.recent_block(expected.generation, expected.logical) {
-            Some(latch) => Ok(Held::Latched(latch_shared(&latch, &live.stats))),
-            None => self.committed_block(expected).map(Held::Committed),
-        }
-    }
-}
-
 /// A place in a tree, on an item or behind the last one.
 pub struct Cursor<'v> {
-    volume: &'v Engine,
+    blocks: &'v dyn Blocks,
     id: TreeId,
-    /// What can change, unless the tree is one that nobody changes.
-    live: Option<&'v Live>,
+    /// Whether others may change the tree meanwhile.
+    is_changing: bool,
     /// From the root to the leaf. Empty once the cursor has passed the last item.
     path: Vec<Step>,
 }
 
 impl<'v> Cursor<'v> {
     /// Stands on the first item whose key is `key` or greater.
-    pub fn seek(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
-        let mut cursor = Self::seek_floor(volume, root, key)?;
+    pub(crate) fn seek(blocks: &'v dyn Blocks, root: TreeRoot, key: Key) -> Result<Self> {
+        let mut cursor = Self::seek_floor(blocks, root, key)?;
         if cursor.item().is_some_and(|(found, _)| found < key) {
             cursor.advance()?;
         }
@@ -142,21 +117,23 @@ impl<'v> Cursor<'v> {
     }
 
     /// Stands on the last item whose key is `key` or less, or else on the first item.
-    pub fn seek_floor(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
-        // Nobody changes a log that is pending, or knows it by its id; one that is being written has a lock of its own.
-        let live = volume.live_part().filter(|_| root.id != TreeId::TREE_LOG);
-        let mut cursor = Self { volume, id: root.id, live, path: Vec::with_capacity(4) };
-        match live {
-            Some(live) => cursor.seek_live(live, key)?,
-            None => cursor.seek_still(root, key)?,
+    pub(crate) fn seek_floor(blocks: &'v dyn Blocks, root: TreeRoot, key: Key) -> Result<Self> {
+        // Nobody changes a log that is pending, or knows it by its id; one that is being written
+        // has a lock of its own.
+        let is_changing = blocks.is_changing() && root.id != TreeId::TREE_LOG;
+        let mut cursor = Self { blocks, id: root.id, is_changing, path: Vec::with_capacity(4) };
+        if is_changing {
+            cursor.seek_changing(key)?;
+        } else {
+            cursor.seek_still(root, key)?;
         }
         Ok(cursor)
     }
 
-    /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and that commit is on the devices: so nothing
-    /// that it has is free.
-    pub(crate) fn seek_committed(volume: &'v Engine, root: TreeRoot, key: Key) -> Result<Self> {
-        let mut cursor = Self::seek_committed_floor(volume, root, key)?;
+    /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and
+    /// that commit is on the devices: so nothing that it has is free.
+    pub(crate) fn seek_committed(blocks: &'v dyn Blocks, root: TreeRoot, key: Key) -> Result<Self> {
+        let mut cursor = Self::seek_committed_floor(blocks, root, key)?;
         if cursor.item().is_some_and(|(found, _)| found < key) {
             cursor.advance()?;
         }
@@ -165,17 +142,18 @@ impl<'v> Cursor<'v> {
 
     /// As [`seek_floor`](Self::seek_floor), in the same.
     pub(crate) fn seek_committed_floor(
-        volume: &'v Engine,
+        blocks: &'v dyn Blocks,
         root: TreeRoot,
         key: Key,
     ) -> Result<Self> {
-        let mut cursor = Self { volume, id: root.id, live: None, path: Vec::with_capacity(4) };
+        let path = Vec::with_capacity(4);
+        let mut cursor = Self { blocks, id: root.id, is_changing: false, path };
         cursor.seek_still(root, key)?;
         Ok(cursor)
     }
 
     fn seek_still(&mut self, root: TreeRoot, key: Key) -> Result<()> {
-        let block = self.volume.block(&root.expected())?;
+        let block = self.blocks.block(&root.expected())?;
         if !block.is_empty() {
             let mut descent = Descent::to(key);
             self.push(block, None, |block| descent.floor(block).unwrap_or(0))?;
@@ -185,33 +163,29 @@ impl<'v> Cursor<'v> {
 
     /// The same in a tree that others change meanwhile.
     ///
-    /// A way down that began before a commit may meet an address that the commit freed and that was used
-    /// again. What it finds there is not what the pointer says, and the search begins anew.
-    fn seek_live(&mut self, live: &Live, key: Key) -> Result<()> {
-        let tree = live.tree(self.volume, self.id)?;
+    /// A way down that began before a commit may meet an address that the commit freed and that was
+    /// used again. What it finds there is not what the pointer says, and the search begins anew.
+    fn seek_changing(&mut self, key: Key) -> Result<()> {
         loop {
-            tree.require_alive()?;
-            let epoch = live.epoch.load(Ordering::Acquire);
-            match self.try_seek_live(live, &tree, key) {
-                Err(Error::Corrupt(_)) if live.epoch.load(Ordering::Acquire) != epoch => {}
+            let epoch = self.blocks.epoch();
+            match self.try_seek_changing(key) {
+                Err(Error::Corrupt(_)) if self.blocks.epoch() != epoch => {}
                 other => return other,
             }
         }
     }
 
     /// Goes down with lock coupling, and keeps the leaf as it was when it was reached.
-    fn try_seek_live(&mut self, live: &Live, tree: &Tree, key: Key) -> Result<()> {
+    fn try_seek_changing(&mut self, key: Key) -> Result<()> {
         self.path.clear();
-        let root = tree.share_root(&live.stats);
-        let mut held = self.volume.hold(live, &root.expected())?;
-        drop(root);
+        let mut held = self.blocks.hold_root(self.id)?;
         let (mut descent, mut upper) = (Descent::to(key), None);
         while !held.is_leaf() {
             let slot = descent.floor(&held).unwrap_or(0);
             if slot + 1 < held.len() {
                 upper = Some(held.key(slot + 1));
             }
-            let child = self.volume.hold(live, &held.child_expected(slot, self.id))?;
+            let child = self.blocks.hold(&held.child_expected(slot, self.id))?;
             held = child;
         }
         if !held.is_empty() {
@@ -249,7 +223,8 @@ impl<'v> Cursor<'v> {
         Some(block.key(slot.checked_sub(1)?))
     }
 
-    /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf. It goes on behind them.
+    /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf.
+    /// It goes on behind them.
     pub(crate) fn take_run(&mut self, last: Key) -> Result<Option<(Arc<TreeBlock>, Range<usize>)>> {
         let Some(step) = self.path.last_mut() else { return Ok(None) };
         let (from, len) = (step.slot, step.block.len());
@@ -265,8 +240,8 @@ impl<'v> Cursor<'v> {
 
     /// Goes on to the next item.
     pub fn advance(&mut self) -> Result<()> {
-        if let Some(live) = self.live {
-            return self.advance_live(live);
+        if self.is_changing {
+            return self.advance_changing();
         }
         while let Some(step) = self.path.last_mut() {
             step.slot += 1;
@@ -279,9 +254,9 @@ impl<'v> Cursor<'v> {
         Ok(())
     }
 
-    /// Behind the last item of a leaf, the next leaf is searched for by its first key. When that one is gone
-    /// meanwhile, the search ends on an item before it, and goes on from there.
-    fn advance_live(&mut self, live: &Live) -> Result<()> {
+    /// Behind the last item of a leaf, the next leaf is searched for by its first key. When that
+    /// one is gone meanwhile, the search ends on an item before it, and goes on from there.
+    fn advance_changing(&mut self) -> Result<()> {
         let Some(left) = self.item().map(|(key, _)| key) else { return Ok(()) };
         while let Some(step) = self.path.last_mut() {
             if step.slot + 1 < step.block.len() {
@@ -292,7 +267,7 @@ impl<'v> Cursor<'v> {
                 self.path.clear();
                 break;
             };
-            self.seek_live(live, upper)?;
+            self.seek_changing(upper)?;
             if self.item().is_some_and(|(key, _)| key > left) {
                 break;
             }
@@ -319,7 +294,7 @@ impl<'v> Cursor<'v> {
             && !block.is_leaf()
         {
             let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { *upper };
-            let child = self.volume.child(block, *slot, self.id)?;
+            let child = self.blocks.child(block, *slot, self.id)?;
             let last = child.key(child.len() - 1);
             if let Some(upper) = upper.filter(|&upper| last >= upper) {
                 return Err(Error::corrupt_at(
@@ -337,12 +312,12 @@ impl<'v> Cursor<'v> {
 
 /// Calls `found` with the data of the item with exactly this key; `None` when there is none.
 pub(crate) fn with_item<T>(
-    volume: &Engine,
+    blocks: &dyn Blocks,
     root: TreeRoot,
     key: Key,
     found: impl FnOnce(&[u8]) -> Result<T>,
 ) -> Result<Option<T>> {
-    let cursor = Cursor::seek_floor(volume, root, key)?;
+    let cursor = Cursor::seek_floor(blocks, root, key)?;
     match cursor.item() {
         Some((at, data)) if at == key => found(data).map(Some),
         _ => Ok(None),

@@ -1,10 +1,11 @@
 //! Many files, made and removed by many threads, in a directory of each thread and all in one.
 //!
-//! All files are made and committed; the volume is opened again and half of them are removed in random
-//! order. Then `btrfs check` finds nothing, and our own reader finds the other half and nothing else.
+//! All files are made and committed; the volume is opened again and half of them are removed in
+//! random order. Then `btrfs check` finds nothing, and our own reader finds the other half and
+//! nothing else.
 //!
-//! `cargo xtask campaign files` does it with a million files in release mode, and prints how fast that was and
-//! how much memory it took.
+//! `cargo xtask campaign files` does it with a million files in release mode, and prints how fast
+//! that was and how much memory it took.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;

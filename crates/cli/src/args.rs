@@ -63,8 +63,8 @@ A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an imag
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
 VOLUME may be a disk with partitions: the one that holds btrfs is the volume, and FILE@PARTITION names \
-one by number, label or UUID. A qcow2 is read and written; VDI, VHD, VMDK, and what gzip, xz or zstd \
-compressed, are read.
+one by number, label or UUID. A qcow2 or VMDK is read and written; VDI, VHD, VHDX, and what gzip, xz or \
+zstd compressed, are read.
 
 While a volume is mounted with `offshoot mount`, a path in it is a place too, for info, ls, property, \
 scrub, stat, stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it. \
@@ -323,7 +323,8 @@ pub(crate) struct LayerArguments {
     /// contents look like an image is raw
     #[arg(long, value_name = "FORMAT")]
     pub(crate) image_format: Option<ImageFormat>,
-    /// Open the backing files that a qcow2 names, too
+    /// Open the backing files that a qcow2 names, too, and what a VMDK names that is no plain file
+    /// beside it
     #[arg(long)]
     pub(crate) backing: bool,
     /// Read an internal snapshot of a qcow2, by its name or id

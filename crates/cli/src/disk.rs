@@ -101,7 +101,16 @@ impl Disk {
         if whole.name.partition.is_none() {
             return whole.partition(path, None);
         }
-        let contents = Contents::read(&*whole.device, &whole.name.file)?;
+        let contents = whole.contents()?;
+        if contents.is_table_guessed {
+            // What is in one partition may be the rest of an older layout.
+            let file = whole.name.file.display();
+            let message = format!(
+                "{file}: its MBR seems to count in sectors of 4096 bytes, and a file does not say \
+                 so: attach it (losetup --sector-size 4096 -f {file}), and name the device"
+            );
+            return Err(Failure::Refused(message));
+        }
         let chosen = contents.choose(&whole.name, false)?;
         whole.partition(path, chosen)
     }

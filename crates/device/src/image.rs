@@ -7,7 +7,9 @@
 //! | image | read | written | by |
 //! |---|---|---|---|
 //! | qcow2, versions 2 and 3 | yes | yes | [`qcow2`] |
-//! | VDI, VHD, VHDX, VMDK with sparse extents | yes | no | [`mapped`] |
+//! | VMDK, sparse and flat | yes | yes | [`vmdk`] |
+//! | VMDK, stream-optimised | yes | no | [`vmdk`] |
+//! | VDI, VHD, VHDX | yes | no | [`mapped`] |
 //! | gzip, xz, zstd over any of these | yes | no | [`unpacked`] |
 //!
 //! What is not read is refused with the command that makes something readable of it.
@@ -16,7 +18,8 @@
 //!
 //! 1. An image is what its first bytes (a fixed VHD: its last sector) say. Who knows better, opens
 //!    the file as it is.
-//! 2. No other file is opened here. What an image needs besides, a backing file, the caller gives.
+//! 2. No other file is opened here. What an image needs besides, a backing file or the files that a
+//!    descriptor names, the caller gives.
 //! 3. Tables are read whole only up to [`TABLE_BYTES_MAX`], whatever an image says of their size.
 
 /// What a disk answers that is only read, in its implementation of `BlockDevice`.
@@ -39,6 +42,7 @@ macro_rules! read_only {
 mod mapped;
 mod qcow2;
 mod unpacked;
+mod vmdk;
 
 use std::fmt;
 use std::io;
@@ -46,6 +50,7 @@ use std::sync::Arc;
 
 use crate::BlockDevice;
 pub use qcow2::{Qcow2Header, Qcow2Options, Qcow2Snapshot, open_qcow2};
+pub use vmdk::{VmdkDescriptor, VmdkFile, open_vmdk};
 
 /// How large a table of an image may be: with blocks of 64 KiB it is enough for a disk of 64 TiB.
 const TABLE_BYTES_MAX: u64 = 32 << 20;
@@ -101,10 +106,10 @@ impl ImageKind {
         matches!(self, Self::Gzip | Self::Xz | Self::Zstd)
     }
 
-    /// Whether images of this kind are read here at all.
+    /// Whether images of this kind are written here.
     #[must_use]
-    pub fn is_read(self) -> bool {
-        self != Self::VmdkDescriptor
+    pub fn is_written(self) -> bool {
+        matches!(self, Self::Qcow2 | Self::Vmdk | Self::VmdkDescriptor)
     }
 
     /// What `device` is; `None` for a plain disk.
@@ -120,16 +125,20 @@ impl ImageKind {
             (0, b"conectix", Self::Vhd),
             (0, b"vhdxfile", Self::Vhdx),
             (0, b"KDMV", Self::Vmdk),
+            (0, vmdk::COWD, Self::Vmdk),
             (0, b"# Disk DescriptorFile", Self::VmdkDescriptor),
             (64, &[0x7f, 0x10, 0xda, 0xbe], Self::Vdi),
             (0, &[0x1f, 0x8b, 8], Self::Gzip),
             (0, b"\xfd7zXZ\0", Self::Xz),
             (0, &[0x28, 0xb5, 0x2f, 0xfd], Self::Zstd),
-            (0, &[0x5e, 0x2a, 0x4d, 0x18], Self::Zstd),
         ];
         let found = signatures.iter().find(|(at, bytes, _)| start[*at..].starts_with(bytes));
         if let Some((_, _, kind)) = found {
             return Ok(Some(*kind));
+        }
+        // A frame that decoders skip may be the first one, as with pzstd.
+        if start[0] & 0xf0 == 0x50 && start[1..4] == [0x2a, 0x4d, 0x18] {
+            return Ok(Some(Self::Zstd));
         }
         Ok(mapped::is_fixed_vhd(device)?.then_some(Self::Vhd))
     }
@@ -148,12 +157,9 @@ pub fn open_image(
         ImageKind::Vdi => mapped::vdi(below),
         ImageKind::Vhd => mapped::vhd(below),
         ImageKind::Vhdx => mapped::vhdx::open(below),
-        ImageKind::Vmdk => mapped::vmdk(below),
-        ImageKind::Gzip | ImageKind::Xz | ImageKind::Zstd => unpacked::open(&*below, kind),
-        ImageKind::VmdkDescriptor => Err(unsupported(
-            "it only names the files with the data; name such a file itself (NAME-flat.vmdk), or \
-             make one image of all: qemu-img convert -O qcow2 IN OUT",
-        )),
+        ImageKind::Vmdk => open_vmdk(below, false),
+        ImageKind::Gzip | ImageKind::Xz | ImageKind::Zstd => unpacked::open(&below, kind),
+        ImageKind::VmdkDescriptor => Err(unsupported("its files are opened by its descriptor")),
         ImageKind::Qcow2 => Err(unsupported("a qcow2 is opened by its header")),
     }
 }

@@ -32,7 +32,7 @@
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
 //! | [`WindowDevice`] | a part of another one: a partition ([`PartitionTable`]), a volume at an offset |
-//! | [`open_qcow2`], [`open_image`] | the disk in an image ([`ImageKind`]) of another one |
+//! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image ([`ImageKind`]) of another one |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
 //! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
 //! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |
@@ -53,7 +53,10 @@ use std::{fmt, ops};
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
 pub use fault::{Fault, FaultDevice, Requests};
 pub use file::FileDevice;
-pub use image::{ImageKind, Qcow2Header, Qcow2Options, Qcow2Snapshot, open_image, open_qcow2};
+pub use image::{
+    ImageKind, Qcow2Header, Qcow2Options, Qcow2Snapshot, VmdkDescriptor, VmdkFile, open_image,
+    open_qcow2, open_vmdk,
+};
 pub use memory::{MemoryBudget, MemoryDevice};
 pub use partition::{Partition, PartitionTable, TableKind};
 pub use window::WindowDevice;

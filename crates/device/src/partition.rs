@@ -94,8 +94,17 @@ impl PartitionTable {
     pub fn read(device: &dyn BlockDevice) -> io::Result<Option<Self>> {
         match gpt::read(device)? {
             Some(table) => Ok(Some(table)),
-            None => mbr::read(device),
+            None => mbr::read(device, device.logical_sector_bytes().unwrap_or(512)),
         }
+    }
+
+    /// The MBR on `device`, read as on a disk with sectors of so many bytes. A file does not say
+    /// how large they are, nor does an MBR; what the partitions hold then may show it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_mbr(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<Option<Self>> {
+        mbr::read(device, sector_bytes)
     }
 }
 

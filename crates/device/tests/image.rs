@@ -45,6 +45,8 @@ fn hostile_images() {
         ("vhdx", "-o block_size=1M"),
         ("vmdk", ""),
         ("vmdk", "-o subformat=streamOptimized"),
+        ("vmdk", "-o subformat=monolithicFlat"),
+        ("vmdk", "-o subformat=twoGbMaxExtentSparse"),
     ] {
         images.push(made(dir.path(), format, "", options));
     }

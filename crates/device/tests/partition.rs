@@ -234,6 +234,27 @@ fn an_mbr_with_logical_partitions() {
     }
 }
 
+/// A file does not say how large the sectors are in which an MBR counts; the caller may.
+#[test]
+fn an_mbr_that_counts_in_large_sectors() {
+    let mut bytes = vec![0; 1 << 20];
+    mbr_entry(&mut bytes, 0, 0x83, 1, 99);
+    mbr_entry(&mut bytes, 1, 0x05, 100, 50);
+    mbr_entry(&mut bytes[100 * 4096..], 0, 0x83, 2, 10);
+    // The chain where small sectors would have it.
+    mbr_entry(&mut bytes[100 * 512..], 0, 0x83, 3, 10);
+    for (sector_bytes, logical) in [(4096, 102), (512, 103)] {
+        let table = PartitionTable::read_mbr(&*disk(&bytes, MIB), sector_bytes);
+        let table = table.expect("it is right").expect("there is one");
+        let found = table.partitions.iter().map(|one| (one.number, one.range.clone()));
+        let range = |first: u64, count| first * sector_bytes..(first + count) * sector_bytes;
+        assert_eq!(found.collect::<Vec<_>>(), [(1, range(1, 99)), (5, range(logical, 10))]);
+        assert_eq!(table.warning, None);
+    }
+    let table = read(&bytes).expect("it is right").expect("there is one");
+    assert_eq!(table.partitions[0].range.start, 512, "a device that says nothing");
+}
+
 #[test]
 fn boot_sectors_are_no_tables() {
     // Only the mark; code where the entries would be; an MBR whose GPT is missing.

@@ -6,10 +6,12 @@ use crate::nodes::number;
 use crate::options::Owner;
 use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
 
-/// How long the kernel may believe what it is told, in seconds. Nobody but the kernel changes what is mounted, so that is as long as it likes.
+/// How long the kernel may believe what it is told, in seconds. Nobody but the kernel changes what
+/// is mounted, so that is as long as it likes.
 const FOREVER_SECS: u64 = 365 * 24 * 3600;
 
-/// How long it may believe what changes by itself: the space of a file is a guess until what was written is stored.
+/// How long it may believe what changes by itself: the space of a file is a guess until what was
+/// written is stored.
 const GUESS_SECS: u64 = 1;
 
 /// When what was written is stored at the latest, in seconds, but for who asks to wait longer.

@@ -1,11 +1,13 @@
 //! What the kernel is told to forget, because somebody else has changed what is mounted.
 //!
-//! A message about a name waits in the kernel for the lock of the directory, which a program may hold while it waits for an answer. So who sends one
-//! holds nothing that any answer could wait for, and is no thread that gives answers. On the other hand nothing that was looked up before comes
-//! back into the caches after it: a lookup holds that lock too.
+//! A message about a name waits in the kernel for the lock of the directory, which a program may
+//! hold while it waits for an answer. So who sends one holds nothing that any answer could wait
+//! for, and is no thread that gives answers. On the other hand nothing that was looked up before
+//! comes back into the caches after it: a lookup holds that lock too.
 //!
-//! While such a message waits nothing ends its thread, SIGKILL neither. Where it waits for an answer of a process that was killed, the mount hangs
-//! until root takes it away by force (`umount -f`).
+//! While such a message waits nothing ends its thread, SIGKILL neither. Where it waits for an
+//! answer of a process that was killed, the mount hangs until root takes it away by force
+//! (`umount -f`).
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -40,14 +42,17 @@ impl KernelCaches {
         Self { device, root, nodes, mappable }
     }
 
-    /// Leaves to the mount the opening that the caller has of `file`, which is about to lose its name: it ends when the kernel, which uses the file
-    /// for programs, forgets it. `false` when the kernel does not know the file, or one is left to the mount already: then it stays the caller's.
+    /// Leaves to the mount the opening that the caller has of `file`, which is about to lose its
+    /// name: it ends when the kernel, which uses the file for programs, forgets it. `false` when
+    /// the kernel does not know the file, or one is left to the mount already: then it stays the
+    /// caller's.
     #[must_use]
     pub fn hold(&self, file: FileId) -> bool {
         self.nodes.hold(file)
     }
 
-    /// Waits until the kernel has forgotten `file`, but no longer than `patience`: programs may be using it. Whether it has.
+    /// Waits until the kernel has forgotten `file`, but no longer than `patience`: programs may be
+    /// using it. Whether it has.
     #[must_use]
     pub fn wait_until_forgotten(&self, file: FileId, patience: Duration) -> bool {
         const PAUSE: Duration = Duration::from_millis(2);
@@ -61,7 +66,8 @@ impl KernelCaches {
         true
     }
 
-    /// Has the kernel look up anew what `name` in `dir` leads to, list the directory anew, and ask for its attributes.
+    /// Has the kernel look up anew what `name` in `dir` leads to, list the directory anew, and ask
+    /// for its attributes.
     ///
     /// # Errors
     /// Those of the host.
@@ -74,7 +80,8 @@ impl KernelCaches {
         self.forget_contents(parent)
     }
 
-    /// Has the kernel send what programs have stored through mappings until now, and waits until that is answered. `syncfs` waits for it in older kernels only.
+    /// Has the kernel send what programs have stored through mappings until now, and waits until
+    /// that is answered. `syncfs` waits for it in older kernels only.
     ///
     /// # Errors
     /// Those of the host.
@@ -89,7 +96,8 @@ impl KernelCaches {
         self.tell(notice::INVAL_INODE, &[whole.as_bytes()])
     }
 
-    /// Has the kernel ask for the attributes of `file` before it uses them again. This waits for nobody, so threads that give answers may send it.
+    /// Has the kernel ask for the attributes of `file` before it uses them again. This waits for
+    /// nobody, so threads that give answers may send it.
     ///
     /// # Errors
     /// Those of the host.
@@ -101,7 +109,8 @@ impl KernelCaches {
     fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<()> {
         let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        // A number that no request has says that this is no answer, and then the error says what it is.
+        // A number that no request has says that this is no answer, and then the error says what it
+        // is.
         let header = OutHeader { len, error: code, unique: 0 };
         let mut all = vec![IoSlice::new(header.as_bytes())];
         all.extend(parts.iter().map(|part| IoSlice::new(part)));

@@ -1,5 +1,6 @@
-//! The CPUs that the machine may ever have. The kernel puts a request into the queue of the CPU that it is made on, and sends none over io_uring before
-//! all queues are served, those of CPUs that are not there among them.
+//! The CPUs that the machine may ever have. The kernel puts a request into the queue of the CPU
+//! that it is made on, and sends none over io_uring before all queues are served, those of CPUs
+//! that are not there among them.
 
 use std::io;
 

@@ -1,9 +1,12 @@
 //! Requests and answers over `/dev/fuse`: a read takes one request, a write sends one answer.
 //!
-//! A request stays with the open file that it was read from, with its lock and its lists. Threads that share one would wait for each other there, so every thread
-//! has an opening of its own that is joined to the mount, with a request that the standard library does not know. That is what is unsafe
-//! here: the kernel reads one number through the pointer that it is given. All are opened when it is mounted, one for each thread that may wait for a request, because later
-//! the process may not be allowed to open anything; more threads than that share them. Where the device cannot be opened a second time, all do.
+//! A request stays with the open file that it was read from, with its lock and its lists. Threads
+//! that share one would wait for each other there, so every thread has an opening of its own that
+//! is joined to the mount, with a request that the standard library does not know. That is what is
+//! unsafe here: the kernel reads one number through the pointer that it is given. All are opened
+//! when it is mounted, one for each thread that may wait for a request, because later the process
+//! may not be allowed to open anything; more threads than that share them. Where the device cannot
+//! be opened a second time, all do.
 
 #![expect(unsafe_code, reason = "one ioctl, as the essay says")]
 
@@ -36,7 +39,8 @@ pub(crate) fn open() -> Result<OwnedFd, Errno> {
 pub(crate) fn join(device: &Arc<OwnedFd>) -> Arc<OwnedFd> {
     let joined = open().and_then(|new| {
         let number = u32::try_from(device.as_raw_fd()).expect("descriptors are not negative");
-        // SAFETY: the request takes a pointer to a `u32`, which `Setter` gives it, and keeps nothing of it.
+        // SAFETY: the request takes a pointer to a `u32`, which `Setter` gives it, and keeps
+        // nothing of it.
         unsafe { ioctl(&new, Setter::<CLONE, u32>::new(number)) }.map(|()| new)
     });
     joined.map_or_else(|_| device.clone(), Arc::new)

@@ -1,8 +1,9 @@
 //! From a request to a call of the filesystem, and from its result to an answer.
 //!
-//! Requests are answered one by one, by whatever thread they come to, and hold nothing in common but the table of nodes. The kernel
-//! keeps apart what may not happen at once: while a name is made, removed or moved nobody else changes that directory, and who may
-//! do something was checked before it is asked for (`default_permissions`).
+//! Requests are answered one by one, by whatever thread they come to, and hold nothing in common
+//! but the table of nodes. The kernel keeps apart what may not happen at once: while a name is
+//! made, removed or moved nobody else changes that directory, and who may do something was checked
+//! before it is asked for (`default_permissions`).
 //!
 //! | module | requests |
 //! |---|---|
@@ -12,9 +13,12 @@
 //! | `data` | open files and what is in them |
 //! | `directory` | the entries of directories |
 //!
-//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of the owner, and with changes of the data by who may not keep them; a directory with the set-group-id bit gives its group to what is made in it.
+//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of
+//! the owner, and with changes of the data by who may not keep them; a directory with the
+//! set-group-id bit gives its group to what is made in it.
 //!
-//! INTERRUPT is not followed: no call of the filesystem can be given up half done, so a request that is interrupted ends as if it were not.
+//! INTERRUPT is not followed: no call of the filesystem can be given up half done, so a request
+//! that is interrupted ends as if it were not.
 
 mod attributes;
 mod data;
@@ -59,8 +63,9 @@ pub(crate) enum Answer {
     Silence,
 }
 
-/// Locks under which permissions are looked at and set again, each for the nodes of a remainder: of two direct writes at a time, and of changes
-/// between them, the kernel does not keep one from the other.
+/// Locks under which permissions are looked at and set again, each for the nodes of a remainder: of
+/// two direct writes at a time, and of changes between them, the kernel does not keep one from the
+/// other.
 #[derive(Default)]
 struct Modes([Mutex<()>; 32]);
 
@@ -117,7 +122,8 @@ impl Dispatcher {
         self.has_rings.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the kernel sends its requests over io_uring. It is known when the first one is answered.
+    /// Whether the kernel sends its requests over io_uring. It is known when the first one is
+    /// answered.
     pub(crate) fn has_rings(&self) -> bool {
         self.has_rings.load(Ordering::Relaxed)
     }
@@ -201,7 +207,8 @@ impl Dispatcher {
         self.has_setxattr_ext.load(Ordering::Relaxed)
     }
 
-    /// The kernel is gone, and with it all that it knew: what it had open and nobody can reach any more goes. Then everything is made durable.
+    /// The kernel is gone, and with it all that it knew: what it had open and nobody can reach any
+    /// more goes. Then everything is made durable.
     pub(crate) fn end(&self) -> Result<()> {
         for file in self.nodes.forget_all() {
             self.release(file);
@@ -213,7 +220,8 @@ impl Dispatcher {
         self.fs.sync()
     }
 
-    /// Lets go of a file that was held. It fails for nobody: what could not be removed is found when the volume is opened again.
+    /// Lets go of a file that was held. It fails for nobody: what could not be removed is found
+    /// when the volume is opened again.
     fn release(&self, file: FileId) {
         if let Err(error) = self.fs.release(file) {
             self.report(&error);

@@ -1,8 +1,9 @@
 //! A process that mounts and unmounts for the one that serves the filesystem.
 //!
-//! Who serves a filesystem reads what nobody may trust, and does well to give its rights away before that. Mounting and unmounting take them: the system calls
-//! those of an administrator, and `fusermount3` that programs may still gain rights. So a second process keeps them, which reads nothing but
-//! these messages. It can do no more than that mount, whoever asks.
+//! Who serves a filesystem reads what nobody may trust, and does well to give its rights away
+//! before that. Mounting and unmounting take them: the system calls those of an administrator, and
+//! `fusermount3` that programs may still gain rights. So a second process keeps them, which reads
+//! nothing but these messages. It can do no more than that mount, whoever asks.
 //!
 //! ```text
 //! serves                helper
@@ -13,8 +14,9 @@
 //!   ends                  ends
 //! ```
 //!
-//! They are messages of a socket (`SOCK_SEQPACKET`), which is the standard input of the helper. A byte stands in front of each answer, so that none is empty: the end of
-//! the socket is. What failed comes as two texts with a zero between them, what was done and the reason.
+//! They are messages of a socket (`SOCK_SEQPACKET`), which is the standard input of the helper. A
+//! byte stands in front of each answer, so that none is empty: the end of the socket is. What
+//! failed comes as two texts with a zero between them, what was done and the reason.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -43,7 +45,8 @@ const FAILED: u8 = b'-';
 /// The longest message. What is behind it is cut off.
 const MAX_BYTES: usize = 4096;
 
-/// The process that mounts and unmounts, seen from the one that serves. It ends when this is dropped, or its owner ends.
+/// The process that mounts and unmounts, seen from the one that serves. It ends when this is
+/// dropped, or its owner ends.
 #[derive(Debug)]
 pub struct Helper {
     /// One asks at a time.

@@ -1,8 +1,10 @@
-//! Ioctls that mean nothing to a mount itself, for whoever serves the filesystem: a way to it that is there in every name space, goes to the right mount by
-//! construction, and leaves nothing behind.
+//! Ioctls that mean nothing to a mount itself, for whoever serves the filesystem: a way to it that
+//! is there in every name space, goes to the right mount by construction, and leaves nothing
+//! behind.
 //!
-//! Only those on open directories are passed on: an open directory has a number of its own here, and the kernel says when it is closed, also when the
-//! program that opened it was killed. So what belongs to who asks can be kept by that number.
+//! Only those on open directories are passed on: an open directory has a number of its own here,
+//! and the kernel says when it is closed, also when the program that opened it was killed. So what
+//! belongs to who asks can be kept by that number.
 
 use offshoot_vfs::Result;
 
@@ -25,7 +27,8 @@ pub struct Ioctl<'a> {
 
 /// Who answers ioctls.
 pub trait Ioctls: Send + Sync {
-    /// The answer, of which nothing is sent when it is longer than there is room for. A thread of the mount waits for it.
+    /// The answer, of which nothing is sent when it is longer than there is room for. A thread of
+    /// the mount waits for it.
     ///
     /// # Errors
     /// Whatever the program that asks is to be told: `ENOTTY` for what is not known.

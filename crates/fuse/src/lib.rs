@@ -1,4 +1,5 @@
-//! A filesystem behind the traits of `offshoot-vfs` as a FUSE mount. Which filesystem that is, is not known here.
+//! A filesystem behind the traits of `offshoot-vfs` as a FUSE mount. Which filesystem that is, is
+//! not known here.
 //!
 //! ```text
 //! kernel <-> transport -> request (decoded) -> dispatch -> vfs call -> output (encoded) -> transport <-> kernel
@@ -22,8 +23,9 @@
 //! | `server` | the threads of a mount |
 //! | `options` | what whoever mounts it decides |
 //!
-//! Nobody but the kernel changes what is mounted, so it may believe what it was told for as long as it likes: names that are there and
-//! names that are not, attributes, data, the entries of directories. Who changes something all the same tells it ([`KernelCaches`]).
+//! Nobody but the kernel changes what is mounted, so it may believe what it was told for as long as
+//! it likes: names that are there and names that are not, attributes, data, the entries of
+//! directories. Who changes something all the same tells it ([`KernelCaches`]).
 
 mod attributes;
 mod caches;

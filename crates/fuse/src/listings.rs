@@ -1,7 +1,8 @@
 //! Where the listings of open directories end.
 //!
-//! A name that is made or moved while its directory is read comes behind all others. So who moves each name that is shown would read
-//! without end, if reading did not stop at the place that was the last one when it began.
+//! A name that is made or moved while its directory is read comes behind all others. So who moves
+//! each name that is shown would read without end, if reading did not stop at the place that was
+//! the last one when it began.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

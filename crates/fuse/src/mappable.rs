@@ -1,7 +1,8 @@
 //! Which files may be written to through a mapping.
 //!
-//! What a program stores in a shared mapping is known to the kernel alone until it sends it, and nobody is told of mappings. But only a file that
-//! is open for reading and writing can have one, and the kernel has sent all of it before it says that such a file is closed.
+//! What a program stores in a shared mapping is known to the kernel alone until it sends it, and
+//! nobody is told of mappings. But only a file that is open for reading and writing can have one,
+//! and the kernel has sent all of it before it says that such a file is closed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,9 @@
-//! Mounting and unmounting: by the system call for whoever may do that, with the help of `fusermount3` for others.
+//! Mounting and unmounting: by the system call for whoever may do that, with the help of
+//! `fusermount3` for others.
 //!
-//! `fusermount3` is set-user-id root and mounts what its caller may mount over; the opened device comes back over a socket whose number is
-//! in its environment. Both ways lead to the same mount, but that users get `nosuid` and `nodev` whatever they ask for.
+//! `fusermount3` is set-user-id root and mounts what its caller may mount over; the opened device
+//! comes back over a socket whose number is in its environment. Both ways lead to the same mount,
+//! but that users get `nosuid` and `nodev` whatever they ask for.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut, Read};
@@ -44,7 +46,8 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
-    /// What is so unless somebody wants it otherwise: `source` can be read and written by whoever mounts it, and programs can be run, but nothing of it gives anybody rights.
+    /// What is so unless somebody wants it otherwise: `source` can be read and written by whoever
+    /// mounts it, and programs can be run, but nothing of it gives anybody rights.
     pub fn new(source: impl Into<OsString>, subtype: &'static str) -> Self {
         Self {
             source: source.into(),
@@ -67,7 +70,8 @@ impl MountOptions {
             | unless(self.exec, MountFlags::NOEXEC)
     }
 
-    /// What both ways are told in words: the kernel checks permissions, and only for whom it may be used is a question.
+    /// What both ways are told in words: the kernel checks permissions, and only for whom it may be
+    /// used is a question.
     fn words(&self) -> Vec<String> {
         let mut words = vec!["default_permissions".to_owned()];
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
@@ -75,7 +79,8 @@ impl MountOptions {
     }
 }
 
-/// Who mounts and unmounts a filesystem. That takes rights which the process that serves it may have given away: then [`Helper`](crate::Helper) asks another one.
+/// Who mounts and unmounts a filesystem. That takes rights which the process that serves it may
+/// have given away: then [`Helper`](crate::Helper) asks another one.
 pub trait Mounter: Send + Sync {
     /// Mounts it; the device that its requests come from.
     ///
@@ -223,7 +228,8 @@ fn finish(helper: &mut std::process::Child) -> io::Result<String> {
     Ok(if said.is_empty() { format!("it ended with {status}") } else { said.to_owned() })
 }
 
-/// What comes over `socket` at once: so many bytes of `message`, none when it has ended, and the descriptor that was sent with them.
+/// What comes over `socket` at once: so many bytes of `message`, none when it has ended, and the
+/// descriptor that was sent with them.
 pub(crate) fn receive(
     socket: impl AsFd,
     message: &mut [u8],

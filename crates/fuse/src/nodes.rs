@@ -1,8 +1,10 @@
 //! Which files the kernel knows, and by which number.
 //!
-//! A file of the filesystem is a [`FileId`]: a number space (a subvolume) and an inode number in it. The kernel wants one number that names a file on
-//! the whole mount, twice: as the *node* that requests are about, and as `st_ino`, which programs take with `st_dev` for the
-//! identity of a file and keep, in archives, indexes and databases of backups. Both are the same number here but for the root, whose node is 1:
+//! A file of the filesystem is a [`FileId`]: a number space (a subvolume) and an inode number in
+//! it. The kernel wants one number that names a file on the whole mount, twice: as the *node* that
+//! requests are about, and as `st_ino`, which programs take with `st_dev` for the identity of a
+//! file and keep, in archives, indexes and databases of backups. Both are the same number here but
+//! for the root, whose node is 1:
 //!
 //! ```text
 //! 63 62          40 39                                    0
@@ -13,19 +15,23 @@
 //! +-+------------------------------------------------------+
 //! ```
 //!
-//! What fits is every file of a volume with fewer than 8 million subvolumes that were ever made, and fewer than 10^12 files ever made in each. The number follows
-//! from the file alone: it is the same after every remount, whatever subvolume is mounted, and no table is needed to tell the file. The number of a file that does not fit
-//! follows from it as well. Should two of them have the same one, which takes a volume that was made for it, the second cannot be used while the
+//! What fits is every file of a volume with fewer than 8 million subvolumes that were ever made,
+//! and fewer than 10^12 files ever made in each. The number follows from the file alone: it is the
+//! same after every remount, whatever subvolume is mounted, and no table is needed to tell the
+//! file. The number of a file that does not fit follows from it as well. Should two of them have
+//! the same one, which takes a volume that was made for it, the second cannot be used while the
 //! first one is.
 //!
 //! # Lookups and forgets
 //!
-//! The kernel counts how often it was told a node, and says with FORGET how many of these it has let go of. The table counts along.
-//! A file that loses its last name while the kernel knows it (somebody has it open, or is in it) is *held*: opened in the filesystem, so that it
-//! can be used until the kernel forgets it. So opening and closing a file need nothing of the filesystem, and also what is open without
-//! being told (pipes, devices, `O_PATH`) stays usable.
+//! The kernel counts how often it was told a node, and says with FORGET how many of these it has
+//! let go of. The table counts along. A file that loses its last name while the kernel knows it
+//! (somebody has it open, or is in it) is *held*: opened in the filesystem, so that it can be used
+//! until the kernel forgets it. So opening and closing a file need nothing of the filesystem, and
+//! also what is open without being told (pipes, devices, `O_PATH`) stays usable.
 //!
-//! Invariant: a held node is in the table, with one opening of its file that is its own. Locks: a shard is locked for a moment, and nothing under it.
+//! Invariant: a held node is in the table, with one opening of its file that is its own. Locks: a
+//! shard is locked for a moment, and nothing under it.
 
 use std::collections::HashMap;
 
@@ -158,8 +164,8 @@ impl Nodes {
         Ok(node)
     }
 
-    /// `file` is about to lose a name: whether it has to be opened to stay usable. If that is answered with yes, the caller opens it, or
-    /// takes it back with [`Nodes::not_held`].
+    /// `file` is about to lose a name: whether it has to be opened to stay usable. If that is
+    /// answered with yes, the caller opens it, or takes it back with [`Nodes::not_held`].
     pub(crate) fn hold(&self, file: FileId) -> bool {
         self.with(file, |node| !std::mem::replace(&mut node.is_held, true)).unwrap_or(false)
     }
@@ -191,7 +197,8 @@ impl Nodes {
         shard.get_mut(&number).filter(|node| node.file == file).map(look)
     }
 
-    /// The kernel has let go of `count` of the times that it was told of `node`; the file, if it is to be released now.
+    /// The kernel has let go of `count` of the times that it was told of `node`; the file, if it is
+    /// to be released now.
     pub(crate) fn forget(&self, node: u64, count: u64) -> Option<FileId> {
         let mut shard = self.shard(node).lock();
         let known = shard.get_mut(&node)?;
@@ -232,7 +239,8 @@ mod tests {
         assert_eq!(nodes.told(ROOT).ok(), Some(ROOT_NODE));
     }
 
-    /// What has another meaning, or does not fit, gets a number all the same: always the same one, and known by it.
+    /// What has another meaning, or does not fit, gets a number all the same: always the same one,
+    /// and known by it.
     #[test]
     fn what_does_not_fit_is_remembered() {
         let nodes = Nodes::new(ROOT);

@@ -38,8 +38,8 @@ pub type Find = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
 ///
 /// Root finds the gate in every directory. Its name is longer than
 /// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so no file has it and no listing shows it. It is a
-/// directory that only root may search, because the kernel keeps a name that root found and shows it to
-/// everybody.
+/// directory that only root may search, because the kernel keeps a name that root found and shows
+/// it to everybody.
 #[derive(Clone)]
 pub struct Gate {
     /// The name of the gate.
@@ -51,7 +51,8 @@ pub struct Gate {
 /// How a filesystem is served.
 #[derive(Clone, Default)]
 pub struct ServeOptions {
-    /// All files are shown with this owner. Then new ones belong to the owner of the directory that they are made in, and no owner can be changed.
+    /// All files are shown with this owner. Then new ones belong to the owner of the directory that
+    /// they are made in, and no owner can be changed.
     pub owner: Owner,
     /// How requests come and answers go.
     pub transport: Transport,

@@ -1,8 +1,9 @@
 //! Requests, decoded with every bound checked.
 //!
-//! The kernel is trusted with more than this, but what comes from it may be a fault of ours in reading it, and a
-//! transport may lose bytes. So nothing is taken for granted: a request that is shorter than its opcode needs, that has a name without a NUL
-//! or a length that is not that of what follows, is [`Malformed`] and answered with `EINVAL`.
+//! The kernel is trusted with more than this, but what comes from it may be a fault of ours in
+//! reading it, and a transport may lose bytes. So nothing is taken for granted: a request that is
+//! shorter than its opcode needs, that has a name without a NUL or a length that is not that of
+//! what follows, is [`Malformed`] and answered with `EINVAL`.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -12,7 +13,8 @@ use crate::wire::{InHeader, opcode};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// Names and values in a request: what system calls take, and no more. The longest is the target of a symbolic link.
+/// Names and values in a request: what system calls take, and no more. The longest is the target of
+/// a symbolic link.
 const TEXT_MAX: usize = 4096;
 
 /// A request.
@@ -37,7 +39,8 @@ impl<'a> Request<'a> {
         Ok(Self { header, arguments: Arguments { fixed: &[], rest: &rest[..end] } })
     }
 
-    /// The request whose header stands in the beginning of `head`, and whose fixed part in that of `fixed`.
+    /// The request whose header stands in the beginning of `head`, and whose fixed part in that of
+    /// `fixed`.
     pub(crate) fn of_parts(
         head: &[u8],
         fixed: &'a [u8],
@@ -155,7 +158,8 @@ mod tests {
         assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", Some(0), 0)).is_err());
     }
 
-    /// What lies in parts is the same request as what lies in one piece, and one that is short is none.
+    /// What lies in parts is the same request as what lies in one piece, and one that is short is
+    /// none.
     #[test]
     fn parts_make_a_request() {
         let body = [&[1; 40][..], b"data", &[0; 8]].concat();

@@ -1,17 +1,22 @@
-//! Requests and answers over io_uring: one system call sends an answer and waits for the next request.
+//! Requests and answers over io_uring: one system call sends an answer and waits for the next
+//! request.
 //!
 //! ```text
 //! system call on CPU n ─> queue n ─> an entry that waits ─> its thread, on CPU n: request, call, answer ─┐
 //!                                          └────────────────── commit and fetch ────────────────────────┘
 //! ```
 //!
-//! A queue has entries, and each of them has a thread with an io_uring and a buffer of its own. So a call may take its time: it keeps its own entry, and the
-//! other requests of the queue go to the others. All entries are registered when it is mounted, because one that comes later gets nothing of what waits in the queue
-//! already: only a commit does. The kernel takes the entry that came back last, so one thread does all the work as long as it can, with
-//! warm caches, beside whoever asks; the others cost a stack and memory that nobody has touched. Large pieces of data are another matter: a thread that moved one may run anywhere, so that what is read ahead is read on all
-//! CPUs.
+//! A queue has entries, and each of them has a thread with an io_uring and a buffer of its own. So
+//! a call may take its time: it keeps its own entry, and the other requests of the queue go to the
+//! others. All entries are registered when it is mounted, because one that comes later gets nothing
+//! of what waits in the queue already: only a commit does. The kernel takes the entry that came
+//! back last, so one thread does all the work as long as it can, with warm caches, beside whoever
+//! asks; the others cost a stack and memory that nobody has touched. Large pieces of data are
+//! another matter: a thread that moved one may run anywhere, so that what is read ahead is read on
+//! all CPUs.
 //!
-//! Not everything comes this way: what is forgotten and what is interrupted comes over `/dev/fuse`, as does the first request.
+//! Not everything comes this way: what is forgotten and what is interrupted comes over `/dev/fuse`,
+//! as does the first request.
 //!
 //! `shared` holds what the kernel and the thread write in turns.
 
@@ -31,7 +36,8 @@ use crate::request::Request;
 use crate::wire::{InHeader, OutHeader, RingHeader};
 use shared::{Entry, is_gone};
 
-/// What is put aside where request and answer are in each other's way: all requests but those with data fit, and all answers but those with data.
+/// What is put aside where request and answer are in each other's way: all requests but those with
+/// data fit, and all answers but those with data.
 const ASIDE_BYTES: usize = 8192;
 
 /// From this size on a piece of data is large.
@@ -41,7 +47,8 @@ const LARGE_BYTES: usize = 64 << 10;
 pub(crate) enum Received {
     /// It is there.
     Request,
-    /// The kernel does not take the entry, and sends what it has over `/dev/fuse`, or to other entries.
+    /// The kernel does not take the entry, and sends what it has over `/dev/fuse`, or to other
+    /// entries.
     Refused(Errno),
     /// The mount is gone.
     Gone,
@@ -73,7 +80,8 @@ impl RingChannel {
         let Err(error) = self.entry.wait() else { return Ok(Received::Request) };
         match Errno::from_io_error(&error) {
             Some(errno) if is_gone(errno) => Ok(Received::Gone),
-            // FUSE itself says these, and gives up io_uring then. All others come from before it, and it would wait on.
+            // FUSE itself says these, and gives up io_uring then. All others come from before it,
+            // and it would wait on.
             Some(errno @ (Errno::INVAL | Errno::NOMEM | Errno::FAULT | Errno::OPNOTSUPP))
                 if self.entry.is_refused() =>
             {
@@ -96,7 +104,8 @@ impl RingChannel {
     }
 }
 
-/// Has the request answered that `header` and `payload` hold; how long the payload is that takes its place.
+/// Has the request answered that `header` and `payload` hold; how long the payload is that takes
+/// its place.
 fn answer(
     dispatcher: &Dispatcher,
     header: &RingHeader,

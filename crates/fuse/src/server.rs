@@ -1,8 +1,9 @@
 //! The threads that serve a mount.
 //!
-//! A thread takes a request, answers it, and takes the next one. Beside a call that waits for the disk, for a commit or for space others are served by other
-//! threads. Of io_uring these are there from the beginning. At `/dev/fuse` a thread that takes a request when no other one is waiting starts one more; when
-//! enough are waiting, one that comes back ends.
+//! A thread takes a request, answers it, and takes the next one. Beside a call that waits for the
+//! disk, for a commit or for space others are served by other threads. Of io_uring these are there
+//! from the beginning. At `/dev/fuse` a thread that takes a request when no other one is waiting
+//! starts one more; when enough are waiting, one that comes back ends.
 //!
 //! ```text
 //! source          threads          what comes
@@ -10,13 +11,16 @@
 //! queue of a CPU  64/n, 8 or more  everything else, n being the number of CPUs
 //! ```
 //!
-//! Once the kernel has agreed to use io_uring it waits until all queues are served. So what that takes is got before it is asked, threads and all, and where it
-//! cannot be had, it is not asked. When it refuses an entry itself it goes on with what it has, entries or `/dev/fuse`, and so do we.
+//! Once the kernel has agreed to use io_uring it waits until all queues are served. So what that
+//! takes is got before it is asked, threads and all, and where it cannot be had, it is not asked.
+//! When it refuses an entry itself it goes on with what it has, entries or `/dev/fuse`, and so do
+//! we.
 //!
-//! When anything else goes wrong with a thread of io_uring, or with the last one of `/dev/fuse`, somebody might wait for an answer forever. The mount ends then.
+//! When anything else goes wrong with a thread of io_uring, or with the last one of `/dev/fuse`,
+//! somebody might wait for an answer forever. The mount ends then.
 //!
-//! A call that panics leaves the filesystem in a state that nobody knows, so the process ends then: the kernel answers all that is asked
-//! with an error, and the volume opens again as after a crash.
+//! A call that panics leaves the filesystem in a state that nobody knows, so the process ends then:
+//! the kernel answers all that is asked with an error, and the volume opens again as after a crash.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -37,13 +41,16 @@ use crate::mount::{Mounter, Unmount};
 use crate::options::{ServeOptions, Transport};
 use crate::ring::{Received, RingChannel};
 
-/// The most threads of `/dev/fuse`, and of io_uring where that leaves [`LEAST_ENTRIES`] to each queue.
+/// The most threads of `/dev/fuse`, and of io_uring where that leaves [`LEAST_ENTRIES`] to each
+/// queue.
 const MOST_THREADS: usize = 64;
 
-/// The threads that each queue of io_uring has: so many calls may wait on a CPU before one more has to.
+/// The threads that each queue of io_uring has: so many calls may wait on a CPU before one more has
+/// to.
 const LEAST_ENTRIES: usize = 8;
 
-/// The most threads of io_uring. Machines that may have more than 128 CPUs are served over `/dev/fuse`.
+/// The most threads of io_uring. Machines that may have more than 128 CPUs are served over
+/// `/dev/fuse`.
 const MOST_ENTRIES: usize = 1024;
 
 /// Where the administrator switches on what kernels have that know it.
@@ -63,7 +70,8 @@ fn waiting_threads() -> usize {
     thread::available_parallelism().map_or(2, usize::from).max(2)
 }
 
-/// Threads of io_uring that wait until it is known whether the kernel uses it. Without [`Self::begin`] they end with this.
+/// Threads of io_uring that wait until it is known whether the kernel uses it. Without
+/// [`Self::begin`] they end with this.
 struct Waiting(Arc<OnceLock<bool>>);
 
 impl Waiting {
@@ -103,7 +111,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Has `fs` mounted by `mounter` and begins to serve it. All that is opened for that is open when it returns.
+    /// Has `fs` mounted by `mounter` and begins to serve it. All that is opened for that is open
+    /// when it returns.
     ///
     /// # Errors
     /// Those of the host, and when the kernel speaks another version of the protocol.
@@ -127,7 +136,8 @@ impl Server {
         });
         let (sender, errors) = channel();
         if let Err(error) = pool.begin(transport, &sender) {
-            // It serves nobody, so whether it goes from the name space at once is all that is left to do.
+            // It serves nobody, so whether it goes from the name space at once is all that is left
+            // to do.
             let _ = pool.mounter.unmount(Unmount::Lazily);
             return Err(error);
         }
@@ -290,7 +300,8 @@ impl Pool {
         started
     }
 
-    /// Somebody may wait for an answer that nobody will give: the mount ends, unless it has ended already.
+    /// Somebody may wait for an answer that nobody will give: the mount ends, unless it has ended
+    /// already.
     fn give_up(&self, error: io::Error, errors: &Sender<io::Error>) {
         if self.is_gone() || self.is_given_up.swap(true, Ordering::Relaxed) {
             return;
@@ -335,7 +346,8 @@ impl Pool {
     }
 }
 
-/// How many entries each of so many queues has, for a process that may have so many descriptors: half of them are for others.
+/// How many entries each of so many queues has, for a process that may have so many descriptors:
+/// half of them are for others.
 fn entries(queues: u16, descriptors: Option<u64>) -> io::Result<usize> {
     let queues = usize::from(queues);
     let each = (MOST_THREADS / queues).max(LEAST_ENTRIES);

@@ -1,21 +1,24 @@
 //! The protocol: what the kernel sends and what it is answered, byte for byte.
 //!
-//! A request is a header, the fixed part that its opcode has, and what has no fixed length: names, each with a NUL
-//! behind it, or data. An answer is a header and what the opcode gives. All numbers are those of the machine.
+//! A request is a header, the fixed part that its opcode has, and what has no fixed length: names,
+//! each with a NUL behind it, or data. An answer is a header and what the opcode gives. All numbers
+//! are those of the machine.
 //!
 //! ```text
 //! request   | InHeader 40 | fixed part 0..88 | names or data |
 //! answer    | OutHeader 16 | fixed part | names or data |
 //! ```
 //!
-//! Over io_uring the parts lie apart, in two buffers that request and answer share. The fixed part of an answer is in its payload:
+//! Over io_uring the parts lie apart, in two buffers that request and answer share. The fixed part
+//! of an answer is in its payload:
 //!
 //! ```text
 //! RingHeader 288 | InHeader or OutHeader, of 128 | fixed part of the request, of 128 | which request, length of the payload 32 |
 //! payload        | names or data |
 //! ```
 //!
-//! The names are those of the protocol (`linux/fuse.h`), version 7.31 and later; a kernel that speaks an older one is refused.
+//! The names are those of the protocol (`linux/fuse.h`), version 7.31 and later; a kernel that
+//! speaks an older one is refused.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -199,7 +202,8 @@ pub(crate) struct RingHeader {
     pub(crate) reserved: u64,
 }
 
-/// What io_uring is asked with: that an entry of a queue joins it, or that its answer is taken and the next request given.
+/// What io_uring is asked with: that an entry of a queue joins it, or that its answer is taken and
+/// the next request given.
 pub(crate) mod ring_command {
     pub(crate) const REGISTER: u32 = 1;
     pub(crate) const COMMIT_AND_FETCH: u32 = 2;
@@ -318,7 +322,8 @@ sent! {
     LseekOut, 8 { offset: u64 }
     /// IOCTL.
     IoctlOut, 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
-    /// INVAL_INODE: attributes are to be forgotten, and from an offset on what is in the file or directory; up to the end where the length is 0.
+    /// INVAL_INODE: attributes are to be forgotten, and from an offset on what is in the file or
+    /// directory; up to the end where the length is 0.
     InvalInodeOut, 24 { ino: u64, off: i64, len: i64 }
     /// INVAL_ENTRY, without the name and the NUL behind it.
     InvalEntryOut, 16 { parent: u64, namelen: u32, flags: u32 }

@@ -7,12 +7,15 @@
 //!        └──> the engine that the test gave, which reads everything
 //! ```
 //!
-//! A test opens its volume on such a device, and need not remember to have it checked. What is judged is what the
-//! devices hold then: the last commit, as if the power were cut. A test that damages its volume, or puts into it what is none of btrfs,
-//! says so with [`CheckedDevice::leave_unchecked`]. A test that panics has its verdict already.
+//! A test opens its volume on such a device, and need not remember to have it checked. What is
+//! judged is what the devices hold then: the last commit, as if the power were cut. A test that
+//! damages its volume, or puts into it what is none of btrfs, says so with
+//! [`CheckedDevice::leave_unchecked`]. A test that panics has its verdict already.
 //!
-//! The kernel takes its turn on one volume of [`JUDGED_EVERY`], or of what the variable `OFFSHOOT_JUDGED_EVERY` says: it mounts the volume for writing,
-//! shows path by path what we show, and changes it. Then `btrfs check` finds nothing, we show what the kernel does, and we find what it changed.
+//! The kernel takes its turn on one volume of [`JUDGED_EVERY`], or of what the variable
+//! `OFFSHOOT_JUDGED_EVERY` says: it mounts the volume for writing, shows path by path what we show,
+//! and changes it. Then `btrfs check` finds nothing, we show what the kernel does, and we find what
+//! it changed.
 
 use std::io::{IoSlice, Result};
 use std::ops::Deref;
@@ -44,7 +47,8 @@ pub struct Shown {
 /// Opens the volume on a device, and panics where it cannot.
 pub type Show = fn(&Arc<dyn BlockDevice>) -> Shown;
 
-/// A device in memory, on which is a volume that `btrfs check` and the engine find in order when the device is dropped.
+/// A device in memory, on which is a volume that `btrfs check` and the engine find in order when
+/// the device is dropped.
 #[derive(Debug)]
 pub struct CheckedDevice {
     memory: MemoryDevice,

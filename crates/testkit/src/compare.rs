@@ -50,7 +50,8 @@ pub enum Aspect {
     /// Size, link count and modification time of directories, which every format
     /// counts its own way.
     DirectoryShape,
-    /// Times that change when a name comes or goes: change times, and modification times of directories.
+    /// Times that change when a name comes or goes: change times, and modification times of
+    /// directories.
     TimesOfNames,
     /// How much space data takes, which compression and preallocation change.
     Allocation,

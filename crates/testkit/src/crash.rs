@@ -1,8 +1,9 @@
-//! The crash explorer: what a power cut or a failing device leaves of a volume, judged by what was promised.
+//! The crash explorer: what a power cut or a failing device leaves of a volume, judged by what was
+//! promised.
 //!
-//! A [`Workload`] is done to an engine over devices that remember every write, and to the model. Then
-//! every state that a cut could have left is opened, checked, compared with what the model says that
-//! it may be (the rules are in `oracle`), changed, synced, and opened again.
+//! A [`Workload`] is done to an engine over devices that remember every write, and to the model.
+//! Then every state that a cut could have left is opened, checked, compared with what the model
+//! says that it may be (the rules are in `oracle`), changed, synced, and opened again.
 //!
 //! ```text
 //!   generate ──> Workload ──> record ──> CrashLog ──> states ──> enter ──> Picture ──┐
@@ -13,14 +14,16 @@
 //! What an engine promises, and is held to:
 //!
 //! - `sync` makes durable everything that was done before it.
-//! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the names in it. What else it
-//!   makes durable is the engine's affair: nothing, what the file needs to be found, or all names and attributes.
-//! - At any time the engine may commit by itself (the dirty set is full, time passed, space is short): a
-//!   beginning of the operations is durable then. Of data in memory what was written back is there,
-//!   and the size is that of it.
+//! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the
+//!   names in it. What else it makes durable is the engine's affair: nothing, what the file needs
+//!   to be found, or all names and attributes.
+//! - At any time the engine may commit by itself (the dirty set is full, time passed, space is
+//!   short): a beginning of the operations is durable then. Of data in memory what was written back
+//!   is there, and the size is that of it.
 //!
-//! States that hold the same are entered once and judged each time, by the promises of each. [`faults`] is the same
-//! with devices that fail instead of a cut, and [`Promised`] judges what others made of a workload, such as the kernel, by the same rules.
+//! States that hold the same are entered once and judged each time, by the promises of each.
+//! [`faults`] is the same with devices that fail instead of a cut, and [`Promised`] judges what
+//! others made of a workload, such as the kernel, by the same rules.
 
 pub mod explore;
 pub mod faults;
@@ -94,7 +97,8 @@ pub trait Engine: Sync {
     fn check(&self, devices: Devices) -> Result<()>;
 }
 
-/// Says what was explored, so that it is seen of a test that passes as well: the test runner keeps what `println!` prints for those that fail.
+/// Says what was explored, so that it is seen of a test that passes as well: the test runner keeps
+/// what `println!` prints for those that fail.
 pub fn report(what: impl Display) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");

@@ -31,7 +31,8 @@ use crate::judges::Judges;
 use crate::kernel_log::KernelLog;
 use crate::run::{command, run, try_run};
 
-/// What the kernel says when it completes the UUID tree, on the first mount of what `mkfs.btrfs` made and nowhere else.
+/// What the kernel says when it completes the UUID tree, on the first mount of what `mkfs.btrfs`
+/// made and nowhere else.
 pub const UUID_TREE: &str = "checking UUID tree";
 
 /// What the kernel says of all volumes without a free-space tree.
@@ -53,7 +54,8 @@ impl Disks {
         disks
     }
 
-    /// One empty image of `size_bytes`, for who is judged for a moment and has no place in the line.
+    /// One empty image of `size_bytes`, for who is judged for a moment and has no place in the
+    /// line.
     pub(crate) fn beside(size_bytes: u64) -> Self {
         let mut disks = Self { images: Vec::new(), dir: scratch_dir() };
         disks.add_image(size_bytes);
@@ -102,14 +104,16 @@ impl Disks {
         run("mkfs.btrfs", &args);
     }
 
-    /// Runs `mkfs.btrfs` and has the kernel mount the volume until it has completed the UUID tree: `mkfs` leaves that to the first mount.
-    /// A later mount that does it again shows that somebody did not keep that tree.
+    /// Runs `mkfs.btrfs` and has the kernel mount the volume until it has completed the UUID tree:
+    /// `mkfs` leaves that to the first mount. A later mount that does it again shows that somebody
+    /// did not keep that tree.
     pub fn mkfs_and_settle(&self, options: &[&str]) {
         self.mkfs(options);
         let mount = self.mount_watched("rw,noatime", &[UUID_TREE, OLD_CACHE]);
         let file = mount.path().join("settling");
         for _ in 0..200 {
-            // An unmount ends it half-way, and a commit that comes after its end says that it is complete.
+            // An unmount ends it half-way, and a commit that comes after its end says that it is
+            // complete.
             std::fs::write(&file, []).expect("a new volume has room");
             std::fs::remove_file(&file).expect("it was made");
             mount.sync();
@@ -145,8 +149,9 @@ impl Disks {
         Mount::new(&self.images, options)
     }
 
-    /// As [`mount`](Self::mount); and when it is unmounted the kernel must have said nothing of the members or of itself meanwhile that
-    /// [`KernelLog::assert_only`] has as a complaint, but for lines with one of `expected` in them.
+    /// As [`mount`](Self::mount); and when it is unmounted the kernel must have said nothing of the
+    /// members or of itself meanwhile that [`KernelLog::assert_only`] has as a complaint, but for
+    /// lines with one of `expected` in them.
     #[must_use]
     pub fn mount_watched(&self, options: &str, expected: &[&'static str]) -> Mount {
         let attached = Attached::new(&self.images);
@@ -188,8 +193,8 @@ impl Disks {
     pub fn assert_checks(&self) {
         let attached = Attached::new(self.images());
         let check = || check(attached.devices()[0]);
-        // All members are there. The search takes the wrong device where one of them was on another a
-        // moment ago, and then misses it.
+        // All members are there. The search takes the wrong device where one of them was on another
+        // a moment ago, and then misses it.
         let misses =
             |output: &Output| String::from_utf8_lossy(&output.stderr).contains(" is missing");
         let mut output = check();
@@ -199,7 +204,8 @@ impl Disks {
                 output = check();
             }
         }
-        // The search for members meets loop devices that somebody else is detaching, or has a copy of a member on.
+        // The search for members meets loop devices that somebody else is detaching, or has a copy
+        // of a member on.
         let foreign = |line: &str| {
             let words = line.split(|c: char| c.is_whitespace() || c == ':');
             !words.into_iter().any(|word| attached.devices().contains(&word))
@@ -222,7 +228,8 @@ fn uuid_tree_is_complete(device: &str) -> bool {
     field("generation").is_some() && field("generation") == field("uuid_tree_generation")
 }
 
-/// `btrfs check` finds nothing in the volume that is in this image alone, metadata and data. It needs no loop device.
+/// `btrfs check` finds nothing in the volume that is in this image alone, metadata and data. It
+/// needs no loop device.
 #[track_caller]
 pub fn assert_image_checks(image: &Path) {
     assert_nothing_found(image, &check(image), |_| false);
@@ -340,7 +347,8 @@ pub struct Mount {
     // Dropped in this order, after the unmount in `drop`.
     loops: Vec<Loop>,
     dir: TempDir,
-    /// Where the kernel's log was before it was mounted, and what it may say, for one that is watched.
+    /// Where the kernel's log was before it was mounted, and what it may say, for one that is
+    /// watched.
     watch: Option<(KernelLog, Vec<&'static str>)>,
 }
 

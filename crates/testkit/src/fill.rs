@@ -15,8 +15,8 @@
 //! | `deep` | a path longer than `PATH_MAX` |
 //! | `volumes` | subvolumes in subvolumes, snapshots, and what they leave behind |
 //!
-//! [`handful`] makes a little of everything, and [`crowd`] makes many entries, for trees that are high. Everything that is random
-//! comes from fixed seeds.
+//! [`handful`] makes a little of everything, and [`crowd`] makes many entries, for trees that are
+//! high. Everything that is random comes from fixed seeds.
 
 pub mod data;
 pub mod handful;

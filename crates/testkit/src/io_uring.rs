@@ -1,8 +1,9 @@
 //! FUSE over io_uring, which the kernel offers where its administrator has switched that on.
 //!
-//! The switch belongs to the whole machine, and several programs may want it at a time. So each has a lock on a file that is the same for all,
-//! together with the others: who comes first writes down what the switch was, and who is the last one puts it back. What is left there by a program that was
-//! killed is forgotten: meanwhile somebody else may have turned the switch.
+//! The switch belongs to the whole machine, and several programs may want it at a time. So each has
+//! a lock on a file that is the same for all, together with the others: who comes first writes down
+//! what the switch was, and who is the last one puts it back. What is left there by a program that
+//! was killed is forgotten: meanwhile somebody else may have turned the switch.
 
 use std::fs::{self, File};
 use std::io;

@@ -36,8 +36,8 @@ pub fn require() -> Option<Judges> {
     are_present().then(Judges::queue)
 }
 
-/// Whether there are judges, for who needs `btrfs check` of an image and no loop device, and so no place in the line. Where there can be none it says so, as
-/// [`require`] does.
+/// Whether there are judges, for who needs `btrfs check` of an image and no loop device, and so no
+/// place in the line. Where there can be none it says so, as [`require`] does.
 ///
 /// # Panics
 /// When a judge is missing on a machine that could have it.

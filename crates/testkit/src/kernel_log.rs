@@ -1,11 +1,12 @@
 //! What the kernel says of chosen devices while a test runs.
 //!
-//! The kernel mounts what it finds dubious and complains in its log. The log belongs to
-//! the whole machine, so of the lines that name a device only those with one of the chosen ones count, and only what was
-//! written after [`KernelLog::start`]. What the kernel finds in itself that must not be (a warning with a trace, a bug) names no device, so it
-//! counts for whoever watches.
+//! The kernel mounts what it finds dubious and complains in its log. The log belongs to the whole
+//! machine, so of the lines that name a device only those with one of the chosen ones count, and
+//! only what was written after [`KernelLog::start`]. What the kernel finds in itself that must not
+//! be (a warning with a trace, a bug) names no device, so it counts for whoever watches.
 //!
-//! [`Disks::mount_watched`](crate::disks::Disks::mount_watched) watches a mount from before it is made until after it is gone.
+//! [`Disks::mount_watched`](crate::disks::Disks::mount_watched) watches a mount from before it is
+//! made until after it is gone.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -31,9 +32,9 @@ impl KernelLog {
         Self(log)
     }
 
-    /// Fails when a line since the start names one of `devices` and is a warning or worse, or
-    /// says that the kernel completes what `mkfs` left undone, and has none of `expected` in it; and when the kernel found something in itself
-    /// that must not be, whoever was the cause.
+    /// Fails when a line since the start names one of `devices` and is a warning or worse, or says
+    /// that the kernel completes what `mkfs` left undone, and has none of `expected` in it; and
+    /// when the kernel found something in itself that must not be, whoever was the cause.
     #[track_caller]
     pub fn assert_only(mut self, devices: &[&str], expected: &[&str]) {
         let mut complaints = self.complaints(devices);
@@ -41,15 +42,17 @@ impl KernelLog {
         assert!(complaints.is_empty(), "the kernel complains:\n{}", complaints.join("\n"));
     }
 
-    /// Fails when the kernel found something in itself that must not be, while it was in the function `within`. Such lines name no device: a function tells
-    /// them from what others do meanwhile.
+    /// Fails when the kernel found something in itself that must not be, while it was in the
+    /// function `within`. Such lines name no device: a function tells them from what others do
+    /// meanwhile.
     #[track_caller]
     pub fn assert_no_warning(mut self, within: &str) {
         let warnings = warnings_within(&self.lines(), within);
         assert!(warnings.is_empty(), "the kernel warns:\n{}", warnings.join("\n"));
     }
 
-    /// What the kernel complained of since the start or the last call, as [`assert_only`](Self::assert_only) has it.
+    /// What the kernel complained of since the start or the last call, as
+    /// [`assert_only`](Self::assert_only) has it.
     pub fn complaints(&mut self, devices: &[&str]) -> Vec<String> {
         let lines = self.lines();
         let of_devices = lines.iter().filter(|line| complains(line, devices)).cloned();
@@ -105,7 +108,8 @@ fn begins_warning(line: &str) -> bool {
     number.is_some_and(|number| number >> 3 == 0) && WARNINGS.iter().any(|w| text.starts_with(w))
 }
 
-/// The lines of warnings whose trace has the function `within`, or of all for an empty one. Two that are written at a time may be taken for one.
+/// The lines of warnings whose trace has the function `within`, or of all for an empty one. Two
+/// that are written at a time may be taken for one.
 fn warnings_within(lines: &[String], within: &str) -> Vec<String> {
     let function = if within.is_empty() { String::new() } else { format!("{within}+0x") };
     let mut found = Vec::new();

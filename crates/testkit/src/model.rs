@@ -4,9 +4,10 @@
 //! test does the same to both and compares: what every call returned, and at last everything that
 //! they show. [`actor`] makes up the calls.
 //!
-//! It follows btrfs where POSIX leaves the choice: directories have one link, and their size is twice the
-//! length of all names in them, data is counted in sectors of 4 KiB, and what was written once stays data until
-//! it is cut off. It has no limits of space or of numbers, and counts space in whole sectors: no data is inline.
+//! It follows btrfs where POSIX leaves the choice: directories have one link, and their size is
+//! twice the length of all names in them, data is counted in sectors of 4 KiB, and what was written
+//! once stays data until it is cut off. It has no limits of space or of numbers, and counts space
+//! in whole sectors: no data is inline.
 
 pub mod actor;
 mod attributes;
@@ -100,7 +101,8 @@ impl Model {
         Self { state: Mutex::new(state) }
     }
 
-    /// From now on files that are just to be compressed have this method, of those that `btrfs.compression` knows.
+    /// From now on files that are just to be compressed have this method, of those that
+    /// `btrfs.compression` knows.
     pub fn compress_with(&self, method: &'static str) {
         self.state().compression = method;
     }

@@ -1,6 +1,8 @@
-//! The kernel's turn on a volume that we wrote: it mounts it, shows path by path what we show, and changes it.
+//! The kernel's turn on a volume that we wrote: it mounts it, shows path by path what we show, and
+//! changes it.
 //!
-//! [`change`] and [`require_change`] are the two ends of that: a file which the kernel makes, and which we find behind it.
+//! [`change`] and [`require_change`] are the two ends of that: a file which the kernel makes, and
+//! which we find behind it.
 
 use std::io::ErrorKind;
 
@@ -29,7 +31,8 @@ pub fn require_same(compare: &Compare, ours: &dyn FileSystem, mount: &Mount) -> 
     }
 }
 
-/// Has the kernel make a file, and says whether there was room for it, as must be where we show [`ROOM_BYTES`].
+/// Has the kernel make a file, and says whether there was room for it, as must be where we show
+/// [`ROOM_BYTES`].
 ///
 /// # Errors
 /// Why it could not.

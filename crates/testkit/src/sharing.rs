@@ -1,8 +1,10 @@
-//! Space that files share, by the kernel: the calls that share it, and what it tells of the extents of a mounted volume.
+//! Space that files share, by the kernel: the calls that share it, and what it tells of the extents
+//! of a mounted volume.
 //!
-//! The two volumes of a comparison hold the same at different addresses, so of an extent count only where in the file it is and what it
-//! is: inline, encoded, preallocated, shared. Neighbours that are the same are one, because the kernel itself shows two extents as one
-//! when one lies behind the other on the disk by chance.
+//! The two volumes of a comparison hold the same at different addresses, so of an extent count only
+//! where in the file it is and what it is: inline, encoded, preallocated, shared. Neighbours that
+//! are the same are one, because the kernel itself shows two extents as one when one lies behind
+//! the other on the disk by chance.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,8 +31,9 @@ pub fn clone_range(from: At<'_>, to: At<'_>, len: u64) -> Result<(), i32> {
     }
 }
 
-/// `FIDEDUPERANGE`: lets two files share `len` bytes when they are the same in both, and tells whether they were. Of how many the kernel
-/// then says that they are shared are all, whatever was left of a sector.
+/// `FIDEDUPERANGE`: lets two files share `len` bytes when they are the same in both, and tells
+/// whether they were. Of how many the kernel then says that they are shared are all, whatever was
+/// left of a sector.
 ///
 /// # Errors
 /// The error number of the kernel.
@@ -128,7 +131,8 @@ fn extent(line: &str) -> Option<(Range<u64>, Vec<String>)> {
     Some((start..last + 1, flags))
 }
 
-/// The kernel tells the same of the extents of all files below both directories, of which `at_least` are shared with others.
+/// The kernel tells the same of the extents of all files below both directories, of which
+/// `at_least` are shared with others.
 #[track_caller]
 pub fn assert_alike(ours: &Path, theirs: &Path, at_least: usize) {
     let [ours, theirs] = [ours, theirs].map(spaces);

@@ -15,7 +15,8 @@ fn complaint<T>(dropped: T) -> Option<String> {
     Some(*panic.downcast::<String>().expect("a message"))
 }
 
-/// `mkfs.btrfs` leaves the UUID tree to the first mount. Who does not keep it later would be told so in the same words.
+/// `mkfs.btrfs` leaves the UUID tree to the first mount. Who does not keep it later would be told
+/// so in the same words.
 #[test]
 fn a_mount_that_completes_something_is_told() {
     let Some(judges) = judges::require() else { return };

@@ -1,13 +1,13 @@
 //! POSIX access control lists, in the form in which system calls carry them.
 //!
-//! A list is the value of one of two extended attributes: [`ACCESS`] says who may do what with a file, and
-//! [`DEFAULT`], of directories alone, what the files begin with that are made in it. The value is a
-//! version, 2, and entries of eight bytes: tag, permissions and id, little-endian (`linux/posix_acl_xattr.h`).
-//! What lists mean is in POSIX 1003.1e, draft 17, and in `acl(5)`.
+//! A list is the value of one of two extended attributes: [`ACCESS`] says who may do what with a
+//! file, and [`DEFAULT`], of directories alone, what the files begin with that are made in it. The
+//! value is a version, 2, and entries of eight bytes: tag, permissions and id, little-endian
+//! (`linux/posix_acl_xattr.h`). What lists mean is in POSIX 1003.1e, draft 17, and in `acl(5)`.
 //!
-//! A list and the permissions of its file are tied together: the group bits of a file that has entries for
-//! single users or groups are the mask of its list. Here are the three rules of that; who may change what
-//! is asked elsewhere.
+//! A list and the permissions of its file are tied together: the group bits of a file that has
+//! entries for single users or groups are the mask of its list. Here are the three rules of that;
+//! who may change what is asked elsewhere.
 
 use crate::{Errno, Error, Result};
 
@@ -47,11 +47,13 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// The list in the value of an attribute; `None` for one without entries, which means that there is none.
+    /// The list in the value of an attribute; `None` for one without entries, which means that
+    /// there is none.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for another version. `EINVAL` for what is no list, for entries out of their order, for one of owner,
-    /// group and others that is missing, and for single users or groups without a mask.
+    /// `EOPNOTSUPP` for another version. `EINVAL` for what is no list, for entries out of their
+    /// order, for one of owner, group and others that is missing, and for single users or groups
+    /// without a mask.
     pub fn parse(value: &[u8]) -> Result<Option<Self>> {
         let invalid = || Error::posix(Errno::INVAL, "an access control list");
         if value.is_empty() {
@@ -110,8 +112,8 @@ impl Acl {
         self.entries.iter().any(|entry| matches!(entry.tag, USER | GROUP | MASK))
     }
 
-    /// Whether the list lets a user have all of the rights `wanted`: four to read, two to write, one to
-    /// search or execute. `uid` and `gid` are those of the file.
+    /// Whether the list lets a user have all of the rights `wanted`: four to read, two to write,
+    /// one to search or execute. `uid` and `gid` are those of the file.
     #[must_use]
     pub fn allows(&self, accessor: &Accessor<'_>, uid: u32, gid: u32, wanted: u32) -> bool {
         let of = |tag| self.entries.iter().filter(move |entry| entry.tag == tag);
@@ -133,7 +135,8 @@ impl Acl {
         of(OTHER).any(|entry| has(entry.permissions))
     }
 
-    /// The entries that the permissions of the file stand for, each with how far left its bits stand there.
+    /// The entries that the permissions of the file stand for, each with how far left its bits
+    /// stand there.
     fn classes(&mut self) -> impl Iterator<Item = (&mut Entry, u32)> {
         let group =
             if self.entries.iter().any(|entry| entry.tag == MASK) { MASK } else { GROUP_OBJ };
@@ -145,7 +148,8 @@ impl Acl {
         })
     }
 
-    /// The permissions, with what stands above the lowest nine bits as it is, of a file that gets this list.
+    /// The permissions, with what stands above the lowest nine bits as it is, of a file that gets
+    /// this list.
     #[must_use]
     pub fn permissions(&self, permissions: u32) -> u32 {
         let mut list = self.clone();
@@ -160,8 +164,8 @@ impl Acl {
         }
     }
 
-    /// A file is made with these permissions in a directory whose default list this is: the list and the
-    /// permissions become what both allow.
+    /// A file is made with these permissions in a directory whose default list this is: the list
+    /// and the permissions become what both allow.
     pub fn create_with(&mut self, permissions: &mut u32) {
         for (entry, shift) in self.classes() {
             entry.permissions &= class(*permissions, shift);

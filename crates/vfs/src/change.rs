@@ -13,8 +13,9 @@
 //! What the file itself forbids is the filesystem's: immutable and append-only files and
 //! read-only subvolumes refuse whoever asks.
 //!
-//! A call is done altogether or not at all, also after a crash, but where it says that it is done piece by piece. It is durable
-//! when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`] returned.
+//! A call is done altogether or not at all, also after a crash, but where it says that it is done
+//! piece by piece. It is durable when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`]
+//! returned.
 
 use crate::{FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
 
@@ -27,8 +28,9 @@ pub struct NewFile {
     pub uid: u32,
     /// The group that owns it.
     pub gid: u32,
-    /// How a system call makes files: with the default access control list of the directory, or where that has none,
-    /// without these permissions. `None` makes exactly what is said, whatever the directory has.
+    /// How a system call makes files: with the default access control list of the directory, or
+    /// where that has none, without these permissions. `None` makes exactly what is said, whatever
+    /// the directory has.
     pub umask: Option<u32>,
     /// The moment at which it is made: all its times, and those of the directory.
     pub at: Timestamp,
@@ -81,7 +83,8 @@ pub struct SetAttr {
 }
 
 impl SetAttr {
-    /// Both times become now, and nothing else changes: all that a file which can only be appended to lets be set.
+    /// Both times become now, and nothing else changes: all that a file which can only be appended
+    /// to lets be set.
     pub const TOUCH: Self = Self {
         permissions: None,
         uid: None,
@@ -117,8 +120,8 @@ pub enum Rename {
 /// What [`FileSystemMut::fallocate`] does to a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallocate {
-    /// Space is allocated where there is none, so that writing there does not fail for want of it. What is read stays the
-    /// same: space that was not written reads as zeros.
+    /// Space is allocated where there is none, so that writing there does not fail for want of it.
+    /// What is read stays the same: space that was not written reads as zeros.
     Allocate {
         /// The file does not become longer.
         keep_size: bool,
@@ -130,18 +133,22 @@ pub enum Fallocate {
         /// The file does not become longer.
         keep_size: bool,
     },
-    /// The range goes, and what is behind it moves down. It is whole sectors and ends before the file does: `EINVAL`.
+    /// The range goes, and what is behind it moves down. It is whole sectors and ends before the
+    /// file does: `EINVAL`.
     Collapse,
-    /// A hole comes in, and what was there and behind moves up. It is whole sectors and begins in the file: `EINVAL`.
+    /// A hole comes in, and what was there and behind moves up. It is whole sectors and begins in
+    /// the file: `EINVAL`.
     Insert,
 }
 
 /// What [`FileSystemMut::dedupe_range`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dedupe {
-    /// All bytes that were compared are the same, and shared now. Of data that is too small to be shared each file keeps its own.
+    /// All bytes that were compared are the same, and shared now. Of data that is too small to be
+    /// shared each file keeps its own.
     Same {
-        /// How many bytes they are, from where both ranges begin: not the rest of a sector that one of the files goes on in.
+        /// How many bytes they are, from where both ranges begin: not the rest of a sector that one
+        /// of the files goes on in.
         len: u64,
     },
     /// Some are not the same, and nothing is shared.
@@ -168,10 +175,9 @@ pub struct Place<'a> {
 
 /// A filesystem that can be changed.
 ///
-/// Errors are those of [`FileSystem`] and, for all calls, `EROFS` in what is read-only,
-/// `ENOSPC` when there is no space, `EPERM` for immutable files, `ENAMETOOLONG` for a name of more than
-/// 255 bytes and `EINVAL` for one that holds `/` or NUL. Others are
-/// listed where they arise.
+/// Errors are those of [`FileSystem`] and, for all calls, `EROFS` in what is read-only, `ENOSPC`
+/// when there is no space, `EPERM` for immutable files, `ENAMETOOLONG` for a name of more than 255
+/// bytes and `EINVAL` for one that holds `/` or NUL. Others are listed where they arise.
 pub trait FileSystemMut: FileSystem {
     /// Makes an empty regular file. `EEXIST` when the name is taken.
     fn create(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
@@ -189,13 +195,14 @@ pub trait FileSystemMut: FileSystem {
     /// target and `ENAMETOOLONG` for one that is too long for the volume.
     fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
 
-    /// Makes an empty regular file without a name in the filesystem of `dir`, as if it were made there, and counts it as
-    /// opened once: it goes with its last [`FileSystemMut::release`], and in a crash, unless it got a name by then. It
-    /// can get one when `is_linkable`.
+    /// Makes an empty regular file without a name in the filesystem of `dir`, as if it were made
+    /// there, and counts it as opened once: it goes with its last [`FileSystemMut::release`], and
+    /// in a crash, unless it got a name by then. It can get one when `is_linkable`.
     fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
 
     /// Gives `file` one more name. `EPERM` for a directory, `EEXIST` when the name is taken,
-    /// `EMLINK` when it can have no more names, `ENOENT` when it lost its last one, `EXDEV` in another subvolume.
+    /// `EMLINK` when it can have no more names, `ENOENT` when it lost its last one, `EXDEV` in
+    /// another subvolume.
     fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
 
     /// Removes a name of a file that is no directory (`EISDIR`); the file goes with its last
@@ -210,40 +217,46 @@ pub trait FileSystemMut: FileSystem {
         self.rename_with(from, to, Rename::Replace, at)
     }
 
-    /// Moves a file. Two names of one file are left alone, unless nothing may stand at `to`. `EINVAL` for a directory moved
-    /// below itself, `EXDEV` for a move into another subvolume, where only subvolumes themselves go.
+    /// Moves a file. Two names of one file are left alone, unless nothing may stand at `to`.
+    /// `EINVAL` for a directory moved below itself, `EXDEV` for a move into another subvolume,
+    /// where only subvolumes themselves go.
     fn rename_with(&self, from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp)
     -> Result<()>;
 
-    /// Changes attributes; the change time becomes `at`. Permissions change the access control list too. `EPERM` for all but
-    /// [`SetAttr::TOUCH`] of a file that can only be appended to.
+    /// Changes attributes; the change time becomes `at`. Permissions change the access control list
+    /// too. `EPERM` for all but [`SetAttr::TOUCH`] of a file that can only be appended to.
     ///
-    /// The length comes before the others, and what is cut off goes piece by piece from the end: a crash may leave a file that is shorter than it was,
-    /// or as long as it was to become, with its old owner and permissions. (So it is with the kernel's btrfs.) The others change together.
+    /// The length comes before the others, and what is cut off goes piece by piece from the end: a
+    /// crash may leave a file that is shorter than it was, or as long as it was to become, with its
+    /// old owner and permissions. (So it is with the kernel's btrfs.) The others change together.
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
 
-    /// Sets the flags of a file, all of them; also of one that is immutable. `EOPNOTSUPP` for flags that the filesystem does not
-    /// have, `EINVAL` for those that contradict each other. Those of directories are left out elsewhere. Whether a file is copied on write
-    /// cannot be changed any more when it has data: that flag stays as it is then.
+    /// Sets the flags of a file, all of them; also of one that is immutable. `EOPNOTSUPP` for flags
+    /// that the filesystem does not have, `EINVAL` for those that contradict each other. Those of
+    /// directories are left out elsewhere. Whether a file is copied on write cannot be changed any
+    /// more when it has data: that flag stays as it is then.
     fn set_flags(&self, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
 
-    /// Writes all of `data` at byte `offset` of a regular file, which becomes longer when it ends before
-    /// that; what lies between is a hole. `EISDIR` and `EINVAL` for anything else, `EFBIG` beyond the largest
-    /// file, `EPERM` for a file that can only be appended to, unless `offset` is its end.
+    /// Writes all of `data` at byte `offset` of a regular file, which becomes longer when it ends
+    /// before that; what lies between is a hole. `EISDIR` and `EINVAL` for anything else, `EFBIG`
+    /// beyond the largest file, `EPERM` for a file that can only be appended to, unless `offset` is
+    /// its end.
     ///
     /// A long write is done piece by piece: a crash may leave its beginning.
     fn write(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
 
-    /// Writes as [`write`](Self::write) does, and leaves nothing of the file in memory: what was written is on its devices then, and durable
-    /// with the next [`fsync`](Self::fsync) or [`sync`](Self::sync).
+    /// Writes as [`write`](Self::write) does, and leaves nothing of the file in memory: what was
+    /// written is on its devices then, and durable with the next [`fsync`](Self::fsync) or
+    /// [`sync`](Self::sync).
     fn write_direct(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
 
-    /// Allocates, frees, zeros or moves `len` bytes from byte `offset` on of a regular file. `EISDIR` and `EINVAL` for anything else,
-    /// `EINVAL` for no bytes, `EFBIG` beyond the largest file, `EPERM` for all but allocation in a file that can only be
-    /// appended to.
+    /// Allocates, frees, zeros or moves `len` bytes from byte `offset` on of a regular file.
+    /// `EISDIR` and `EINVAL` for anything else, `EINVAL` for no bytes, `EFBIG` beyond the largest
+    /// file, `EPERM` for all but allocation in a file that can only be appended to.
     ///
-    /// A long range is done piece by piece: a crash may leave its beginning. What moves, moves in one piece: a file of more extents than
-    /// that can be done with is not supported. (Files of the kernel's btrfs do not move at all.)
+    /// A long range is done piece by piece: a crash may leave its beginning. What moves, moves in
+    /// one piece: a file of more extents than that can be done with is not supported. (Files of the
+    /// kernel's btrfs do not move at all.)
     fn fallocate(
         &self,
         file: FileId,
@@ -253,36 +266,40 @@ pub trait FileSystemMut: FileSystem {
         at: Timestamp,
     ) -> Result<()>;
 
-    /// Lets `to` have the `len` bytes at `from`, or for 0 all that is there up to the end, without a copy: both share them until
-    /// one is written.
+    /// Lets `to` have the `len` bytes at `from`, or for 0 all that is there up to the end, without
+    /// a copy: both share them until one is written.
     ///
-    /// `EINVAL` for what is behind the end of `from`, for ranges of one file that overlap, and for what is not whole sectors, but that
-    /// the end of `from` may become the end of `to`; also where only one of the two has checksums. `EISDIR` and `EINVAL` for what is no regular file,
+    /// `EINVAL` for what is behind the end of `from`, for ranges of one file that overlap, and for
+    /// what is not whole sectors, but that the end of `from` may become the end of `to`; also where
+    /// only one of the two has checksums. `EISDIR` and `EINVAL` for what is no regular file,
     /// `EFBIG` beyond the largest one, `EPERM` where `to` can only be appended to.
     ///
     /// A long range is done piece by piece: a crash may leave its beginning.
     fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
 
-    /// Lets two ranges share their space if all their bytes are the same, and says whether they are. Neither file changes
-    /// to those who read it, so `to` may be one that can only be appended to, or is in a read-only subvolume.
+    /// Lets two ranges share their space if all their bytes are the same, and says whether they
+    /// are. Neither file changes to those who read it, so `to` may be one that can only be appended
+    /// to, or is in a read-only subvolume.
     ///
-    /// All is compared before anything is shared. What is left of a sector at the end is neither compared nor shared, unless both files end there.
-    /// For no bytes only the files are looked at: whether these two can share anything.
+    /// All is compared before anything is shared. What is left of a sector at the end is neither
+    /// compared nor shared, unless both files end there. For no bytes only the files are looked at:
+    /// whether these two can share anything.
     ///
-    /// Errors are those of [`clone_range`](Self::clone_range), and `EINVAL` for what is behind the end of `to`.
+    /// Errors are those of [`clone_range`](Self::clone_range), and `EINVAL` for what is behind the
+    /// end of `to`.
     ///
     /// A long range is shared piece by piece: a crash may leave its beginning.
     fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe>;
 
-    /// Copies `len` bytes, or fewer when `from` ends before that, and gives how many they were. What can be shared is, as with
-    /// [`clone_range`](Self::clone_range). `EINVAL` for ranges of one file that overlap; other errors as for
-    /// [`write`](Self::write).
+    /// Copies `len` bytes, or fewer when `from` ends before that, and gives how many they were.
+    /// What can be shared is, as with [`clone_range`](Self::clone_range). `EINVAL` for ranges of
+    /// one file that overlap; other errors as for [`write`](Self::write).
     fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
 
-    /// Sets an extended attribute. An access control list changes the permissions, and is not stored when they say
-    /// the same. `ERANGE` for a name and `E2BIG` for a value that no system call takes,
-    /// `ENOSPC` for what is too large for the volume, `EOPNOTSUPP` for a namespace
-    /// that it does not store.
+    /// Sets an extended attribute. An access control list changes the permissions, and is not
+    /// stored when they say the same. `ERANGE` for a name and `E2BIG` for a value that no system
+    /// call takes, `ENOSPC` for what is too large for the volume, `EOPNOTSUPP` for a namespace that
+    /// it does not store.
     fn set_xattr(
         &self,
         file: FileId,
@@ -299,13 +316,15 @@ pub trait FileSystemMut: FileSystem {
     /// without a name.
     fn open(&self, file: FileId) -> Result<()>;
 
-    /// Counts one opening of `file` less, and removes the file if it was the last and no name is left.
+    /// Counts one opening of `file` less, and removes the file if it was the last and no name is
+    /// left.
     fn release(&self, file: FileId) -> Result<()>;
 
     /// Makes everything durable that was done to `file`.
     fn fsync(&self, file: FileId) -> Result<()>;
 
-    /// The same, but that its times may stay behind: what its data, its length, its names and its attributes are is durable.
+    /// The same, but that its times may stay behind: what its data, its length, its names and its
+    /// attributes are is durable.
     fn fdatasync(&self, file: FileId) -> Result<()> {
         self.fsync(file)
     }

@@ -150,8 +150,8 @@ impl Error {
         .into()
     }
 
-    /// Names the file that a corruption or a failure of a device belongs to. The caller that knows a better
-    /// name (a path for an inode number) replaces the one from below.
+    /// Names the file that a corruption or a failure of a device belongs to. The caller that knows
+    /// a better name (a path for an inode number) replaces the one from below.
     #[must_use]
     pub fn in_file(mut self, file: impl fmt::Display) -> Self {
         if let Some(place) = self.file_mut() {

@@ -3,7 +3,8 @@
 use std::fmt;
 
 bitflags::bitflags! {
-    /// Flags of a file, as `chattr` sets them and `lsattr` shows them. The bits are those of `FS_IOC_GETFLAGS`.
+    /// Flags of a file, as `chattr` sets them and `lsattr` shows them. The bits are those of
+    /// `FS_IOC_GETFLAGS`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct FileFlags: u32 {
         /// What is done to it is durable when the call returns (`S`).

@@ -1,7 +1,7 @@
 //! What a filesystem is to its callers.
 //!
-//! An engine implements [`FileSystem`], and [`FileSystemMut`] if it writes; the command line, the mount
-//! and the tests call it and know nothing of the format behind it. Three rules hold for every
+//! An engine implements [`FileSystem`], and [`FileSystemMut`] if it writes; the command line, the
+//! mount and the tests call it and know nothing of the format behind it. Three rules hold for every
 //! implementation:
 //!
 //! 1. All methods may be called from many threads at once.
@@ -126,8 +126,8 @@ pub trait FileSystem: Send + Sync {
     /// The target of a symbolic link.
     fn read_link(&self, file: FileId) -> Result<Vec<u8>>;
 
-    /// The value of one extended attribute, `ENODATA` when there is none; `EOPNOTSUPP` and `EINVAL` where there can be none of that
-    /// name.
+    /// The value of one extended attribute, `ENODATA` when there is none; `EOPNOTSUPP` and `EINVAL`
+    /// where there can be none of that name.
     fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>>;
 
     /// Calls `visit` with name and value of every extended attribute, in no particular
@@ -163,14 +163,15 @@ pub trait FileSystem: Send + Sync {
     /// file; `None` when only a hole follows. Adjacent data is one range.
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>>;
 
-    /// Where data begins at or after `offset`, as `SEEK_DATA` has it: `ENXIO` when there is none, and behind the end.
+    /// Where data begins at or after `offset`, as `SEEK_DATA` has it: `ENXIO` when there is none,
+    /// and behind the end.
     fn seek_data(&self, file: FileId, offset: u64) -> Result<u64> {
         let next = self.next_data(file, offset)?;
         next.map(|data| data.start).ok_or_else(|| no_such_place(file, offset))
     }
 
-    /// Where a hole begins at or after `offset`, as `SEEK_HOLE` has it: the end of the file is one. `ENXIO` at the end
-    /// and behind it.
+    /// Where a hole begins at or after `offset`, as `SEEK_HOLE` has it: the end of the file is one.
+    /// `ENXIO` at the end and behind it.
     fn seek_hole(&self, file: FileId, offset: u64) -> Result<u64> {
         match self.next_data(file, offset)? {
             Some(data) if data.start == offset => Ok(data.end),

@@ -17,7 +17,8 @@ use crate::superblock::SUPERBLOCK_OFFSETS;
 use crate::{Logical, Physical};
 
 /// Nothing is allocated below this logical address. `btrfs-progs` takes a tree root at address 0
-/// for no root at all, and the kernel leaves out as much as the superblock of a device has before it.
+/// for no root at all, and the kernel leaves out as much as the superblock of a device has before
+/// it.
 pub const LOWEST_ALLOCATED: Logical = Logical(SUPERBLOCK_OFFSETS[0]);
 
 /// A run of bytes that is contiguous on every stripe that holds it.

@@ -1,8 +1,9 @@
 //! Reading ahead: who reads a file from one end to the other will want what comes next.
 //!
-//! A read that begins where another one of its file ended tells the devices of what lies behind it, twice as far each time up to
-//! [`MOST_BYTES`]. So they work while what is here is verified, decoded and used. Nothing is kept but where the last
-//! reads were, [`READERS`] in a shard. So files that are read in turns, and places of one file, are read ahead each; who jumps about
+//! A read that begins where another one of its file ended tells the devices of what lies behind it,
+//! twice as far each time up to [`MOST_BYTES`]. So they work while what is here is verified,
+//! decoded and used. Nothing is kept but where the last reads were, [`READERS`] in a shard. So
+//! files that are read in turns, and places of one file, are read ahead each; who jumps about
 //! pushes out those that did not read since.
 
 use std::collections::VecDeque;
@@ -19,7 +20,8 @@ const LEAST_BYTES: u64 = 256 << 10;
 /// What is read ahead at the most, in bytes.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// The readers that a shard remembers. More that take turns are not told apart from who jumps about.
+/// The readers that a shard remembers. More that take turns are not told apart from who jumps
+/// about.
 const READERS: usize = 8;
 
 /// The last reads of a volume.

@@ -1,23 +1,24 @@
 //! Data that was written and is not in extents yet.
 //!
-//! A write goes into memory, in whole sectors: what it does not cover of its first and last sector is read
-//! into the buffer with it. So every sector of a file is either buffered, all of it, or not at all. What is
-//! buffered has its space reserved, and becomes extents at *write-back*.
+//! A write goes into memory, in whole sectors: what it does not cover of its first and last sector
+//! is read into the buffer with it. So every sector of a file is either buffered, all of it, or not
+//! at all. What is buffered has its space reserved, and becomes extents at *write-back*.
 //!
 //! | what | when it changes | under what |
 //! |---|---|---|
 //! | what a file has buffered | writes, truncation, write-back | the lock of the inode, and its own for the moment |
 //! | the table | a file's first sector is buffered, its last is written back | the lock of the inode, and that of a shard |
 //!
-//! Runs that are on their way to the devices do not change: who writes over one gets a copy (`ordered`).
+//! Runs that are on their way to the devices do not change: who writes over one gets a copy
+//! (`ordered`).
 //!
-//! Readers take only the short locks. A reader looks into the buffer first and into the tree
-//! after that; write-back empties the buffer when the extents are in the tree. So no reader misses what was
-//! written before it began.
+//! Readers take only the short locks. A reader looks into the buffer first and into the tree after
+//! that; write-back empties the buffer when the extents are in the tree. So no reader misses what
+//! was written before it began.
 //!
-//! Replacing extents takes several changes of the tree. Who looks for extents, and who replaces some, say so
-//! ([`Buffers::looking`], [`Buffers::changing`]), so that nobody sees a hole where one extent has gone and the
-//! other has not come. Under these locks only trees are locked.
+//! Replacing extents takes several changes of the tree. Who looks for extents, and who replaces
+//! some, say so ([`Buffers::looking`], [`Buffers::changing`]), so that nobody sees a hole where one
+//! extent has gone and the other has not come. Under these locks only trees are locked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -106,7 +107,8 @@ impl Dirty {
         self.runs.len() as u64
     }
 
-    /// How many extents it may become, each run of sectors in chunks that are compressed by themselves.
+    /// How many extents it may become, each run of sectors in chunks that are compressed by
+    /// themselves.
     pub(crate) fn extent_count(&self) -> u64 {
         self.extents
     }
@@ -154,7 +156,8 @@ impl Dirty {
         found
     }
 
-    /// As [`first_runs`](Self::first_runs), but without one at the end of the file that may become longer.
+    /// As [`first_runs`](Self::first_runs), but without one at the end of the file that may become
+    /// longer.
     pub(crate) fn first_whole_runs(&self, most: u64) -> Vec<Run> {
         let mut runs = self.first_runs(most);
         let may_grow =
@@ -171,7 +174,8 @@ impl Dirty {
         same.map(|((_, run), _)| run.len() as u64).sum()
     }
 
-    /// The data of the file, if that is one run of sectors of this size, and has its space reserved.
+    /// The data of the file, if that is one run of sectors of this size, and has its space
+    /// reserved.
     pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<Vec<u8>>> {
         let len = self.size.next_multiple_of(sector);
         let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
@@ -277,7 +281,8 @@ impl Buffers {
         self.shard(file).write().entry(file).or_insert_with(new).clone()
     }
 
-    /// Takes what is buffered of `file` out of the table. Its bytes are counted until they are removed.
+    /// Takes what is buffered of `file` out of the table. Its bytes are counted until they are
+    /// removed.
     pub(crate) fn take(&self, file: FileId) -> Option<FileBuffer> {
         self.shard(file).write().remove(&file)
     }

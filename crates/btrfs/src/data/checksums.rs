@@ -10,9 +10,9 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
+use crate::engine::Engine;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
 ///
@@ -53,7 +53,8 @@ pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<V
     Ok(sums)
 }
 
-/// The checksums that there are of the data in `range`, in pieces that items have side by side: where each begins, and its checksums.
+/// The checksums that there are of the data in `range`, in pieces that items have side by side:
+/// where each begins, and its checksums.
 pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
     let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
     let _whole = volume.live_part().map(|live| live.checksums.read());

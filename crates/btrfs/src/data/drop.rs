@@ -19,10 +19,10 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
 const TAIL: usize = size_of::<FileExtentHead>();
@@ -37,8 +37,9 @@ pub(crate) struct Overlap {
     pub(crate) end: u64,
 }
 
-/// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its data
-/// became less: what `nbytes` of its inode loses. An empty range parts the item in which it lies.
+/// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its
+/// data became less: what `nbytes` of its inode loses. An empty range parts the item in which it
+/// lies.
 ///
 /// # Errors
 /// When an item cannot be read. Half of it may be done then, so this ends all writing.
@@ -173,7 +174,8 @@ fn cut_item(
     })
 }
 
-/// The item of the `len` bytes that begin `skip` bytes into the range of the item `data`, or before it where that wraps.
+/// The item of the `len` bytes that begin `skip` bytes into the range of the item `data`, or before
+/// it where that wraps.
 pub(super) fn part(data: &[u8], skip: u64, len: u64) -> Result<Vec<u8>> {
     let mut part = data.to_vec();
     let (tail, _) = FileExtentTail::mut_from_prefix(part.get_mut(TAIL..).unwrap_or_default())

@@ -1,8 +1,9 @@
 //! What of a file may be written where it is.
 //!
-//! That is preallocated space, and data of NODATACOW files, in an extent that nobody else refers to: no other file, no other
-//! place of this one, and no snapshot, which may share the leaf with the reference instead of having one of its own. What is
-//! as old as the last snapshot of the subvolume counts as shared.
+//! That is preallocated space, and data of NODATACOW files, in an extent that nobody else refers
+//! to: no other file, no other place of this one, and no snapshot, which may share the leaf with
+//! the reference instead of having one of its own. What is as old as the last snapshot of the
+//! subvolume counts as shared.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use offshoot_vfs::{FileId, Result};
 
 use super::checksums::has_checksums;
 use super::drop::{Overlap, overlaps};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::{Handle, Owner};
 
 /// Extent items that are looked at in one go.

@@ -5,9 +5,11 @@
 //! under no lock                             └─ write the data ────┘
 //! ```
 //!
-//! So a file can be written while what was written before is on its way to the devices. The data stays buffered meanwhile, with its space
-//! reserved, and readers find it there. It does not change: who writes over it gets a copy of the run. So whoever has the lock of the inode
-//! afterwards sees by the runs how much of it is still what the file holds; space that was taken for the rest is given back.
+//! So a file can be written while what was written before is on its way to the devices. The data
+//! stays buffered meanwhile, with its space reserved, and readers find it there. It does not
+//! change: who writes over it gets a copy of the run. So whoever has the lock of the inode
+//! afterwards sees by the runs how much of it is still what the file holds; space that was taken
+//! for the rest is given back.
 //!
 //! Whoever has the lock may wait for the data, because writing it takes no other lock.
 
@@ -17,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::buffer::Run;
 use super::store::{Sectors, Sums, write_places};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// Data on its way to a place that was taken for it.
 #[derive(Debug)]
@@ -54,7 +56,8 @@ impl OrderedExtent {
         &self.runs
     }
 
-    /// Writes it, which one does; whether nobody wants it any more, and its place is to be given back.
+    /// Writes it, which one does; whether nobody wants it any more, and its place is to be given
+    /// back.
     pub(crate) fn write(&self, volume: &Engine) -> bool {
         let mut end = End { extent: self, written: None };
         end.written = Some(write_places(volume, self.logical, self.data(), self.sums));
@@ -62,7 +65,8 @@ impl OrderedExtent {
         self.state.lock().is_forgotten
     }
 
-    /// Nobody wants it any more; whether it is written, and its place is to be given back. If not, who writes it does that.
+    /// Nobody wants it any more; whether it is written, and its place is to be given back. If not,
+    /// who writes it does that.
     pub(crate) fn forget(&self) -> bool {
         let mut state = self.state.lock();
         state.is_forgotten = state.written.is_none();

@@ -1,8 +1,9 @@
 //! Compressing what is about to be written back.
 //!
-//! Data is cut into chunks at multiples of the longest extent that may be compressed, and each chunk is compressed by itself: several of
-//! them at once (`workers`), while those before them are written, and before a transaction is joined, so that nobody waits for it. A
-//! chunk that does not become a sector smaller stays as it is.
+//! Data is cut into chunks at multiples of the longest extent that may be compressed, and each
+//! chunk is compressed by itself: several of them at once (`workers`), while those before them are
+//! written, and before a transaction is joined, so that nobody waits for it. A chunk that does not
+//! become a sector smaller stays as it is.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,8 +18,8 @@ use super::workers::Task;
 /// The most that is compressed before some of it is written, in bytes.
 const AHEAD_BYTES: u64 = 8 << 20;
 
-/// The most compressed chunks that are written at once. What stays as it is goes into one extent, of up to
-/// [`AHEAD_BYTES`].
+/// The most compressed chunks that are written at once. What stays as it is goes into one extent,
+/// of up to [`AHEAD_BYTES`].
 pub(crate) const MOST_AT_ONCE: usize = 16;
 
 /// A part of a file that becomes one extent, or a part of one.
@@ -49,7 +50,8 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Has the beginning of `data` compressed, as far as it is not yet, and waits for the first of it.
+    /// Has the beginning of `data` compressed, as far as it is not yet, and waits for the first of
+    /// it.
     pub(crate) fn prepare(&mut self, packing: Packing, data: Sectors<'_>) {
         self.ready.retain(|chunk| chunk.range.start >= data.start);
         self.coming.retain(|(range, _)| range.start >= data.start);
@@ -91,7 +93,8 @@ impl Chunks {
         Some((first.start, all.last().unwrap_or(first).end))
     }
 
-    /// What of `data`, which was prepared, can be written at once: `most` compressed chunks, or what is not compressed.
+    /// What of `data`, which was prepared, can be written at once: `most` compressed chunks, or
+    /// what is not compressed.
     pub(crate) fn first<'s>(&self, data: Sectors<'s>, most: usize) -> (Sectors<'s>, &[Chunk]) {
         let end = data.range().end;
         let is_packed = |chunk: &&Chunk| chunk.packed.is_some() && chunk.range.end <= end;
@@ -176,7 +179,8 @@ mod tests {
         }
     }
 
-    /// Stores a file in steps of which some store less than they could, and in the middle of a chunk.
+    /// Stores a file in steps of which some store less than they could, and in the middle of a
+    /// chunk.
     #[test]
     fn what_is_stored_in_steps_is_what_was_given() {
         const SECTOR: u64 = 4096;

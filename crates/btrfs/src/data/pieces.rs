@@ -11,10 +11,10 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRES
 use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{Error, FileId, Result};
 
+use crate::engine::Engine;
 use crate::inode::tree_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// The most that one piece reads from the devices, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -86,8 +86,8 @@ impl<'v> Pieces<'v> {
     /// Fills `batch`; it stays empty at the end of the range.
     pub(super) fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
         let _looking = self.volume.buffers.looking(self.file);
-        // Where extents may be replaced between two batches, the item that comes next may begin before what
-        // the last batch ended with.
+        // Where extents may be replaced between two batches, the item that comes next may begin
+        // before what the last batch ended with.
         let mut cursor = match self.cursor.take() {
             Some(cursor) if self.volume.live_part().is_none() => cursor,
             _ => self.seek()?,

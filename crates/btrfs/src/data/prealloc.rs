@@ -1,4 +1,5 @@
-//! Space that is preallocated: it belongs to a file and reads as zeros until it is written, where it is.
+//! Space that is preallocated: it belongs to a file and reads as zeros until it is written, where
+//! it is.
 //!
 //! ```text
 //!               |------------- preallocated ------------|
@@ -20,15 +21,16 @@ use zerocopy::FromBytes;
 
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::volume::Engine;
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 64;
 
-/// Makes `len` bytes at `logical`, which were just taken, the preallocated extent of the range of the file that begins
-/// at `start`, instead of what is there, where nobody looks. Gives by how many bytes the data of the file became more or less.
+/// Makes `len` bytes at `logical`, which were just taken, the preallocated extent of the range of
+/// the file that begins at `start`, instead of what is there, where nobody looks. Gives by how many
+/// bytes the data of the file became more or less.
 pub(crate) fn preallocate(
     handle: &Handle<'_>,
     file: FileId,

@@ -7,9 +7,8 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
-use crate::log::Obstacle;
-use crate::subvolume::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::storage::malformed;
+use crate::transaction::{ExtentKind, Handle, Obstacle, Owner};
 
 /// What a file got.
 #[derive(Debug, Default)]
@@ -20,8 +19,8 @@ pub(crate) struct Shared {
     pub(crate) is_preallocated: bool,
 }
 
-/// Gives `file` what of `items`, those of any file, lies in `range` of that one, at `at`, where nothing is and nobody looks. Inline data
-/// and holes are left out.
+/// Gives `file` what of `items`, those of any file, lies in `range` of that one, at `at`, where
+/// nothing is and nobody looks. Inline data and holes are left out.
 pub(crate) fn share(
     handle: &Handle<'_>,
     items: &[Overlap],
@@ -41,7 +40,7 @@ pub(crate) fn share(
             continue;
         };
         if !preallocated && extent.generation == handle.generation() {
-            handle.log().obstruct(Obstacle::Clones);
+            handle.obstruct(Obstacle::Clones);
         }
         let from = key.offset.max(range.start);
         let Some(len) = range.end.min(*end).checked_sub(from).filter(|&len| len > 0) else {

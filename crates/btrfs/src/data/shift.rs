@@ -1,6 +1,7 @@
 //! Moving extents to another place of their file.
 //!
-//! The data stays where it is. A reference names where in the file its extent would begin, so each becomes another one.
+//! The data stays where it is. A reference names where in the file its extent would begin, so each
+//! becomes another one.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +10,11 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::drop::Overlap;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
-/// Moves `items` of the file, where nobody may look, to where they begin `to - from` further, or `from - to` less far. Nothing
-/// else may be there.
+/// Moves `items` of the file, where nobody may look, to where they begin `to - from` further, or
+/// `from - to` less far. Nothing else may be there.
 pub(crate) fn shift(
     handle: &Handle<'_>,
     file: FileId,

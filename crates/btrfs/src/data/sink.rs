@@ -1,4 +1,5 @@
-//! Where data that is read goes to: to somebody who looks at it piece by piece, or into a buffer, and then without a copy on the way where it is stored as it is.
+//! Where data that is read goes to: to somebody who looks at it piece by piece, or into a buffer,
+//! and then without a copy on the way where it is stored as it is.
 
 use offshoot_vfs::Result;
 
@@ -9,7 +10,8 @@ pub(super) trait Sink {
     /// Takes what the file has from `at` on.
     fn take(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Memory that `len` bytes from `at` on may be read to. What is put there counts when [`Sink::took`] is called next.
+    /// Memory that `len` bytes from `at` on may be read to. What is put there counts when
+    /// [`Sink::took`] is called next.
     fn room(&mut self, at: u64, len: usize) -> Option<&mut [u8]>;
 
     /// Takes the `len` bytes that were put where [`Sink::room`] said.

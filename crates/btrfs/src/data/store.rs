@@ -22,8 +22,9 @@ use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::Chunk;
 use super::prealloc::mark_written;
+use crate::engine::Engine;
+use crate::storage::WrittenCopy;
 use crate::transaction::{ExtentKind, Handle, Owner};
-use crate::volume::{Engine, WrittenCopy};
 
 /// Whole sectors that lie one behind the other in a file.
 #[derive(Clone, Copy)]
@@ -84,8 +85,8 @@ impl<'r> Sectors<'r> {
     }
 }
 
-/// Makes `data`, which was written at `logical`, the extent of its place in `file`, instead of what is there. Gives
-/// by how many bytes the data of the file became more or less.
+/// Makes `data`, which was written at `logical`, the extent of its place in `file`, instead of what
+/// is there. Gives by how many bytes the data of the file became more or less.
 ///
 /// # Errors
 /// When a tree does not read.
@@ -106,8 +107,8 @@ pub(crate) fn refer_to(
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// Writes data and does as [`refer_to`], of chunks that were compressed and lie one behind the other in the file, each to as many bytes as were taken for it at
-/// one of `places`.
+/// Writes data and does as [`refer_to`], of chunks that were compressed and lie one behind the
+/// other in the file, each to as many bytes as were taken for it at one of `places`.
 pub(crate) fn store_packed(
     handle: &Handle<'_>,
     file: FileId,
@@ -262,8 +263,9 @@ impl FirstData<'_> {
     }
 }
 
-/// Gives several files of one subvolume, which are in order and hold nothing, their data: one behind the other from `logical` on, what is not
-/// kept in extent items. Nothing is replaced, so whoever looks for extents finds these or none.
+/// Gives several files of one subvolume, which are in order and hold nothing, their data: one
+/// behind the other from `logical` on, what is not kept in extent items. Nothing is replaced, so
+/// whoever looks for extents finds these or none.
 ///
 /// # Errors
 /// When a device fails.
@@ -321,7 +323,8 @@ impl Sums {
     }
 }
 
-/// Writes every copy of `data`. What cannot be written, and is on no other member, ends all writing.
+/// Writes every copy of `data`. What cannot be written, and is on no other member, ends all
+/// writing.
 pub(crate) fn write_data(
     handle: &Handle<'_>,
     logical: Logical,
@@ -334,7 +337,8 @@ pub(crate) fn write_data(
 /// Writes every copy of `data`.
 ///
 /// # Errors
-/// When no copy of some of it was written, or one of data without checksums stays bad on a member that is believed.
+/// When no copy of some of it was written, or one of data without checksums stays bad on a member
+/// that is believed.
 pub(super) fn write_places(
     volume: &Engine,
     logical: Logical,
@@ -343,7 +347,7 @@ pub(super) fn write_places(
 ) -> Result<()> {
     let mut copies = Vec::with_capacity(2);
     let mut cause = None;
-    for (member, physical, part) in volume.write_places(logical, data.len)? {
+    for (member, physical, part) in volume.storage.write_places(logical, data.len)? {
         let slices: Vec<_> = data.slices(part.clone()).map(IoSlice::new).collect();
         let is_written = match volume.write_copy(member, physical.0, &slices) {
             Ok(is_written) => is_written,
@@ -358,11 +362,11 @@ pub(super) fn write_places(
     if copies.iter().all(|copy| copy.is_written) {
         return Ok(());
     }
-    volume.require_copies(&copies, cause)
+    volume.storage.require_copies(&copies, cause)
 }
 
-/// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by saying nothing.
-/// Space that was preallocated there stays.
+/// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by
+/// saying nothing. Space that was preallocated there stays.
 pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<()> {
     if range.is_empty() || handle.volume().superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(());

@@ -1,11 +1,12 @@
 //! Threads that compress and decompress.
 //!
-//! The process has one for each core, shared by all volumes. They are started when there is work for the first time, and
-//! keep what their encoders and decoders need for the next time. They know nothing but the bytes that they are given: they hold no
-//! lock and no volume, and wait for nobody.
+//! The process has one for each core, shared by all volumes. They are started when there is work
+//! for the first time, and keep what their encoders and decoders need for the next time. They know
+//! nothing but the bytes that they are given: they hold no lock and no volume, and wait for nobody.
 //!
-//! Who wants a result may find that nobody has begun with it, and then does the work itself: so nothing depends on these
-//! threads, and where none can be started it only takes longer. What nobody wants any more is not begun.
+//! Who wants a result may find that nobody has begun with it, and then does the work itself: so
+//! nothing depends on these threads, and where none can be started it only takes longer. What
+//! nobody wants any more is not begun.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -1,7 +1,8 @@
 //! The backlog: how much is queued in all, and who waits until that is less.
 //!
-//! Who waits is counted before it looks at anything, and who makes the backlog smaller, or ends a flush, looks after that
-//! whether anybody is counted. So nobody falls asleep over a change that it has not seen.
+//! Who waits is counted before it looks at anything, and who makes the backlog smaller, or ends a
+//! flush, looks after that whether anybody is counted. So nobody falls asleep over a change that it
+//! has not seen.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 

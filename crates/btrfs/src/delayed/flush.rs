@@ -10,9 +10,10 @@
 //! | who writes small files back | before it stores several together | the nodes of their inodes |
 //! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
 //!
-//! Indexes and inodes come in the order of keys, so a leaf of them has nothing to gain from waiting. They go first, in the order
-//! of keys. Hashes are scattered over all leaves of their directory: the more of them go at once, the more meet in a
-//! leaf. So they stay longest, and then the largest node of them goes first. At last come nodes with less than a leaf.
+//! Indexes and inodes come in the order of keys, so a leaf of them has nothing to gain from
+//! waiting. They go first, in the order of keys. Hashes are scattered over all leaves of their
+//! directory: the more of them go at once, the more meet in a leaf. So they stay longest, and then
+//! the largest node of them goes first. At last come nodes with less than a leaf.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -25,15 +26,15 @@ use offshoot_vfs::{Errno, Error, Result};
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
 use crate::cores;
-use crate::transaction::Handle;
-use crate::tree::Tree;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::stats::Counters;
+use crate::transaction::{Handle, Tree};
 
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;
 
-/// What goes to a tree at a time, in leaves of new items. Those that are sorted meet few leaves twice, and a commit that
-/// waits for the handle does not wait long.
+/// What goes to a tree at a time, in leaves of new items. Those that are sorted meet few leaves
+/// twice, and a commit that waits for the handle does not wait long.
 const BATCH_LEAVES: usize = 16;
 
 /// How many nodes a thread takes at a time. They are neighbours, so threads meet in few leaves.
@@ -55,12 +56,25 @@ pub(crate) enum FlushedBy {
     Fsync,
 }
 
+impl FlushedBy {
+    /// A set of delayed items was flushed.
+    fn count(self, stats: &Counters) {
+        match self {
+            Self::Background => stats.flushed_in_background(),
+            Self::Writer => stats.flushed_by_writer(),
+            Self::Commit => stats.flushed_by_commit(),
+            Self::Fsync => stats.flushed_by_fsync(),
+        }
+    }
+}
+
 /// What items that are being flushed are, in the order of keys.
 type Sorted<'i> = [(Key, &'i Pending)];
 
 impl Engine {
-    /// Flushes delayed items until at least `bytes` of reserved metadata were given back, or nothing is left that can be flushed
-    /// now. Says how many were given back. The caller must hold no handle; it may hold locks of inodes.
+    /// Flushes delayed items until at least `bytes` of reserved metadata were given back, or
+    /// nothing is left that can be flushed now. Says how many were given back. The caller must hold
+    /// no handle; it may hold locks of inodes.
     ///
     /// # Errors
     /// When a tree cannot be changed: nothing more is written then.
@@ -75,8 +89,8 @@ impl Engine {
         Ok(released)
     }
 
-    /// Flushes a share of the delayed items when there are too many, and has them flushed before. The caller must
-    /// hold no handle; it may hold locks of inodes.
+    /// Flushes a share of the delayed items when there are too many, and has them flushed before.
+    /// The caller must hold no handle; it may hold locks of inodes.
     ///
     /// # Errors
     /// As [`flush_delayed`](Self::flush_delayed), and `EROFS` when something failed before.
@@ -101,8 +115,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Flushes what is more than an eighth of what may be queued, when more than a quarter of that is. What others queue meanwhile is left
-    /// for the next time: however much they change, this ends.
+    /// Flushes what is more than an eighth of what may be queued, when more than a quarter of that
+    /// is. What others queue meanwhile is left for the next time: however much they change, this
+    /// ends.
     ///
     /// # Errors
     /// As [`flush_delayed`](Self::flush_delayed).
@@ -127,8 +142,8 @@ impl Engine {
         Ok(flushed)
     }
 
-    /// Flushes everything that is queued and that nobody else is flushing, on several threads when it is worth that. Each gets
-    /// its handles from `join`.
+    /// Flushes everything that is queued and that nobody else is flushing, on several threads when
+    /// it is worth that. Each gets its handles from `join`.
     ///
     /// # Errors
     /// As [`flush_delayed`](Self::flush_delayed): the first, when no thread is at work any more.
@@ -167,7 +182,8 @@ impl Engine {
                 .collect();
             let own = work();
             others.into_iter().fold(own, |all, other| match other.join() {
-                // Who comes later is only told that nothing is written any more: the cause is what another met.
+                // Who comes later is only told that nothing is written any more: the cause is what
+                // another met.
                 Ok(Err(cause)) if is_refused(&all) => Err(cause),
                 Ok(result) => all.and(result),
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -179,7 +195,7 @@ impl Engine {
     fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
         let live = self.live()?;
         let Some(frozen) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
-        live.stats.flushed_by(by);
+        by.count(&live.stats);
         handle.whole(|| {
             let tree = handle.tree(id.tree)?;
             Flush { handle, tree: &tree, frozen: &frozen }.run()
@@ -188,7 +204,8 @@ impl Engine {
 }
 
 impl Handle<'_> {
-    /// Flushes what waits beside the item with this key, and says whether nothing waits there any more.
+    /// Flushes what waits beside the item with this key, and says whether nothing waits there any
+    /// more.
     ///
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
@@ -205,8 +222,8 @@ impl Handle<'_> {
         nodes.iter().try_for_each(flush)
     }
 
-    /// Puts what is queued of these inodes, which are in order, and of those beside them into the tree now. What somebody else is flushing
-    /// stays queued.
+    /// Puts what is queued of these inodes, which are in order, and of those beside them into the
+    /// tree now. What somebody else is flushing stays queued.
     ///
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
@@ -221,8 +238,9 @@ impl Handle<'_> {
         self.flush_nodes(&nodes)
     }
 
-    /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside it have gone there, and
-    /// leaves that are full of those would be split for it later. When its node is being flushed, it stays queued.
+    /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside
+    /// it have gone there, and leaves that are full of those would be split for it later. When its
+    /// node is being flushed, it stays queued.
     ///
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
@@ -247,7 +265,8 @@ struct Flushed {
     released: u64,
 }
 
-/// What a flush has taken out of a node. When this is dropped the flush has ended, well or not, and who waits for it is told.
+/// What a flush has taken out of a node. When this is dropped the flush has ended, well or not, and
+/// who waits for it is told.
 pub(super) struct Frozen<'v> {
     delayed: &'v Delayed,
     id: NodeId,
@@ -301,7 +320,8 @@ impl Flush<'_, '_> {
         self.handle.change(self.tree.id, |tree| tree.apply_batch(&edits).map(drop))
     }
 
-    /// The items are in the tree: gives back what was reserved for them, and says how much that was.
+    /// The items are in the tree: gives back what was reserved for them, and says how much that
+    /// was.
     fn give_back(&self, load: Load) -> u64 {
         let less = Load::default() - load;
         self.frozen.delayed.settle(self.tree, self.handle.space(), less, None)
@@ -356,8 +376,8 @@ impl Delayed {
         nodes
     }
 
-    /// Takes what waits in a node to be flushed, unless that is done already, or there is nothing. The caller has a
-    /// handle for as long as it has that.
+    /// Takes what waits in a node to be flushed, unless that is done already, or there is nothing.
+    /// The caller has a handle for as long as it has that.
     pub(super) fn freeze(&self, id: NodeId) -> Option<Frozen<'_>> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id)?;
@@ -369,7 +389,8 @@ impl Delayed {
         Some(Frozen { delayed: self, id, items })
     }
 
-    /// Takes what waits of a new inode to be flushed, and says by how much there is more for that to be reserved.
+    /// Takes what waits of a new inode to be flushed, and says by how much there is more for that
+    /// to be reserved.
     fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Frozen<'_>, Load)> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id).filter(|node| node.flushing.is_none())?;
@@ -391,8 +412,8 @@ impl Delayed {
         }
     }
 
-    /// Refuses to go on while anything is queued. The caller is alone: a commit without all items would tear operations
-    /// apart.
+    /// Refuses to go on while anything is queued. The caller is alone: a commit without all items
+    /// would tear operations apart.
     pub(crate) fn require_empty(&self) -> Result<()> {
         let left: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         if left > 0 {

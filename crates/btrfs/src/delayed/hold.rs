@@ -1,8 +1,9 @@
 //! The account of a tree: what is reserved for the items that are queued for it.
 //!
-//! Flushing changes no block twice without need: each block of the tree that the transaction has not copied yet is copied once, a leaf that an
-//! item goes into may be split, and otherwise leaves stay a third full. So however many units items have kept,
-//! *uncopied blocks + all blocks + three times what is added* pay for all of them, each with what its references come to
+//! Flushing changes no block twice without need: each block of the tree that the transaction has
+//! not copied yet is copied once, a leaf that an item goes into may be split, and otherwise leaves
+//! stay a third full. So however many units items have kept, *uncopied blocks + all blocks + three
+//! times what is added* pay for all of them, each with what its references come to
 //! (`space::reserve`). More is never held.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,23 +13,25 @@ use parking_lot::Mutex;
 use super::Delayed;
 use super::node::Load;
 use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
-use crate::transaction::Handle;
-use crate::tree::Tree;
+use crate::transaction::{Handle, Tree};
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;
 
-/// What a tree counts for itself before it adds to the sums of the volume, in bytes of memory: operations in
-/// different directories need not have the same line of the processors' caches each time.
+/// What a tree counts for itself before it adds to the sums of the volume, in bytes of memory:
+/// operations in different directories need not have the same line of the processors' caches each
+/// time.
 const COUNTED_BYTES: i64 = 4096;
 
 /// The same for blocks that become dirty, in bytes.
 const COUNTED_DIRTIES: i64 = 64 << 10;
 
-/// The part of what is left of metadata, beside what is kept back and the next operation, that queued items may hold.
+/// The part of what is left of metadata, beside what is kept back and the next operation, that
+/// queued items may hold.
 const HELD_PARTS: u64 = 4;
 
-/// What is enough for all others, in bytes of metadata: where more than that is left, queued items may hold the rest of it.
+/// What is enough for all others, in bytes of metadata: where more than that is left, queued items
+/// may hold the rest of it.
 const OTHERS_BYTES: u64 = 64 << 20;
 
 /// What is reserved for the queued items of a tree.
@@ -89,8 +92,8 @@ impl Hold {
 }
 
 impl Delayed {
-    /// The items that are queued for `tree` became more, for which `handle` pays, or less. Says how many bytes of reserved
-    /// metadata that gave back.
+    /// The items that are queued for `tree` became more, for which `handle` pays, or less. Says how
+    /// many bytes of reserved metadata that gave back.
     pub(super) fn settle(
         &self,
         tree: &Tree,
@@ -128,7 +131,8 @@ impl Delayed {
         let wanted = if self.by_item { all } else { all.min(whole) };
         let before = account.held;
         if wanted > account.held {
-            // An operation pays for what it queues; that the tree became larger is not its business.
+            // An operation pays for what it queues; that the tree became larger is not its
+            // business.
             let pay = |handle: &Handle<'_>| {
                 let share = positive(more.units).saturating_mul(handle.item_cost());
                 handle.hand_over(share.min(wanted - account.held))
@@ -150,8 +154,8 @@ impl Delayed {
         before.saturating_sub(account.held)
     }
 
-    /// Whether all trees together, and `more` bytes, hold more than their part of what is left of metadata, and no chunk is a cheap way to
-    /// more.
+    /// Whether all trees together, and `more` bytes, hold more than their part of what is left of
+    /// metadata, and no chunk is a cheap way to more.
     pub(super) fn holds_much(&self, space: &Space, more: u64) -> bool {
         if space.is_roomy() {
             return false;
@@ -161,8 +165,9 @@ impl Delayed {
         self.held.get().saturating_add(more) > most
     }
 
-    /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because somebody may wait for it, and so is
-    /// what an operation counts when a flush has taken it away already.
+    /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because
+    /// somebody may wait for it, and so is what an operation counts when a flush has taken it away
+    /// already.
     fn count(&self, account: &mut Account, dirties: i64, bytes: i64) {
         let is_first_or_last = (dirties == 0) != (account.dirties == 0);
         let change = dirties - account.dirties;

@@ -10,7 +10,8 @@ use offshoot_btrfs_format::{ItemType, Key};
 
 use super::GROUP;
 
-/// What a queued item takes beside its data, about, in bytes: its place in a map that is not full, and the rounding of allocators.
+/// What a queued item takes beside its data, about, in bytes: its place in a map that is not full,
+/// and the rounding of allocators.
 const OVERHEAD_BYTES: usize = 96;
 
 /// One item that waits.
@@ -383,7 +384,8 @@ impl<'i> Releases<'i> {
         Self { items, by_item, left, leaves, insertions: items.insertions, leaf }
     }
 
-    /// What is released when `batch` is in the tree. What items take in memory they take until all are.
+    /// What is released when `batch` is in the tree. What items take in memory they take until all
+    /// are.
     pub(super) fn after(&mut self, batch: &[(Key, &Pending)]) -> Load {
         let growth: usize = batch.iter().map(|(_, pending)| pending.size()).sum();
         let by = |(key, pending): &(Key, &Pending)| {
@@ -396,7 +398,8 @@ impl<'i> Releases<'i> {
         let leaves = match (inserted, self.insertions) {
             (0, _) => 0,
             (_, 0) => self.leaves,
-            // With other items between them they may be more batches than leaves; the last keeps one.
+            // With other items between them they may be more batches than leaves; the last keeps
+            // one.
             _ => {
                 let filled = u32::try_from(bytes).unwrap_or(u32::MAX).div_ceil(self.leaf);
                 self.leaves.saturating_sub(1).min(filled)

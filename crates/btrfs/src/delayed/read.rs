@@ -7,8 +7,8 @@ use offshoot_vfs::Result;
 
 use super::node::{Items, Pending};
 use super::{Delayed, NodeId};
+use crate::engine::Engine;
 use crate::tree::{self, Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// Is shown a key and its data, and says whether it wants more.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>;
@@ -16,8 +16,8 @@ pub(crate) type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<
 /// How many queued items are looked at in one go.
 const CHUNK: usize = 256;
 
-/// Calls `found` with the data of the item with exactly this key; `None` when there is none. Nothing may be locked, and no
-/// tree be searched, in `found`.
+/// Calls `found` with the data of the item with exactly this key; `None` when there is none.
+/// Nothing may be locked, and no tree be searched, in `found`.
 pub(crate) fn with_item<T>(
     volume: &Engine,
     root: TreeRoot,
@@ -46,8 +46,9 @@ pub(crate) fn for_each_item(
 ) -> Result<()> {
     let (mut first, last) = range.into_inner();
     loop {
-        // What is queued comes first: what a flush forgets after that is shown here, and what it forgot before is in the
-        // tree. For the same reason the tree is searched anew for each chunk.
+        // What is queued comes first: what a flush forgets after that is shown here, and what it
+        // forgot before is in the tree. For the same reason the tree is searched anew for each
+        // chunk.
         let queued = match volume.live_part() {
             Some(live) => live.delayed.copy(root.id, first..=last),
             None => Copied::default(),
@@ -98,7 +99,8 @@ fn visit_merged(
     }
 }
 
-/// The last key of `range`, all of one inode, that is queued or in the tree. An item that is to be removed counts too.
+/// The last key of `range`, all of one inode, that is queued or in the tree. An item that is to be
+/// removed counts too.
 pub(crate) fn last_below(
     volume: &Engine,
     root: TreeRoot,
@@ -165,7 +167,8 @@ impl Delayed {
         last(&node.active).max(node.flushing.as_ref().and_then(|items| last(items)))
     }
 
-    /// Calls `look` with what is queued of `range`, all of one node, in the order of keys. Nothing may be locked in it.
+    /// Calls `look` with what is queued of `range`, all of one node, in the order of keys. Nothing
+    /// may be locked in it.
     fn merged<T: Default>(
         &self,
         tree: TreeId,
@@ -176,7 +179,7 @@ impl Delayed {
             return T::default();
         };
         #[cfg(debug_assertions)]
-        let _looking = crate::transaction::Looking::begin();
+        let _looking = crate::block::lock_order::Looking::begin();
         let shard = self.shard(id).read();
         let Some(node) = shard.get(&id) else { return T::default() };
         match &node.flushing {

@@ -94,7 +94,8 @@ fn a_file_made_and_removed_leaves_nothing_to_write() {
     assert_eq!(held(&fs), 0);
 }
 
-/// What is adjacent goes into a leaf together and out of it together: a way down for each leaf, none for each item.
+/// What is adjacent goes into a leaf together and out of it together: a way down for each leaf,
+/// none for each item.
 #[test]
 fn adjacent_items_go_by_the_leaf() {
     const FILES: u64 = 5000;
@@ -142,7 +143,8 @@ fn an_inode_that_changes_often_is_written_once() {
     assert_eq!(fs.attr(file).expect("it is there").permissions, 999 % 0o1000);
 }
 
-/// Entries, inodes and names, moved and removed at random, with flushes and commits in between, are what a map says.
+/// Entries, inodes and names, moved and removed at random, with flushes and commits in between, are
+/// what a map says.
 fn matches_a_map(options: &OpenOptions, node_size: u32) {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
@@ -220,7 +222,8 @@ fn names_are_what_a_map_says_without_delayed_items() {
     assert_eq!(fs.volume().stats().delayed_queued, 0);
 }
 
-/// While names are made, flushed and committed, no reader misses one that was there when it began, or meets one twice.
+/// While names are made, flushed and committed, no reader misses one that was there when it began,
+/// or meets one twice.
 #[test]
 fn readers_miss_nothing_beside_flushes() {
     const FILES: u64 = 30_000;

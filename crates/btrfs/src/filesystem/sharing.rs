@@ -18,10 +18,10 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::{Filesystem, of};
+use crate::engine::Engine;
 use crate::inode::placeholder_in;
-use crate::subvolume::malformed;
-use crate::tree::Cursor;
-use crate::volume::Engine;
+use crate::storage::malformed;
+use crate::tree::{Blocks, Cursor};
 
 /// A range of a file that is in an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,14 @@
 //! What access control lists do to permissions, and permissions to them.
 //!
-//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is changed with the inode
-//! in one operation.
+//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is
+//! changed with the inode in one operation.
 
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
 
 use super::changes::Changes;
 use super::xattr;
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// What a new file gets from the default list of its directory.
 pub(crate) struct Inherited {

@@ -1,8 +1,9 @@
 //! Space of files: it is preallocated, given back, zeroed, and moved.
 //!
-//! What is buffered of the file is written back first, so all that is looked at is in extents. Sectors that the
-//! range covers in part are zeroed through the buffer, where there is data; the others are done item by item. That
-//! takes several transactions for a long range, so a crash may leave its beginning done; but extents are moved in one.
+//! What is buffered of the file is written back first, so all that is looked at is in extents.
+//! Sectors that the range covers in part are zeroed through the buffer, where there is data; the
+//! others are done item by item. That takes several transactions for a long range, so a crash may
+//! leave its beginning done; but extents are moved in one.
 
 use std::ops::Range;
 
@@ -15,10 +16,10 @@ use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, give_up, items_of, until_replaced};
 use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
+use crate::engine::Engine;
 use crate::space::{Claim, Purpose, Reservation};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
-use crate::volume::Engine;
 
 /// The longest extent that is preallocated, in bytes, as the kernel has it.
 const MOST_PREALLOCATED: u64 = 256 << 20;
@@ -65,8 +66,8 @@ pub(crate) fn fallocate(
     write::keep_synchronous(volume, file, &item)
 }
 
-/// Puts data that is in the extent item of `file`, of which nothing is buffered, into an extent: something is about to stand
-/// beside it.
+/// Puts data that is in the extent item of `file`, of which nothing is buffered, into an extent:
+/// something is about to stand beside it.
 pub(super) fn leave_item(volume: &Engine, file: FileId, at: Timestamp) -> Result<()> {
     if !is_inline(volume, file)? {
         return Ok(());
@@ -252,8 +253,8 @@ impl<'v> Work<'v> {
         self.apply(handle, self.begin(handle)?, change)
     }
 
-    /// Reads what a change needs. As long as it goes on the subvolume does not become read-only; who changes nothing that files show may
-    /// do that where it is.
+    /// Reads what a change needs. As long as it goes on the subvolume does not become read-only;
+    /// who changes nothing that files show may do that where it is.
     fn begin<'h, 'w>(&self, handle: &'h Handle<'w>) -> Result<(Changes<'h, 'w>, InodeItem)> {
         let mut changes = Changes::accepted(handle, self.file)?;
         let item = changes.inode(self.file)?;
@@ -328,8 +329,8 @@ impl<'v> Work<'v> {
         self.shift(range.start, range.end, grown)
     }
 
-    /// Moves everything from `from` on to `to`, what is preallocated behind the end as well, after which the file is `size` bytes long. What is
-    /// between goes, or is a hole.
+    /// Moves everything from `from` on to `to`, what is preallocated behind the end as well, after
+    /// which the file is `size` bytes long. What is between goes, or is a hole.
     fn shift(&self, from: u64, to: u64, size: u64) -> Result<()> {
         let (volume, file, start) = (self.volume, self.file, to.min(from));
         let touched = overlaps(volume, file, start..u64::MAX, MOST_MOVED + 1)?;

@@ -1,7 +1,9 @@
 //! Changing attributes, and what opening a file means.
 //!
-//! A new length is no attribute like the others: it waits for what is buffered, and cutting off much takes several transactions, as in the kernel. So it is
-//! set first, and everything that may be refused is found out before that; the others follow in a transaction that takes what is kept for removals.
+//! A new length is no attribute like the others: it waits for what is buffered, and cutting off
+//! much takes several transactions, as in the kernel. So it is set first, and everything that may
+//! be refused is found out before that; the others follow in a transaction that takes what is kept
+//! for removals.
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
@@ -12,8 +14,8 @@ use super::subvolume::writable;
 use super::write_back::Patience;
 use super::{acl, evict, write, write_back};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
+use crate::engine::Engine;
 use crate::subvolume::delete;
-use crate::volume::Engine;
 
 /// Changes attributes of `file`.
 pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
@@ -35,7 +37,8 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     if let Some(size) = set.size {
         write::truncate(volume, file, size, at)?;
         if set.permissions.is_some() || set.uid.is_some() || set.gid.is_some() {
-            // As long as the length is buffered alone, a commit would bring the others to the devices before it.
+            // As long as the length is buffered alone, a commit would bring the others to the
+            // devices before it.
             write_back::write_back(volume, file, Patience::Waits)?;
         }
     }
@@ -79,7 +82,8 @@ pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in a deleted subvolume that one.
+/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in
+/// a deleted subvolume that one.
 pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return Ok(());

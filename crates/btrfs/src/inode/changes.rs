@@ -1,9 +1,10 @@
 //! An operation on its way: what it changes, before anything is changed.
 //!
 //! An operation reads and changes items here, in memory. Whatever can be wrong with the call is
-//! found out meanwhile, and then nothing has happened. At last everything is applied at once: items of names and inodes are
-//! queued (`delayed`), others go to the tree. The order is one in which a reader without locks finds no name
-//! that leads nowhere: new inodes come before their entries, and what is removed goes last.
+//! found out meanwhile, and then nothing has happened. At last everything is applied at once: items
+//! of names and inodes are queued (`delayed`), others go to the tree. The order is one in which a
+//! reader without locks finds no name that leads nowhere: new inodes come before their entries, and
+//! what is removed goes last.
 //!
 //! Items of inodes whose locks the operation holds do not change under it.
 
@@ -18,10 +19,9 @@ use zerocopy::IntoBytes;
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, is_delayed};
-use crate::log::Log;
-use crate::transaction::Handle;
-use crate::tree::{Tree, TreeRoot};
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::transaction::{Handle, Tree};
+use crate::tree::TreeRoot;
 
 /// An item that is no inode item.
 struct Item {
@@ -184,8 +184,8 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.handle.flush_inode(&self.tree, file.ino)
     }
 
-    /// The inode goes with all its items, if these are all that the operation does not remove itself, and few; whether
-    /// that is so.
+    /// The inode goes with all its items, if these are all that the operation does not remove
+    /// itself, and few; whether that is so.
     pub(super) fn remove_inode(&mut self, mut all: Batch) -> bool {
         let is_removed =
             |key: Key| self.items.iter().any(|item| item.key == key && item.new.is_none());
@@ -277,16 +277,16 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// Applies everything.
     ///
     /// # Errors
-    /// When less is reserved than it takes, and nothing has happened; else writing has ended, because half of
-    /// it may be done.
+    /// When less is reserved than it takes, and nothing has happened; else writing has ended,
+    /// because half of it may be done.
     pub(crate) fn apply(mut self) -> Result<()> {
         self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
         let gone = self.removed.as_ref().and_then(Batch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(Item::phase);
         self.note_removals();
-        // Nothing is queued of what goes besides: of the inode itself names may be, which wait in its node, and of a directory that has
-        // no entries only that they are gone.
+        // Nothing is queued of what goes besides: of the inode itself names may be, which wait in
+        // its node, and of a directory that has no entries only that they are gone.
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
         let keys = self.items.iter().map(|item| item.key).chain(inodes);
         let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));
@@ -313,9 +313,9 @@ impl<'h, 'v> Changes<'h, 'v> {
         }
     }
 
-    /// What fsync wrote of the running transaction.
-    pub(super) fn log(&self) -> &Log {
-        self.handle.log()
+    /// The share in the running transaction that these belong to.
+    pub(super) fn handle(&self) -> &Handle<'_> {
+        self.handle
     }
 
     /// Puts everything into the tree.

@@ -1,8 +1,8 @@
 //! Ranges of files that share extents: clones, deduplication, copies.
 //!
-//! What is buffered of both files is written back first, and both are locked. Then the one gets references to the extents of the other, item
-//! by item: several transactions for a long range, so a crash may leave its beginning done. Data that is in an extent item is
-//! copied.
+//! What is buffered of both files is written back first, and both are locked. Then the one gets
+//! references to the extents of the other, item by item: several transactions for a long range, so
+//! a crash may leave its beginning done. Data that is in an extent item is copied.
 
 use std::ops::Range;
 
@@ -20,9 +20,10 @@ use super::write::{
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
+use crate::engine::Engine;
 use crate::space::Claim;
-use crate::subvolume::{malformed, timestamp};
-use crate::volume::Engine;
+use crate::storage::malformed;
+use crate::subvolume::timestamp;
 
 /// Extent items that are shared in one step, at the most.
 const MOST_SHARED: usize = 64;
@@ -158,7 +159,8 @@ impl Compared {
         Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
     }
 
-    /// Where the first data is that does not end before `at`; both count from where comparing began.
+    /// Where the first data is that does not end before `at`; both count from where comparing
+    /// began.
     fn data_from(&mut self, volume: &Engine, at: u64) -> Result<u64> {
         let offset = self.begin + at;
         if self.run.end <= offset {
@@ -218,7 +220,8 @@ impl<'v> Pair<'v> {
         self.from.file == self.to.file && self.from.offset.abs_diff(self.to.offset) < len
     }
 
-    /// `EINVAL` unless `len` bytes are whole sectors that do not overlap; the last one may be a part when that `may_be_cut`.
+    /// `EINVAL` unless `len` bytes are whole sectors that do not overlap; the last one may be a
+    /// part when that `may_be_cut`.
     fn require_sectors(&self, len: u64, may_be_cut: bool) -> Result<()> {
         let is_whole = |at: u64| at.is_multiple_of(self.work.sector);
         let are_whole = is_whole(self.from.offset) && is_whole(self.to.offset);
@@ -231,8 +234,8 @@ impl<'v> Pair<'v> {
         Ok(())
     }
 
-    /// Has nothing of both files buffered, and nothing inline that something is about to stand beside, which is shared `begin` bytes behind where
-    /// both begin.
+    /// Has nothing of both files buffered, and nothing inline that something is about to stand
+    /// beside, which is shared `begin` bytes behind where both begin.
     fn settle(&self, begin: u64) -> Result<()> {
         let Work { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use crate::data::Packing;
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// The extended attribute that says how a file is compressed.
 pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";
@@ -35,18 +35,21 @@ pub(super) struct Chosen {
     pub(super) is_tried: bool,
 }
 
-/// The compression that a value of the property asks for, of which the beginning counts; `None` for one that means none.
+/// The compression that a value of the property asks for, of which the beginning counts; `None` for
+/// one that means none.
 fn of_property(value: &[u8]) -> Option<Compression> {
     let all = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
     all.into_iter().find(|compression| value.starts_with(compression.name().as_bytes()))
 }
 
-/// What a new file has where its directory has this value of the property: no level, and nothing that the flags say as well.
+/// What a new file has where its directory has this value of the property: no level, and nothing
+/// that the flags say as well.
 pub(crate) fn inherited(value: &[u8]) -> Option<&'static [u8]> {
     of_property(value).map(|compression| compression.name().as_bytes())
 }
 
-/// The flags that a value of the property sets, of COMPRESS and NOCOMPRESS; `None` for a value that it cannot have.
+/// The flags that a value of the property sets, of COMPRESS and NOCOMPRESS; `None` for a value that
+/// it cannot have.
 pub(super) fn flags_of_property(value: &[u8]) -> Option<u64> {
     match value {
         b"" => Some(0),

@@ -15,11 +15,12 @@ use super::entries::{Target, require_name};
 use super::evict::orphan_key;
 use super::subvolume::writable;
 use super::{acl, xattr};
+use crate::engine::Engine;
 use crate::space::Claim;
-use crate::volume::Engine;
 
-/// Items that making a file changes at most, beside access control lists: a directory item, an index and the inode of the directory; the inode,
-/// its name, and the target of a link or how data is compressed. One without a name changes fewer.
+/// Items that making a file changes at most, beside access control lists: a directory item, an
+/// index and the inode of the directory; the inode, its name, and the target of a link or how data
+/// is compressed. One without a name changes fewer.
 const NEW_ITEMS: u64 = 6;
 
 /// What is made.
@@ -214,7 +215,8 @@ fn add_inode(
     Ok(())
 }
 
-/// How the data of new files is stored. A directory that says so has it overwritten in place whatever is said here.
+/// How the data of new files is stored. A directory that says so has it overwritten in place
+/// whatever is said here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewFiles {
     /// What is overwritten goes to another place, and everything has checksums.
@@ -222,7 +224,8 @@ pub enum NewFiles {
     Copied,
     /// The same without checksums, and without compression, which needs them.
     WithoutChecksums,
-    /// In place, where nothing else refers to it. Checksums would not be true after a crash, so there are none.
+    /// In place, where nothing else refers to it. Checksums would not be true after a crash, so
+    /// there are none.
     InPlace,
 }
 
@@ -237,8 +240,8 @@ impl NewFiles {
     }
 }
 
-/// The flags of a new file in a directory with the flags `dir`: how data is stored goes from directories to
-/// what is made in them.
+/// The flags of a new file in a directory with the flags `dir`: how data is stored goes from
+/// directories to what is made in them.
 fn inherited_flags(dir: u64, file_type: FileType) -> u64 {
     let mut flags = 0;
     if dir & inode_flags::NOCOMPRESS != 0 {

@@ -9,12 +9,14 @@
 //!
 //! All of it may be forgotten at any time, and what is remembered is right:
 //!
-//! 1. It is used under the lock of the directory only, but to say that a name is not there: it was not when the lookup began.
-//! 2. The files of a directory have numbers of groups that no other directory has. Their items lie side by side,
-//!    and threads that work in several directories do not meet there.
-//! 3. The set of hashes has that of every name in the directory, and may have others, of names that were removed. So a
-//!    name whose hash is not in it is not there.
-//! 4. All sets together have a budget in bytes. A directory whose set would exceed it has none from then on.
+//! 1. It is used under the lock of the directory only, but to say that a name is not there: it was
+//!    not when the lookup began.
+//! 2. The files of a directory have numbers of groups that no other directory has. Their items lie
+//!    side by side, and threads that work in several directories do not meet there.
+//! 3. The set of hashes has that of every name in the directory, and may have others, of names that
+//!    were removed. So a name whose hash is not in it is not there.
+//! 4. All sets together have a budget in bytes. A directory whose set would exceed it has none from
+//!    then on.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +66,8 @@ impl Directory {
         self.names.as_ref().is_some_and(|names| !names.contains(bits_of(hash)))
     }
 
-    /// Adds the hash of a name that is about to be added, and says whether that name surely was not there.
+    /// Adds the hash of a name that is about to be added, and says whether that name surely was not
+    /// there.
     pub(super) fn add_name(&mut self, hash: u64) -> bool {
         let Some(names) = &mut self.names else { return false };
         let is_new = names.insert(bits_of(hash));
@@ -79,7 +82,8 @@ fn bits_of(hash: u64) -> u32 {
     u32::try_from(hash).expect("a name has a hash of 32 bits")
 }
 
-/// The bytes that all sets of hashes may take. A set that grows is there twice for a moment, which is not counted.
+/// The bytes that all sets of hashes may take. A set that grows is there twice for a moment, which
+/// is not counted.
 #[derive(Debug)]
 pub(super) struct Budget {
     most: u64,
@@ -121,8 +125,8 @@ fn bytes_of(slots: usize) -> u64 {
 /// The slot that has the hash, or else the empty one where it belongs.
 fn slot_of(slots: &[u32], hash: u32) -> usize {
     let mask = slots.len() - 1;
-    // Hashes of names are as good as random, but an image may have chosen them: what is near each other is
-    // spread over the table.
+    // Hashes of names are as good as random, but an image may have chosen them: what is near each
+    // other is spread over the table.
     let mut at = (hash.wrapping_mul(0x9e37_79b1).rotate_left(15)) as usize & mask;
     while slots[at] != 0 && slots[at] != hash {
         at = (at + 1) & mask;
@@ -142,7 +146,8 @@ impl NameHashes {
         }
     }
 
-    /// Adds a hash, and says whether it is new; `None` when the budget does not allow to remember it.
+    /// Adds a hash, and says whether it is new; `None` when the budget does not allow to remember
+    /// it.
     fn insert(&mut self, hash: u32) -> Option<bool> {
         if hash == 0 {
             return Some(!std::mem::replace(&mut self.has_zero, true));

@@ -14,8 +14,8 @@ use super::changes::{Changes, timespec};
 use super::directories::Directory;
 use super::{ROOT_DIR, entry_called, no_such_file};
 use crate::delayed;
-use crate::subvolume::malformed;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::storage::malformed;
 
 /// The index of the first entry of a directory: the two before are for `.` and `..`.
 const FIRST_INDEX: u64 = 2;
@@ -39,8 +39,8 @@ impl Target {
         Self { location, file_type: FileType::Directory }
     }
 
-    /// Whether an entry with this name and location is one that leads here by `name`. The offset of a
-    /// location says nothing.
+    /// Whether an entry with this name and location is one that leads here by `name`. The offset of
+    /// a location says nothing.
     fn is_of(self, entry: &DirEntry<'_>, name: &[u8]) -> bool {
         let ends = |location: Key| (location.objectid, location.item_type);
         entry.name == name && ends(entry.location) == ends(self.location)
@@ -121,7 +121,7 @@ impl Changes<'_, '_> {
             return Ok(next);
         }
         // A log may have the entries that were removed in the transaction.
-        let next = index_after_last(volume, dir)?.max(self.log().index_after_removed(dir));
+        let next = index_after_last(volume, dir)?.max(self.handle().log().index_after_removed(dir));
         let after = next.checked_add(1).ok_or_else(|| {
             Error::posix(Errno::NOSPC, format!("an index for one more entry of {dir}"))
         })?;
@@ -132,8 +132,8 @@ impl Changes<'_, '_> {
     /// Adds an entry, and makes the directory as large as it is now.
     ///
     /// # Errors
-    /// `EEXIST`, `EOVERFLOW` when too many names have its hash, and `ENOENT` in the root directory of a subvolume without a name, and in all of it for the
-    /// root of another one.
+    /// `EEXIST`, `EOVERFLOW` when too many names have its hash, and `ENOENT` in the root directory
+    /// of a subvolume without a name, and in all of it for the root of another one.
     pub(crate) fn add_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
@@ -195,7 +195,8 @@ impl Changes<'_, '_> {
         leads_to(self.get(key)?.unwrap_or_default(), name, target)
     }
 
-    /// Removes the entry of a subvolume that is not there, or is elsewhere: nothing else tells its index.
+    /// Removes the entry of a subvolume that is not there, or is elsewhere: nothing else tells its
+    /// index.
     pub(super) fn remove_placeholder(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
         let Place { dir, name } = place;
         let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
@@ -206,8 +207,8 @@ impl Changes<'_, '_> {
         self.remove_entry(place, target, index, at)
     }
 
-    /// Removes the entry that leads to `target`, which stands at `index` too. Of several with one name, which only
-    /// a damaged directory has, the others stay.
+    /// Removes the entry that leads to `target`, which stands at `index` too. Of several with one
+    /// name, which only a damaged directory has, the others stay.
     ///
     /// # Errors
     /// `ENOENT` when nothing has the name. When the two places of the entry do not agree: removing

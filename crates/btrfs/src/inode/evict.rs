@@ -1,9 +1,9 @@
 //! Removing whole inodes.
 //!
-//! An inode without names goes at once when it has few items and nobody has it open. Otherwise
-//! an ORPHAN_ITEM says that it is to be removed, and it goes when the last who has it open lets
-//! go of it, in as many transactions as its items need. After a crash, or when that failed, the orphan items tell what
-//! is left to do (`orphans`).
+//! An inode without names goes at once when it has few items and nobody has it open. Otherwise an
+//! ORPHAN_ITEM says that it is to be removed, and it goes when the last who has it open lets go of
+//! it, in as many transactions as its items need. After a crash, or when that failed, the orphan
+//! items tell what is left to do (`orphans`).
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
@@ -14,17 +14,18 @@ use offshoot_vfs::{FileId, Result};
 use super::changes::Changes;
 use super::write_back;
 use crate::delayed;
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
-/// The most items that are removed in one go, and that an inode without an orphan item may have. Together
-/// they take no more than a leaf, so that a batch changes few blocks: what an operation reserves is enough.
+/// The most items that are removed in one go, and that an inode without an orphan item may have.
+/// Together they take no more than a leaf, so that a batch changes few blocks: what an operation
+/// reserves is enough.
 const BATCH: usize = 64;
 
-/// Names that are queued of an inode that is removed: it has none, but for a damaged one that counts fewer than it has. They
-/// go this many at a time.
+/// Names that are queued of an inode that is removed: it has none, but for a damaged one that
+/// counts fewer than it has. They go this many at a time.
 const QUEUED: usize = 2;
 
 /// The key of the orphan item of the inode `ino`.
@@ -55,7 +56,8 @@ struct Held {
 }
 
 impl Batch {
-    /// The first items of `file` that are not its inode item, of whatever types: all go with the inode, those that a newer kernel made included.
+    /// The first items of `file` that are not its inode item, of whatever types: all go with the
+    /// inode, those that a newer kernel made included.
     pub(super) fn read(volume: &Engine, file: FileId) -> Result<Self> {
         let (tree, ino) = (TreeId(file.dev), file.ino);
         let refs = |parent| Key::new(ino, ItemType::INODE_REF, parent);
@@ -137,7 +139,8 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Removes as much of an inode that has an orphan item as goes at once, and says whether that was all of it. The caller has its lock.
+/// Removes as much of an inode that has an orphan item as goes at once, and says whether that was
+/// all of it. The caller has its lock.
 pub(super) fn evict_batch(volume: &Engine, file: FileId) -> Result<bool> {
     write_back::discard(volume, file);
     let handle = volume.join_to_remove()?;

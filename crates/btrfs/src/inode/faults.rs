@@ -1,4 +1,5 @@
-//! Reads that fail in the middle of an operation: it is done, or nothing of it, or nothing is written any more.
+//! Reads that fail in the middle of an operation: it is done, or nothing of it, or nothing is
+//! written any more.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -22,7 +23,8 @@ const FILE: Place<'_> = Place { dir: FileId { dev: 5, ino: 256 }, name: b"file" 
 /// How often a block is read that reads in no way: each of two copies is tried again.
 const TRIES: u64 = 4;
 
-/// Opens the volume to be written without a thread of its own, and with nothing in memory that need not be.
+/// Opens the volume to be written without a thread of its own, and with nothing in memory that need
+/// not be.
 fn open(device: Arc<dyn BlockDevice>) -> Filesystem {
     let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device], &options).expect("it opens");
@@ -102,7 +104,8 @@ fn scattered(fs: &Filesystem, file: FileId) {
     }
 }
 
-/// The extents were gone and the inode did not know it, when the inode could not be read after them.
+/// The extents were gone and the inode did not know it, when the inode could not be read after
+/// them.
 #[test]
 fn a_cut_is_done_or_not() {
     try_every_read(scattered, |fs, file| {
@@ -127,8 +130,8 @@ fn inline_data_is_replaced_or_not() {
     });
 }
 
-/// A name goes, or stays with the file. What is left of the file when it goes in steps, nobody sees. When a later step failed the name was gone, and
-/// its removal was called a failure.
+/// A name goes, or stays with the file. What is left of the file when it goes in steps, nobody
+/// sees. When a later step failed the name was gone, and its removal was called a failure.
 #[test]
 fn a_file_is_gone_or_not() {
     try_every_read(scattered, |fs, _| {

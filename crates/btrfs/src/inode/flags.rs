@@ -8,7 +8,7 @@ use super::changes::Changes;
 use super::compression::PROPERTY;
 use super::subvolume::writable;
 use super::{inode_item, placeholder_in, tree_of, type_of, xattr};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// Each flag of users, and what it is in an inode.
 const FLAGS: [(FileFlags, u64); 9] = [
@@ -93,8 +93,9 @@ fn require_valid(file: FileId, flags: FileFlags) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to have data written in place that is said to be compressed or not, and to say that of data which is written in place: as the
-/// kernel does, only one of the two may be said after the other was taken back.
+/// Refuses to have data written in place that is said to be compressed or not, and to say that of
+/// data which is written in place: as the kernel does, only one of the two may be said after the
+/// other was taken back.
 fn require_change(file: FileId, old: FileFlags, new: FileFlags) -> Result<()> {
     let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
     let meet = |one: FileFlags, other: FileFlags| {

@@ -1,10 +1,10 @@
 //! Inodes in use: who changes which one now, which are open, and what is remembered of directories.
 //!
-//! An operation that changes names or attributes holds the lock of every inode that it
-//! changes and that others can reach. A lock lives in a table while somebody uses it or
-//! the inode is open, and some time longer: when a shard of the table is full, what nobody uses is forgotten, last
-//! of all the directories that were in use not long ago. So the table is as large as what is
-//! going on, or as its bound, whatever the volume holds.
+//! An operation that changes names or attributes holds the lock of every inode that it changes and
+//! that others can reach. A lock lives in a table while somebody uses it or the inode is open, and
+//! some time longer: when a shard of the table is full, what nobody uses is forgotten, last of all
+//! the directories that were in use not long ago. So the table is as large as what is going on, or
+//! as its bound, whatever the volume holds.
 //!
 //! # Lock order
 //!
@@ -16,11 +16,12 @@
 //! | 4 | a transaction handle | every operation; those of data several, one after the other |
 //! | 5 | shards of the table, what is remembered of a directory | leaves: nothing is locked under them |
 //!
-//! Which inodes a name leads to is known only after a look at the directory, and may change until the
-//! locks are held. So an operation looks first, locks, and looks again: when others were faster
-//! it begins anew. Who removes a name locks the directory before it looks, and need not look again when the file comes behind. With one ascending order for all inodes there is no way to a deadlock, and no order between
-//! parents and children to keep; each new beginning means that another operation came through.
-//! Debug builds assert that a thread locks once at a time.
+//! Which inodes a name leads to is known only after a look at the directory, and may change until
+//! the locks are held. So an operation looks first, locks, and looks again: when others were faster
+//! it begins anew. Who removes a name locks the directory before it looks, and need not look again
+//! when the file comes behind. With one ascending order for all inodes there is no way to a
+//! deadlock, and no order between parents and children to keep; each new beginning means that
+//! another operation came through. Debug builds assert that a thread locks once at a time.
 //!
 //! The rename lock keeps the shape of the tree still while somebody looks for a directory
 //! among the ancestors of another: nobody else can move a directory meanwhile.
@@ -72,8 +73,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether somebody has the lock or waits for it, or the inode is open. What only the table knows others come
-    /// to know under the shard's lock.
+    /// Whether somebody has the lock or waits for it, or the inode is open. What only the table
+    /// knows others come to know under the shard's lock.
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.lock) > 1 || self.lock.lock().opens > 0
     }
@@ -182,8 +183,8 @@ impl Inodes {
         Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
     }
 
-    /// Locks `file` beside what the thread has locked already, if whoever has it lets go of it within so long. They may wait for what the thread has,
-    /// so it must have another way out.
+    /// Locks `file` beside what the thread has locked already, if whoever has it lets go of it
+    /// within so long. They may wait for what the thread has, so it must have another way out.
     pub(crate) fn lock_within(&self, file: FileId, patience: Duration) -> Option<Locks> {
         let lock = self.shard(file).lock().entry(file).lock.clone();
         let state = Mutex::try_lock_arc_for(&lock, patience)?;
@@ -200,7 +201,8 @@ impl Inodes {
         look(&mut directory.lock())
     }
 
-    /// Whether the directory `dir` has no name with this hash, as far as that is remembered. Nothing has to be locked.
+    /// Whether the directory `dir` has no name with this hash, as far as that is remembered.
+    /// Nothing has to be locked.
     pub(super) fn lacks_name(&self, dir: FileId, hash: u64) -> bool {
         let shard = self.shard(dir).lock();
         let directory = shard.entries.get(&dir).and_then(|entry| entry.directory.clone());
@@ -296,7 +298,8 @@ impl Locks {
         &mut held.expect("an operation asks for what it has locked").state
     }
 
-    /// Whether `file`, whose lock is held, may get a first name. It is known while the file is open.
+    /// Whether `file`, whose lock is held, may get a first name. It is known while the file is
+    /// open.
     pub(super) fn is_linkable(&mut self, file: FileId) -> &mut bool {
         &mut self.state(file).is_linkable
     }
@@ -347,7 +350,8 @@ mod tests {
         assert!(table.try_lock(file(3)).is_none() && table.try_lock(file(1)).is_some());
     }
 
-    /// However many inodes come and go, the table has what is in use, and of the rest no more than its bound.
+    /// However many inodes come and go, the table has what is in use, and of the rest no more than
+    /// its bound.
     #[test]
     fn the_table_has_a_bound() {
         let table = Inodes::new(0);

@@ -11,7 +11,8 @@ use crate::transaction::Handle;
 /// Where a time is asked for. It does not stay.
 const NEVER: Timestamp = Timestamp { secs: 0, nanos: 0 };
 
-/// Gives `file` the name at `place`, with this index, both of which are free. The links are not counted.
+/// Gives `file` the name at `place`, with this index, both of which are free. The links are not
+/// counted.
 pub(crate) fn add_name(
     handle: &Handle<'_>,
     place: Place<'_>,

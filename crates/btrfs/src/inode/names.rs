@@ -1,8 +1,8 @@
 //! Names of an inode, as the inode itself knows them.
 //!
-//! The names that it has in one directory stand side by side in one INODE_REF item. Names for which that
-//! one has no room any more are found by the hash of directory and name, in INODE_EXTREF items,
-//! in volumes that have the feature.
+//! The names that it has in one directory stand side by side in one INODE_REF item. Names for which
+//! that one has no room any more are found by the hash of directory and name, in INODE_EXTREF
+//! items, in volumes that have the feature.
 
 use offshoot_btrfs_format::dir::extref_hash;
 use offshoot_btrfs_format::encode;
@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::changes::Changes;
 use super::entries::Target;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 
 /// The most names that an inode can have.
 pub(super) const LINK_MAX: u32 = 65_535;
@@ -61,8 +61,9 @@ impl Changes<'_, '_> {
         self.put_new(key, encode::inode_ref(index, place.name));
     }
 
-    /// Takes the name at `place` from `target`, which is the inode `ino`, and says which index its entry has. Of
-    /// several that are the same, which only a damaged inode has, one goes: that whose entry is there.
+    /// Takes the name at `place` from `target`, which is the inode `ino`, and says which index its
+    /// entry has. Of several that are the same, which only a damaged inode has, one goes: that
+    /// whose entry is there.
     ///
     /// # Errors
     /// When the inode does not have the name.

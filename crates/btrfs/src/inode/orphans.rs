@@ -1,12 +1,16 @@
 //! What a crash left of files without names.
 //!
-//! An orphan item says that an inode has no name any more and is to be removed (`evict`). Those of a subvolume go before anything else is changed in it. Those of
-//! subvolumes that nobody changes go by and by: the thread of the volume *sweeps* all of them once. Read-only subvolumes are no exception: nobody
-//! sees these files there either, and the kernel removes them when it looks such a subvolume up.
+//! An orphan item says that an inode has no name any more and is to be removed (`evict`). Those of
+//! a subvolume go before anything else is changed in it. Those of subvolumes that nobody changes go
+//! by and by: the thread of the volume *sweeps* all of them once. Read-only subvolumes are no
+//! exception: nobody sees these files there either, and the kernel removes them when it looks such
+//! a subvolume up.
 //!
-//! A sweep looks for orphan items in the last commit, since what unlinked files leave in later ones is removed by who closes them. So a subvolume without
-//! any costs one way down its tree, and is remembered nowhere. Each step looks at one subvolume, or removes of one inode what goes in one transaction:
-//! neither a commit nor the end of the volume waits longer than that. What is left then is found when the volume is opened again.
+//! A sweep looks for orphan items in the last commit, since what unlinked files leave in later ones
+//! is removed by who closes them. So a subvolume without any costs one way down its tree, and is
+//! remembered nowhere. Each step looks at one subvolume, or removes of one inode what goes in one
+//! transaction: neither a commit nor the end of the volume waits longer than that. What is left
+//! then is found when the volume is opened again.
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::RootItem;
@@ -15,12 +19,15 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use super::evict::{evict_batch, orphan_key};
 use super::inode_item;
-use crate::subvolume::{malformed, root_of};
+use crate::engine::Engine;
+use crate::report::Report;
+use crate::storage::malformed;
+use crate::subvolume::root_of;
 use crate::tree::{Cursor, TreeRoot, with_item};
-use crate::volume::{Engine, Report};
 
-/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open. What cannot be removed is reported, and stays:
-/// nobody sees it, and it is no reason to refuse what is asked for.
+/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open.
+/// What cannot be removed is reported, and stays: nobody sees it, and it is no reason to refuse
+/// what is asked for.
 ///
 /// # Errors
 /// When nothing can be written any more.
@@ -53,7 +60,8 @@ impl Orphans {
     /// Removes what goes at once of the next one, and says whether there was one.
     ///
     /// # Errors
-    /// When it cannot be removed: the next step goes on with the one behind it. When the next one cannot be found: then that is the end.
+    /// When it cannot be removed: the next step goes on with the one behind it. When the next one
+    /// cannot be found: then that is the end.
     fn step(&mut self, volume: &Engine) -> Result<bool> {
         let Some(from) = self.next.take() else { return Ok(false) };
         let cursor = Cursor::seek(volume, volume.tree(self.tree)?, from)?;
@@ -69,7 +77,8 @@ impl Orphans {
     }
 }
 
-/// Removes what goes at once of the inode `file`, unless it is open, and says whether nothing is left to do.
+/// Removes what goes at once of the inode `file`, unless it is open, and says whether nothing is
+/// left to do.
 fn remove(volume: &Engine, file: FileId) -> Result<bool> {
     let (tree, key) = (TreeId(file.dev), orphan_key(file.ino));
     let mut locks = volume.inodes.lock(&[file]);
@@ -154,7 +163,8 @@ impl Sweep {
     }
 }
 
-/// The root of the first subvolume from `from` on that a committed root tree has, and that was not deleted.
+/// The root of the first subvolume from `from` on that a committed root tree has, and that was not
+/// deleted.
 fn next_root(volume: &Engine, roots: TreeRoot, from: TreeId) -> Result<Option<TreeRoot>> {
     let mut cursor = Cursor::seek_committed(volume, roots, Key::new(from.0, ItemType(0), 0))?;
     while let Some((key, data)) = cursor.item() {

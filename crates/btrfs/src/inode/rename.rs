@@ -1,9 +1,10 @@
 //! Moving files and directories.
 //!
-//! Two files that are exchanged are both taken from their names, and then both given the other's, in one operation.
+//! Two files that are exchanged are both taken from their names, and then both given the other's,
+//! in one operation.
 //!
-//! What is found out about both names is found out here, under the locks of inodes. Moves of which one is of a subvolume are then
-//! done by `subvolume::rename`, while nobody else has a handle.
+//! What is found out about both names is found out here, under the locks of inodes. Moves of which
+//! one is of a subvolume are then done by `subvolume::rename`, while nobody else has a handle.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
@@ -17,14 +18,14 @@ use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_of};
 use parking_lot::MutexGuard;
 
-use crate::log::Obstacle;
+use crate::engine::Engine;
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::subvolume;
-use crate::volume::Engine;
+use crate::transaction::Obstacle;
 
-/// Items that a move changes which takes the place of a file: besides those of any operation the replaced file's index, its
-/// reference, its inode, and two leaves of its items or its orphan item. An exchange changes as many: two entries, four indexes, four
-/// references and four inodes.
+/// Items that a move changes which takes the place of a file: besides those of any operation the
+/// replaced file's index, its reference, its inode, and two leaves of its items or its orphan item.
+/// An exchange changes as many: two entries, four indexes, four references and four inodes.
 const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 5;
 
 /// The files that the two names of a move lead to.
@@ -93,7 +94,8 @@ pub(crate) fn rename(
         }
         let _still = if from.dir == to.dir { None } else { still(volume, &of_both, inodes)? };
         let mut files = vec![from.dir, to.dir];
-        // What is no inode of this subvolume moves, or is refused, under the locks; it has none itself.
+        // What is no inode of this subvolume moves, or is refused, under the locks; it has none
+        // itself.
         let both = [(from, Some(moved)), (to, replaced)].into_iter();
         let both = both.filter_map(|(place, file)| Some((place, file?)));
         files.extend(
@@ -112,7 +114,8 @@ pub(crate) fn rename(
     }
 }
 
-/// Keeps the shape of the tree still if one of those that move, each into the directory beside it, is a directory.
+/// Keeps the shape of the tree still if one of those that move, each into the directory beside it,
+/// is a directory.
 ///
 /// # Errors
 /// `EINVAL` when one moves below itself.
@@ -156,7 +159,7 @@ fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> 
 /// Has fsync make a commit if a directory moves: a log tells nothing of what is above a file.
 fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
     if moved == FileType::Directory {
-        changes.log().obstruct(Obstacle::DirectoryMoved);
+        changes.handle().obstruct(Obstacle::DirectoryMoved);
     }
 }
 
@@ -175,7 +178,7 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
         changes.remove_entry(place, target, index, at)?;
     }
     // A log of one of them would leave the other in no place.
-    changes.log().obstruct(Obstacle::Exchanged);
+    changes.handle().obstruct(Obstacle::Exchanged);
     for (place, file) in [(to, moved), (from, other)] {
         let file_type = type_of(&changes.inode(file)?)?;
         let index = changes.next_index(place.dir)?;

@@ -10,8 +10,9 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::orphans::remove_orphans;
 use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
-use crate::tree::{Cursor, Tree};
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::transaction::Tree;
+use crate::tree::Cursor;
 
 /// How many adjacent numbers a directory gets for its new files.
 pub(crate) const GROUP: u64 = 64;
@@ -21,16 +22,18 @@ pub(crate) const GROUP: u64 = 64;
 pub(crate) struct Subvolume {
     /// Held while a directory moves (see the lock order of `in_use`).
     pub(super) rename: Mutex<()>,
-    /// The first number that no directory got for its new files. It only grows, so a number is not used twice while
-    /// the volume is open.
+    /// The first number that no directory got for its new files. It only grows, so a number is not
+    /// used twice while the volume is open.
     next_ino: AtomicU64,
     tree: Arc<Tree>,
-    /// Held shared by who buffers data of its files, and exclusively while nothing may be buffered: before 2 in the lock order of `in_use`.
+    /// Held shared by who buffers data of its files, and exclusively while nothing may be buffered:
+    /// before 2 in the lock order of `in_use`.
     buffering: RwLock<()>,
 }
 
 impl Subvolume {
-    /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it is removed.
+    /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it
+    /// is removed.
     fn load(volume: &Engine, id: TreeId) -> Result<Self> {
         let tree = volume.live()?.tree(volume, id)?;
         remove_orphans(volume, id)?;
@@ -56,7 +59,8 @@ impl Subvolume {
         Ok(buffering)
     }
 
-    /// As [`buffering`](Self::buffering), for who changes nothing that files show: a read-only subvolume lets that be done too.
+    /// As [`buffering`](Self::buffering), for who changes nothing that files show: a read-only
+    /// subvolume lets that be done too.
     ///
     /// # Errors
     /// `ENOENT` when it was deleted.
@@ -71,8 +75,8 @@ impl Subvolume {
         self.buffering.write()
     }
 
-    /// Numbers that no inode of the subvolume has or had since the volume was opened: those up to the next
-    /// multiple of [`GROUP`].
+    /// Numbers that no inode of the subvolume has or had since the volume was opened: those up to
+    /// the next multiple of [`GROUP`].
     pub(super) fn take_numbers(&self) -> Result<Range<u64>> {
         let end = |next: u64| (next / GROUP + 1) * GROUP;
         self.next_ino

@@ -10,9 +10,10 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, lookup_once, placeholder_in, type_of};
-use crate::log::Obstacle;
+use crate::engine::Engine;
+use crate::report::Report;
 use crate::subvolume::delete::{Only, delete};
-use crate::volume::{Engine, Report};
+use crate::transaction::Obstacle;
 
 /// What remains to be done when a name was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +24,9 @@ pub(crate) enum Rest {
 }
 
 impl Rest {
-    /// Does it. The caller's transaction handle was let go. The name is gone, and an orphan item says what is left: that it could not be removed now
-    /// is reported, and is an error only when nothing can be written any more, because the name stays then.
+    /// Does it. The caller's transaction handle was let go. The name is gone, and an orphan item
+    /// says what is left: that it could not be removed now is reported, and is an error only when
+    /// nothing can be written any more, because the name stays then.
     pub(crate) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
         let Self::Evict(file) = self else { return Ok(()) };
         locks.keep_only(file);
@@ -38,7 +40,8 @@ impl Rest {
     }
 }
 
-/// Finds what `place` leads to, and locks it and its directory, unless it is stored in another subvolume.
+/// Finds what `place` leads to, and locks it and its directory, unless it is stored in another
+/// subvolume.
 fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks>)> {
     {
         // Most files were made after their directory.
@@ -145,8 +148,8 @@ fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> 
 }
 
 impl Changes<'_, '_> {
-    /// Takes the name at `place` from `file`, which must be a directory or must not be one, as `directory`
-    /// says; the file goes with its last name.
+    /// Takes the name at `place` from `file`, which must be a directory or must not be one, as
+    /// `directory` says; the file goes with its last name.
     pub(crate) fn take_away(
         &mut self,
         place: Place<'_>,
@@ -167,9 +170,11 @@ impl Changes<'_, '_> {
             (true, true) if has_entries(self.volume(), file)? => return refuse(Errno::NOTEMPTY),
             _ => {}
         }
-        if is_directory && (item.generation.get() < self.generation().0 || self.log().is_used()) {
+        if is_directory
+            && (item.generation.get() < self.generation().0 || self.handle().log().is_used())
+        {
             // Who replays a log would find in it what was moved away.
-            self.log().obstruct(Obstacle::DirectoryRemoved);
+            self.handle().obstruct(Obstacle::DirectoryRemoved);
         }
         let target = Target::inode(file.ino, type_of(&item)?);
         let index = self.remove_name(file.ino, target, place)?;
@@ -191,7 +196,8 @@ impl Changes<'_, '_> {
         Ok(if opens == 0 { Rest::Evict(file) } else { Rest::Nothing })
     }
 
-    /// Takes the name at `place` from the place of a subvolume that is elsewhere, for a `directory`. The name of a subvolume that is here stays.
+    /// Takes the name at `place` from the place of a subvolume that is elsewhere, for a
+    /// `directory`. The name of a subvolume that is here stays.
     pub(crate) fn take_place_away(
         &mut self,
         place: Place<'_>,

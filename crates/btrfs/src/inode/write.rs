@@ -1,10 +1,10 @@
 //! Writing into files, and changing their length.
 //!
-//! A write goes into the buffer of the file (`data::buffer`) and becomes extents at write-back. Its space, and
-//! the metadata that it makes trees larger by, is reserved before it is accepted.
+//! A write goes into the buffer of the file (`data::buffer`) and becomes extents at write-back. Its
+//! space, and the metadata that it makes trees larger by, is reserved before it is accepted.
 //!
-//! Data that is in the extent item itself may not stand beside other data, so a file that has such data is
-//! buffered whole before it changes.
+//! Data that is in the extent item itself may not stand beside other data, so a file that has such
+//! data is buffered whole before it changes.
 
 use std::ops::Range;
 
@@ -23,10 +23,10 @@ use super::{inode_item, tree_of, type_of};
 use crate::data::{
     FileBuffer, FileData, drop_range, extent_len, index, is_in_place, next_data, read_data,
 };
+use crate::engine::Engine;
 use crate::space::{Promise, Reservation};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// The most that is buffered in one step, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -66,7 +66,8 @@ pub(crate) fn write(
     keep_synchronous(volume, file, &item)
 }
 
-/// Makes what was done to `file`, whose lock is held, durable if it has the flag SYNC, as its inode `item` says, also one that was read before.
+/// Makes what was done to `file`, whose lock is held, durable if it has the flag SYNC, as its inode
+/// `item` says, also one that was read before.
 pub(super) fn keep_synchronous(volume: &Engine, file: FileId, item: &InodeItem) -> Result<()> {
     if item.flags.get() & inode_flags::SYNC == 0 {
         return Ok(());
@@ -87,7 +88,8 @@ pub(crate) fn write_direct(
     write_back::sync_file(volume, file)
 }
 
-/// Writes `data` at `offset` of `file`, whose lock is held and which has `size` bytes, where that may be.
+/// Writes `data` at `offset` of `file`, whose lock is held and which has `size` bytes, where that
+/// may be.
 pub(super) fn write_locked(
     volume: &Engine,
     file: FileId,
@@ -181,7 +183,8 @@ struct Room<'v> {
     gaps: Vec<Range<u64>>,
     /// The space that they will take, and what they make trees larger by.
     taken: Option<(Option<Reservation<'v>>, Promise<'v>)>,
-    /// All that is buffered of the file goes where it may be written in place, and has no space reserved.
+    /// All that is buffered of the file goes where it may be written in place, and has no space
+    /// reserved.
     is_in_place: bool,
 }
 
@@ -205,7 +208,8 @@ impl<'v> Room<'v> {
             Ok(Self { gaps, taken: Some((Some(data), promise)), is_in_place })
         });
         match reserved {
-            // What is preallocated can be written without more space, if write-back was not refused itself.
+            // What is preallocated can be written without more space, if write-back was not refused
+            // itself.
             Err(error) if error.errno() == Errno::NOSPC && volume.buffers.get(file).is_none() => {
                 let gaps = gaps(volume, file, None, range)?;
                 Self::in_place(volume, file, None, gaps)
@@ -239,8 +243,9 @@ impl<'v> Room<'v> {
     }
 }
 
-/// Reserves something for `file`, whose lock is held and of which this is buffered. When there is no room, what is buffered is written
-/// back and it is tried once more: what was promised for that, and what it replaces, may be enough.
+/// Reserves something for `file`, whose lock is held and of which this is buffered. When there is
+/// no room, what is buffered is written back and it is tried once more: what was promised for that,
+/// and what it replaces, may be enough.
 fn with_room<T>(
     volume: &Engine,
     file: FileId,
@@ -257,8 +262,8 @@ fn with_room<T>(
     }
 }
 
-/// The parts of `range`, whole sectors of `file`, that are not buffered yet, and first the sector whose data is in the extent item: no
-/// extent may stand beside that.
+/// The parts of `range`, whole sectors of `file`, that are not buffered yet, and first the sector
+/// whose data is in the extent item: no extent may stand beside that.
 fn gaps(
     volume: &Engine,
     file: FileId,
@@ -365,8 +370,8 @@ fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()>
     let item = regular(volume, file)?;
     let buffer = volume.buffers.get(file);
     if size < item.size.get() || item.flags.get() & inode_flags::PREALLOC != 0 {
-        // A commit in between must not show zeros in the last sector of a file that is still longer: where that
-        // sector is buffered, it is stored with the length.
+        // A commit in between must not show zeros in the last sector of a file that is still
+        // longer: where that sector is buffered, it is stored with the length.
         let last = size / sector * sector..size.next_multiple_of(sector);
         let is_buffered = buffer.as_ref().is_some_and(|b| b.read().gaps(&last).is_empty());
         let to = if is_buffered && !last.is_empty() { last.end } else { size };
@@ -386,8 +391,8 @@ fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()
     Ok(())
 }
 
-/// Buffers the sector in which a file ends that is about to grow: what lies behind the end in it is to read as zeros,
-/// and is what was there when the file was cut off, by the kernel or by us.
+/// Buffers the sector in which a file ends that is about to grow: what lies behind the end in it is
+/// to read as zeros, and is what was there when the file was cut off, by the kernel or by us.
 pub(super) fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
@@ -409,7 +414,8 @@ pub(super) fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool>
 pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
-    // No more than a leaf of items at once, so that few blocks change: what a removal reserves is enough.
+    // No more than a leaf of items at once, so that few blocks change: what a removal reserves is
+    // enough.
     let item_bytes = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
     let most = MAX_DROPPED.min(leaf_capacity(volume.superblock().node_size) / item_bytes);
     loop {

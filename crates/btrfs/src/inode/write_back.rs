@@ -1,18 +1,21 @@
 //! Write-back: from what is buffered of a file to its extents.
 //!
-//! Whoever puts data of a file in its place holds its lock; while long runs are on their way to the devices, others may write the file (`ahead`). It is done when the volume is synced, which
-//! it does by itself every so often; when half of [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are
-//! buffered, by the thread of the volume, and at all of it by whoever writes; when a file takes the place of another;
-//! when more is promised than is left for others; and when somebody needs room.
+//! Whoever puts data of a file in its place holds its lock; while long runs are on their way to the
+//! devices, others may write the file (`ahead`). It is done when the volume is synced, which it
+//! does by itself every so often; when half of
+//! [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are buffered, by the thread of the
+//! volume, and at all of it by whoever writes; when a file takes the place of another; when more is
+//! promised than is left for others; and when somebody needs room.
 //!
 //! Each step puts one run of sectors in its place under one handle: a crash finds it there with its
 //! checksums and the length that goes with it, or not at all.
 //!
 //! # Reservations
 //!
-//! What is buffered has its data reserved byte for byte, and is promised what it makes trees larger by. What else a step copies is
-//! free again after a commit, so steps take what is kept for making room, as removals do, one after the other, and write-back goes on when
-//! nothing else can (`space/reserve`). [`Patience`] says whether a step may wait.
+//! What is buffered has its data reserved byte for byte, and is promised what it makes trees larger
+//! by. What else a step copies is free again after a commit, so steps take what is kept for making
+//! room, as removals do, one after the other, and write-back goes on when nothing else can
+//! (`space/reserve`). [`Patience`] says whether a step may wait.
 //!
 //! What lies side by side in a tree is in few leaves: a step counts leaves, not items.
 //!
@@ -36,35 +39,39 @@ use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
+use crate::engine::Engine;
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
 use crate::transaction::{Handle, Live};
-use crate::volume::Engine;
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 
-/// Leaves that a step changes beside those of checksums and of many extents that it replaces: two of extents, that of the
-/// checksums which it continues, and that of the inode.
+/// Leaves that a step changes beside those of checksums and of many extents that it replaces: two
+/// of extents, that of the checksums which it continues, and that of the inode.
 const OTHER_ITEMS: u64 = 4;
 
-/// What a file adds to its tree beside runs of sectors and data in the extent item, in bytes: that item, or a hole.
+/// What a file adds to its tree beside runs of sectors and data in the extent item, in bytes: that
+/// item, or a hole.
 const FILE_BYTES: u64 = (size_of::<FileExtentHead>() + ITEM_SIZE) as u64;
 
-/// What a run of sectors adds to the tree of the file, in bytes: an extent, and what is before and behind it.
+/// What a run of sectors adds to the tree of the file, in bytes: an extent, and what is before and
+/// behind it.
 const RUN_BYTES: u64 = 3 * 78;
 
-/// What it adds to the trees of a commit, beside the checksums themselves: an extent with its owner, a free range, an item of
-/// checksums.
+/// What it adds to the trees of a commit, beside the checksums themselves: an extent with its
+/// owner, a free range, an item of checksums.
 const RUN_BYTES_OF_COMMITS: u64 = 78 + 9 + 25 + 25;
 
-/// The largest file that can be kept in its extent item where nodes have this size, in bytes: leaves are to have room for some of them, and in
-/// the smallest ones for what the kernel keeps there by default.
+/// The largest file that can be kept in its extent item where nodes have this size, in bytes:
+/// leaves are to have room for some of them, and in the smallest ones for what the kernel keeps
+/// there by default.
 pub(crate) const fn most_inline(node_size: u32) -> u64 {
     let third = leaf_capacity(node_size) as u64 / 3;
     if third < 2048 { 2048 } else { third }
 }
 
-/// Commits that are made at the most for a file that can be written nowhere but in place: others may move extents, and log, behind each.
+/// Commits that are made at the most for a file that can be written nowhere but in place: others
+/// may move extents, and log, behind each.
 const MOST_COMMITS: u32 = 8;
 
 /// The most that one step writes, in bytes.
@@ -79,8 +86,9 @@ pub(crate) enum Patience {
     Tries,
 }
 
-/// Promises what storing `gaps` makes trees larger by, which are about to be buffered of `file`, of which this is: what was promised
-/// for it already is part of that, where runs have become one since.
+/// Promises what storing `gaps` makes trees larger by, which are about to be buffered of `file`, of
+/// which this is: what was promised for it already is part of that, where runs have become one
+/// since.
 pub(super) fn promise<'v>(
     volume: &'v Engine,
     file: FileId,
@@ -137,7 +145,8 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     Ok(items + live.space.lasting_bytes(&tree, places, leaves))
 }
 
-/// Gives up what was reserved for so many bytes of data that are not buffered any more, and what was promised for more than is.
+/// Gives up what was reserved for so many bytes of data that are not buffered any more, and what
+/// was promised for more than is.
 pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
     let (data, promised) = {
         let mut dirty = buffer.write();
@@ -187,9 +196,10 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
     if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
 }
 
-/// Where more is spoken for by what is buffered than is left for others, and no chunk comes, writes back `file`, whose lock is held, if that
-/// gives something back: what was promised for it, and the data of a file that goes into its extent item. Then nobody waits for that.
-/// The thread of the volume does it for files that are not written any more.
+/// Where more is spoken for by what is buffered than is left for others, and no chunk comes, writes
+/// back `file`, whose lock is held, if that gives something back: what was promised for it, and the
+/// data of a file that goes into its extent item. Then nobody waits for that. The thread of the
+/// volume does it for files that are not written any more.
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
     let Live { space, max_inline, .. } = volume.live()?;
     let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= *max_inline);
@@ -202,7 +212,8 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Writes back until half of what may be buffered is. What cannot be written back stays: its own sync tells why.
+/// Writes back until half of what may be buffered is. What cannot be written back stays: its own
+/// sync tells why.
 fn relieve(volume: &Engine) -> Result<()> {
     let half = volume.live()?.dirty_bytes / 2;
     let is_enough = || volume.buffers.bytes() <= half;
@@ -240,7 +251,8 @@ fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
     together::store(volume, files)
 }
 
-/// Writes back what is buffered of `files`, which are in order, step by step: what goes together, and then each file as `store` does it.
+/// Writes back what is buffered of `files`, which are in order, step by step: what goes together,
+/// and then each file as `store` does it.
 fn in_turn(
     volume: &Engine,
     files: &[FileId],
@@ -265,7 +277,8 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
-/// Writes back what is buffered now, because it is much: files can be written meanwhile, as far as that goes, and then what is written stays buffered.
+/// Writes back what is buffered now, because it is much: files can be written meanwhile, as far as
+/// that goes, and then what is written stays buffered.
 ///
 /// # Errors
 /// As [`sync_all`].
@@ -277,8 +290,8 @@ pub(crate) fn ease(volume: &Engine) -> Result<()> {
     in_turn(volume, &volume.buffers.files(), store).fold(Ok(()), Result::and)
 }
 
-/// Writes back everything that is buffered now, where every commit does that, for one that is made for another file. What cannot be written back stays:
-/// its own sync tells why.
+/// Writes back everything that is buffered now, where every commit does that, for one that is made
+/// for another file. What cannot be written back stays: its own sync tells why.
 pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
     if volume.live()?.flush_on_commit {
         let _ = sync_all(volume);
@@ -296,8 +309,9 @@ pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
     sync_files(volume, &files).collect()
 }
 
-/// Writes back what can be without waiting for a lock of an inode or in line, as long as room is wanted, for who makes it and may hold locks of
-/// inodes. What cannot be written back stays: its own sync tells why.
+/// Writes back what can be without waiting for a lock of an inode or in line, as long as room is
+/// wanted, for who makes it and may hold locks of inodes. What cannot be written back stays: its
+/// own sync tells why.
 pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
     for files in in_steps(&volume.buffers.files()) {
         if is_wanted() {
@@ -356,7 +370,8 @@ fn store_all(
             return Ok(false);
         };
         match step.store(None) {
-            // It has no space but where it is, and may not be written there as long as a log could show that elsewhere.
+            // It has no space but where it is, and may not be written there as long as a log could
+            // show that elsewhere.
             Err(error) if error.errno() == Errno::NOSPC && buffer.read().is_in_place => {
                 if patience == Patience::Tries {
                     return Ok(false);
@@ -428,7 +443,8 @@ fn change_inode(
     })
 }
 
-/// Joins with room for `items`, which what is kept for making room is enough for, but where holes have items and many become one.
+/// Joins with room for `items`, which what is kept for making room is enough for, but where holes
+/// have items and many become one.
 fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
@@ -439,12 +455,14 @@ fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle
     }
 }
 
-/// What to count for an operation that changes so many extent items of a file that lie side by side, and its inode.
+/// What to count for an operation that changes so many extent items of a file that lie side by
+/// side, and its inode.
 pub(super) fn items_of(volume: &Engine, extents: u64) -> u64 {
     OTHER_ITEMS + leaves_of(volume, extents)
 }
 
-/// How many more leaves than the two that it begins and ends in a run of extent items is in, where each is a third full.
+/// How many more leaves than the two that it begins and ends in a run of extent items is in, where
+/// each is a third full.
 fn leaves_of(volume: &Engine, extents: u64) -> u64 {
     let item = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
     extents / (leaf_capacity(volume.superblock().node_size) / 3 / item) as u64

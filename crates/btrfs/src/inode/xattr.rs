@@ -1,7 +1,8 @@
 //! Changing extended attributes.
 //!
 //! An attribute is found by the hash of its name; those with one hash share an item, which must fit
-//! into a leaf. Values are stored as they are, but for access control lists, which change permissions.
+//! into a leaf. Values are stored as they are, but for access control lists, which change
+//! permissions.
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode::dir_entry;
@@ -14,8 +15,8 @@ use super::changes::{Changes, refuse_flags};
 use super::compression::{NEVER_COMPRESSED, PROPERTY, flags_of_property};
 use super::subvolume::writable;
 use super::type_of;
-use crate::subvolume::malformed;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::storage::malformed;
 
 /// The longest value that a system call takes, in bytes.
 const XATTR_SIZE_MAX: usize = 65_536;

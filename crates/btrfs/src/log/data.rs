@@ -7,9 +7,10 @@
 //!   logged anew                    |---------------------------|     to where items begin and end, now and in the log
 //! ```
 //!
-//! So no two items of the log overlap, whatever was logged before. Where there is nothing, a hole is written down, also in volumes that have none elsewhere: otherwise
-//! what the last commit has there would stay. What is preallocated behind the end of the file is logged each time, because who replays the log cuts
-//! the file off there.
+//! So no two items of the log overlap, whatever was logged before. Where there is nothing, a hole
+//! is written down, also in volumes that have none elsewhere: otherwise what the last commit has
+//! there would stay. What is preallocated behind the end of the file is logged each time, because
+//! who replays the log cuts the file off there.
 
 use std::ops::Range;
 
@@ -22,15 +23,16 @@ use offshoot_vfs::Result;
 
 use super::ranges::Ranges;
 use super::record::{Record, Stop};
-use super::running::Obstacle;
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
+use crate::transaction::Obstacle;
 use crate::tree::TreeRoot;
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 256;
 
-/// Extent items of one file that go to the log at the most, or out of it: for more a commit is made.
+/// Extent items of one file that go to the log at the most, or out of it: for more a commit is
+/// made.
 const MOST_EXTENTS: usize = 65_536;
 
 impl Record<'_, '_> {
@@ -84,7 +86,8 @@ impl Record<'_, '_> {
         }
     }
 
-    /// Makes `range`, no end of which is inside an item, what the file has there. What lies behind `end` is no hole.
+    /// Makes `range`, no end of which is inside an item, what the file has there. What lies behind
+    /// `end` is no hole.
     fn put_extents(
         &mut self,
         root: TreeRoot,
@@ -158,7 +161,8 @@ impl Record<'_, '_> {
         } else {
             disk_bytenr.0..disk_bytenr.0 + disk_num_bytes
         };
-        // Data that came in a transaction whose log is in use keeps its place and its checksums until the commit.
+        // Data that came in a transaction whose log is in use keeps its place and its checksums
+        // until the commit.
         for part in self.own.sums.missing(&range) {
             for (at, sums) in stored_sums(self.volume, &part)? {
                 let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);

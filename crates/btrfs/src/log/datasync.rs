@@ -1,9 +1,11 @@
 //! What fdatasync leaves out: the times of a file.
 //!
-//! Who writes a file in place, and has it durable after each write, changes nothing of it but times. Then it takes a barrier, and neither a log nor a commit.
+//! Who writes a file in place, and has it durable after each write, changes nothing of it but
+//! times. Then it takes a barrier, and neither a log nor a commit.
 //!
-//! That is so if the inode, its names and its attributes are what the last commit has, or, where the running transaction has logged the file, what the log
-//! has; and if no extents were noted since.
+//! That is so if the inode, its names and its attributes are what the last commit has, or, where
+//! the running transaction has logged the file, what the log has; and if no extents were noted
+//! since.
 
 use offshoot_btrfs_format::inode::{InodeItem, Timespec};
 use offshoot_btrfs_format::{ItemType, Key};
@@ -12,10 +14,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::record::{Items, committed_head, current_head, inode_in, logged_head};
 use super::running::Log;
+use crate::engine::Engine;
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::TreeRoot;
-use crate::volume::Engine;
 
 /// Where all of a file is but its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,8 @@ pub(super) enum Stored {
     Logged(u64),
 }
 
-/// Where all of `file`, which is locked, is but its times, if it is somewhere. `committed` is its subvolume in the last commit.
+/// Where all of `file`, which is locked, is but its times, if it is somewhere. `committed` is its
+/// subvolume in the last commit.
 pub(super) fn stored_but_times(
     volume: &Engine,
     log: &Log,

@@ -1,16 +1,24 @@
 //! A directory in the log.
 //!
-//! Indexes of entries only rise, so the entries that are new are behind the last one of the last commit; and those that are new since the directory was logged
-//! are behind what was logged then. Entries that are gone were noted.
+//! Indexes of entries only rise, so the entries that are new are behind the last one of the last
+//! commit; and those that are new since the directory was logged are behind what was logged then.
+//! Entries that are gone were noted.
 //!
-//! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode itself and its name, as a file that holds nothing. Where something is stored in it, or another had the name, and if it is not new, all of it, because it may have lost another name for this one.
-//! - *A new directory* that an entry leads to is logged with its entries too, and so on downwards: whoever syncs a directory finds below it what
-//!   was new there. One that is in the log is logged anew if it changed since; for that the log remembers which new directories are below which.
-//! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led to is logged with the names that it has now, if it has one.
+//! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode
+//!   itself and its name, as a file that holds nothing. Where something is stored in it, or another
+//!   had the name, and if it is not new, all of it, because it may have lost another name for this
+//!   one.
+//! - *A new directory* that an entry leads to is logged with its entries too, and so on downwards:
+//!   whoever syncs a directory finds below it what was new there. One that is in the log is logged
+//!   anew if it changed since; for that the log remembers which new directories are below which.
+//! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led
+//!   to is logged with the names that it has now, if it has one.
 //!
-//! Where there are many new entries, what waits of them and of the inodes they lead to is put into the tree of the subvolume first, and then they go to the log as
-//! they stand there: runs of items with one copy of their data (`heads`). Both lie in leaves of this transaction, and what is older is not looked at.
-//! Each of them costs several times what it costs in a commit. So where they are much of what the transaction changed, a commit is made.
+//! Where there are many new entries, what waits of them and of the inodes they lead to is put into
+//! the tree of the subvolume first, and then they go to the log as they stand there: runs of items
+//! with one copy of their data (`heads`). Both lie in leaves of this transaction, and what is older
+//! is not looked at. Each of them costs several times what it costs in a commit. So where they are
+//! much of what the transaction changed, a commit is made.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -24,16 +32,18 @@ use super::heads::Heads;
 use super::names::only_entry;
 use super::notes::MOST;
 use super::record::{Items, Record, Stop, inode_in, names_in};
-use super::running::{Logged, Obstacle};
+use super::running::Logged;
 use crate::delayed;
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
+use crate::transaction::Obstacle;
 use crate::tree::Cursor;
 
 /// Entries that are looked at in one go.
 const CHUNK: usize = 4096;
 
-/// New entries for which it is worth it to put what waits of them into the tree, and to copy runs of items from there.
+/// New entries for which it is worth it to put what waits of them into the tree, and to copy runs
+/// of items from there.
 const WORTH_RUNS: u64 = 64;
 
 /// New entries for which a commit may be cheaper. With fewer, what every commit writes weighs more.
@@ -88,7 +98,8 @@ impl Record<'_, '_> {
         Ok(())
     }
 
-    /// Logs a new directory that an entry leads to, with what is in it, unless the log has it as it is.
+    /// Logs a new directory that an entry leads to, with what is in it, unless the log has it as it
+    /// is.
     pub(super) fn reached_directory(&mut self, dir: u64) -> Result<(), Stop> {
         if let Some(logged) = self.own.logged.get(&dir).filter(|logged| logged.is_whole) {
             let root = self.volume.tree(self.subvolume)?;
@@ -137,7 +148,8 @@ impl Record<'_, '_> {
             && entries * ENTRY_BYTES * LOG_FACTOR > self.volume.dirty_tree_bytes()?)
     }
 
-    /// Logs the entries from this index on as they stand in the tree. Not if some are just being put there.
+    /// Logs the entries from this index on as they stand in the tree. Not if some are just being
+    /// put there.
     fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, Stop> {
         let first = entry_key(dir, first);
         if !self.handle.flush_beside(self.subvolume, first)? {
@@ -224,7 +236,8 @@ impl Record<'_, '_> {
         self.lock_also(ino)
     }
 
-    /// Logs that a new inode exists, if its only name is the entry at hand and that is enough of it; whether it is so.
+    /// Logs that a new inode exists, if its only name is the entry at hand and that is enough of
+    /// it; whether it is so.
     fn mention(&mut self, ino: u64) -> Result<bool, Stop> {
         // Who changes it has it locked until all of its items are there.
         let lock = self.lock(ino)?;

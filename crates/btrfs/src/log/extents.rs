@@ -12,7 +12,7 @@ use offshoot_vfs::{FileType, Result};
 use super::replay::Replay;
 use crate::data::{drop_range, extent_len, has_checksums, insert_sums, note_use, remove_checksums};
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Owner};
 use crate::tree::{Cursor, with_item};
 

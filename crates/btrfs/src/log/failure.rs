@@ -1,5 +1,5 @@
-//! Why a log was not replayed. The error itself says so, because what helps is not the same: a log that is damaged can only be thrown away, and one
-//! that is sound must not be.
+//! Why a log was not replayed. The error itself says so, because what helps is not the same: a log
+//! that is damaged can only be thrown away, and one that is sound must not be.
 
 use offshoot_vfs::{Corrupt, Error};
 
@@ -18,7 +18,8 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
-    /// Whether an error of [`Volume::open`](crate::Volume::open) or [`Volume::open_writable`](crate::Volume::open_writable) is about the log, and which.
+    /// Whether an error of [`Volume::open`](crate::Volume::open) or
+    /// [`Volume::open_writable`](crate::Volume::open_writable) is about the log, and which.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
         let (text, is_corrupt) = match error {

@@ -1,11 +1,14 @@
 //! fsync: a file to the devices, without a commit where that is possible.
 //!
-//! What the file has buffered is written back. If nothing of it changed in the running transaction, it is on the devices when the commit before is. Otherwise
-//! it is logged (`record`), and the log is written (`running`): by the first who finds nobody at it, for all who have logged something until
-//! then. Those who come meanwhile log, and the first of them writes next.
+//! What the file has buffered is written back. If nothing of it changed in the running transaction,
+//! it is on the devices when the commit before is. Otherwise it is logged (`record`), and the log
+//! is written (`running`): by the first who finds nobody at it, for all who have logged something
+//! until then. Those who come meanwhile log, and the first of them writes next.
 //!
-//! From logging to the end of the write-out the caller has a handle. So a commit waits for it, and what is written goes with the commit
-//! before. Where there is an [`Obstacle`], a commit is made; and always in a volume that is opened without [`OpenOptions::tree_log`](crate::OpenOptions::tree_log).
+//! From logging to the end of the write-out the caller has a handle. So a commit waits for it, and
+//! what is written goes with the commit before. Where there is an [`Obstacle`], a commit is made;
+//! and always in a volume that is opened without
+//! [`OpenOptions::tree_log`](crate::OpenOptions::tree_log).
 
 use std::sync::Arc;
 
@@ -15,16 +18,18 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
-use super::running::{Log, Obstacle, Trees};
+use super::running::{Log, Trees};
+use crate::block::DirtyBlocks;
+use crate::engine::Engine;
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
-use crate::subvolume::malformed;
-use crate::transaction::{Cause, DirtyBlocks, Handle, Live};
+use crate::storage::malformed;
+use crate::transaction::{Cause, Handle, Live, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
-/// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on the devices.
+/// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on
+/// the devices.
 const MOST_PARTS: u64 = 4;
 
 /// What has to be durable of a file.
@@ -58,7 +63,7 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
     match log_it(volume, file, wanted)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {
-            volume.live()?.stats.not_logged_for(obstacle);
+            obstacle.count(&volume.live()?.stats);
             write_back::sync_others(volume)?;
             volume.commit_one(generation, Cause::Fsync)
         }
@@ -68,7 +73,8 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
 /// Writes the file back, and logs it if possible.
 fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     let live = volume.live()?;
-    // Others may change the file, and commit, while this waits. Then there is little left to write back and to wait for.
+    // Others may change the file, and commit, while this waits. Then there is little left to write
+    // back and to wait for.
     write_back::sync_file(volume, file)?;
     live.wait_for_commit()?;
     let locks = volume.inodes.lock(&[file]);
@@ -82,7 +88,8 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     }
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let is_changed = item.transid.get() >= handle.generation().0;
-    // What a snapshot took from its source was stored there, and the snapshot itself may not be yet.
+    // What a snapshot took from its source was stored there, and the snapshot itself may not be
+    // yet.
     let committed = match committed_root(live, &handle, TreeId(file.dev)) {
         Ok(Some(committed)) => committed,
         Ok(None) => return commit(Obstacle::Subvolumes),
@@ -140,10 +147,11 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     }
 }
 
-/// The barrier, which is enough for what was written in place; the obstacle, if a member has failed that would be believed after a crash.
+/// The barrier, which is enough for what was written in place; the obstacle, if a member has failed
+/// that would be believed after a crash.
 fn barrier(live: &Live, volume: &Engine) -> Result<Option<Obstacle>> {
     live.whole(|| volume.flush_members())?;
-    Ok(volume.hides_failures().then_some(Obstacle::MemberFailed))
+    Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
 
 /// The obstacle that an error is: a commit may do without what could not be read to be logged.
@@ -166,8 +174,8 @@ fn log_file(
     begun(handle.log(), || log_into(&mut trees, live, handle, file, committed, is_directory))
 }
 
-/// Logs something. When that fails, or panics, nothing more is logged: what is known of the log may be what it was to become. The caller has the log
-/// trees locked, so that nobody writes half of it.
+/// Logs something. When that fails, or panics, nothing more is logged: what is known of the log may
+/// be what it was to become. The caller has the log trees locked, so that nobody writes half of it.
 pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
     let mut begun = Begun { log, is_done: false };
     let logged = work();
@@ -216,7 +224,8 @@ pub(super) fn log_into(
     Record::new(handle, own, subvolume, batch).run(file.ino, is_directory)
 }
 
-/// The root of a tree that the root tree names, as the last commit has it. That commit is on the devices.
+/// The root of a tree that the root tree names, as the last commit has it. That commit is on the
+/// devices.
 pub(crate) fn committed_root(
     live: &Live,
     handle: &Handle<'_>,
@@ -231,7 +240,8 @@ pub(crate) fn committed_root(
     Ok(Some(TreeRoot { id: subvolume, logical, level, generation }))
 }
 
-/// Waits until `batch` is on the devices, and writes it if nobody else is at it. The obstacle, if there is one.
+/// Waits until `batch` is on the devices, and writes it if nobody else is at it. The obstacle, if
+/// there is one.
 fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Obstacle>> {
     let log = handle.log();
     loop {
@@ -270,7 +280,8 @@ impl Drop for Lead<'_> {
 fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
-    let is_reliable = !volume.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
+    let is_reliable =
+        !volume.storage.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
     if !is_reliable {
         // The commit that follows has no use for its blocks.
         log.obstruct(Obstacle::MemberFailed);
@@ -282,7 +293,8 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Ends the batch that is being logged: the root of all logs, the blocks that have to be written, and the next batch.
+/// Ends the batch that is being logged: the root of all logs, the blocks that have to be written,
+/// and the next batch.
 fn end_batch(
     live: &Live,
     handle: &Handle<'_>,
@@ -294,7 +306,8 @@ fn end_batch(
         return Ok(None);
     };
     let root = trees.end_batch(handle)?;
-    // All blocks are there now. Who set an obstacle before has done it before there was anything that the log must not have.
+    // All blocks are there now. Who set an obstacle before has done it before there was anything
+    // that the log must not have.
     if log.obstacle().is_some() {
         return Ok(None);
     }

@@ -1,11 +1,15 @@
 //! Heads of new inodes that go to the log as they stand in the tree of the subvolume.
 //!
-//! A directory numbers its new files in the order in which they come, so their heads follow each other: inode, name, attributes, and the next inode. When nothing
-//! of them waits to be put into the tree, all that is in one leaf and says no more than that empty files exist goes to the log as one run.
+//! A directory numbers its new files in the order in which they come, so their heads follow each
+//! other: inode, name, attributes, and the next inode. When nothing of them waits to be put into
+//! the tree, all that is in one leaf and says no more than that empty files exist goes to the log
+//! as one run.
 //!
-//! What is done to these inodes meanwhile is not seen: they are not what is synced, and a log may have them as they were when their leaf was looked at. But it
-//! has no half of a change, like the mode that belongs to an access list without that list. So while what waits is put into the tree, and until the leaf is taken
-//! from there, the inodes are locked. One that somebody else has locked just then is not copied.
+//! What is done to these inodes meanwhile is not seen: they are not what is synced, and a log may
+//! have them as they were when their leaf was looked at. But it has no half of a change, like the
+//! mode that belongs to an access list without that list. So while what waits is put into the tree,
+//! and until the leaf is taken from there, the inodes are locked. One that somebody else has locked
+//! just then is not copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +24,7 @@ use super::running::{Holder, Logged};
 use crate::block::TreeBlock;
 use crate::delayed::GROUP;
 use crate::inode::type_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::Cursor;
 
 /// A leaf, and which of its items are the head of an inode.
@@ -38,7 +42,8 @@ pub(super) struct Heads {
     run: Range<usize>,
 }
 
-/// The name of an inode, if its head in a leaf says no more than that it exists and is empty, with one name, which has this entry. It has no attributes.
+/// The name of an inode, if its head in a leaf says no more than that it exists and is empty, with
+/// one name, which has this entry. It has no attributes.
 fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option<Name>> {
     let (inode, names) = (slots.start, slots.start + 1);
     // Names that are INODE_EXTREF are not for a log that has their entries.
@@ -57,7 +62,8 @@ fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option
 }
 
 impl Heads {
-    /// Logs that the new inode exists to which this entry leads, if its head can be copied; whether it is so.
+    /// Logs that the new inode exists to which this entry leads, if its head can be copied; whether
+    /// it is so.
     pub(super) fn mention(
         &mut self,
         record: &mut Record<'_, '_>,
@@ -92,7 +98,8 @@ impl Heads {
         }
     }
 
-    /// Where the head of an inode is, if it is in one leaf, nothing of it waits, and nobody changes it.
+    /// Where the head of an inode is, if it is in one leaf, nothing of it waits, and nobody changes
+    /// it.
     fn find(&mut self, record: &mut Record<'_, '_>, ino: u64) -> Result<Option<Head>, Stop> {
         let (first, last) = head_range(ino).into_inner();
         let in_leaf = |leaf: &Arc<TreeBlock>, near: usize| {

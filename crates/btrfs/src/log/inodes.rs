@@ -1,4 +1,5 @@
-//! Inodes of a log: the inode item, attributes that are gone, and how many names there are in the end.
+//! Inodes of a log: the inode item, attributes that are gone, and how many names there are in the
+//! end.
 
 use std::collections::HashSet;
 
@@ -10,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::replay::Replay;
 use crate::data::drop_range;
 use crate::inode::{no_such_file, orphan_key, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, with_item};
 
 impl Replay<'_, '_> {
@@ -51,8 +52,8 @@ impl Replay<'_, '_> {
         self.put_inode(ino, &item)
     }
 
-    /// The inode item when the log has one and the subvolume maybe another. What is counted (data, and the names in a directory) is counted where
-    /// it changes, so it is that of the subvolume.
+    /// The inode item when the log has one and the subvolume maybe another. What is counted (data,
+    /// and the names in a directory) is counted where it changes, so it is that of the subvolume.
     fn merged(
         &self,
         logged: InodeItem,
@@ -100,7 +101,8 @@ impl Replay<'_, '_> {
         self.put(key, data)
     }
 
-    /// Counts the names of all inodes of which the log may have changed some. Those that have none are orphans.
+    /// Counts the names of all inodes of which the log may have changed some. Those that have none
+    /// are orphans.
     pub(super) fn count_links(&mut self) -> Result<()> {
         let mut attached = HashSet::from([Ino::ROOT_DIR.0]);
         while let Some(ino) = self.uncounted.pop_last() {
@@ -131,8 +133,8 @@ impl Replay<'_, '_> {
     }
 
     /// # Errors
-    /// When the directory is below itself: the way up from it ends neither at the root nor at an orphan. Directories that are known to be in order are in
-    /// `attached`.
+    /// When the directory is below itself: the way up from it ends neither at the root nor at an
+    /// orphan. Directories that are known to be in order are in `attached`.
     fn require_attached(&self, dir: u64, attached: &mut HashSet<u64>) -> Result<()> {
         let (mut at, mut way) = (dir, HashSet::new());
         while !attached.contains(&at) {

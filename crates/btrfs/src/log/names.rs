@@ -12,7 +12,7 @@ use offshoot_vfs::{Error, FileType, Place, Result};
 
 use super::replay::Replay;
 use crate::inode::{entry_called, logged, type_of};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
 /// An entry of a directory, or a name of an inode.
@@ -81,7 +81,8 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    /// Gives the inode the name, unless it has that at this index already. Who is in the way gives it up.
+    /// Gives the inode the name, unless it has that at this index already. Who is in the way gives
+    /// it up.
     fn link(&mut self, ino: u64, Name { dir, index, bytes: name }: &Name) -> Result<()> {
         let location = Key::new(ino, ItemType::INODE_ITEM, 0);
         let (by_name, at_index) =
@@ -126,7 +127,8 @@ impl Replay<'_, '_> {
         self.drop_entries_in(dir, 0..=u64::MAX, false)
     }
 
-    /// Removes the entries of `dir` in a range of indexes, but for those that the log has too where `log_keeps`.
+    /// Removes the entries of `dir` in a range of indexes, but for those that the log has too where
+    /// `log_keeps`.
     fn drop_entries_in(
         &mut self,
         dir: u64,
@@ -155,7 +157,8 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    /// Puts an entry where the log has one. Where the inode knows the name itself, that is left to its names.
+    /// Puts an entry where the log has one. Where the inode knows the name itself, that is left to
+    /// its names.
     pub(super) fn replay_entry(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let (dir, index) = (key.objectid, key.offset);
         let DirEntry { name, location, .. } = only_entry(data)?;
@@ -235,7 +238,8 @@ impl Replay<'_, '_> {
         Ok(false)
     }
 
-    /// Gives an inode the names of an item, and takes those away that the same item of the subvolume has beside them.
+    /// Gives an inode the names of an item, and takes those away that the same item of the
+    /// subvolume has beside them.
     pub(super) fn replay_names(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let (ino, new) = (key.objectid, names_of(key, data)?);
         // A root directory has no name but in itself.

@@ -1,5 +1,5 @@
-//! What a transaction has changed, as far as fsync has to know: noted when it changes, because comparing whole files and directories with the last
-//! commit would take longer than a commit.
+//! What a transaction has changed, as far as fsync has to know: noted when it changes, because
+//! comparing whole files and directories with the last commit would take longer than a commit.
 //!
 //! | note | who reads it |
 //! |---|---|
@@ -21,7 +21,8 @@ use super::ranges::Ranges;
 /// The most files, or removed entries, that are noted in a transaction.
 pub(super) const MOST: usize = 65_536;
 
-/// The most ranges of a file: what is between those that are next to each other counts as changed when there are more.
+/// The most ranges of a file: what is between those that are next to each other counts as changed
+/// when there are more.
 const MOST_RANGES: usize = 64;
 
 /// Entries that a directory lost.
@@ -65,7 +66,8 @@ impl Notes {
         self.extents.lock().contains_key(&file)
     }
 
-    /// The directory lost the entry with this index, which led to this inode, or to a subvolume; whether there is room for this note.
+    /// The directory lost the entry with this index, which led to this inode, or to a subvolume;
+    /// whether there is room for this note.
     pub(super) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
         let mut removed = self.removed.lock();
         let Removed { indexes, last } = removed.entry(dir).or_default();
@@ -74,7 +76,8 @@ impl Notes {
         self.removals.fetch_add(1, Ordering::Relaxed) < MOST
     }
 
-    /// The indexes of entries that the directory lost since this was asked last, and the inodes that they led to.
+    /// The indexes of entries that the directory lost since this was asked last, and the inodes
+    /// that they led to.
     pub(super) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
         let mut removed = self.removed.lock();
         removed

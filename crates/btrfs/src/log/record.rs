@@ -1,17 +1,26 @@
 //! What fsync puts into the log: an inode, and what its names need.
 //!
-//! A log says how inodes differ from the last commit. What that commit has is looked at where it is, and does not change meanwhile:
+//! A log says how inodes differ from the last commit. What that commit has is looked at where it
+//! is, and does not change meanwhile:
 //!
-//! - *The inode:* its item, all its names and all its attributes, because those that it does not have in the log are gone for who replays it. The extents that
-//!   changed, whole items of them, with holes written down, and the checksums of new data.
-//! - *A name that is new:* the directory, if it is new, with its own name, and so on upwards. Another inode that the last commit, or the log, has under
-//!   that name would lose it, and with its last name itself: so it is logged too, with the names that it has now, or taken out of the log if it is gone.
-//! - *A name that is gone:* the entry is said to be gone in its directory. For that the directory is in the log as the last commit has it.
+//! - *The inode:* its item, all its names and all its attributes, because those that it does not
+//!   have in the log are gone for who replays it. The extents that changed, whole items of them,
+//!   with holes written down, and the checksums of new data.
+//! - *A name that is new:* the directory, if it is new, with its own name, and so on upwards.
+//!   Another inode that the last commit, or the log, has under that name would lose it, and with
+//!   its last name itself: so it is logged too, with the names that it has now, or taken out of the
+//!   log if it is gone.
+//! - *A name that is gone:* the entry is said to be gone in its directory. For that the directory
+//!   is in the log as the last commit has it.
 //!
-//! - *A name that was taken away:* who has it now is in the log with it. Where that is not so, nothing is logged.
+//! - *A name that was taken away:* who has it now is in the log with it. Where that is not so,
+//!   nothing is logged.
 //!
-//! All this goes to the log as batches of edits. When it turns out that something cannot be logged, nothing is any more in the transaction, so it does not matter what is in the log by then. The inode that is fsynced is locked. So are others, unless who has one
-//! waits for the log trees, to log it. They are waited for, but not for long: who has one may wait for this fsync in another way. Then a commit is made instead.
+//! All this goes to the log as batches of edits. When it turns out that something cannot be logged,
+//! nothing is any more in the transaction, so it does not matter what is in the log by then. The
+//! inode that is fsynced is locked. So are others, unless who has one waits for the log trees, to
+//! log it. They are waited for, but not for long: who has one may wait for this fsync in another
+//! way. Then a commit is made instead.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::{Range, RangeInclusive};
@@ -26,15 +35,15 @@ use zerocopy::IntoBytes;
 
 use super::names::{Name, is_of_names, names_of};
 use super::notes::MOST;
-use super::running::{Holder, Log, Logged, Obstacle, SubvolumeLog, apply, put_run};
+use super::running::{Holder, Log, Logged, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
+use crate::engine::Engine;
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::space::Reservation;
-use crate::subvolume::malformed;
-use crate::transaction::Handle;
+use crate::storage::malformed;
+use crate::transaction::{Handle, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -68,7 +77,8 @@ impl From<Obstacle> for Stop {
 /// Edits that are gathered before they are put into the log.
 const MOST_GATHERED: usize = 8192;
 
-/// How long another inode is waited for. Most operations are over by then, and a commit takes longer; but some that have a lock wait for this fsync.
+/// How long another inode is waited for. Most operations are over by then, and a commit takes
+/// longer; but some that have a lock wait for this fsync.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Items of one inode.
@@ -104,7 +114,8 @@ pub(super) struct Record<'a, 'v> {
     pub(super) extents: usize,
 }
 
-/// The items of an inode that stand before its entries or extents: the inode itself, its names, its attributes.
+/// The items of an inode that stand before its entries or extents: the inode itself, its names, its
+/// attributes.
 pub(super) fn head_range(ino: u64) -> RangeInclusive<Key> {
     Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::XATTR_ITEM, u64::MAX)
 }
@@ -234,7 +245,8 @@ impl<'a, 'v> Record<'a, 'v> {
         if most > MOST { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
     }
 
-    /// Who has a name now that the log takes from another inode has to be in the log with it: else nobody would have it for who replays that.
+    /// Who has a name now that the log takes from another inode has to be in the log with it: else
+    /// nobody would have it for who replays that.
     fn require_holders(&self) -> Result<(), Stop> {
         for at in &self.taken {
             let holder = match lookup_once(self.volume, self.file(at.0), &at.1) {
@@ -329,7 +341,8 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(cursor.item().is_some_and(|(found, _)| found == key))
     }
 
-    /// What the last commit has called `name` in the directory, and how long the item is in which that stands, in bytes, or would.
+    /// What the last commit has called `name` in the directory, and how long the item is in which
+    /// that stands, in bytes, or would.
     pub(super) fn committed_entry(&self, name: &Name) -> Result<(Option<Key>, usize)> {
         if name.dir >= self.own.first_new {
             return Ok((None, 0));
@@ -346,8 +359,9 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// # Errors
-    /// When entries with the hash of this name do not fit into one item together with the `committed` bytes of those of the last commit: who replays the
-    /// log puts the new ones beside them first.
+    /// When entries with the hash of this name do not fit into one item together with the
+    /// `committed` bytes of those of the last commit: who replays the log puts the new ones beside
+    /// them first.
     fn require_room_for(&self, name: &Name, committed: usize) -> Result<(), Stop> {
         if committed == 0 {
             return Ok(());
@@ -375,7 +389,8 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Whether the last commit, or the log, has another inode than this under the name, or a subvolume.
+    /// Whether the last commit, or the log, has another inode than this under the name, or a
+    /// subvolume.
     pub(super) fn is_of_another(&self, ino: u64, name: &Name) -> Result<bool> {
         let logged = self.own.names.get(&(name.dir, name.bytes.clone()));
         let (committed, _) = self.committed_entry(name)?;
@@ -433,7 +448,8 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Logs what it takes that an inode which had the names `before` in the last commit has the names `now`.
+    /// Logs what it takes that an inode which had the names `before` in the last commit has the
+    /// names `now`.
     pub(super) fn names(
         &mut self,
         ino: u64,
@@ -446,7 +462,8 @@ impl<'a, 'v> Record<'a, 'v> {
             }
             self.gained(ino, name)?;
         }
-        // The items of names say it too. But who replays them takes names away without counting those that are left, and warns of it.
+        // The items of names say it too. But who replays them takes names away without counting
+        // those that are left, and warns of it.
         for name in before.keys().filter(|name| !now.contains_key(name)) {
             self.taken.insert((name.dir, name.bytes.clone()));
             self.lost(name)?;
@@ -469,7 +486,8 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Forgets the names that an inode has in the log, and removes entries with those that it does not have `now`.
+    /// Forgets the names that an inode has in the log, and removes entries with those that it does
+    /// not have `now`.
     fn forget_names(&mut self, ino: u64, now: &BTreeMap<Name, ItemType>) {
         let Some(logged) = self.own.logged.get_mut(&ino) else { return };
         let names = std::mem::take(&mut logged.names);
@@ -537,7 +555,8 @@ impl<'a, 'v> Record<'a, 'v> {
         self.edits.insert(key, Some(item.as_bytes().to_vec()));
     }
 
-    /// Another inode has a name of the inode `ino`, which that lost since the last commit, or since it was logged.
+    /// Another inode has a name of the inode `ino`, which that lost since the last commit, or since
+    /// it was logged.
     pub(super) fn give_way(&mut self, ino: u64) -> Result<(), Stop> {
         if self.seen.contains(&ino) {
             return Ok(());
@@ -551,7 +570,8 @@ impl<'a, 'v> Record<'a, 'v> {
         }
     }
 
-    /// Locks an inode beside the one that is fsynced; not if who has it locked waits for this fsync, and keeps it as it is.
+    /// Locks an inode beside the one that is fsynced; not if who has it locked waits for this
+    /// fsync, and keeps it as it is.
     pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, Stop> {
         let file = self.file(ino);
         if self.log.is_waiting(file) {
@@ -563,7 +583,8 @@ impl<'a, 'v> Record<'a, 'v> {
         }
     }
 
-    /// Logs an inode beside the one that is fsynced, with the names that it has now; or takes it out of the log if it has none.
+    /// Logs an inode beside the one that is fsynced, with the names that it has now; or takes it
+    /// out of the log if it has none.
     pub(super) fn lock_also(&mut self, ino: u64) -> Result<(), Stop> {
         if !self.seen.insert(ino) {
             return Ok(());

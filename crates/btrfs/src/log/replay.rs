@@ -2,20 +2,25 @@
 //!
 //! For each subvolume, one pass over its log after the other:
 //!
-//! 1. *Inodes.* Attributes and entries go that the log covers and does not have; then the inode becomes what the log says, and what a file has
-//!    behind its end goes. Now all inodes are there that names in the log lead to.
+//! 1. *Inodes.* Attributes and entries go that the log covers and does not have; then the inode
+//!    becomes what the log says, and what a file has behind its end goes. Now all inodes are there
+//!    that names in the log lead to.
 //! 2. *Entries* of directories.
-//! 3. *The rest:* attributes, names with the entries that belong to them, extents with their checksums.
-//! 4. *Links.* Every inode that the log has, or that lost a name, counts its names anew. One that has none left is an orphan, and a directory loses its entries
-//!    before.
+//! 3. *The rest:* attributes, names with the entries that belong to them, extents with their
+//!    checksums.
+//! 4. *Links.* Every inode that the log has, or that lost a name, counts its names anew. One that
+//!    has none left is an orphan, and a directory loses its entries before.
 //!
-//! Who is in the way of a name gives it up: the log is newer. A log of a subvolume that is no more is nobody's.
+//! Who is in the way of a name gives it up: the log is newer. A log of a subvolume that is no more
+//! is nobody's.
 //!
-//! Nothing here tells when: the times of inodes are those of the log, and of the subvolume where the log has none. So the same log gives the same
-//! volume however often it is replayed in memory.
+//! Nothing here tells when: the times of inodes are those of the log, and of the subvolume where
+//! the log has none. So the same log gives the same volume however often it is replayed in memory.
 //!
-//! All is one transaction, whose blocks stay in memory up to its commit: [`OpenOptions::replay_bytes`] bounds them. What it takes was not reserved: room
-//! for the most that it may take is made at the beginning. Where there is not enough of one or the other, it ends with an error and the devices are as they were.
+//! All is one transaction, whose blocks stay in memory up to its commit:
+//! [`OpenOptions::replay_bytes`] bounds them. What it takes was not reserved: room for the most
+//! that it may take is made at the beginning. Where there is not enough of one or the other, it
+//! ends with an error and the devices are as they were.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
@@ -27,12 +32,14 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use super::LogTree;
 use super::failure::{in_log, in_volume};
 use super::space::Taken;
-use crate::subvolume::{malformed, root_item_key};
+use crate::engine::{Change, Engine, OpenOptions};
+use crate::storage::malformed;
+use crate::subvolume::root_item_key;
 use crate::transaction::{Cause, Handle};
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::{Change, Engine, OpenOptions};
 
-/// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what errors are about.
+/// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what
+/// errors are about.
 pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {
     // Who opens the volume is told by an error when this one is not written any more.
     let options = OpenOptions {
@@ -61,7 +68,8 @@ fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
         }
     }
     taken.give_up(&handle);
-    // The superblock says that there is no log any more, so there is a commit, whatever was in the log.
+    // The superblock says that there is no log any more, so there is a commit, whatever was in the
+    // log.
     let some_root = root_item_key(volume, TreeId::FS)?;
     let touch = |data: Option<&[u8]>| Ok(data.unwrap_or_default().to_vec());
     handle.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, touch))?;
@@ -70,8 +78,9 @@ fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
     volume.commit_over(0, Cause::Asked)
 }
 
-/// Has as much metadata free as replaying may take at most, if the volume has that. How much of it a log takes does not show in its size: one item
-/// can remove all names of a directory, or all extents of a file.
+/// Has as much metadata free as replaying may take at most, if the volume has that. How much of it
+/// a log takes does not show in its size: one item can remove all names of a directory, or all
+/// extents of a file.
 fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u64) -> Result<()> {
     let live = volume.live()?;
     let mut trees = live.space.pending.tree_bytes.load(Ordering::Relaxed);
@@ -81,7 +90,8 @@ fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u
             tree => trees = trees.saturating_add(tree?.used.load(Ordering::Relaxed)),
         }
     }
-    // Each block is copied once. An orphan item, in a leaf that is a third full, is less than a quarter of what the tree has of its inode.
+    // Each block is copied once. An orphan item, in a leaf that is a third full, is less than a
+    // quarter of what the tree has of its inode.
     let changed = trees.saturating_add(trees / 4).saturating_add(taken.growth_bytes());
     volume.look_for_room(live.space.cost_of_a_batch(changed.min(most_bytes)))
 }

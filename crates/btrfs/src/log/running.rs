@@ -1,21 +1,26 @@
-//! The log of the running transaction: its trees, who may change them, and how they get to the devices.
+//! The log of the running transaction: its trees, who may change them, and how they get to the
+//! devices.
 //!
 //! ```text
 //!   logged  ---- leader: roots stored, blocks taken off ---->  written  ---- barrier, superblock, barrier ---->  done
 //!   (batch n)                 batch n + 1 begins                                                       all fsyncs of batch n return
 //! ```
 //!
-//! A log goes with the last commit: it says how the running transaction differs from that one, for the inodes that it has. So it is written with the
-//! superblock of the last commit, when that is on the devices, and forgotten with the transaction. Who has a handle keeps the log valid: the transaction does not end.
+//! A log goes with the last commit: it says how the running transaction differs from that one, for
+//! the inodes that it has. So it is written with the superblock of the last commit, when that is on
+//! the devices, and forgotten with the transaction. Who has a handle keeps the log valid: the
+//! transaction does not end.
 //!
 //! Invariants:
 //!
-//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it has that it waits for nobody who may wait for it, but for the locks of
-//!    inodes, and for those a moment only (`record`).
-//! 2. A block that was taken off to be written is not changed any more: it is copied. No block is freed before the commit, so what the superblocks
-//!    on the devices name stays whole.
-//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is set before anybody can log something that depends
-//!    on it, and looked at when all blocks of a batch are there: then a log is written that is valid, or none, and a commit is made.
+//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it has that it
+//!    waits for nobody who may wait for it, but for the locks of inodes, and for those a moment
+//!    only (`record`).
+//! 2. A block that was taken off to be written is not changed any more: it is copied. No block is
+//!    freed before the commit, so what the superblocks on the devices name stays whole.
+//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is
+//!    set before anybody can log something that depends on it, and looked at when all blocks of a
+//!    batch are there: then a log is written that is valid, or none, and a commit is made.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -30,50 +35,11 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::notes::Notes;
 use super::ranges::Ranges;
-use crate::block::TreeBlock;
+use crate::block::{DirtyBlocks, Latch, TreeBlock};
 use crate::subvolume::StoredRoot;
 use crate::sync::{RwLock, RwLockReadGuard};
-use crate::transaction::{DirtyBlocks, Handle, Latch};
-use crate::tree::{Cursor, ItemEdit, Tree, TreeRoot, TreeWriter};
-
-/// Why an fsync makes a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Obstacle {
-    /// The volume was opened to be without logs.
-    Off,
-    /// A chunk was allocated, which the last commit does not know.
-    NewChunk,
-    /// Subvolumes came, went or moved.
-    Subvolumes,
-    /// A directory was moved.
-    DirectoryMoved,
-    /// Two files exchanged their names.
-    Exchanged,
-    /// A directory was removed that the last commit or the log may know.
-    DirectoryRemoved,
-    /// New data was cloned. A log may have it as preallocated in one file and written, with checksums, in another.
-    Clones,
-    /// A name went to an inode that is not in the log.
-    NameTaken,
-    /// An inode has so many names, or a directory so many of one hash, that who replays a log may count them wrong, or find no room for them.
-    ManyNames,
-    /// The volume needs a feature that the superblock does not tell of yet.
-    NewFeature,
-    /// Another file that has to be logged, too, is being changed.
-    Contended,
-    /// No room is left for blocks of logs.
-    NoRoom,
-    /// More changed than is noted.
-    TooMuch,
-    /// The log became large.
-    LargeLog,
-    /// So many entries came to a directory that a commit is cheaper.
-    Cheaper,
-    /// Something could not be read, or an item is too large for a log.
-    Failed,
-    /// A member has failed, and a crash would find it as new as the others.
-    MemberFailed,
-}
+use crate::transaction::{Changing, Handle, Obstacle, Tree};
+use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log of a transaction.
 #[derive(Default)]
@@ -90,7 +56,8 @@ pub(crate) struct Log {
     /// Blocks that are being written.
     writing: RwLock<Arc<DirtyBlocks>>,
     trees: Mutex<Trees>,
-    /// Files that somebody has locked who waits for the trees, and does nothing to them until he has those.
+    /// Files that somebody has locked who waits for the trees, and does nothing to them until he
+    /// has those.
     waiting: Mutex<HashSet<FileId>>,
     notes: Notes,
     progress: Mutex<Progress>,
@@ -151,13 +118,15 @@ pub(super) struct Logged {
     pub(super) is_whole: bool,
     /// The batch in which it was logged last.
     pub(super) batch: u64,
-    /// Where it ended then, as a file: what was cut off behind that is in the log by its length alone.
+    /// Where it ended then, as a file: what was cut off behind that is in the log by its length
+    /// alone.
     pub(super) end: u64,
     /// The first index of an entry that is not in the log, as a directory that was fsynced.
     pub(super) next_entry: u64,
     /// How often it had changed by then, as such a directory.
     pub(super) sequence: u64,
-    /// The new directories that its entries in the log lead to. As long as something is logged they stay there: who moves or removes one has a commit made.
+    /// The new directories that its entries in the log lead to. As long as something is logged they
+    /// stay there: who moves or removes one has a commit made.
     pub(super) below: Vec<u64>,
     /// The names that it has there.
     pub(super) names: Vec<(u64, Vec<u8>)>,
@@ -183,7 +152,8 @@ impl Log {
         self.obstacle.get().copied()
     }
 
-    /// Whether something was logged, or is about to be: a crash may find what the transaction had before it changed again.
+    /// Whether something was logged, or is about to be: a crash may find what the transaction had
+    /// before it changed again.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Acquire)
     }
@@ -192,7 +162,8 @@ impl Log {
         self.is_used.store(true, Ordering::Release);
     }
 
-    /// Notes that an extent has got another owner in this transaction, or another place in its file.
+    /// Notes that an extent has got another owner in this transaction, or another place in its
+    /// file.
     pub(crate) fn note_moved_extents(&self) {
         self.has_moved_extents.store(true, Ordering::Release);
     }
@@ -220,7 +191,8 @@ impl Log {
         }
     }
 
-    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a subvolume.
+    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a
+    /// subvolume.
     pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
         if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
             self.obstruct(Obstacle::TooMuch);
@@ -295,7 +267,8 @@ impl Log {
         trees
     }
 
-    /// Whether who has `file` locked waits for the trees. As long as the caller has those, this stays so, and nobody changes the file.
+    /// Whether who has `file` locked waits for the trees. As long as the caller has those, this
+    /// stays so, and nobody changes the file.
     pub(super) fn is_waiting(&self, file: FileId) -> bool {
         self.waiting.lock().contains(&file)
     }
@@ -326,7 +299,7 @@ fn new_tree(handle: &Handle<'_>) -> Result<Tree> {
 
 /// Applies edits to a log tree.
 pub(super) fn apply(handle: &Handle<'_>, tree: &Tree, edits: &[ItemEdit<'_>]) -> Result<()> {
-    handle.whole(|| TreeWriter::new(handle, tree).apply_batch(edits).map(drop))
+    handle.whole(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
 }
 
 /// Puts items that are side by side in a leaf of the subvolume into its log tree.
@@ -336,7 +309,7 @@ pub(super) fn put_run(
     leaf: &TreeBlock,
     slots: Range<usize>,
 ) -> Result<()> {
-    handle.whole(|| TreeWriter::new(handle, tree).put_run(leaf, slots).map(drop))
+    handle.whole(|| TreeWriter::new(&Changing { handle, tree }).put_run(leaf, slots).map(drop))
 }
 
 /// A log tree as the tree of log trees has it.
@@ -387,7 +360,8 @@ impl Trees {
         self.subvolumes.len()
     }
 
-    /// Has the tree of log trees name all of them as they are now, and gives its root. The batch ends.
+    /// Has the tree of log trees name all of them as they are now, and gives its root. The batch
+    /// ends.
     pub(super) fn end_batch(&mut self, handle: &Handle<'_>) -> Result<TreeRoot> {
         let mut items = Vec::new();
         for (&id, log) in &mut self.subvolumes {

@@ -1,7 +1,9 @@
-//! The space of what a log holds: nothing else may be put there before the log is replayed and its commit is on the devices.
+//! The space of what a log holds: nothing else may be put there before the log is replayed and its
+//! commit is on the devices.
 //!
-//! Blocks of logs, and extents that only a log refers to, are free as far as the trees know. They are taken from what is free before
-//! anything is allocated. When one of them is not free, the log and the trees contradict each other.
+//! Blocks of logs, and extents that only a log refers to, are free as far as the trees know. They
+//! are taken from what is free before anything is allocated. When one of them is not free, the log
+//! and the trees contradict each other.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,11 +18,11 @@ use offshoot_vfs::{Error, Result};
 
 use super::LogTree;
 use crate::block::TreeBlock;
+use crate::engine::Engine;
 use crate::space::growth_bytes;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
-use crate::tree::{TreeRoot, with_item};
-use crate::volume::Engine;
+use crate::tree::{Blocks, TreeRoot, with_item};
 
 /// An extent that only the log refers to.
 struct NewExtent {
@@ -40,7 +42,8 @@ pub(super) struct Taken<'v> {
     growth_bytes: u64,
     /// What the item of checksums covers that ends last of those of the log at hand.
     sums: Range<u64>,
-    /// The most that an item of checksums covers in which another begins: old kernels wrote such logs.
+    /// The most that an item of checksums covers in which another begins: old kernels wrote such
+    /// logs.
     sums_reach: u64,
 }
 
@@ -75,7 +78,8 @@ impl<'v> Taken<'v> {
         self.growth_bytes
     }
 
-    /// How far before a range of data items begin, at the most, that have checksums of it, but for the last one before it.
+    /// How far before a range of data items begin, at the most, that have checksums of it, but for
+    /// the last one before it.
     pub(super) fn sums_reach(&self) -> u64 {
         self.sums_reach
     }
@@ -130,7 +134,8 @@ impl<'v> Taken<'v> {
         Ok(())
     }
 
-    /// Looks at an item with `len` bytes of checksums from `start` on. They come in the order of their keys.
+    /// Looks at an item with `len` bytes of checksums from `start` on. They come in the order of
+    /// their keys.
     fn sums(&mut self, start: u64, len: usize) {
         let superblock = self.volume.superblock();
         let sectors = (len / superblock.checksum.len()) as u64;
@@ -171,7 +176,8 @@ impl<'v> Taken<'v> {
         extent.is_some_and(|extent| !std::mem::replace(&mut extent.is_used, true))
     }
 
-    /// Makes the blocks, and the extents that no file refers to after all, free when the transaction of `handle` is on the devices.
+    /// Makes the blocks, and the extents that no file refers to after all, free when the
+    /// transaction of `handle` is on the devices.
     pub(super) fn give_up(self, handle: &Handle<'_>) {
         for &block in &self.blocks {
             handle.pin(block, self.node_size());
@@ -182,8 +188,9 @@ impl<'v> Taken<'v> {
     }
 }
 
-/// What an item of a log with `len` bytes may become, in bytes of items of all trees: a name is in two items of the directory too, which are 110 bytes longer than
-/// what one of many names of an inode is here; an extent has an item of its own, and splits what it lies in, and free space.
+/// What an item of a log with `len` bytes may become, in bytes of items of all trees: a name is in
+/// two items of the directory too, which are 110 bytes longer than what one of many names of an
+/// inode is here; an extent has an item of its own, and splits what it lies in, and free space.
 fn item_bytes(item_type: ItemType, len: usize) -> u64 {
     let is_name = matches!(item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF);
     (ITEM_SIZE + len) as u64 * if is_name { 12 } else { 3 }

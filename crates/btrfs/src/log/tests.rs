@@ -8,16 +8,16 @@ use offshoot_device::BlockDevice;
 use offshoot_testkit::checked::CheckedDevice;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
 
-use super::Obstacle;
 use super::fsync::{committed_root, log_into};
 use crate::test_volumes::{edit_root, in_memory};
-use crate::transaction::Cause;
+use crate::transaction::{Cause, Obstacle};
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Opens a volume that keeps nothing in memory but what it changes, and commits only when it is asked to.
+/// Opens a volume that keeps nothing in memory but what it changes, and commits only when it is
+/// asked to.
 fn open(device: &Arc<CheckedDevice>) -> Filesystem {
     let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone() as Arc<dyn BlockDevice>], &options);
@@ -28,7 +28,8 @@ fn place(dir: FileId, name: &str) -> Place<'_> {
     Place { dir, name: name.as_bytes() }
 }
 
-/// What is only looked at to be logged does not read. The commit does not need it, whatever is wanted of the file.
+/// What is only looked at to be logged does not read. The commit does not need it, whatever is
+/// wanted of the file.
 #[test]
 fn what_cannot_be_read_to_be_logged_is_committed() {
     for fsync in [Filesystem::fsync, Filesystem::fdatasync] {
@@ -53,8 +54,8 @@ fn what_cannot_be_read_to_be_logged_is_committed() {
     }
 }
 
-/// Attributes of a new file are looked at while nobody changes them: otherwise half of a change could be logged. Alone, and among so many that they go to the
-/// log in runs.
+/// Attributes of a new file are looked at while nobody changes them: otherwise half of a change
+/// could be logged. Alone, and among so many that they go to the log in runs.
 #[test]
 fn a_new_file_that_others_change_is_not_logged_with_its_directory() {
     for count in [1, 100] {
@@ -75,7 +76,8 @@ fn a_new_file_that_others_change_is_not_logged_with_its_directory() {
     }
 }
 
-/// Who has a file locked, and waits for his turn to log it, does not keep its directory from being logged.
+/// Who has a file locked, and waits for his turn to log it, does not keep its directory from being
+/// logged.
 #[test]
 fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
     for count in [1, 100] {
@@ -106,7 +108,8 @@ fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
     }
 }
 
-/// Who panics while something is logged leaves half of it: nothing is logged any more, and what is synced is committed.
+/// Who panics while something is logged leaves half of it: nothing is logged any more, and what is
+/// synced is committed.
 #[test]
 fn a_panic_while_something_is_logged() {
     let fs = open(&in_memory(16384));

@@ -9,7 +9,8 @@ use offshoot_btrfs_format::{ItemType, Key, Physical};
 use offshoot_vfs::{Error, Result};
 
 use crate::SubvolumeId;
-use crate::volume::{Engine, superblock_at};
+use crate::engine::Engine;
+use crate::storage::superblock_at;
 
 /// What was in a log that is thrown away.
 #[derive(Debug)]
@@ -21,11 +22,13 @@ pub struct LostLog {
 }
 
 impl Engine {
-    /// Has no superblock name a log any more, and says what was in the log; `None` when none is pending. The volume was
-    /// opened to be read, without its log, from devices that can be written, and is to be opened anew afterwards.
+    /// Has no superblock name a log any more, and says what was in the log; `None` when none is
+    /// pending. The volume was opened to be read, without its log, from devices that can be
+    /// written, and is to be opened anew afterwards.
     ///
     /// # Errors
-    /// When a superblock cannot be written. Others may have been by then: the log is pending as long as the primary superblocks name it.
+    /// When a superblock cannot be written. Others may have been by then: the log is pending as
+    /// long as the primary superblocks name it.
     pub fn zero_log(&self) -> Result<Option<LostLog>> {
         if !self.superblock().log_is_pending() {
             return Ok(None);

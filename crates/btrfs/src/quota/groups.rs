@@ -1,11 +1,12 @@
 //! The quota groups of subvolumes that come and go.
 //!
-//! A new subvolume gets a group that uses nothing and has no limits. With simple quotas the group is
-//! in all groups that the group of the subvolume is in which holds the new one, as the kernel has it.
+//! A new subvolume gets a group that uses nothing and has no limits. With simple quotas the group
+//! is in all groups that the group of the subvolume is in which holds the new one, as the kernel
+//! has it.
 //!
-//! When a subvolume is dropped its group goes, and is in no other one any more. With simple quotas it
-//! stays while something counts for it: extents that a snapshot of the subvolume keeps. The kernel
-//! leaves such a group, too, and does not come back to it.
+//! When a subvolume is dropped its group goes, and is in no other one any more. With simple quotas
+//! it stays while something counts for it: extents that a snapshot of the subvolume keeps. The
+//! kernel leaves such a group, too, and does not come back to it.
 
 use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::space::{QgroupInfoItem, QgroupLimitItem};
@@ -14,10 +15,10 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::Quotas;
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
-use crate::volume::Engine;
 
 /// The groups that the group of a new subvolume is in.
 #[derive(Debug, Default)]
@@ -64,7 +65,8 @@ pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupI
     Ok(parents)
 }
 
-/// What `group` refers to, and what only it refers to, in bytes; `None` when there is no such group.
+/// What `group` refers to, and what only it refers to, in bytes; `None` when there is no such
+/// group.
 pub(super) fn used_by(volume: &Engine, group: QgroupId) -> Result<Option<[u64; 2]>> {
     with_item(volume, volume.tree(TreeId::QUOTA)?, group.info_key(), |data| {
         let item = QgroupInfoItem::view(data).map_err(malformed)?;

@@ -17,9 +17,10 @@ use zerocopy::IntoBytes;
 
 use super::Quotas;
 use super::groups::{parents_of, used_by};
-use crate::subvolume::malformed;
+use crate::report::Report;
+use crate::storage::malformed;
 use crate::transaction::Handle;
-use crate::volume::Report;
+use crate::tree::Blocks;
 
 /// What a transaction did that the quota tree does not say yet.
 #[derive(Debug, Default)]

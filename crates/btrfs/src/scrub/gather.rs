@@ -1,4 +1,5 @@
-//! What there is to look at: the extents of a range of the logical space as the last commit has them, and their checksums.
+//! What there is to look at: the extents of a range of the logical space as the last commit has
+//! them, and their checksums.
 
 use std::ops::Range;
 
@@ -9,19 +10,21 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeI
 use offshoot_vfs::{Error, Result};
 
 use crate::data::committed_sums;
+use crate::engine::Engine;
 use crate::log::committed_root;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
-use crate::volume::Engine;
 
 /// How much of a chunk is looked at in one go, about, in bytes of the logical space.
 const WINDOW_BYTES: u64 = 8 << 20;
 
-/// The longest extent that anybody makes is a quarter of this, in bytes. One that claims more would keep a scrub busy for what is not there.
+/// The longest extent that anybody makes is a quarter of this, in bytes. One that claims more would
+/// keep a scrub busy for what is not there.
 const MOST_EXTENT_BYTES: u64 = 1 << 30;
 
-/// The trees as the last commit has them. As long as this is there nothing that they refer to is freed, or written again.
+/// The trees as the last commit has them. As long as this is there nothing that they refer to is
+/// freed, or written again.
 pub(super) struct Committed<'v> {
     pub(super) volume: &'v Engine,
     pub(super) extents: TreeRoot,
@@ -75,7 +78,7 @@ impl Block {
         logical: Logical,
         bytes: &[u8],
     ) -> Result<(), Malformed> {
-        check::verify(bytes, volume.geometry(), logical)?;
+        check::verify(bytes, volume.storage.geometry(), logical)?;
         let owner = self.owner.unwrap_or(block::Header::view(bytes)?.owner());
         let Self { level, generation, .. } = *self;
         check::expect(
@@ -102,7 +105,8 @@ impl<'v> Committed<'v> {
         Ok(Self { volume, extents, sums, _handle: Some(handle) })
     }
 
-    /// The first window of `chunk` from `from` on in which there is something; `None` when there is nothing before `end`.
+    /// The first window of `chunk` from `from` on in which there is something; `None` when there is
+    /// nothing before `end`.
     ///
     /// # Errors
     /// When the trees cannot be read.

@@ -1,6 +1,8 @@
-//! The first look at one copy of a window: it is read in the order of the member, in large pieces, without any lock.
+//! The first look at one copy of a window: it is read in the order of the member, in large pieces,
+//! without any lock.
 //!
-//! What is wrong here may be right: it was freed meanwhile, or written again. So this tells only where a second look is due ([`settle`](super::settle)).
+//! What is wrong here may be right: it was freed meanwhile, or written again. So this tells only
+//! where a second look is due ([`settle`](super::settle)).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,7 +12,8 @@ use offshoot_btrfs_format::{Logical, Physical};
 
 use super::ScrubCounts;
 use super::gather::{Content, Piece, Window};
-use crate::volume::{CopyPart, Engine};
+use crate::engine::Engine;
+use crate::storage::CopyPart;
 
 /// The most that is read at once, in bytes.
 const READ_BYTES: u64 = 1 << 20;
@@ -42,7 +45,8 @@ struct Part<'w> {
     piece: &'w Piece,
 }
 
-/// Where a second look at one copy of a window is due: units of 64 KiB of the chunk, by their number.
+/// Where a second look at one copy of a window is due: units of 64 KiB of the chunk, by their
+/// number.
 pub(super) type Suspects = BTreeSet<u64>;
 
 /// What the first look at a copy found.
@@ -67,7 +71,7 @@ pub(super) fn look(
     let mut parts = Vec::with_capacity(window.pieces.len());
     let mut last = None;
     for piece in &window.pieces {
-        let Ok(copies) = volume.copies_of(&piece.range) else {
+        let Ok(copies) = volume.storage.copies_of(&piece.range) else {
             // The chunk was removed meanwhile, or is not as it should be.
             suspect(piece.range.clone());
             continue;
@@ -98,7 +102,7 @@ pub(super) fn look(
         let (run, behind) = rest.split_at(count);
         rest = behind;
         let buf = pages.of(usize::try_from(end - start).expect("no more than is read at once"));
-        let read = volume.read_medium(first.at.member, Physical(start), buf);
+        let read = volume.storage.read_medium(first.at.member, Physical(start), buf);
         for Part { at, piece } in run {
             let from = usize::try_from(at.physical.0 - start).expect("within the buffer");
             let len = usize::try_from(at.range.end - at.range.start).expect("within the buffer");
@@ -146,7 +150,8 @@ pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
     })
 }
 
-/// Whether `bytes`, which were read for `range` of `piece`, are right; of data the sectors that are not are told by themselves.
+/// Whether `bytes`, which were read for `range` of `piece`, are right; of data the sectors that are
+/// not are told by themselves.
 fn is_right(
     volume: &Engine,
     piece: &Piece,
@@ -163,7 +168,7 @@ fn is_right(
             let sector = volume.superblock().sector_size as usize;
             for (number, bytes) in bytes.chunks(sector).enumerate() {
                 let at = range.start + (number * sector) as u64;
-                if volume.verify_sector(bytes, piece.sum_of(volume, at)).is_err() {
+                if volume.storage.verify_sector(bytes, piece.sum_of(volume, at)).is_err() {
                     suspect(at..at + sector as u64);
                 }
             }

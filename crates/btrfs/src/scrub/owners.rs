@@ -1,6 +1,7 @@
 //! Whose something is that is bad: files by name, trees by number.
 //!
-//! An extent of data knows the files that refer to it, or the leaves that do. A leaf is of the trees that refer to it, or to a block above it.
+//! An extent of data knows the files that refer to it, or the leaves that do. A leaf is of the
+//! trees that refer to it, or to a block above it.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +14,11 @@ use zerocopy::FromBytes;
 
 use super::ScrubOwner;
 use super::gather::{Block, Committed};
-use crate::subvolume::{malformed, path_of};
+use crate::block::TreeBlock;
+use crate::engine::Engine;
+use crate::storage::malformed;
+use crate::subvolume::path_of;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// Files that are named of one extent.
 const MOST_FILES: usize = 16;
@@ -66,11 +69,13 @@ impl Owners {
         Ok(owners)
     }
 
-    /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself, so nothing is said of it here.
+    /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself,
+    /// so nothing is said of it here.
     fn add_leaf(&mut self, committed: &Committed<'_>, leaf: Logical, extent: u64) {
         let volume = committed.volume;
-        let verify = |bytes: &[u8]| check::verify(bytes, volume.geometry(), leaf);
-        let Ok(block) = volume.find_block(leaf, verify) else { return };
+        let verify = |bytes: &[u8]| check::verify(bytes, volume.storage.geometry(), leaf);
+        let Ok(bytes) = volume.storage.find_block(leaf, verify) else { return };
+        let block = TreeBlock::verified(bytes);
         if !block.is_leaf() {
             return;
         }

@@ -1,6 +1,8 @@
-//! Parity: whether it is what the data of its row adds up to. It is not repaired, because such volumes are not written.
+//! Parity: whether it is what the data of its row adds up to. It is not repaired, because such
+//! volumes are not written.
 //!
-//! Of a row only the sectors are looked at in which some stripe has data: where nothing was written the parity may be anything.
+//! Of a row only the sectors are looked at in which some stripe has data: where nothing was written
+//! the parity may be anything.
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
@@ -43,12 +45,12 @@ pub(super) fn look(
             continue;
         }
         // A member that is missing was told of.
-        let Some(stripes) = run.volume.row(chunk, row) else { continue };
+        let Some(stripes) = run.volume.storage.row(chunk, row) else { continue };
         // What cannot be read of the data is found with the data.
-        let Ok(parities) = run.volume.parity_of(&stripes) else { continue };
+        let Ok(parities) = run.volume.storage.parity_of(&stripes) else { continue };
         for parity in parities {
             let buf = pages.of(parity.bytes.len());
-            let read = run.volume.read_medium(parity.member, parity.physical, buf);
+            let read = run.volume.storage.read_medium(parity.member, parity.physical, buf);
             let len = usize::try_from(sector).expect("small");
             let differs = |number: &usize| {
                 let at = number * len..(number + 1) * len;

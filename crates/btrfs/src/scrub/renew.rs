@@ -1,16 +1,21 @@
 //! Members that missed commits, brought up to date.
 //!
-//! What such a member holds may be old, and only its superblock tells. So a scrub writes anew everything on it that differs, and its superblock last:
+//! What such a member holds may be old, and only its superblock tells. So a scrub writes anew
+//! everything on it that differs, and its superblock last:
 //!
-//! 1. Data without checksums is compared with what the other members have. Nothing else shows that it is old, so this comes first, with a barrier behind it:
-//!    with blocks of the last commit a member that is one generation behind is taken for one that has everything (`volume/newest`).
+//! 1. Data without checksums is compared with what the other members have. Nothing else shows that
+//!    it is old, so this comes first, with a barrier behind it: with blocks of the last commit a
+//!    member that is one generation behind is taken for one that has everything (`engine/newest`).
 //! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
 //! 3. When nothing is left that is wrong, the member gets the superblock of the last commit.
 //!
-//! A scrub that ends before leaves the member as one that missed commits, and the next one goes on with what differs still.
+//! A scrub that ends before leaves the member as one that missed commits, and the next one goes on
+//! with what differs still.
 //!
-//! This needs a volume that nothing else uses: others would write meanwhile what the member does not get. It leaves out members with chunks that have
-//! parity, which are not repaired, and all of them while a tree log is pending: data that only the log refers to is in no extent that a scrub sees.
+//! This needs a volume that nothing else uses: others would write meanwhile what the member does
+//! not get. It leaves out members with chunks that have parity, which are not repaired, and all of
+//! them while a tree log is pending: data that only the log refers to is in no extent that a scrub
+//! sees.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -25,9 +30,10 @@ use offshoot_vfs::{Error, Result};
 use super::gather::{Committed, Content};
 use super::look::{Pages, cut};
 use super::{Run, ScrubFinding, ScrubOutcome};
-use crate::subvolume::{chunk_tree_root, malformed};
+use crate::engine::Engine;
+use crate::storage::{CopyPart, malformed};
+use crate::subvolume::chunk_tree_root;
 use crate::tree::with_item;
-use crate::volume::{CopyPart, Engine};
 
 /// The members that missed commits, and whether the scrub brings them up to date.
 pub(super) struct Renewal {
@@ -43,7 +49,8 @@ impl Renewal {
         let (mut members, mut left) = (Vec::new(), Vec::new());
         let is_live = volume.live_part().is_some();
         for (index, member) in volume.members().iter().enumerate() {
-            // One of a volume that is written and has not failed gets all that is written, and its superblock with the next commit.
+            // One of a volume that is written and has not failed gets all that is written, and its
+            // superblock with the next commit.
             let is_behind = if is_live { member.has_failed() } else { member.is_stale() };
             if !is_behind || member.device.is_none() || member.is_seed {
                 continue;
@@ -84,7 +91,7 @@ impl Renewal {
 
     fn plain_data_of(&self, run: &Run<'_>, chunk: &Chunk, pages: &mut Pages) -> Result<()> {
         let volume = run.volume;
-        let end = chunk.start.0 + volume.reachable_bytes(chunk);
+        let end = chunk.start.0 + volume.storage.reachable_bytes(chunk);
         let committed = Committed::of(volume)?;
         let mut from = chunk.start.0;
         while from < end && !run.is_over() {
@@ -92,7 +99,7 @@ impl Renewal {
             from = window.range.end;
             let plain = window.pieces.iter().filter(|piece| piece.content == Content::Plain);
             for piece in plain {
-                let parts = volume.copies_of(&piece.range)?;
+                let parts = volume.storage.copies_of(&piece.range)?;
                 let own = parts.iter().filter(|part| self.members.contains(&part.member));
                 own.flat_map(cut).for_each(|part| renew_part(run, &part, pages));
             }
@@ -100,7 +107,8 @@ impl Renewal {
         Ok(())
     }
 
-    /// Gives the members the superblock of the last commit, if nothing is left that is wrong, and tells of those that stay behind.
+    /// Gives the members the superblock of the last commit, if nothing is left that is wrong, and
+    /// tells of those that stay behind.
     ///
     /// # Errors
     /// When the chunk tree cannot be read, or a device fails when it is flushed.
@@ -186,7 +194,7 @@ fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
         (error.to_string(), ScrubOutcome::Uncorrectable)
     } else {
         let own = pages.of(len);
-        let is_same = volume.read_medium(part.member, part.physical, own).is_ok();
+        let is_same = volume.storage.read_medium(part.member, part.physical, own).is_ok();
         if is_same && *own == *good {
             return;
         }
@@ -212,6 +220,7 @@ fn write(run: &Run<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutc
     let Part { member, physical } = part;
     let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
     let buf = pages.of(good.len());
-    let is_there = written.and_then(|()| run.volume.read_medium(member, physical, buf)).is_ok();
+    let is_there =
+        written.and_then(|()| run.volume.storage.read_medium(member, physical, buf)).is_ok();
     super::settle::after(is_there && *buf == *good)
 }

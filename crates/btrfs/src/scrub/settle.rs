@@ -1,7 +1,8 @@
 //! The second look: what is still wrong when nobody can free it, and getting it right.
 //!
-//! It holds the last commit ([`Committed`]), so what that refers to is neither freed nor used for something else, and of what has checksums nothing is
-//! written in place. So what is bad now is bad, and what is written over it is what belongs there.
+//! It holds the last commit ([`Committed`]), so what that refers to is neither freed nor used for
+//! something else, and of what has checksums nothing is written in place. So what is bad now is
+//! bad, and what is written over it is what belongs there.
 
 use std::io::IoSlice;
 
@@ -13,7 +14,7 @@ use super::gather::{Block, Committed, Content, Piece};
 use super::look::Pages;
 use super::owners::Owners;
 use super::{Run, ScrubFinding, ScrubOutcome};
-use crate::volume::CopyPart;
+use crate::storage::CopyPart;
 
 /// What is wrong with a sector, or with a whole block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +53,8 @@ struct Settling<'r, 'v> {
     bad: Vec<Bad>,
 }
 
-/// Looks once more at copy `copy` of the unit `unit` of `chunk`, counts what is wrong, and repairs it.
+/// Looks once more at copy `copy` of the unit `unit` of `chunk`, counts what is wrong, and repairs
+/// it.
 ///
 /// # Errors
 /// When the trees cannot be read, and `EROFS` when nothing is written any more.
@@ -71,7 +73,7 @@ pub(super) fn settle(
         let may_repair = !run.options.read_only && !has_parity;
         let mut settling = Settling { run, committed: &committed, may_repair, bad: Vec::new() };
         for piece in &committed.window(range.clone())?.pieces {
-            let parts = run.volume.copies_of(&piece.range)?;
+            let parts = run.volume.storage.copies_of(&piece.range)?;
             let own: Vec<_> = parts.into_iter().filter(|part| part.copy == copy).collect();
             match &piece.content {
                 // One that began before is looked at where it begins.
@@ -108,11 +110,11 @@ impl Settling<'_, '_> {
         let (mut unreadable, mut fault) = (0, None);
         for part in parts {
             let buf = pages.of(len_of(part));
-            if let Err(error) = volume.read_medium(part.member, part.physical, buf) {
+            if let Err(error) = volume.storage.read_medium(part.member, part.physical, buf) {
                 let of_sector = |at: usize| Physical(part.physical.0 + at as u64);
                 let sectors = (0..len_of(part)).step_by(sector).map(of_sector);
                 let fails = |at: &Physical| {
-                    volume.read_medium(part.member, *at, &mut pages.of(sector)[..]).is_err()
+                    volume.storage.read_medium(part.member, *at, &mut pages.of(sector)[..]).is_err()
                 };
                 unreadable += sectors.filter(fails).count() as u64;
                 fault = Some(Fault::Read(error.to_string()));
@@ -142,14 +144,15 @@ impl Settling<'_, '_> {
                 }
             },
         };
-        let found = volume.find_block(logical, |bytes| block.verify(volume, logical, bytes));
+        let found =
+            volume.storage.find_block(logical, |bytes| block.verify(volume, logical, bytes));
         let outcome = match found {
             Err(_) => ScrubOutcome::Uncorrectable,
             Ok(_) if !self.may_write(parts) => ScrubOutcome::NotWritten,
             Ok(good) => {
                 let part_of = |part: &CopyPart| {
                     let from = usize::try_from(part.range.start - logical.0).expect("in a block");
-                    &good.bytes()[from..from + len_of(part)]
+                    &good[from..from + len_of(part)]
                 };
                 let mut written = parts.iter().map(|part| (part, part_of(part)));
                 after(written.all(|(part, good)| self.write(part, good, pages)))
@@ -167,7 +170,7 @@ impl Settling<'_, '_> {
         let (volume, sector) = (self.run.volume, self.sector());
         let mut bytes = vec![0; len_of(part)];
         let buf = pages.of(bytes.len());
-        let read = volume.read_medium(part.member, part.physical, buf);
+        let read = volume.storage.read_medium(part.member, part.physical, buf);
         bytes.copy_from_slice(buf);
         let first_new = self.bad.len();
         for (number, bytes) in bytes.chunks_mut(sector).enumerate() {
@@ -180,7 +183,7 @@ impl Settling<'_, '_> {
             };
             let again = if read.is_err() {
                 let buf = pages.of(bytes.len());
-                let read = volume.read_medium(part.member, own.physical, buf);
+                let read = volume.storage.read_medium(part.member, own.physical, buf);
                 bytes.copy_from_slice(buf);
                 read
             } else {
@@ -189,7 +192,7 @@ impl Settling<'_, '_> {
             let sum = piece.sum_of(volume, at);
             let fault = match again {
                 Err(error) => Fault::Read(error.to_string()),
-                Ok(()) if volume.verify_sector(bytes, sum).is_err() => Fault::Sum,
+                Ok(()) if volume.storage.verify_sector(bytes, sum).is_err() => Fault::Sum,
                 Ok(()) => continue,
             };
             {
@@ -215,7 +218,7 @@ impl Settling<'_, '_> {
         pages: &mut Pages,
     ) -> ScrubOutcome {
         let volume = self.run.volume;
-        if volume.find_sector(Logical(part.range.start), bytes, sum).is_err() {
+        if volume.storage.find_sector(volume, Logical(part.range.start), bytes, sum).is_err() {
             return ScrubOutcome::Uncorrectable;
         }
         // What has no checksum somebody may write where it is, right now.
@@ -253,9 +256,10 @@ impl Settling<'_, '_> {
         Ok(())
     }
 
-    /// Whether what is bad there may be written over. A member that missed commits, and is not brought up to date, is left as it is: with newer tree blocks
-    /// on it, it would be taken for one that is complete, and believed in data that nothing proves. One of a volume that is open for writing has caught up,
-    /// or has failed.
+    /// Whether what is bad there may be written over. A member that missed commits, and is not
+    /// brought up to date, is left as it is: with newer tree blocks on it, it would be taken for
+    /// one that is complete, and believed in data that nothing proves. One of a volume that is open
+    /// for writing has caught up, or has failed.
     fn may_write(&self, parts: &[CopyPart]) -> bool {
         let volume = self.run.volume;
         let is_complete = |part: &CopyPart| {
@@ -274,7 +278,7 @@ impl Settling<'_, '_> {
         let volume = self.run.volume;
         let written = volume.write_member(part.member, part.physical.0, &[IoSlice::new(good)]);
         let buf = pages.of(good.len());
-        let is_there = |()| volume.read_medium(part.member, part.physical, buf);
+        let is_there = |()| volume.storage.read_medium(part.member, part.physical, buf);
         written.and_then(is_there).is_ok() && *buf == *good
     }
 

@@ -1,7 +1,9 @@
 //! Superblocks: the primary one and the copies of each member.
 //!
-//! All of a member are of the last commit, or, as long as nothing was written since a cut between those of two members, of the one before. They are looked at without a lock first; what is wrong then is looked at once more while nobody writes
-//! any, and gets what another one of the same member says.
+//! All of a member are of the last commit, or, as long as nothing was written since a cut between
+//! those of two members, of the one before. They are looked at without a lock first; what is wrong
+//! then is looked at once more while nobody writes any, and gets what another one of the same
+//! member says.
 
 use std::io::IoSlice;
 
@@ -50,7 +52,7 @@ fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
     let is_there = |offset: &u64| offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes;
     let mut read = |offset: u64| -> Result<Superblock, String> {
         let buf = pages.of(SUPERBLOCK_SIZE);
-        let read = run.volume.read_medium(index, Physical(offset), buf);
+        let read = run.volume.storage.read_medium(index, Physical(offset), buf);
         read.map_err(|error| error.to_string())?;
         let found =
             Superblock::parse(buf, offset).map_err(|malformed| malformed.problem.into_owned())?;
@@ -90,8 +92,9 @@ fn mend(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding> {
                 let bytes = sealed_superblock(&good.item, Physical(*offset), checksum);
                 let written = volume.write_member(index, *offset, &[IoSlice::new(&bytes[..])]);
                 let buf = pages.of(SUPERBLOCK_SIZE);
-                let is_there =
-                    |()| -> Result<(), Error> { volume.read_medium(index, Physical(*offset), buf) };
+                let is_there = |()| -> Result<(), Error> {
+                    volume.storage.read_medium(index, Physical(*offset), buf)
+                };
                 if written.and_then(is_there).is_ok() && buf[..] == bytes[..] {
                     ScrubOutcome::Corrected
                 } else {

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::volume::{Engine, Member};
+use crate::engine::Engine;
+use crate::storage::Member;
 
-/// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in bytes.
+/// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in
+/// bytes.
 const LEAST_ROOM_BYTES: u64 = 1 << 30;
 
 /// What of every member belongs to chunks, and what of all of them.
@@ -44,7 +46,8 @@ impl Allocated {
         self.members.lock().clone()
     }
 
-    /// Whether most of the members belongs to no chunk, and a GiB at least, when so many bytes more do.
+    /// Whether most of the members belongs to no chunk, and a GiB at least, when so many bytes more
+    /// do.
     pub(super) fn has_much_room(&self, more: i64) -> bool {
         let bytes = self.bytes.load(Ordering::Relaxed).saturating_add_signed(more);
         bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
@@ -55,7 +58,8 @@ impl Allocated {
         self.usable_bytes.saturating_sub(self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated now.
+    /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated
+    /// now.
     ///
     /// # Errors
     /// When its device item counts less as allocated than its chunks take.

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use super::free_space::{Fit, FreeSpace};
 use super::load::load_free_space;
 use crate::counter::below_zero;
-use crate::volume::{Engine, Report};
+use crate::engine::Engine;
+use crate::report::Report;
 
 /// A block group: a range of the logical space for data or metadata.
 #[derive(Debug)]
@@ -31,7 +32,8 @@ struct State {
     between: u64,
     /// Free ranges, once they were loaded.
     free: Option<FreeSpace>,
-    /// The free range that is being discarded, which nobody may take until it is not; empty for none.
+    /// The free range that is being discarded, which nobody may take until it is not; empty for
+    /// none.
     out: Range<u64>,
     /// It is being removed.
     is_retired: bool,
@@ -79,8 +81,8 @@ impl BlockGroup {
         Some((Logical(logical), before - state.known_usable()))
     }
 
-    /// Takes exactly this range, if it is known that all of it is free: by how much less can be taken
-    /// now.
+    /// Takes exactly this range, if it is known that all of it is free: by how much less can be
+    /// taken now.
     pub(crate) fn take_range(&self, logical: Logical, len: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let end = logical.0.checked_add(len)?;
@@ -92,7 +94,8 @@ impl BlockGroup {
         Some(before - state.known_usable())
     }
 
-    /// Takes out the first piece in `within` that is free, of at most so many bytes: nobody takes it until it is back. There must be none out.
+    /// Takes out the first piece in `within` that is free, of at most so many bytes: nobody takes
+    /// it until it is back. There must be none out.
     pub(super) fn take_out(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let mut state = self.state.lock();
         if state.is_retired {
@@ -127,8 +130,8 @@ impl BlockGroup {
     /// Finds out what is free here, unless that is known or the group is being removed; whether it
     /// did. `count` is told how much of it can be taken.
     ///
-    /// `count` is called under the lock: a group that is retired in between would take away what was
-    /// never counted.
+    /// `count` is called under the lock: a group that is retired in between would take away what
+    /// was never counted.
     pub(crate) fn load(&self, volume: &Engine, count: impl FnOnce(u64)) -> Result<bool> {
         if self.is_loaded() {
             return Ok(false);
@@ -185,8 +188,8 @@ impl BlockGroup {
         self.state.lock().known_usable()
     }
 
-    /// Makes a range free that was taken, or pinned. Where it is known what is free here, `count` is
-    /// told under the lock how much more can be taken now.
+    /// Makes a range free that was taken, or pinned. Where it is known what is free here, `count`
+    /// is told under the lock how much more can be taken now.
     ///
     /// # Errors
     /// When less is taken and pinned.

@@ -6,9 +6,10 @@
 //! | metadata, mixed | at most 256 MiB, 1 GiB on volumes above 50 GiB | the same |
 //! | system | at most 32 MiB | the same |
 //!
-//! No chunk is longer than a tenth of the volume. Every member offers its first hole that is
-//! long enough, or else its longest; those that offer most are taken, as many as the profile takes, and the
-//! one that offers least of them bounds the length. Nothing is placed in the first MiB of a device.
+//! No chunk is longer than a tenth of the volume. Every member offers its first hole that is long
+//! enough, or else its longest; those that offer most are taken, as many as the profile takes, and
+//! the one that offers least of them bounds the length. Nothing is placed in the first MiB of a
+//! device.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -19,8 +20,8 @@ use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What is left free at the start of every device, for the superblock and for boot loaders; a new volume leaves
-/// as much of the logical space.
+/// What is left free at the start of every device, for the superblock and for boot loaders; a new
+/// volume leaves as much of the logical space.
 pub(crate) const RESERVED_BYTES: u64 = MIB;
 
 /// A chunk that is longer than it may be is cut to a multiple of this on each member.
@@ -66,8 +67,8 @@ impl MemberSpace {
         self.extents.insert(at, range);
     }
 
-    /// The first range in `within` that belongs to no chunk, to no superblock and not to what is left free at the start, of at most so many
-    /// bytes.
+    /// The first range in `within` that belongs to no chunk, to no superblock and not to what is
+    /// left free at the start, of at most so many bytes.
     pub(super) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let superblocks = SUPERBLOCK_OFFSETS.map(|at| at..at + STRIPE_LEN);
         let end = within.end.min(self.total_bytes);

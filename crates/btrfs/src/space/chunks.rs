@@ -11,8 +11,9 @@
 //! | superblock | system chunks, and what of the device itself is allocated; when the commit makes it |
 //! | memory | the map of chunks, the block groups, the ledger |
 //!
-//! This takes metadata and system space itself, so it happens when room is made, never inside
-//! a change of a tree. One thread at a time does it, under the chunk lock, which is taken with a handle held.
+//! This takes metadata and system space itself, so it happens when room is made, never inside a
+//! change of a tree. One thread at a time does it, under the chunk lock, which is taken with a
+//! handle held.
 //!
 //! A block group is removed when nothing in it is used, taken or pinned: then no commit that a
 //! crash could go back to refers to it, and its place on the devices may be written again.
@@ -34,11 +35,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::chunk_plan::{self, MemberSpace, Plan};
 use super::reserve::Claim;
 use super::{BlockGroup, Purpose};
-use crate::log::Obstacle;
-use crate::subvolume::malformed;
-use crate::transaction::Handle;
+use crate::engine::Engine;
+use crate::storage::malformed;
+use crate::transaction::{Handle, Obstacle};
 use crate::tree::{Cursor, with_item};
-use crate::volume::Engine;
 
 /// What is worth a chunk that is not enough for it alone, in bytes: commits give back as much.
 const LITTLE_BYTES: u64 = 16 << 20;
@@ -47,8 +47,9 @@ const LITTLE_BYTES: u64 = 16 << 20;
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Engine {
-    /// Allocates chunks for the first in line of this kind of space, until it is served: of what the devices have room for, or else
-    /// of that and what block groups leave that hold nothing, which are removed. The caller must hold no handle, and leads the line.
+    /// Allocates chunks for the first in line of this kind of space, until it is served: of what
+    /// the devices have room for, or else of that and what block groups leave that hold nothing,
+    /// which are removed. The caller must hold no handle, and leads the line.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
         if self.grow_for_first(purpose)? {
             return Ok(());
@@ -67,7 +68,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Allocates chunks until the first in line is served, if so many can be, or one if it wants little; whether there was one.
+    /// Allocates chunks until the first in line is served, if so many can be, or one if it wants
+    /// little; whether there was one.
     fn grow_for_first(&self, purpose: Purpose) -> Result<bool> {
         let space = &self.live()?.space;
         let is_awaited = || space.ledger(purpose).is_awaited();
@@ -89,7 +91,8 @@ impl Engine {
         Ok(has_grown)
     }
 
-    /// Whether the first in line would be served with all chunks that the members have place for. The caller must hold no handle.
+    /// Whether the first in line would be served with all chunks that the members have place for.
+    /// The caller must hold no handle.
     fn chunks_would_do(&self, purpose: Purpose) -> Result<bool> {
         let space = &self.live()?.space;
         let Some(first) = space.first_in_line(purpose) else { return Ok(false) };
@@ -104,8 +107,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room for one that is not promised; whether
-    /// it did.
+    /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room
+    /// for one that is not promised; whether it did.
     pub(super) fn try_grow(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<bool> {
         let live = self.live()?;
         let items = live.space.chunk_items();
@@ -118,8 +121,9 @@ impl Engine {
         Ok(is_wanted() && handle.has_system_space()? && handle.allocate_chunk(purpose)?)
     }
 
-    /// Joins with room for a chunk. Who leads the line of data waits in that of metadata, where others may have all there is for a moment, if there
-    /// is place for a chunk; who leads that itself cannot.
+    /// Joins with room for a chunk. Who leads the line of data waits in that of metadata, where
+    /// others may have all there is for a moment, if there is place for a chunk; who leads that
+    /// itself cannot.
     fn join_for_chunk(&self, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
         let live = self.live()?;
         let joined = self.try_join(live, items, Claim::LastResort)?;
@@ -140,8 +144,8 @@ impl Engine {
         Ok(handle.next_chunk(purpose, &self.member_spaces()?)?.is_some())
     }
 
-    /// Finds out what the next chunk of metadata would hold, and what is free in block groups for `purpose`, one after the
-    /// other as long as that `is_wanted`. The caller must hold no handle.
+    /// Finds out what the next chunk of metadata would hold, and what is free in block groups for
+    /// `purpose`, one after the other as long as that `is_wanted`. The caller must hold no handle.
     pub(super) fn look_around(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<()> {
         self.note_next_chunk()?;
         let space = &self.live()?.space;
@@ -153,7 +157,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out where metadata is free, everywhere, and allocates chunks while `bytes` are not and there is place for one. The caller must hold no handle.
+    /// Finds out where metadata is free, everywhere, and allocates chunks while `bytes` are not and
+    /// there is place for one. The caller must hold no handle.
     pub(crate) fn look_for_room(&self, bytes: u64) -> Result<()> {
         let metadata = self.live()?.space.ledger(Purpose::Metadata);
         let is_wanted = || metadata.free() < bytes;
@@ -166,8 +171,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes or removes a chunk notes it anew, but where
-    /// the chunk tree had no room a commit may have made some. The caller must hold no handle.
+    /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes
+    /// or removes a chunk notes it anew, but where the chunk tree had no room a commit may have
+    /// made some. The caller must hold no handle.
     pub(crate) fn note_next_chunk(&self) -> Result<()> {
         let space = &self.live()?.space;
         if space.is_roomy() || !space.allocated.has_much_room(0) {
@@ -197,7 +203,7 @@ impl Engine {
                 // Somebody else removed it meanwhile.
                 continue;
             }
-            let chunk = self.chunk_at(group.start)?;
+            let chunk = self.storage.chunk_at(group.start)?;
             let taken = chunk.stripe_bytes() * chunk.stripes.len() as u64;
             let keep = live.space.spare_bytes(taken, data_wants_room);
             if has_cache_file(self, &group)? || !handle.has_system_space()? {
@@ -226,7 +232,8 @@ impl Engine {
                 extents.push(key.offset..key.offset.saturating_add(len));
                 cursor.advance()?;
             }
-            // A device that is shorter than the volume says gets no chunk behind its end, and one that has failed none at all.
+            // A device that is shorter than the volume says gets no chunk behind its end, and one
+            // that has failed none at all.
             let usable_bytes = if member.has_failed() { 0 } else { member.usable_bytes() };
             let (total_bytes, allocated_bytes) = (usable_bytes, allocated[index]);
             all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
@@ -251,8 +258,8 @@ fn bitmap_leaves(volume: &Engine, group: &BlockGroup) -> u64 {
     2 + 4 * bitmap_bytes / u64::from(volume.superblock().node_size)
 }
 
-/// Whether the root tree names a file with version 1 free space of the block group. Such a group stays,
-/// because removing it would leave that file behind.
+/// Whether the root tree names a file with version 1 free space of the block group. Such a group
+/// stays, because removing it would leave that file behind.
 fn has_cache_file(volume: &Engine, group: &BlockGroup) -> Result<bool> {
     let key = Key::new(objectid::FREE_SPACE, ItemType(0), group.start.0);
     Ok(with_item(volume, volume.tree(TreeId::ROOT)?, key, |_| Ok(()))?.is_some())
@@ -268,8 +275,8 @@ impl Handle<'_> {
         }
     }
 
-    /// Notes in the device item of the member `index` that only a superblock of this transaction, or of a later one, has everything; whether there is room for
-    /// that.
+    /// Notes in the device item of the member `index` that only a superblock of this transaction,
+    /// or of a later one, has everything; whether there is room for that.
     pub(crate) fn note_failed(&self, index: usize) -> Result<bool> {
         let _chunks = self.space().chunk_lock.lock();
         if !self.has_system_space()? {
@@ -325,13 +332,15 @@ impl Handle<'_> {
                 return Ok(false);
             }
         }
-        // Before anybody has space of it: the last commit, which a log goes with, does not know the chunk.
-        self.log().obstruct(Obstacle::NewChunk);
+        // Before anybody has space of it: the last commit, which a log goes with, does not know the
+        // chunk.
+        self.obstruct(Obstacle::NewChunk);
         self.add_chunk(chunk, &plan)?;
         Ok(true)
     }
 
-    /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be changed. The caller holds the chunk lock.
+    /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be
+    /// changed. The caller holds the chunk lock.
     fn note_next_chunk(&self) -> Result<()> {
         let space = self.space();
         let bytes = match self.changes_of_chunks()? {
@@ -343,8 +352,8 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// What the next chunk of metadata would hold with so much on the members, of which `more` was not allocated yet: nothing, where a chunk
-    /// is not a cheap way to more room.
+    /// What the next chunk of metadata would hold with so much on the members, of which `more` was
+    /// not allocated yet: nothing, where a chunk is not a cheap way to more room.
     fn next_chunk_bytes(&self, more: i64, members: &[MemberSpace]) -> Result<u64> {
         if !self.space().allocated.has_much_room(more) {
             return Ok(0);
@@ -440,7 +449,7 @@ impl Handle<'_> {
                 chunk_objectid: objectid::FIRST_CHUNK_TREE.into(),
                 chunk_offset: chunk.start.0.into(),
                 length: plan.stripe_bytes.into(),
-                chunk_tree_uuid: volume.chunk_tree_uuid().into_bytes(),
+                chunk_tree_uuid: volume.storage.chunk_tree_uuid().into_bytes(),
             };
             self.change(TreeId::DEV, |tree| tree.insert(key, extent.as_bytes()))?;
         }
@@ -460,9 +469,10 @@ impl Handle<'_> {
                 tree.insert_batch(&[(info_key, info.as_bytes()), (range_key, &[])])
             })?;
         }
-        volume.map_chunk(chunk)?;
+        volume.storage.map_chunk(chunk)?;
         if flags.has_metadata() {
-            // What the next one holds is found out when this one is counted: for a moment there is less than there is.
+            // What the next one holds is found out when this one is counted: for a moment there is
+            // less than there is.
             self.space().ledger(Purpose::Metadata).note_next_chunk(0);
         }
         self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))?;
@@ -472,7 +482,7 @@ impl Handle<'_> {
     /// Takes a block group that nobody allocates from any more, and its chunk, out of all trees.
     fn remove_group(&self, group: &Arc<BlockGroup>) -> Result<()> {
         let volume = self.volume();
-        let chunk = volume.chunk_at(group.start)?;
+        let chunk = volume.storage.chunk_at(group.start)?;
         if volume.superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
             let first = Key::new(group.start.0, ItemType(0), 0);
             let last = Key::new(group.end() - 1, ItemType(u8::MAX), u64::MAX);
@@ -487,7 +497,7 @@ impl Handle<'_> {
         self.change_allocated(&chunk, false)?;
         self.remove_one(TreeId::CHUNK, chunk_key(&chunk))?;
         self.space().remove_group(group);
-        volume.unmap_chunk(chunk.start);
+        volume.storage.unmap_chunk(chunk.start);
         self.note_removed(&chunk);
         self.note_next_chunk()
     }

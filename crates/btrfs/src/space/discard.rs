@@ -5,19 +5,24 @@
 //! | [`Engine::trim`] | free ranges of block groups, and what belongs to no chunk | when it is asked for |
 //! | [`Engine::discard_step`] | of what commits have freed, and of removed chunks, what is still free | with [`OpenOptions::discard`], soon after the commit |
 //!
-//! What is free (`space`) is not needed by the last commit, by its log or by the running transaction: anybody may write over it, and so it may be
-//! discarded. Nobody does both at a time:
+//! What is free (`space`) is not needed by the last commit, by its log or by the running
+//! transaction: anybody may write over it, and so it may be discarded. Nobody does both at a time:
 //!
-//! 1. A piece of free space is *out* while it is being discarded. It counts as free, so whatever was promised of it is kept, but nobody takes it: who
-//!    finds no other place waits for it, with whatever he has locked. Who discards needs no lock meanwhile, so that wait ends.
-//! 2. One piece is out at a time, of [`PIECE_BYTES`] at the most. So somebody waits for one request to each device, or for a few.
+//! 1. A piece of free space is *out* while it is being discarded. It counts as free, so whatever
+//!    was promised of it is kept, but nobody takes it: who finds no other place waits for it, with
+//!    whatever he has locked. Who discards needs no lock meanwhile, so that wait ends.
+//! 2. One piece is out at a time, of [`PIECE_BYTES`] at the most. So somebody waits for one request
+//!    to each device, or for a few.
 //! 3. A block group of which a piece is out is not removed.
-//! 4. While something that belongs to no chunk is discarded the chunk lock is held, so no chunk is made of it. That is no longer than a piece either, and
-//!    without a handle: a commit waits for one piece at the most, when it notes what the next chunk would hold.
+//! 4. While something that belongs to no chunk is discarded the chunk lock is held, so no chunk is
+//!    made of it. That is no longer than a piece either, and without a handle: a commit waits for
+//!    one piece at the most, when it notes what the next chunk would hold.
 //!
-//! What commits have freed is gathered in [`Freed`] and given away before it is discarded: most of what trees have given up is soon written again, and
-//! needs no discard then. The thread of the volume goes through it; in a volume without one whoever commits does, when that is done. What goes wrong then is
-//! reported once, and nothing is discarded any more: nobody depends on it. Closing a volume discards what is left, [`MOST_FREED`] ranges at the most.
+//! What commits have freed is gathered in [`Freed`] and given away before it is discarded: most of
+//! what trees have given up is soon written again, and needs no discard then. The thread of the
+//! volume goes through it; in a volume without one whoever commits does, when that is done. What
+//! goes wrong then is reported once, and nothing is discarded any more: nobody depends on it.
+//! Closing a volume discards what is left, [`MOST_FREED`] ranges at the most.
 //!
 //! [`OpenOptions::discard`]: crate::OpenOptions::discard
 
@@ -32,13 +37,15 @@ use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::{BlockGroup, Purpose, Space};
+use crate::engine::Engine;
+use crate::report::Report;
 use crate::transaction::{Handle, Live};
-use crate::volume::{Engine, Report};
 
 /// The most that is discarded at once, in bytes of the logical space or of a member.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// How many ranges are remembered to be discarded. A volume that frees more of them before they are is trimmed one day.
+/// How many ranges are remembered to be discarded. A volume that frees more of them before they are
+/// is trimmed one day.
 const MOST_FREED: usize = 1 << 16;
 
 /// How many of them one step discards.
@@ -78,7 +85,8 @@ impl Space {
         Some(Out { space: self, piece })
     }
 
-    /// Takes `len` bytes for `purpose` in one piece, of what is known to be free, and waits for the piece that is out if it may be there alone.
+    /// Takes `len` bytes for `purpose` in one piece, of what is known to be free, and waits for the
+    /// piece that is out if it may be there alone.
     pub(super) fn take_or_wait(&self, purpose: Purpose, len: u64) -> Option<Logical> {
         // Nothing goes out or comes back while this is held.
         let mut out = self.outside.group.lock();
@@ -175,19 +183,22 @@ impl Handle<'_> {
 }
 
 impl Engine {
-    /// Tells all devices which ranges of them hold nothing: what is free in block groups, and what belongs to none. Others may change the volume meanwhile.
-    /// What deleted subvolumes hold, and what was freed and is in no commit yet, is not free.
+    /// Tells all devices which ranges of them hold nothing: what is free in block groups, and what
+    /// belongs to none. Others may change the volume meanwhile. What deleted subvolumes hold, and
+    /// what was freed and is in no commit yet, is not free.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading or nothing is written any more; [`Error::Unsupported`] when no device can be told; what the devices
-    /// fail with, and what reading the trees does.
+    /// `EROFS` when the volume was opened for reading or nothing is written any more;
+    /// [`Error::Unsupported`] when no device can be told; what the devices fail with, and what
+    /// reading the trees does.
     pub fn trim(&self) -> Result<Trimmed> {
         let space = &self.live()?.space;
         let mut trimmed = Trimmed::default();
         let groups: Vec<_> = space.groups.read().values().cloned().collect();
         for group in groups {
             {
-                // The trees are read under a handle, and those of a group that is removed meanwhile have nothing of it.
+                // The trees are read under a handle, and those of a group that is removed meanwhile
+                // have nothing of it.
                 let _handle = self.enter()?;
                 let _chunks = space.chunk_lock.lock();
                 if group.is_retired() {
@@ -226,7 +237,8 @@ impl Engine {
         if let Some(member) = member {
             self.discard_unallocated(member, range, &mut trimmed)?;
         } else {
-            // Without the map: who makes a chunk waits for it, and behind him who looks for the piece that is out.
+            // Without the map: who makes a chunk waits for it, and behind him who looks for the
+            // piece that is out.
             let groups: Vec<_> = {
                 let groups = live.space.groups.read();
                 let below = groups.range(..range.end).rev().map(|(_, group)| group);
@@ -253,7 +265,8 @@ impl Engine {
             && let Some(out) = space.take_out(group, &(at..within.end))
         {
             at = out.piece.end;
-            let places = self.write_places(Logical(out.piece.start), at - out.piece.start)?;
+            let places =
+                self.storage.write_places(Logical(out.piece.start), at - out.piece.start)?;
             let len = |part: Range<u64>| part.end - part.start;
             let mut places: Vec<_> =
                 places.into_iter().map(|(member, at, part)| (member, at.0, len(part))).collect();
@@ -333,7 +346,8 @@ mod tests {
     use crate::test_volumes::in_memory_of;
     use crate::{OpenOptions, Volume};
 
-    /// The group could go, and its place become another's, while something in it was about to be discarded.
+    /// The group could go, and its place become another's, while something in it was about to be
+    /// discarded.
     #[test]
     fn a_block_group_stays_while_a_piece_is_out() {
         let device = in_memory_of(16384, 256 << 20);

@@ -1,6 +1,7 @@
 //! Volumes with block groups that we do not make ourselves: of several profiles for one purpose, at
 //! logical address 0, and at addresses that are no multiple of the node size. We write them; where
-//! new extents lie is looked up in the extent tree, and `btrfs check` and the kernel judge the rest.
+//! new extents lie is looked up in the extent tree, and `btrfs check` and the kernel judge the
+//! rest.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use super::{BlockGroup, Claim, Purpose, chunk_plan};
-use crate::volume::Engine;
+use crate::engine::Engine;
 use crate::{OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -27,7 +28,8 @@ fn open(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(disks.writable_devices(), &quiet).expect("the volume opens")
 }
 
-/// Adds a chunk of 8 stripes of a MiB at the most, or of the one MiB that is free there at address 0, and gives its empty block group.
+/// Adds a chunk of 8 stripes of a MiB at the most, or of the one MiB that is free there at address
+/// 0, and gives its empty block group.
 fn add_group(volume: &Engine, start: u64, kind: u64, profile: Profile) -> Arc<BlockGroup> {
     let handle = volume.join_for(20, Claim::Work).expect("there is room");
     let live = volume.live().expect("it is writable");
@@ -154,7 +156,8 @@ fn judge(disks: &Disks) {
     disks.assert_checks();
 }
 
-/// Writes the volume, twice, and finds that all that is new lies in block groups of these profiles, for system, metadata and data.
+/// Writes the volume, twice, and finds that all that is new lies in block groups of these profiles,
+/// for system, metadata and data.
 fn assert_written_to(disks: &Disks, expected: [Profile; 3]) {
     let volume = open(disks);
     let before = volume.superblock().item.generation.get();
@@ -176,7 +179,8 @@ fn assert_written_to(disks: &Disks, expected: [Profile; 3]) {
     judge(disks);
 }
 
-/// What `mkfs.btrfs` left in 2014: beside each block group that it meant one that is empty and has one copy.
+/// What `mkfs.btrfs` left in 2014: beside each block group that it meant one that is empty and has
+/// one copy.
 #[test]
 fn empty_groups_of_one_copy_are_not_filled() {
     let Some(judges) = judges::require() else { return };
@@ -235,11 +239,13 @@ fn a_balance_of_the_kernel_with_a_limit_leaves_groups_that_are_not_filled() {
     assert_written_to(&disks, [Profile::Raid1; 3]);
 }
 
-/// Without a free-space tree: `btrfs check` expects to find there what the kernel and we know to be left out.
+/// Without a free-space tree: `btrfs check` expects to find there what the kernel and we know to be
+/// left out.
 const OLD_LAYOUT: [&str; 6] =
     ["-m", "single", "-d", "single", "-O", "^free-space-tree,^block-group-tree"];
 
-/// A block group at logical address 0, as old `mkfs.btrfs` and `btrfs-convert` make them: what lies below 64 KiB stays free.
+/// A block group at logical address 0, as old `mkfs.btrfs` and `btrfs-convert` make them: what lies
+/// below 64 KiB stays free.
 #[test]
 fn the_lowest_addresses_stay_free() {
     let Some(judges) = judges::require() else { return };
@@ -281,8 +287,8 @@ fn the_lowest_addresses_stay_free() {
     }
 }
 
-/// A block group of tree blocks that begins anywhere, as `btrfs-convert` makes them: they lie side by side, from its start on, as the
-/// kernel puts them.
+/// A block group of tree blocks that begins anywhere, as `btrfs-convert` makes them: they lie side
+/// by side, from its start on, as the kernel puts them.
 #[test]
 fn tree_blocks_cross_no_border_in_groups_that_begin_anywhere() {
     let Some(judges) = judges::require() else { return };

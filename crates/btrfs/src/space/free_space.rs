@@ -1,9 +1,10 @@
 //! Free ranges of one block group.
 //!
-//! A tree block lies within a *window* of 64 KiB. Windows are counted from the start of the block group, as
-//! stripes are: `btrfs check` complains of a tree block that crosses the border between two, and the kernel's scrub leaves it out. So
-//! free ranges hold fewer tree blocks than their length says, where they do not begin and end at multiples of
-//! the node size: other programs leave such ranges where they convert volumes, or put tree blocks anywhere.
+//! A tree block lies within a *window* of 64 KiB. Windows are counted from the start of the block
+//! group, as stripes are: `btrfs check` complains of a tree block that crosses the border between
+//! two, and the kernel's scrub leaves it out. So free ranges hold fewer tree blocks than their
+//! length says, where they do not begin and end at multiples of the node size: other programs leave
+//! such ranges where they convert volumes, or put tree blocks anywhere.
 //!
 //! ```text
 //! window of 64 KiB    |       |       |       |       |   nodes of 16 KiB
@@ -13,7 +14,8 @@
 //!
 //! Where a block group is for tree blocks alone, *usable* is what tree blocks can take. To take one
 //! makes it less by exactly that: who has reserved so many blocks can take them, one by one. An
-//! aligned place is taken where that is true of it, and one that is not aligned only where no other is.
+//! aligned place is taken where that is true of it, and one that is not aligned only where no other
+//! is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,7 +30,8 @@ const WINDOW: u64 = STRIPE_LEN;
 pub(crate) enum Fit {
     /// Anywhere: data.
     Anywhere,
-    /// At a multiple of its own length, from the start of the block group: a tree block where it lies best.
+    /// At a multiple of its own length, from the start of the block group: a tree block where it
+    /// lies best.
     Aligned,
     /// Anywhere within a window: a tree block where no aligned place is left.
     InWindow,
@@ -53,7 +56,8 @@ pub(crate) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// Nothing is free yet, of a block group at `origin` that holds data. `left_out` ascends, and is never free.
+    /// Nothing is free yet, of a block group at `origin` that holds data. `left_out` ascends, and
+    /// is never free.
     pub(crate) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
         let ranges = BTreeMap::new();
         Self { ranges, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
@@ -269,7 +273,8 @@ mod tests {
         assert_eq!(taken, [20, 36, 52, 68, 84]);
     }
 
-    /// Whatever is free, as many tree blocks can be taken as are usable, and each lies in one window.
+    /// Whatever is free, as many tree blocks can be taken as are usable, and each lies in one
+    /// window.
     #[test]
     fn what_is_usable_can_be_taken() {
         for seed in 0..200 {

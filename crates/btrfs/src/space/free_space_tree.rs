@@ -1,12 +1,13 @@
 //! The free-space tree: what is free in every block group, on disk.
 //!
 //! A block group has a FREE_SPACE_INFO that counts its free ranges, and these either as
-//! FREE_SPACE_EXTENT items, one for each, or, when there are many, as FREE_SPACE_BITMAP items, which
-//! have a bit for every sector. Which form a block group has is said by its info.
+//! FREE_SPACE_EXTENT items, one for each, or, when there are many, as FREE_SPACE_BITMAP items,
+//! which have a bit for every sector. Which form a block group has is said by its info.
 //!
-//! All that a run of delayed references does to a block group is recorded at once. Beyond a bound, which is low, a
-//! block group has bitmaps, so what is free in it is little to read whole: the items are made anew
-//! from the ranges, and those that differ go into the tree, of all block groups as one batch.
+//! All that a run of delayed references does to a block group is recorded at once. Beyond a bound,
+//! which is low, a block group has bitmaps, so what is free in it is little to read whole: the
+//! items are made anew from the ranges, and those that differ go into the tree, of all block groups
+//! as one batch.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,10 +21,10 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::BlockGroup;
-use crate::subvolume::malformed;
+use crate::engine::Engine;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, ItemEdit, with_item};
-use crate::volume::Engine;
 
 const TREE: TreeId = TreeId::FREE_SPACE;
 

@@ -7,20 +7,25 @@
 //! | [`Reservation`] | somebody takes the space now, inside a change of a tree, or whenever delayed items are flushed | free space of block groups |
 //! | [`Promise`] | trees will become larger by it when what is buffered is written back | the same, and the next chunk of metadata |
 //!
-//! Promises may go beyond what is free: where most of the members belongs to no chunk, the space of one that is not allocated yet counts for
-//! them (*overcommit*). It counts once, with the length that this chunk would have if it were allocated now, and no chunk of another kind
-//! is allocated that would make it shorter than what is promised. Elsewhere it counts for nothing, and the last chunks go to who needs
-//! one first.
+//! Promises may go beyond what is free: where most of the members belongs to no chunk, the space of
+//! one that is not allocated yet counts for them (*overcommit*). It counts once, with the length
+//! that this chunk would have if it were allocated now, and no chunk of another kind is allocated
+//! that would make it shorter than what is promised. Elsewhere it counts for nothing, and the last
+//! chunks go to who needs one first.
 //!
-//! Neither is a place. What was taken on a reservation is not free any more and needs none; while both count, the
-//! ledger errs towards less: for one step of write-back, or while an ordered extent is on its way. With what a commit needs (`C`) and what is kept for making room (`K`, see
+//! Neither is a place. What was taken on a reservation is not free any more and needs none; while
+//! both count, the ledger errs towards less: for one step of write-back, or while an ordered extent
+//! is on its way. With what a commit needs (`C`) and what is kept for making room (`K`, see
 //! `reserve`), these hold whenever something is granted:
 //!
-//! 1. `reserved + C + K <= free`; without `K` for a removal, and for write-back where no chunk counts.
-//! 2. `reserved + promised + C + K <= free + next chunk`; without `K` for a removal. Write-back was promised what it adds.
+//! 1. `reserved + C + K <= free`; without `K` for a removal, and for write-back where no chunk
+//!    counts.
+//! 2. `reserved + promised + C + K <= free + next chunk`; without `K` for a removal. Write-back was
+//!    promised what it adds.
 //!
-//! Only who holds the line (`tickets`) adds to what is spoken for, so what is granted was there. Anybody takes away from it
-//! without that lock, after what was taken has been counted: so `reserved` is read before `free`.
+//! Only who holds the line (`tickets`) adds to what is spoken for, so what is granted was there.
+//! Anybody takes away from it without that lock, after what was taken has been counted: so
+//! `reserved` is read before `free`.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -33,7 +38,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Space};
 use crate::counter::{Counter, Stop};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug)]
@@ -60,7 +65,8 @@ pub(super) struct Ledger {
     wake: Condvar,
 }
 
-/// Who makes room waits for all who have something reserved. When so many more have ended than there were, others come again and again.
+/// Who makes room waits for all who have something reserved. When so many more have ended than
+/// there were, others come again and again.
 const MORE_ENDS: u64 = 64;
 
 /// What must be left beside everything that is spoken for, in bytes.
@@ -74,8 +80,9 @@ pub(super) struct Floor {
     pub(super) last: u64,
 }
 
-/// The most room that there was for a kind of space since a ticket was granted last. Work that makes room without end
-/// sets no new mark, so a cycle that takes room and gives as much back does not count as one that helped.
+/// The most room that there was for a kind of space since a ticket was granted last. Work that
+/// makes room without end sets no new mark, so a cycle that takes room and gives as much back does
+/// not count as one that helped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HighWater {
     free: u64,
@@ -159,9 +166,10 @@ impl Ledger {
         self.line.lock()
     }
 
-    /// Waits until all reservations have ended, and no longer than until as many have as there were and [`MORE_ENDS`] more, or until more
-    /// than `granted` tickets were granted or that of `own` has come to its end; whether that was so. Nobody waits in a line who has a
-    /// reservation, so this ends.
+    /// Waits until all reservations have ended, and no longer than until as many have as there were
+    /// and [`MORE_ENDS`] more, or until more than `granted` tickets were granted or that of `own`
+    /// has come to its end; whether that was so. Nobody waits in a line who has a reservation, so
+    /// this ends.
     pub(super) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
         let mut line = self.line();
         self.patience.store(self.begun.load(SeqCst) + MORE_ENDS, SeqCst);
@@ -187,7 +195,8 @@ impl Ledger {
         self.waiting.store(line.len(), SeqCst);
     }
 
-    /// Grants what fits to those who wait, and wakes who makes room when somebody was served, or when those have ended who were under way.
+    /// Grants what fits to those who wait, and wakes who makes room when somebody was served, or
+    /// when those have ended who were under way.
     pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
@@ -279,14 +288,14 @@ impl Ledger {
         promised > room
     }
 
-    /// The next chunk would hold `bytes` now. Less than before it does only where nothing was taken from it: while a chunk of
-    /// this kind becomes free space.
+    /// The next chunk would hold `bytes` now. Less than before it does only where nothing was taken
+    /// from it: while a chunk of this kind becomes free space.
     pub(super) fn note_next_chunk(&self, bytes: u64) {
         self.next_chunk.store(bytes, SeqCst);
     }
 
-    /// The next chunk would hold `bytes` now; `false`, and nothing has changed, when that is less than before and too little
-    /// for what is promised.
+    /// The next chunk would hold `bytes` now; `false`, and nothing has changed, when that is less
+    /// than before and too little for what is promised.
     pub(super) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
         let _line = self.line();
         let spoken = self.reserved().saturating_add(self.promised());
@@ -350,7 +359,8 @@ impl<'v> Reservation<'v> {
         self.bytes.get()
     }
 
-    /// Keeps a part of the claim as a number of bytes, until somebody resumes it: `wanted`, or as much as there is.
+    /// Keeps a part of the claim as a number of bytes, until somebody resumes it: `wanted`, or as
+    /// much as there is.
     pub(crate) fn keep_part(&self, wanted: u64) -> u64 {
         let part = wanted.min(self.bytes.get());
         self.bytes.set(self.bytes.get() - part);
@@ -428,7 +438,8 @@ impl Drop for Promise<'_> {
 mod tests {
     use super::*;
 
-    /// A create was refused at the end of a cycle in which others had given up what was promised to them.
+    /// A create was refused at the end of a cycle in which others had given up what was promised to
+    /// them.
     #[test]
     fn the_mark_rises_with_what_is_free_and_falls_with_what_is_promised() {
         let ledger = Ledger::new(Purpose::Metadata, &Arc::default());

@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A device on which something happens when it is flushed for the first time after that was asked for.
+/// A device on which something happens when it is flushed for the first time after that was asked
+/// for.
 struct Hooked {
     below: Arc<CheckedDevice>,
     hook: Mutex<Option<Hook>>,
@@ -98,7 +99,8 @@ fn fill(fs: &Filesystem, file: FileId) {
     fs.sync().expect("a commit");
 }
 
-/// Work in a thread of its own, which has the volume no longer than this is there: nobody checks a volume that a thread drops which nobody waits for.
+/// Work in a thread of its own, which has the volume no longer than this is there: nobody checks a
+/// volume that a thread drops which nobody waits for.
 struct Beside<T> {
     outcome: Receiver<T>,
     thread: Option<JoinHandle<()>>,
@@ -143,7 +145,8 @@ fn take_all_metadata(fs: &Filesystem, kind: Kind) -> Vec<Reservation<'_>> {
     taken
 }
 
-/// A file was removed while a cycle was at its commit. Nothing but the next commit gives its space back, and the cycle has none.
+/// A file was removed while a cycle was at its commit. Nothing but the next commit gives its space
+/// back, and the cycle has none.
 #[test]
 fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
     let (device, fs) = small(128 << 20);
@@ -164,7 +167,8 @@ fn passes(fs: &Filesystem) -> u64 {
     flushes.iter().find(|one| one.state == FlushState::LookAround).expect("all are there").entered
 }
 
-/// Commits when another commit is done, lets who makes room for data go on in the middle of that, and goes on itself when so many passes have begun.
+/// Commits when another commit is done, lets who makes room for data go on in the middle of that,
+/// and goes on itself when so many passes have begun.
 fn commit_slowly(fs: &Arc<Filesystem>, device: &Hooked, begun: u64) {
     while fs.volume().live().expect("it is writable").is_committing() {
         std::thread::yield_now();
@@ -231,7 +235,8 @@ fn what_is_given_back_in_line_wakes_who_makes_room() {
     assert_eq!(ledger().reserved(), before);
 }
 
-/// Others had all metadata for a moment, and who needed a chunk for data was told that there is none.
+/// Others had all metadata for a moment, and who needed a chunk for data was told that there is
+/// none.
 #[test]
 fn who_needs_a_chunk_for_data_waits_for_metadata() {
     let (_, fs) = small(128 << 20);
@@ -250,7 +255,8 @@ fn who_needs_a_chunk_for_data_waits_for_metadata() {
     soon(&waits).expect("there is room for a chunk");
 }
 
-/// What was promised counted on the next chunk of metadata, and the last chunk of data that leaves much room was refused for it.
+/// What was promised counted on the next chunk of metadata, and the last chunk of data that leaves
+/// much room was refused for it.
 #[test]
 fn promises_do_not_keep_room_from_data() {
     const LEN: u64 = 3 << 30;
@@ -271,7 +277,8 @@ fn promises_do_not_keep_room_from_data() {
     assert!(data > LEN / 3 * 2, "{data} bytes for data");
 }
 
-/// A chunk could not be written down for a moment, and nobody counted on one any more until somebody waited.
+/// A chunk could not be written down for a moment, and nobody counted on one any more until
+/// somebody waited.
 #[test]
 fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
     let (_, fs) = small(4 << 30);
@@ -372,7 +379,8 @@ fn a_file_makes_room_for_itself() {
     fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
 }
 
-/// Who removes files had room for one at a time until all were gone, because nobody made what they gave up free.
+/// Who removes files had room for one at a time until all were gone, because nobody made what they
+/// gave up free.
 #[test]
 fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     let (_, fs) = small(128 << 20);

@@ -9,8 +9,8 @@ use offshoot_vfs::Result;
 use super::BlockGroup;
 use super::free_space::FreeSpace;
 use super::free_space_tree::for_each_free_range;
+use crate::engine::Engine;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// Loads the free ranges of `group`, and says what is wrong with what the volume tells of them.
 ///
@@ -62,7 +62,7 @@ pub(super) fn load_free_space(
 /// The free space of `group` before any range is added. What is left out is no extent: both trees
 /// show it as free.
 fn nothing_free(volume: &Engine, group: &BlockGroup) -> FreeSpace {
-    let left_out = volume.left_out_ranges(group.start);
+    let left_out = volume.storage.left_out_ranges(group.start);
     if group.flags.has_data() {
         FreeSpace::of_bytes(group.start.0, left_out)
     } else {

@@ -1,9 +1,9 @@
 //! Which block groups space is taken from: those of the profile that a new chunk gets.
 //!
 //! Volumes have block groups of several profiles for one purpose: `mkfs.btrfs` of old left an empty
-//! `single` one beside each that it meant, and a conversion that was stopped leaves as many as it had
-//! not reached. What is free in the others is not used, as the kernel does not use it: a tree block in
-//! a `single` group of a volume with DUP would have one copy.
+//! `single` one beside each that it meant, and a conversion that was stopped leaves as many as it
+//! had not reached. What is free in the others is not used, as the kernel does not use it: a tree
+//! block in a `single` group of a volume with DUP would have one copy.
 //!
 //! ```text
 //! metadata of the volume      one member          two members
@@ -12,13 +12,14 @@
 //! RAID1                       single: any         RAID1
 //! ```
 //!
-//! So a block group of another profile shrinks when what it holds is changed, and goes when it is empty.
+//! So a block group of another profile shrinks when what it holds is changed, and goes when it is
+//! empty.
 
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_vfs::Result;
 
 use super::Purpose;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 
 /// The type flags of block groups for `purpose`, of a volume with mixed ones or without.
 pub(super) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
@@ -30,16 +31,17 @@ pub(super) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
     }
 }
 
-/// Whether a volume with block groups of these kinds has mixed ones. Then it allocates from no others
-/// for data and metadata.
+/// Whether a volume with block groups of these kinds has mixed ones. Then it allocates from no
+/// others for data and metadata.
 pub(super) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> bool {
     let mixed = types_for(Purpose::Data, true);
     kinds.any(|flags| flags.0 & mixed == mixed)
 }
 
-/// The flags of a new chunk for `purpose` on so many members, where the block groups are of these kinds: the safest profile of those
-/// that there are and that so many members can have. A block group with all of these flags is one to take space from; where none of
-/// the profiles is possible, that is any of the type.
+/// The flags of a new chunk for `purpose` on so many members, where the block groups are of these
+/// kinds: the safest profile of those that there are and that so many members can have. A block
+/// group with all of these flags is one to take space from; where none of the profiles is possible,
+/// that is any of the type.
 ///
 /// # Errors
 /// When a block group has a profile that there is not.

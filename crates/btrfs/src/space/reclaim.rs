@@ -1,7 +1,7 @@
 //! Reclaim: making room for those who wait in line.
 //!
-//! One of them does it for all, the *leader* of the line. It goes through the flush states from cheap to dear, and after
-//! each grants what fits from the front of the line:
+//! One of them does it for all, the *leader* of the line. It goes through the flush states from
+//! cheap to dear, and after each grants what fits from the front of the line:
 //!
 //! | state | what it does | what becomes free |
 //! |---|---|---|
@@ -11,41 +11,51 @@
 //! | allocate chunk | makes a chunk; where no device has room, removes empty block groups first | the chunk |
 //! | commit | commits | what the transaction has given up |
 //!
-//! Before each it waits until all reservations have ended, or as many as there were and a few more: most took less than that, and others
-//! may be served.
-//! Those who have one need nothing of those who wait.
+//! Before each it waits until all reservations have ended, or as many as there were and a few more:
+//! most took less than that, and others may be served. Those who have one need nothing of those who
+//! wait.
 //!
-//! A *cycle* is two passes over the states, but the commit comes as often as [`OpenOptions::commits_per_cycle`] says: once, or in
-//! both passes. Where most of the members belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes
-//! right after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a chunk is allocated in
-//! the second pass only; there it comes right after looking around too: what it is allocated with, write-back takes as well, and is whole
-//! behind a commit. A ticket that is granted, by the leader or because another thread let go of space, begins the cycle anew.
+//! A *cycle* is two passes over the states, but the commit comes as often as
+//! [`OpenOptions::commits_per_cycle`] says: once, or in both passes. Where most of the members
+//! belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes right
+//! after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a
+//! chunk is allocated in the second pass only; there it comes right after looking around too: what
+//! it is allocated with, write-back takes as well, and is whole behind a commit. A ticket that is
+//! granted, by the leader or because another thread let go of space, begins the cycle anew.
 //!
-//! A cycle that granted nothing may still have brought the oldest ticket nearer: more is free than before, or less is promised. Then
-//! there is one more. What was free and promised at best is remembered until a ticket comes to its end, so there are so many and no
-//! more. After a cycle that made nothing better the oldest ticket is refused, and younger ones are served if they fit. But when
-//! something was changed after the commit of the cycle, what that gave up is not free yet, and there is one more cycle before.
+//! A cycle that granted nothing may still have brought the oldest ticket nearer: more is free than
+//! before, or less is promised. Then there is one more. What was free and promised at best is
+//! remembered until a ticket comes to its end, so there are so many and no more. After a cycle that
+//! made nothing better the oldest ticket is refused, and younger ones are served if they fit. But
+//! when something was changed after the commit of the cycle, what that gave up is not free yet, and
+//! there is one more cycle before.
 //!
-//! Chunks are allocated one after the other until the first in line has what it wants. Where it wants more than all chunks would
-//! hold that there is place for, none is: it is refused, and the members are there for other things.
+//! Chunks are allocated one after the other until the first in line has what it wants. Where it
+//! wants more than all chunks would hold that there is place for, none is: it is refused, and the
+//! members are there for other things.
 //!
 //! ```text
 //! fallocate of 300 MiB on 1 GiB   chunks of 112 MiB: three, and it is granted
 //! fallocate of 2 GiB on 1 GiB     no chunk, one commit, and it is refused
 //! ```
 //!
-//! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata is reserved: it allocates a chunk where
-//! most of the members belongs to none, and a GiB at least, so that on a volume with much room nobody waits. An empty chunk stays when what was reserved
-//! at the peak needs it. Elsewhere operations put items into trees that would otherwise wait (`delayed`). And it writes files back when more is
-//! promised than is left for others. It commits when a removal, or who else goes before others, finds no room, and what was given up is enough for one and half as much as is free: the room
-//! of a full volume is enough for one removal at a time, which lets go of it long before it is needed again, so nobody who leads would commit.
+//! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata
+//! is reserved: it allocates a chunk where most of the members belongs to none, and a GiB at least,
+//! so that on a volume with much room nobody waits. An empty chunk stays when what was reserved at
+//! the peak needs it. Elsewhere operations put items into trees that would otherwise wait
+//! (`delayed`). And it writes files back when more is promised than is left for others. It commits
+//! when a removal, or who else goes before others, finds no room, and what was given up is enough
+//! for one and half as much as is free: the room of a full volume is enough for one removal at a
+//! time, which lets go of it long before it is needed again, so nobody who leads would commit.
 //!
-//! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no inode, and may commit. Who leads the line of
-//! data waits in that of metadata for what a chunk takes, where all of it may be reserved for a moment; who leads that waits in no other. Running delayed references
-//! early is no state: it gives nothing back that a commit does not, and takes shutting the gate as a commit does.
+//! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no
+//! inode, and may commit. Who leads the line of data waits in that of metadata for what a chunk
+//! takes, where all of it may be reserved for a moment; who leads that waits in no other. Running
+//! delayed references early is no state: it gives nothing back that a commit does not, and takes
+//! shutting the gate as a commit does.
 //!
-//! An error ends the leader's own ticket with that error, and so does a panic. The next in line leads then and meets the same error, or finds
-//! that the volume can no longer be written.
+//! An error ends the leader's own ticket with that error, and so does a panic. The next in line
+//! leads then and meets the same error, or finds that the volume can no longer be written.
 //!
 //! [`OpenOptions::commits_per_cycle`]: crate::OpenOptions::commits_per_cycle
 
@@ -58,9 +68,9 @@ use super::ledger::HighWater;
 use super::place::{PlaceInLine, Turn};
 use super::stats::{FlushState, When};
 use super::tickets::{Demand, Outcome, Waiter};
+use crate::engine::Engine;
 use crate::inode::write_back;
 use crate::transaction::{Cause, Live};
-use crate::volume::Engine;
 
 /// The order of the states where most of the members belongs to no chunk, and behind a commit.
 const CHUNK_FIRST: [FlushState; 5] = [
@@ -75,7 +85,8 @@ const CHUNK_FIRST: [FlushState; 5] = [
 const PASSES: u32 = 2;
 
 impl Live {
-    /// Who goes before others finds no room: has the thread of the volume commit, if that makes room.
+    /// Who goes before others finds no room: has the thread of the volume commit, if that makes
+    /// room.
     pub(super) fn ask_for_commit(&self) {
         if self.given_up().1 >= self.space.worth_a_commit() {
             self.space.is_short.store(true, Ordering::Relaxed);
@@ -91,7 +102,7 @@ impl Engine {
     /// `ENOSPC` when no room can be made; what failed while it was made.
     pub(super) fn wait_in_line(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
         #[cfg(debug_assertions)]
-        crate::transaction::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let mut place = PlaceInLine::join(live.space.ledger(purpose), demand);
         loop {
             match place.wait() {
@@ -102,7 +113,8 @@ impl Engine {
                 Turn::Leads(leading) => {
                     let led = self.lead(live, purpose, &leading.waiter);
                     drop(leading);
-                    // Who was granted space all the same goes on, but where nothing can be written any more.
+                    // Who was granted space all the same goes on, but where nothing can be written
+                    // any more.
                     if let Err(error) = led
                         && (!place.is_granted() || live.require_whole().is_err())
                     {
@@ -116,7 +128,8 @@ impl Engine {
     /// Makes room until the ticket of `own` has come to its end.
     fn lead(&self, live: &Live, purpose: Purpose, own: &Waiter) -> Result<()> {
         let ledger = live.space.ledger(purpose);
-        // A cycle that helped nobody is not the last while what was given up after its commit is not free yet.
+        // A cycle that helped nobody is not the last while what was given up after its commit is
+        // not free yet.
         let mut is_last = false;
         let mut most = HighWater::of(ledger);
         while own.outcome().is_none() {
@@ -139,12 +152,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a commit may free something, of this transaction or of the one that is being written.
+    /// Whether a commit may free something, of this transaction or of the one that is being
+    /// written.
     fn frees_more(&self, live: &Live) -> Result<bool> {
         Ok(live.is_committing() || self.dirty_tree_bytes()? > 0)
     }
 
-    /// Goes through the states, until more than `before` tickets were granted, or `own` has come to its end; whether that was so.
+    /// Goes through the states, until more than `before` tickets were granted, or `own` has come to
+    /// its end; whether that was so.
     fn cycle(&self, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
         let (space, ledger) = (&live.space, live.space.ledger(purpose));
         let has_much_room = space.is_roomy();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::{Purpose, Space};
-use crate::volume::Engine;
+use crate::engine::Engine;
 
 /// How room is made, from cheap to dear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,8 @@ pub struct FlushCount {
 /// How many buckets a [`Histogram`] has.
 pub const BUCKETS: usize = 32;
 
-/// Counts of what took so long: bucket `i` has what took less than 2^i microseconds, and not less than half of that.
+/// Counts of what took so long: bucket `i` has what took less than 2^i microseconds, and not less
+/// than half of that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     /// The counts. The last has everything that took longer.
@@ -85,7 +86,8 @@ impl Histogram {
         self.buckets.iter().sum()
     }
 
-    /// A time that this share of all did not exceed, in microseconds: the end of a bucket. `share` is from 0 to 1.
+    /// A time that this share of all did not exceed, in microseconds: the end of a bucket. `share`
+    /// is from 0 to 1.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> u64 {
         #[expect(clippy::cast_precision_loss, reason = "counts of events are far below 2^52")]
@@ -112,19 +114,22 @@ pub struct KindStats {
     pub total_bytes: u64,
     /// What extents take.
     pub used_bytes: u64,
-    /// What was taken and is not committed, or was given up and is still needed by the last commit (*pinned*).
+    /// What was taken and is not committed, or was given up and is still needed by the last commit
+    /// (*pinned*).
     pub pinned_bytes: u64,
     /// What is free in block groups that were looked into.
     pub free_bytes: u64,
     /// What was not looked into, and is not in use.
     pub unknown_bytes: u64,
-    /// What is not in use of block groups whose profile is not that of new ones, so that nothing is taken from it.
+    /// What is not in use of block groups whose profile is not that of new ones, so that nothing is
+    /// taken from it.
     pub other_profile_bytes: u64,
     /// What operations under way may take.
     pub reserved_bytes: u64,
     /// What has been promised for later.
     pub promised_bytes: u64,
-    /// What the next chunk would hold, where promises may count on it: where most of the members belongs to no chunk.
+    /// What the next chunk would hold, where promises may count on it: where most of the members
+    /// belongs to no chunk.
     pub next_chunk_bytes: u64,
     /// What a commit may take now.
     pub commit_bytes: u64,
@@ -310,8 +315,8 @@ impl Space {
 }
 
 impl Engine {
-    /// What happened to reservations since the volume was opened, and what there is of each kind of space.
-    /// Nothing of a volume that was opened for reading.
+    /// What happened to reservations since the volume was opened, and what there is of each kind of
+    /// space. Nothing of a volume that was opened for reading.
     #[must_use]
     pub fn space_stats(&self) -> SpaceStats {
         let Some(live) = self.live_part() else { return SpaceStats::default() };

@@ -1,8 +1,8 @@
 //! Space on volumes that `mkfs.btrfs` made: chunks that come when metadata is full, the end of all
 //! space, and chunks that go when it is empty again. `btrfs check` and the kernel judge.
 //!
-//! Volumes are filled with extended attributes of the root directory, whose names have different hashes:
-//! they differ in four bytes.
+//! Volumes are filled with extended attributes of the root directory, whose names have different
+//! hashes: they differ in four bytes.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ fn chunks(volume: &Volume) -> usize {
     volume.chunks().len()
 }
 
-/// How many there are after a few commits: the thread of the volume commits and allocates beside this.
+/// How many there are after a few commits: the thread of the volume commits and allocates beside
+/// this.
 fn chunks_when_empty(volume: &Volume, disks: &Disks) -> usize {
     let after_a_commit = || {
         volume.commit().unwrap();
@@ -83,7 +84,8 @@ fn fill_and_empty(count: usize, mib: u64, mkfs: &[&str], len: usize) {
 
     let volume = open(&disks);
     (0..number).for_each(|number| remove(&volume, number));
-    // What is left, a few blocks, may lie in all of them: then it is written elsewhere while some are filled once more.
+    // What is left, a few blocks, may lie in all of them: then it is written elsewhere while some
+    // are filled once more.
     let mut left = chunks_when_empty(&volume, &disks);
     for _ in 0..5 {
         if left < most {
@@ -226,8 +228,8 @@ fn data_is_reserved_until_it_is_full() {
     kernel_writes(&disks, 0);
 }
 
-/// Many threads at once run out of space, and nothing breaks: everything can be removed, by all together when the volume is full
-/// for all, or by each as soon as it is refused something.
+/// Many threads at once run out of space, and nothing breaks: everything can be removed, by all
+/// together when the volume is full for all, or by each as soon as it is refused something.
 fn threads_run_out(mib: u64, mkfs: &[&str], threads: u32, len: usize, together: bool) {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, mib);
@@ -293,7 +295,8 @@ fn threads_run_out_of_mixed_space() {
     threads_run_out(64, &["--mixed"], 16, 1500, false);
 }
 
-/// Who found the same empty block group as another, a moment later, said that the volume was damaged.
+/// Who found the same empty block group as another, a moment later, said that the volume was
+/// damaged.
 #[test]
 fn empty_groups_are_removed_by_several_threads() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -365,7 +368,8 @@ fn bitmaps_that_leave_space_out_are_damage() {
     assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
 
-/// What was never reserved is given back: it wrapped to more than there is, and nothing was refused any more.
+/// What was never reserved is given back: it wrapped to more than there is, and nothing was refused
+/// any more.
 #[test]
 fn a_release_of_what_was_not_reserved_ends_writing() {
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));

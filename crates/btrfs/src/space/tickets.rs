@@ -1,20 +1,22 @@
 //! Tickets: who waits for space, and in which order they get it.
 //!
-//! What does not fit, or comes while others wait, and does so when it is tried a few times more (`reserve`), becomes a *ticket* in the line of its
-//! kind of space. The line has two
-//! classes, each first in, first out:
+//! What does not fit, or comes while others wait, and does so when it is tried a few times more
+//! (`reserve`), becomes a *ticket* in the line of its kind of space. The line has two classes, each
+//! first in, first out:
 //!
 //! | class | who |
 //! |---|---|
 //! | priority | what makes room or was accepted: removals, truncation, write-back |
 //! | normal | all other work |
 //!
-//! 1. Nobody gets space while a ticket of its class or of a higher one waits, however little it wants.
+//! 1. Nobody gets space while a ticket of its class or of a higher one waits, however little it
+//!    wants.
 //! 2. Served is from the front, and only as far as everything fits.
-//! 3. When making room helped nobody, the oldest ticket of the highest class is refused, and those behind it are served if
-//!    they fit. A ticket that came meanwhile is not: something may be found for it.
-//! 4. One of those who wait *leads*: it makes room for all (`reclaim`). Who leaves a line without a leader wakes the one at
-//!    the front, which leads then, or has been served and does the same.
+//! 3. When making room helped nobody, the oldest ticket of the highest class is refused, and those
+//!    behind it are served if they fit. A ticket that came meanwhile is not: something may be found
+//!    for it.
+//! 4. One of those who wait *leads*: it makes room for all (`reclaim`). Who leaves a line without a
+//!    leader wakes the one at the front, which leads then, or has been served and does the same.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -171,8 +173,8 @@ impl Line {
         }
     }
 
-    /// Refuses the ticket at the front, if it was there when the cycle began that helped nobody: so many tickets had been granted
-    /// then.
+    /// Refuses the ticket at the front, if it was there when the cycle began that helped nobody: so
+    /// many tickets had been granted then.
     pub(super) fn refuse_oldest(&mut self, granted: u64) {
         let cycles = self.cycles;
         let had_a_cycle = |class: &VecDeque<Ticket>| class[0].after < cycles;

@@ -1,17 +1,18 @@
 //! How much room there is, as `statfs` shows it.
 //!
-//! What is available is what is free in block groups for data, and what chunks for data could take of the
-//! devices; both are what they would be if nothing but data of large files were written.
+//! What is available is what is free in block groups for data, and what chunks for data could take
+//! of the devices; both are what they would be if nothing but data of large files were written.
 //!
-//! A volume that is only read may be damaged where its block groups are. Nothing is then known of what is free
-//! in them, and only what chunks could take is available: a file that can be read is not held back by it.
+//! A volume that is only read may be damaged where its block groups are. Nothing is then known of
+//! what is free in them, and only what chunks could take is available: a file that can be read is
+//! not held back by it.
 
 use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
 use super::{BlockGroup, Purpose, RESERVED_BYTES, profile};
-use crate::subvolume::malformed;
-use crate::volume::Engine;
+use crate::engine::Engine;
+use crate::storage::malformed;
 
 impl Engine {
     /// What the volume holds and could hold.
@@ -53,7 +54,8 @@ impl Engine {
     }
 }
 
-/// What is free in the block groups that data goes to, and their profile, which is that of new ones.
+/// What is free in the block groups that data goes to, and their profile, which is that of new
+/// ones.
 fn of_data<'g>(
     groups: impl Iterator<Item = &'g BlockGroup> + Clone,
     members: usize,
@@ -65,16 +67,16 @@ fn of_data<'g>(
     Ok((free, flags.profile().map_err(malformed)?))
 }
 
-/// How much data chunks of this profile hold that take all there is on members with so much room. What damaged
-/// items say may be any number, and their sum is wider than it.
+/// How much data chunks of this profile hold that take all there is on members with so much room.
+/// What damaged items say may be any number, and their sum is wider than it.
 fn capacity(room: impl Iterator<Item = u64>, profile: Profile) -> u64 {
     let mut room: Vec<_> = room.map(u128::from).collect();
     room.sort_unstable();
     let shape = profile.shape();
     let bytes = match shape.max_stripes {
         _ if profile == Profile::Dup => room.iter().map(|room| room / 2).sum(),
-        // Each chunk is on as many members as it has copies. The fullest use leaves out none but those that are
-        // so large that the others do not suffice to go with them.
+        // Each chunk is on as many members as it has copies. The fullest use leaves out none but
+        // those that are so large that the others do not suffice to go with them.
         Some(width) if shape.copies == width => (0..usize::from(width))
             .map(|left_out| {
                 let rest = room.len().saturating_sub(left_out);
@@ -142,8 +144,8 @@ mod tests {
         vec![device.clone()]
     }
 
-    /// Sizes of a volume whose block groups do not read were an error, and everything that asked for them
-    /// failed with it.
+    /// Sizes of a volume whose block groups do not read were an error, and everything that asked
+    /// for them failed with it.
     #[test]
     fn damaged_block_groups_leave_what_is_unallocated() {
         let device = in_memory(16384);

@@ -10,18 +10,19 @@ use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::items::uuids_with;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{self, ROOT_DIR, acl};
-use crate::log::Obstacle;
 use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::volume::Engine;
+use crate::transaction::Obstacle;
 
-/// Items that a new subvolume changes at most: a directory item, an index and the inode of the directory; its root item, both
-/// references and two UUIDs; its leaf, and the root of the tree that it stands in.
+/// Items that a new subvolume changes at most: a directory item, an index and the inode of the
+/// directory; its root item, both references and two UUIDs; its leaf, and the root of the tree that
+/// it stands in.
 pub(super) const NEW_ITEMS: u64 = 10;
 
 /// What the kernel puts as the size of the inode that a root item carries.
@@ -55,7 +56,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
     let id = volume.live()?.subvolumes.take_id()?;
-    handle.log().obstruct(Obstacle::Subvolumes);
+    handle.obstruct(Obstacle::Subvolumes);
     changes.add_entry(place, Target::subvolume(id), index, new.at)?;
     let generation = handle.generation();
     let items = directory(generation, flags, &new)?;
@@ -82,8 +83,9 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
 /// An extended attribute.
 type Xattr = (&'static [u8], Vec<u8>);
 
-/// The flags and the attribute that say how the root directory of a new subvolume in the subvolume of `dir` is compressed: with what the root directory
-/// of that one names, as the kernel has it. It has no other flags of it, not even that nothing is to be compressed.
+/// The flags and the attribute that say how the root directory of a new subvolume in the subvolume
+/// of `dir` is compressed: with what the root directory of that one names, as the kernel has it. It
+/// has no other flags of it, not even that nothing is to be compressed.
 fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
     match inode::xattr(volume, parent, PROPERTY) {

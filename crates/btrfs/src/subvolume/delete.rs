@@ -1,14 +1,16 @@
 //! Deleting subvolumes.
 //!
-//! The name goes at once. What the subvolume holds is dropped later, a step at a time (`drop`): an ORPHAN_ITEM in the root
-//! tree says that it is to be done.
+//! The name goes at once. What the subvolume holds is dropped later, a step at a time (`drop`): an
+//! ORPHAN_ITEM in the root tree says that it is to be done.
 //!
-//! As long as files of it are open all that is in it can be used as before, but that its root directory gets no new entries, and nothing in it becomes the
-//! place of a subvolume. When the last one is closed the subvolume *ends*: nobody finds anything of it any more, and it can be dropped. After a crash it has
-//! ended.
+//! As long as files of it are open all that is in it can be used as before, but that its root
+//! directory gets no new entries, and nothing in it becomes the place of a subvolume. When the last
+//! one is closed the subvolume *ends*: nobody finds anything of it any more, and it can be dropped.
+//! After a crash it has ended.
 //!
-//! A subvolume loses its name, and ends, while nobody else has a handle. So whoever found under a handle that a subvolume is there does what
-//! it does before that, and whoever comes later finds nothing.
+//! A subvolume loses its name, and ends, while nobody else has a handle. So whoever found under a
+//! handle that a subvolume is there does what it does before that, and whoever comes later finds
+//! nothing.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::key::DiskKey;
@@ -17,15 +19,16 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::items::{orphan_key, uuids_without};
-use super::{malformed, root_item};
+use super::root_item;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, has_entries, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
 use crate::space::{Claim, DELETION_ITEMS};
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
-use crate::volume::Engine;
 
 /// What may be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +65,8 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
                 return Err(Error::posix(Errno::NOTEMPTY, format!("subvolume {id}")));
             }
             match refuse_root_flags(volume, id) {
-                // In a damaged subvolume there may be no root directory, and then nothing that keeps it. Whether it is empty is not known.
+                // In a damaged subvolume there may be no root directory, and then nothing that
+                // keeps it. Whether it is empty is not known.
                 Err(Error::Posix { errno: Errno::NOENT, .. }) if only == Only::Subvolumes => {}
                 allowed => allowed?,
             }
@@ -75,7 +79,8 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
     volume.commit_if(is_durable)
 }
 
-/// A file of the subvolume `id` is open once less. The subvolume ends with the last one when it was deleted.
+/// A file of the subvolume `id` is open once less. The subvolume ends with the last one when it was
+/// deleted.
 pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
     let live = volume.live()?;
     let tree = live.tree(volume, id)?;
@@ -96,7 +101,8 @@ pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
     if has_ended { forget(volume, id) } else { Ok(()) }
 }
 
-/// Has the subvolume `id`, which ended, dropped, and forgets what is buffered for it: nobody is going to buffer more.
+/// Has the subvolume `id`, which ended, dropped, and forgets what is buffered for it: nobody is
+/// going to buffer more.
 fn forget(volume: &Engine, id: TreeId) -> Result<()> {
     volume.live()?.pressure.press();
     write_back::sync_subvolume(volume, id)
@@ -157,8 +163,8 @@ fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
     Ok(())
 }
 
-/// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its name stays. It stays too where that
-/// cannot be read.
+/// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its
+/// name stays. It stays too where that cannot be read.
 pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     let root = FileId { dev: id.0, ino: ROOT_DIR };
     let item = inode_item(volume, tree_of(volume, root)?, root);
@@ -166,10 +172,12 @@ pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root)
 }
 
-/// The index of the entry at `place` that leads to the subvolume `id`, as both sides of the root tree say.
+/// The index of the entry at `place` that leads to the subvolume `id`, as both sides of the root
+/// tree say.
 ///
 /// # Errors
-/// When one of them is missing, or says that the subvolume stands elsewhere: nothing was changed yet.
+/// When one of them is missing, or says that the subvolume stands elsewhere: nothing was changed
+/// yet.
 pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<u64> {
     let Place { dir, name } = place;
     let keys = [

@@ -1,7 +1,8 @@
 //! Dropping what deleted subvolumes hold.
 //!
-//! A block of a deleted subvolume that another one shares loses a reference. One that nobody shares is freed, when what it refers to has been given
-//! up: the walk goes down into it. What is freed was at its place in the last commit, so it is not used again before the next.
+//! A block of a deleted subvolume that another one shares loses a reference. One that nobody shares
+//! is freed, when what it refers to has been given up: the walk goes down into it. What is freed
+//! was at its place in the last commit, so it is not used again before the next.
 //!
 //! ```text
 //!   root          o o o * . .     o  given up      *  what comes next (the progress)
@@ -9,16 +10,19 @@
 //!   level 1     o o * . .  . . .
 //! ```
 //!
-//! What is below a shared block may be counted for the deleted subvolume, when that is the one which wrote the block. Before the block is left to others, it and all
-//! such blocks below it are *detached*: they refer to what is below them by their own address from then on.
+//! What is below a shared block may be counted for the deleted subvolume, when that is the one
+//! which wrote the block. Before the block is left to others, it and all such blocks below it are
+//! *detached*: they refer to what is below them by their own address from then on.
 //!
-//! The walk is done in steps of bounded size. Between two steps the root item says how far it is: `drop_progress` is the key of the pointer that comes next, and
-//! `drop_level` the level of the node that has it. All before that pointer is given up, and the nodes above it are not shared. So
-//! the kernel goes on where ours stopped, and ours where the kernel did. How far the blocks below that pointer are detached is known in memory only. Who begins
-//! anew there finds them detached.
+//! The walk is done in steps of bounded size. Between two steps the root item says how far it is:
+//! `drop_progress` is the key of the pointer that comes next, and `drop_level` the level of the
+//! node that has it. All before that pointer is given up, and the nodes above it are not shared. So
+//! the kernel goes on where ours stopped, and ours where the kernel did. How far the blocks below
+//! that pointer are detached is known in memory only. Who begins anew there finds them detached.
 //!
-//! A step begins no earlier than in the transaction after the one that deleted the subvolume: then nothing of it is queued, and no block of it
-//! is changed any more. It decides by the counts of references of shared blocks, like those who copy them (`Live::counting`).
+//! A step begins no earlier than in the transaction after the one that deleted the subvolume: then
+//! nothing of it is queued, and no block of it is changed any more. It decides by the counts of
+//! references of shared blocks, like those who copy them (`Live::counting`).
 
 #[cfg(test)]
 mod tests;
@@ -32,15 +36,17 @@ use offshoot_vfs::{Error, Result};
 use super::items::orphan_key;
 use super::{require_one_root_item, root_item, root_item_key, root_of};
 use crate::block::TreeBlock;
+use crate::engine::Engine;
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Handle, Owner};
-use crate::volume::Engine;
+use crate::tree::Blocks;
 
-/// References that a step gives up before it ends, beside those of one leaf and of the nodes above it. They add less to what a commit takes than is
-/// reserved to remove one item.
+/// References that a step gives up before it ends, beside those of one leaf and of the nodes above
+/// it. They add less to what a commit takes than is reserved to remove one item.
 const STEP_REFERENCES: usize = 256;
 
-/// References that wait for a commit, in bytes of items, before one is made: memory for a hundred thousand.
+/// References that wait for a commit, in bytes of items, before one is made: memory for a hundred
+/// thousand.
 const WAITING_BYTES: u64 = 5 << 20;
 
 /// Whether there is more to do.
@@ -53,12 +59,13 @@ pub(crate) enum Progress {
 }
 
 impl Engine {
-    /// Drops all that subvolumes hold which were deleted, as far as it can be done: not of those that have files open. The thread of the volume does the same by and by, and what is left
+    /// Drops all that subvolumes hold which were deleted, as far as it can be done: not of those
+    /// that have files open. The thread of the volume does the same by and by, and what is left
     /// when a volume is closed is done when it is opened again.
     ///
     /// # Errors
-    /// When a block of one cannot be read: the first such error, after all others were dropped. `EROFS` when the volume was opened for reading or nothing
-    /// is written any more.
+    /// When a block of one cannot be read: the first such error, after all others were dropped.
+    /// `EROFS` when the volume was opened for reading or nothing is written any more.
     pub fn drop_deleted(&self) -> Result<()> {
         let live = self.live()?;
         let mut failed = None;
@@ -84,7 +91,8 @@ impl Engine {
     /// Does one step, if one can be done now.
     ///
     /// # Errors
-    /// When a block cannot be read: what the subvolume holds beside what was given up before is left until the volume is opened again.
+    /// When a block cannot be read: what the subvolume holds beside what was given up before is
+    /// left until the volume is opened again.
     pub(crate) fn drop_step(&self) -> Result<Progress> {
         let live = self.live()?;
         let mut dropping = live.subvolumes.dropping();
@@ -117,7 +125,8 @@ impl Engine {
 /// What who drops knows beside what is stored.
 #[derive(Debug, Default)]
 pub(crate) struct Dropping {
-    /// The subvolume, and the key up to which the blocks below the pointer that comes next are detached.
+    /// The subvolume, and the key up to which the blocks below the pointer that comes next are
+    /// detached.
     detached: Option<(TreeId, Key)>,
 }
 
@@ -175,7 +184,8 @@ impl Node {
         (pointer.logical(), self.block.header().level - 1, generation)
     }
 
-    /// The block to which it leads. No walk meets a block twice, because what is below one pointer is before the next.
+    /// The block to which it leads. No walk meets a block twice, because what is below one pointer
+    /// is before the next.
     fn child(&self, handle: &Handle<'_>, id: TreeId) -> Result<Bounded> {
         let block = handle.volume().child(&self.block, self.slot, id)?;
         let is_last = self.slot + 1 == self.block.len();
@@ -197,9 +207,11 @@ impl Node {
 struct Walk<'h, 'v> {
     handle: &'h Handle<'v>,
     id: TreeId,
-    /// The transaction that made the snapshot; what is as old was not written by it. 0 for a subvolume that is none.
+    /// The transaction that made the snapshot; what is as old was not written by it. 0 for a
+    /// subvolume that is none.
     made_in: Generation,
-    /// From the root to the node that has the pointer which comes next, none of them shared; empty before the beginning, and at the end.
+    /// From the root to the node that has the pointer which comes next, none of them shared; empty
+    /// before the beginning, and at the end.
     path: Vec<Node>,
     given_up: usize,
     dropping: &'h mut Dropping,
@@ -285,8 +297,8 @@ impl Walk<'_, '_> {
         Ok(self.path.is_empty())
     }
 
-    /// Gives up the block at `at`, to which the way leads, with what it holds; or goes down into it, when it is a node that nobody shares. Whether
-    /// this step got so far.
+    /// Gives up the block at `at`, to which the way leads, with what it holds; or goes down into
+    /// it, when it is a node that nobody shares. Whether this step got so far.
     fn give_up(
         &mut self,
         at: Logical,
@@ -319,7 +331,8 @@ impl Walk<'_, '_> {
         Ok(true)
     }
 
-    /// Whether the block at `at` is shared, and something at it or below may be counted for the subvolume.
+    /// Whether the block at `at` is shared, and something at it or below may be counted for the
+    /// subvolume.
     fn may_count(&self, at: Logical, level: u8, generation: Generation) -> Result<bool> {
         if generation <= self.made_in {
             return Ok(false);
@@ -328,7 +341,8 @@ impl Walk<'_, '_> {
         Ok(count > 1 && !(level == 0 && is_full))
     }
 
-    /// Detaches the shared block and what is below it, from where an earlier step ended; whether this step came to the end.
+    /// Detaches the shared block and what is below it, from where an earlier step ended; whether
+    /// this step came to the end.
     fn detach_below(&mut self, shared: Bounded) -> Result<bool> {
         let from = self.dropping.detached.filter(|(id, _)| *id == self.id);
         let from = from.map_or(Key::MIN, |(_, key)| key);
@@ -362,7 +376,8 @@ impl Walk<'_, '_> {
         Ok(true)
     }
 
-    /// Detaches one block, if the subvolume wrote it, and adds it to the way when it is a node. What another one wrote has nothing below it that this one wrote.
+    /// Detaches one block, if the subvolume wrote it, and adds it to the way when it is a node.
+    /// What another one wrote has nothing below it that this one wrote.
     fn detach(&mut self, (block, upper): Bounded, from: Key, way: &mut Vec<Node>) -> Result<()> {
         if block.header().owner() != self.id {
             return Ok(());

@@ -19,11 +19,12 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result};
 use zerocopy::IntoBytes;
 
-use super::{malformed, root_item_key, stored_root};
+use super::{root_item_key, stored_root};
+use crate::engine::Engine;
 use crate::quota::NewGroup;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::with_item;
-use crate::volume::Engine;
 
 /// The key of the orphan item of the subvolume `id`.
 pub(super) fn orphan_key(id: TreeId) -> Key {
@@ -99,7 +100,8 @@ fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Resu
 }
 
 impl Handle<'_> {
-    /// Adds a subvolume with this root item, which stands at `place`, where its entry has this index. The caller adds the entry.
+    /// Adds a subvolume with this root item, which stands at `place`, where its entry has this
+    /// index. The caller adds the entry.
     pub(super) fn add_subvolume(
         &self,
         key: Key,

@@ -7,6 +7,7 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::Target;
 use crate::inode::rename::Ends;
@@ -14,18 +15,20 @@ use crate::inode::unlink::{Rest, is_stored_here};
 use crate::inode::{Locks, ROOT_DIR, type_of};
 use crate::space::Claim;
 use crate::transaction::Handle;
-use crate::volume::Engine;
 
-/// Items that a move changes: two directory items, two indexes, two directories, and three of the root tree; and of a directory that goes,
-/// because a subvolume takes its place, the index, the reference, the inode, and two leaves of its items or its orphan item.
+/// Items that a move changes: two directory items, two indexes, two directories, and three of the
+/// root tree; and of a directory that goes, because a subvolume takes its place, the index, the
+/// reference, the inode, and two leaves of its items or its orphan item.
 const RENAME_ITEMS: u64 = 9 + 5;
 
-/// Items that an exchange changes: two directory items, four indexes, two directories, and of the root tree four for each of two
-/// subvolumes. A file in the place of one of them has fewer: two references and its inode.
+/// Items that an exchange changes: two directory items, four indexes, two directories, and of the
+/// root tree four for each of two subvolumes. A file in the place of one of them has fewer: two
+/// references and its inode.
 const EXCHANGE_ITEMS: u64 = 16;
 
-/// Moves the subvolume that is at `from` to `to`, in the place of an empty directory if there is one. The directories and what is replaced are
-/// locked, and what stands at both names has been found since.
+/// Moves the subvolume that is at `from` to `to`, in the place of an empty directory if there is
+/// one. The directories and what is replaced are locked, and what stands at both names has been
+/// found since.
 pub(crate) fn rename(
     volume: &Engine,
     from: Place<'_>,
@@ -58,8 +61,8 @@ pub(crate) fn rename(
     volume.commit_if(is_durable)
 }
 
-/// Gives two files, of which at least one is the root of a subvolume, each the place of the other. The directories and what else is an
-/// inode are locked.
+/// Gives two files, of which at least one is the root of a subvolume, each the place of the other.
+/// The directories and what else is an inode are locked.
 pub(crate) fn exchange(
     volume: &Engine,
     ends: [(Place<'_>, FileId); 2],
@@ -93,7 +96,8 @@ struct Move<'p> {
     index: u64,
 }
 
-/// A move between two directories on its way: what it changes in the subvolumes of these, which may be one, and in the root tree.
+/// A move between two directories on its way: what it changes in the subvolumes of these, which may
+/// be one, and in the root tree.
 struct Moving<'h, 'v, 'p> {
     first: Changes<'h, 'v>,
     /// Those in the subvolume `.0`, if it is another one.
@@ -176,7 +180,8 @@ fn require_movable(handle: &Handle<'_>, root: FileId, from: FileId, to: FileId) 
     require_outside(volume, to, id)?;
     refuse_root_flags(volume, id)?;
     if from != to {
-        // The kernel changes `..` of a directory that moves, though that of a subvolume is stored nowhere.
+        // The kernel changes `..` of a directory that moves, though that of a subvolume is stored
+        // nowhere.
         handle.tree(id)?.require_writable()?;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! What can be set of a subvolume: whether it may be changed, and whether it is the default one; and of the volume: its label.
+//! What can be set of a subvolume: whether it may be changed, and whether it is the default one;
+//! and of the volume: its label.
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::encode;
@@ -9,23 +10,27 @@ use offshoot_vfs::{Errno, Error, FileId, Result, Timestamp};
 use zerocopy::FromZeros;
 
 use super::items::{UuidEdits, received_without};
-use super::{DEFAULT, malformed, require_subvolume, root_item_key};
+use super::{DEFAULT, require_subvolume, root_item_key};
 use crate::SubvolumeId;
+use crate::engine::Engine;
 use crate::inode::changes::timespec;
 use crate::inode::subvolume::loaded;
 use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::space::Claim;
+use crate::storage::malformed;
 use crate::tree::with_item;
-use crate::volume::Engine;
 
-/// Items that a setting changes at most: a root item, and what the UUID tree has of one that was received.
+/// Items that a setting changes at most: a root item, and what the UUID tree has of one that was
+/// received.
 const SETTING_ITEMS: u64 = 2;
 
 impl Engine {
-    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is in it.
+    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is
+    /// in it.
     ///
-    /// One that was received and may be changed is not any more what others are received on top of, so it loses its received UUID, and what
-    /// was sent; as of this moment, `at`, it counts as received. Whether that may be, the caller decides.
+    /// One that was received and may be changed is not any more what others are received on top of,
+    /// so it loses its received UUID, and what was sent; as of this moment, `at`, it counts as
+    /// received. Whether that may be, the caller decides.
     ///
     /// # Errors
     /// `ENOENT` when there is no such subvolume.
@@ -118,7 +123,8 @@ impl Engine {
         field[..label.len()].copy_from_slice(label);
         let reserved = self.reserve_for(SETTING_ITEMS, Claim::Work)?;
         self.alone(reserved, |handle| {
-            // The kernel takes a superblock only with a root of the same generation, so one item is written anew.
+            // The kernel takes a superblock only with a root of the same generation, so one item is
+            // written anew.
             handle.change_root_item(SubvolumeId::FS, |_| ())?;
             *self.live()?.new_label.lock() = Some(field);
             Ok(())

@@ -1,24 +1,28 @@
 //! Snapshots.
 //!
-//! A snapshot is a new root block that points to what the root block of its source points to, so it costs the same however large
-//! the source is. Both trees copy what they change from then on (`transaction/extent_tree`).
+//! A snapshot is a new root block that points to what the root block of its source points to, so it
+//! costs the same however large the source is. Both trees copy what they change from then on
+//! (`transaction/extent_tree`).
 //!
-//! It shows the source at one moment: what was done before is in it, buffered data included, and nothing that is done after.
-//! So nothing of the source may be on its way meanwhile, nor belong to the transaction that takes the snapshot, in which it would go on
-//! being changed in place:
+//! It shows the source at one moment: what was done before is in it, buffered data included, and
+//! nothing that is done after. So nothing of the source may be on its way meanwhile, nor belong to
+//! the transaction that takes the snapshot, in which it would go on being changed in place:
 //!
 //! 1. Nobody buffers data of the source, and what is buffered is written back.
 //! 2. The gate is shut and everything that is queued is flushed.
-//! 3. If the source was changed in the running transaction, that is finished, and written when the gate is open again.
+//! 3. If the source was changed in the running transaction, that is finished, and written when the
+//!    gate is open again.
 //! 4. The root is copied, as the first thing in the next one.
 //!
-//! Blocks of both that are newer than the transaction before that one are their own: it is the moment that the snapshot is of, which
-//! stands in the key of its root item and, with both, as the last snapshot.
+//! Blocks of both that are newer than the transaction before that one are their own: it is the
+//! moment that the snapshot is of, which stands in the key of its root item and, with both, as the
+//! last snapshot.
 //!
 //! So several snapshots of what does not change need one commit together, and none of their own.
 //!
-//! Files without names that are open in the source are in the copy as well. Nobody can open them there, so they are removed from it at
-//! once, also when it is read-only, as the kernel does. When a commit comes between and then a crash, they go as after any crash.
+//! Files without names that are open in the source are in the copy as well. Nobody can open them
+//! there, so they are removed from it at once, also when it is read-only, as the kernel does. When
+//! a commit comes between and then a crash, they go as after any crash.
 
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
@@ -29,15 +33,15 @@ use zerocopy::FromZeros;
 use super::create::{NEW_ITEMS, require_new_name};
 use super::items::uuids_with;
 use super::require_subvolume;
+use crate::engine::Engine;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
 use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::transaction::Handle;
-use crate::tree::{Tree, TreeRoot};
-use crate::volume::Engine;
+use crate::transaction::{Handle, Tree};
+use crate::tree::TreeRoot;
 
 /// A snapshot that is to be taken.
 #[derive(Clone, Copy)]
@@ -105,7 +109,8 @@ impl Snapshot<'_> {
         Ok((id, is_durable))
     }
 
-    /// The root item of the snapshot, but for where its root is: that of the source with what is its own.
+    /// The root item of the snapshot, but for where its root is: that of the source with what is
+    /// its own.
     fn root_item(
         self,
         source: &RootItem,
@@ -139,7 +144,8 @@ impl Snapshot<'_> {
 /// Removes the files without names from the new snapshot `id`.
 fn remove_orphans(volume: &Engine, id: TreeId) -> Result<()> {
     match orphans::remove_orphans(volume, id) {
-        // The snapshot is there, and whole: on a full volume they go when it is first changed. Or somebody deleted it already.
+        // The snapshot is there, and whole: on a full volume they go when it is first changed. Or
+        // somebody deleted it already.
         Err(Error::Posix { errno: Errno::NOSPC | Errno::NOENT, .. }) => Ok(()),
         other => other,
     }

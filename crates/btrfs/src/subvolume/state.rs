@@ -10,17 +10,19 @@ use parking_lot::{Mutex, MutexGuard};
 use super::drop::Dropping;
 use super::items::orphan_key;
 use super::{require_own_root, root_item, root_of};
+use crate::engine::Engine;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// What is known of the subvolumes.
 #[derive(Default)]
 pub(crate) struct State {
-    /// The number of the next one. It only grows, so that no number is used twice while the volume is open.
+    /// The number of the next one. It only grows, so that no number is used twice while the volume
+    /// is open.
     next: Mutex<u64>,
     /// Those that were deleted and hold blocks, with the transaction that deleted them.
     deleted: Mutex<BTreeMap<TreeId, Generation>>,
-    /// Counted up when one begins to move or to go, and when that is done: what stands where is not told by one tree alone.
+    /// Counted up when one begins to move or to go, and when that is done: what stands where is not
+    /// told by one tree alone.
     moves: AtomicU64,
     /// Held by who drops what deleted ones hold.
     dropping: Mutex<Dropping>,
@@ -30,7 +32,8 @@ impl State {
     /// A number for a new subvolume.
     pub(super) fn take_id(&self) -> Result<TreeId> {
         let mut next = self.next.lock();
-        // In a damaged volume the orphan item may be all that tells of a deleted one. A new one with its number would be dropped.
+        // In a damaged volume the orphan item may be all that tells of a deleted one. A new one
+        // with its number would be dropped.
         while self.deleted.lock().contains_key(&TreeId(*next)) {
             *next += 1;
         }
@@ -84,7 +87,8 @@ impl State {
         self.dropping.lock()
     }
 
-    /// Finds the highest number in use, and the subvolumes that were deleted before the volume was opened.
+    /// Finds the highest number in use, and the subvolumes that were deleted before the volume was
+    /// opened.
     ///
     /// # Errors
     /// When the root tree does not read, or when the root of one that is to be dropped is a block
@@ -120,7 +124,8 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// The highest number that anything in the root tree has which is below those with a meaning of their own.
+/// The highest number that anything in the root tree has which is below those with a meaning of
+/// their own.
 fn highest_id(volume: &Engine) -> Result<u64> {
     let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.tree(TreeId::ROOT)?, last)?;

@@ -1,8 +1,8 @@
 //! Locks that the model checker hands out.
 //!
 //! Who has the permits of a lock finds the `parking_lot` lock behind them free, so that one never
-//! blocks. Writers are let in as `parking_lot` does it: one that waits for readers to leave keeps new
-//! ones out, so a thread that takes a lock shared twice can wait for ever, and is found out.
+//! blocks. Writers are let in as `parking_lot` does it: one that waits for readers to leave keeps
+//! new ones out, so a thread that takes a lock shared twice can wait for ever, and is found out.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};

@@ -10,19 +10,59 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Begun, Cause, Handle, Live, Transaction, dirty, is_named_by_superblock};
+use super::Obstacle;
+use super::{Begun, Handle, Live, Transaction, is_named_by_superblock};
+use crate::block::changes_little;
+use crate::engine::Engine;
 use crate::inode::write_back;
-use crate::log::{Log, Obstacle};
+use crate::log::Log;
 use crate::space::Reserved;
-use crate::subvolume::{malformed, root_item_key};
-use crate::tree::{Tree, TreeRoot};
-use crate::volume::Engine;
+use crate::stats::Counters;
+use crate::storage::malformed;
+use crate::subvolume::root_item_key;
+use crate::transaction::Tree;
+use crate::tree::TreeRoot;
+
+/// Why a commit is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Somebody asked for it.
+    Asked,
+    /// It was time.
+    Time,
+    /// There were many dirty tree blocks.
+    DirtyBlocks,
+    /// Somebody needs room.
+    Space,
+    /// A snapshot is taken of what was changed.
+    Snapshot,
+    /// An fsync could not be logged.
+    Fsync,
+    /// A member failed, or could not be written, in the commit before.
+    Member,
+}
+
+impl Cause {
+    /// Counts a commit for its cause.
+    fn count(self, stats: &Counters) {
+        match self {
+            Self::Asked => stats.committed_asked(),
+            Self::Time => stats.committed_by_time(),
+            Self::DirtyBlocks => stats.committed_dirty_blocks(),
+            Self::Space => stats.committed_for_space(),
+            Self::Snapshot => stats.committed_for_snapshot(),
+            Self::Fsync => stats.committed_for_fsync(),
+            Self::Member => stats.committed_for_member(),
+        }
+    }
+}
 
 impl Engine {
     /// Makes everything that was changed before the call durable.
     ///
     /// # Errors
-    /// When a device fails: the devices then hold the last commit, and nothing more is written. `EROFS` when that was so before.
+    /// When a device fails: the devices then hold the last commit, and nothing more is written.
+    /// `EROFS` when that was so before.
     pub(crate) fn sync(&self) -> Result<()> {
         self.sync_because(Cause::Asked)
     }
@@ -58,7 +98,7 @@ impl Engine {
     pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: Cause) -> Result<()> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         if self.dirty_tree_bytes()? > dirty_bytes {
             self.write_back_first(live)?;
         }
@@ -66,15 +106,16 @@ impl Engine {
         // Who waited for another commit may find that it was enough.
         live.require_whole()?;
         // An error that is stored may be all that there is.
-        let must_tell = dirty_bytes == 0 && (self.hides_failures() || self.has_errors_of_writing());
+        let must_tell = dirty_bytes == 0
+            && (self.storage.hides_failures() || self.storage.has_errors_of_writing());
         if self.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
-    /// Commits if a log that a crash would find may have extents where they are no more, for who can write nowhere but in place. Whether that was so.
-    /// The caller must hold no handle.
+    /// Commits if a log that a crash would find may have extents where they are no more, for who
+    /// can write nowhere but in place. Whether that was so. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -93,24 +134,26 @@ impl Engine {
     pub(crate) fn commit_one(&self, generation: Generation, cause: Cause) -> Result<()> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         self.write_back_first(live)?;
         let _commit = live.commit.lock();
         live.require_whole()?;
         // Whoever had the lock before is done with its commit.
-        if live.phases.read().running.id != generation && !self.hides_failures() {
+        if live.phases.read().running.id != generation && !self.storage.hides_failures() {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
-    /// Writes files back, where every commit does that. The caller may have locked inodes: what can only be written back by waiting is left out.
+    /// Writes files back, where every commit does that. The caller may have locked inodes: what can
+    /// only be written back by waiting is left out.
     fn write_back_first(&self, live: &Live) -> Result<()> {
         if live.flush_on_commit { write_back::make_room(self, || true) } else { Ok(()) }
     }
 
-    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the tree is what all operations
-    /// before have made of it, and no block of it is of that transaction. The caller must hold no handle.
+    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the
+    /// tree is what all operations before have made of it, and no block of it is of that
+    /// transaction. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`sync`](Self::sync), and what `work` fails with.
@@ -122,12 +165,12 @@ impl Engine {
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         self.write_back_first(live)?;
         let _commit = live.commit.lock();
         let is_changed = || tree.root.read().generation == live.phases.read().running.id;
         let alone = |handle: Handle<'v>| {
-            handle.log().obstruct(Obstacle::Subvolumes);
+            handle.obstruct(Obstacle::Subvolumes);
             work(&handle.with_reservation(reserved.0, reserved.1))
         };
         self.commit_and(live, Cause::Snapshot, is_changed, alone)
@@ -144,24 +187,26 @@ impl Engine {
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let _gate = live.gate.write();
         live.require_whole()?;
         let handle = self.only_handle(live);
-        handle.log().obstruct(Obstacle::Subvolumes);
+        handle.obstruct(Obstacle::Subvolumes);
         work(&handle.with_reservation(reserved.0, reserved.1))
     }
 
-    /// Calls `work` while nobody has a handle, with the running transaction, of which it changes nothing. The caller must hold none.
+    /// Calls `work` while nobody has a handle, with the running transaction, of which it changes
+    /// nothing. The caller must hold none.
     pub(crate) fn between_handles<T>(&self, work: impl FnOnce(Generation) -> T) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let _gate = live.gate.write();
         Ok(work(live.phases.read().running.id))
     }
 
-    /// Calls `work` while nobody writes superblocks, neither for a commit nor for a log. The caller must hold no handle.
+    /// Calls `work` while nobody writes superblocks, neither for a commit nor for a log. The caller
+    /// must hold no handle.
     ///
     /// # Errors
     /// `EROFS` when something failed before, and what `work` fails with.
@@ -171,7 +216,7 @@ impl Engine {
     ) -> Result<T> {
         let Some(live) = self.live_part() else { return work() };
         #[cfg(debug_assertions)]
-        super::lock_order::require_no_handle();
+        crate::block::lock_order::require_no_handle();
         let _commit = live.commit.lock();
         let _gate = live.gate.write();
         live.require_whole()?;
@@ -184,10 +229,11 @@ impl Engine {
         Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
     }
 
-    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a handle of the transaction that runs
-    /// afterwards. The caller holds the commit lock.
+    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
+    /// handle of the transaction that runs afterwards. The caller holds the commit lock.
     ///
-    /// When members fail meanwhile, commits follow until the superblocks tell of it (`volume/failing`).
+    /// When members fail meanwhile, commits follow until the superblocks tell of it
+    /// (`storage/failing`).
     pub(crate) fn commit_and<'v, T>(
         &'v self,
         live: &'v Live,
@@ -195,11 +241,11 @@ impl Engine {
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
-        let hidden = || self.hides_failures() || self.has_errors_of_writing();
+        let hidden = || self.storage.hides_failures() || self.storage.has_errors_of_writing();
         let outcome = self.commit_once(live, cause, || hidden() || is_needed(), begin);
         // One more stores the errors of this one, if there is room for that.
-        let mut stores_errors = self.has_errors_of_writing();
-        while self.hides_failures() || std::mem::take(&mut stores_errors) {
+        let mut stores_errors = self.storage.has_errors_of_writing();
+        while self.storage.hides_failures() || std::mem::take(&mut stores_errors) {
             // What was postponed waits for this one.
             let follow = || self.commit_once(live, Cause::Member, || true, |_| Ok(()));
             if let Err(error) = live.whole(follow) {
@@ -209,7 +255,8 @@ impl Engine {
         outcome
     }
 
-    /// The same without what follows. A transaction may be postponed: then it is a part of the next.
+    /// The same without what follows. A transaction may be postponed: then it is a part of the
+    /// next.
     fn commit_once<'v, T>(
         &'v self,
         live: &'v Live,
@@ -262,12 +309,13 @@ impl Engine {
         if !is_complete {
             return outcome;
         }
-        live.stats.committed_for(cause);
+        cause.count(&live.stats);
         if live.subvolumes.has_deleted() {
             live.pressure.press();
         }
         let cleared = if live.space.is_awaited() {
-            // What became free is for those who wait; who makes room for them removes block groups where that helps.
+            // What became free is for those who wait; who makes room for them removes block groups
+            // where that helps.
             live.space.serve_all();
             Ok(())
         } else {
@@ -289,8 +337,8 @@ impl Live {
         self.new_features.fetch_or(Incompat::DEFAULT_SUBVOL.0, Ordering::Relaxed);
     }
 
-    /// Lets the next transaction run while `finished` is written. Gives the one before that, whose blocks are many: who lets go of them
-    /// keeps nobody waiting.
+    /// Lets the next transaction run while `finished` is written. Gives the one before that, whose
+    /// blocks are many: who lets go of them keeps nobody waiting.
     fn begin_next(&self, finished: Arc<Transaction>) -> Option<Arc<Transaction>> {
         for tree in self.trees.read().values() {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
@@ -303,8 +351,9 @@ impl Live {
         phases.before.replace(finished)
     }
 
-    /// The blocks of `finished` are on the devices, and no superblock leads to them: what it did becomes durable with the running transaction, and what
-    /// the last commit refers to stays until then.
+    /// The blocks of `finished` are on the devices, and no superblock leads to them: what it did
+    /// becomes durable with the running transaction, and what the last commit refers to stays until
+    /// then.
     fn postpone(&self, finished: &Transaction) {
         let mut phases = self.phases.write();
         let running = &phases.running;
@@ -318,12 +367,14 @@ impl Live {
         self.tell_of_commit();
     }
 
-    /// `transaction` is on the devices: its blocks are like all others now, and what it freed is free.
+    /// `transaction` is on the devices: its blocks are like all others now, and what it freed is
+    /// free.
     fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
-        transaction.dirty.move_to(&volume.cache, dirty::changes_little);
+        transaction.dirty.move_to(&volume.cache, changes_little);
         self.phases.write().is_complete = true;
         self.tell_of_commit();
-        // Before anything is free again: whoever still follows old pointers then knows to begin anew.
+        // Before anything is free again: whoever still follows old pointers then knows to begin
+        // anew.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let freed = std::mem::take(&mut *transaction.pinned.lock());
         for range in &freed {
@@ -348,7 +399,8 @@ impl Handle<'_> {
         self.superblock()
     }
 
-    /// Has the root tree change in this transaction, if nothing else did: its generation has to be that of the superblock. Whether that was so.
+    /// Has the root tree change in this transaction, if nothing else did: its generation has to be
+    /// that of the superblock. Whether that was so.
     fn touch_root_tree(&self) -> Result<bool> {
         let is_due = self.volume.tree(TreeId::ROOT)?.generation != self.generation();
         if is_due {
@@ -418,8 +470,9 @@ impl Handle<'_> {
         let generation: U64 = self.generation().0.into();
         let root = self.volume.tree(TreeId::ROOT)?;
         let chunk = self.volume.tree(TreeId::CHUNK)?;
-        // The UUID tree is kept with the subvolumes, so it stays as current as it was. A version 1 free
-        // space cache is not kept: its generation stays behind, which tells the kernel to discard it.
+        // The UUID tree is kept with the subvolumes, so it stays as current as it was. A version 1
+        // free space cache is not kept: its generation stays behind, which tells the kernel to
+        // discard it.
         if item.uuid_tree_generation == item.generation {
             item.uuid_tree_generation = generation;
         }

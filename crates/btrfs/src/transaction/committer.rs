@@ -1,8 +1,10 @@
-//! The thread that commits a volume by itself: every so often, and when much was changed. It removes what a crash left of files without names, drops what
-//! deleted subvolumes hold, and discards what commits have freed where that is asked for.
+//! The thread that commits a volume by itself: every so often, and when much was changed. It
+//! removes what a crash left of files without names, drops what deleted subvolumes hold, and
+//! discards what commits have freed where that is asked for.
 //!
-//! It has the engine only while it works. Whoever drops the volume ends the thread and waits for it, so nothing is
-//! written to the devices after that. When nothing may be written any more it says so once, and ends by itself.
+//! It has the engine only while it works. Whoever drops the volume ends the thread and waits for
+//! it, so nothing is written to the devices after that. When nothing may be written any more it
+//! says so once, and ends by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,10 +15,11 @@ use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Cause, Live};
+use crate::engine::Engine;
 use crate::inode::orphans::Sweep;
 use crate::inode::write_back;
+use crate::report::Report;
 use crate::subvolume::Progress;
-use crate::volume::{Engine, Report};
 
 /// The least time between two commits by time.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
@@ -134,8 +137,8 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     }
 }
 
-/// Brings to the devices what there is much of, and makes room before anybody waits for it. What cannot be done keeps nothing else
-/// from being done.
+/// Brings to the devices what there is much of, and makes room before anybody waits for it. What
+/// cannot be done keeps nothing else from being done.
 fn ease(volume: &Engine) -> Result<()> {
     // A chunk comes first: it is had at once, and others may be about to wait for it.
     let (made, eased) = (volume.make_room_ahead(), volume.ease_delayed());
@@ -162,6 +165,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::{in_memory, xattr};
+    use crate::tree::Blocks as _;
     use crate::{Filesystem, OpenOptions};
 
     const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -185,8 +189,8 @@ mod tests {
         count
     }
 
-    /// A volume with 172 sectors buffered of a file that cannot be written back: the leaf that has the extents
-    /// under them is damaged.
+    /// A volume with 172 sectors buffered of a file that cannot be written back: the leaf that has
+    /// the extents under them is damaged.
     fn with_a_bad_file(options: &OpenOptions) -> Filesystem {
         let device = in_memory(16384);
         let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
@@ -202,7 +206,8 @@ mod tests {
         let slot = root.len() / 2;
         let key = root.key(slot);
         assert_eq!((key.objectid, key.item_type), (bad.ino, ItemType::EXTENT_DATA));
-        for (_, physical, _) in volume.write_places(root.pointers()[slot].logical(), 16384).unwrap()
+        for (_, physical, _) in
+            volume.storage.write_places(root.pointers()[slot].logical(), 16384).unwrap()
         {
             device.leave_unchecked("a leaf is damaged");
             device.write_at(physical.0, &[0xaa; 16384]).unwrap();

@@ -1,5 +1,6 @@
-//! What the trees say of devices: errors, counted where the kernel counts them, in an item for each member in the device tree, which is there since the
-//! first error; and that a member has failed (`volume/failing`).
+//! What the trees say of devices: errors, counted where the kernel counts them, in an item for each
+//! member in the device tree, which is there since the first error; and that a member has failed
+//! (`storage/failing`).
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::DevStatsItem;
@@ -8,16 +9,18 @@ use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::{Handle, Live};
+use crate::engine::Engine;
 use crate::space::Claim;
-use crate::volume::{DeviceError, Engine};
+use crate::storage::DeviceError;
 
 impl Engine {
-    /// Has the running transaction note the members that failed lately. The caller holds the commit lock and no handle.
+    /// Has the running transaction note the members that failed lately. The caller holds the commit
+    /// lock and no handle.
     ///
     /// # Errors
     /// When there is no room for that, or the chunk tree cannot be changed: all writing ends.
     pub(super) fn note_failures(&self, live: &Live) -> Result<()> {
-        for index in self.failures_to_note() {
+        for index in self.storage.failures_to_note() {
             let handle = self.try_join(live, live.space.chunk_items(), Claim::LastResort)?;
             live.whole(|| {
                 if let Some(handle) = &handle
@@ -29,12 +32,13 @@ impl Engine {
                 let what = format!("noting that {name} has failed");
                 Err(Error::posix(Errno::NOSPC, what))
             })?;
-            self.failure_is_noted(index);
+            self.storage.failure_is_noted(index);
         }
         Ok(())
     }
 
-    /// Adds the errors that were counted lately to what is stored. Where there is no room for that, the next commit does it. The caller holds no handle.
+    /// Adds the errors that were counted lately to what is stored. Where there is no room for that,
+    /// the next commit does it. The caller holds no handle.
     ///
     /// # Errors
     /// When the device tree cannot be read or changed.
@@ -45,7 +49,7 @@ impl Engine {
             }
             let Some(handle) = self.try_join(live, 1, Claim::LastResort)? else { return Ok(()) };
             let key = Key::new(objectid::DEV_STATS, ItemType::PERSISTENT_ITEM, member.id.0);
-            handle.add_errors(key, self.take_errors(index))?;
+            handle.add_errors(key, self.storage.take_errors(index))?;
         }
         Ok(())
     }

@@ -31,8 +31,9 @@ use zerocopy::IntoBytes;
 use super::Handle;
 use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
-use crate::subvolume::malformed;
-use crate::tree::{Cursor, ItemEdit, Tree};
+use crate::storage::malformed;
+use crate::transaction::Tree;
+use crate::tree::{Cursor, ItemEdit};
 use verify::{keyed_owner, names, wrong};
 
 /// An item of the extent tree, taken apart.
@@ -161,7 +162,8 @@ impl Record {
         })
     }
 
-    /// Whether the block refers to what is below it by its own address, delayed references included.
+    /// Whether the block refers to what is below it by its own address, delayed references
+    /// included.
     fn is_full(&self, pending: Option<&Pending>) -> bool {
         self.flags & EXTENT_FLAG_FULL_BACKREF != 0
             || pending.is_some_and(|pending| pending.full_backref)
@@ -247,8 +249,8 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Gives up the reference of `owner` to the block at `logical`, if others refer to it too; otherwise says whether it refers to
-    /// what is below it by its own address.
+    /// Gives up the reference of `owner` to the block at `logical`, if others refer to it too;
+    /// otherwise says whether it refers to what is below it by its own address.
     pub(crate) fn leave_if_shared(
         &self,
         logical: Logical,
@@ -264,8 +266,8 @@ impl Handle<'_> {
         Ok(Some(is_full))
     }
 
-    /// Has the block refer to what is below it by its own address, and no more for the tree `tree` that it belongs to, which is going to be no more;
-    /// whether it did not do that before.
+    /// Has the block refer to what is below it by its own address, and no more for the tree `tree`
+    /// that it belongs to, which is going to be no more; whether it did not do that before.
     pub(crate) fn detach(&self, block: &TreeBlock, tree: TreeId) -> Result<bool> {
         let logical = Logical(block.header().bytenr.get());
         let _counting = self.live.counting(logical);
@@ -287,8 +289,8 @@ impl Handle<'_> {
         self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
     }
 
-    /// Whether all references to the data at `logical` are those of `owner`, as a crash would find them too: what others gave up is
-    /// theirs until a commit without it is on the devices.
+    /// Whether all references to the data at `logical` are those of `owner`, as a crash would find
+    /// them too: what others gave up is theirs until a commit without it is on the devices.
     ///
     /// # Errors
     /// When the extent tree has no such data, `len` bytes long, or contradicts itself about it.
@@ -304,13 +306,15 @@ impl Handle<'_> {
         if pending.is_some_and(|pending| pending.is_new) {
             return Ok(true);
         }
-        // An owner that has an item of its own had others beside it: that counts as if it still had.
+        // An owner that has an item of its own had others beside it: that counts as if it still
+        // had.
         let Record { refs, inline, .. } = self.extent(logical, len, ExtentKind::Data)?.record;
         let count = inline.iter().find(|(one, _)| *one == owner).map_or(0, |(_, count)| *count);
         Ok(u64::from(count) == refs && !self.live.was_shared(logical))
     }
 
-    /// Whether a snapshot may share what came to be in the transaction `generation` in the tree `id`.
+    /// Whether a snapshot may share what came to be in the transaction `generation` in the tree
+    /// `id`.
     pub(crate) fn is_as_old_as_a_snapshot(
         &self,
         id: TreeId,
@@ -357,11 +361,11 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Runs the delayed references until none are left. What this changes in the trees queues more of
-    /// them, but a block is copied once in a transaction, so it ends.
+    /// Runs the delayed references until none are left. What this changes in the trees queues more
+    /// of them, but a block is copied once in a transaction, so it ends.
     ///
-    /// All that are pending run together: what becomes of the items is found out first, and then applied as one
-    /// batch, to the extent tree and after that to the free-space tree.
+    /// All that are pending run together: what becomes of the items is found out first, and then
+    /// applied as one batch, to the extent tree and after that to the free-space tree.
     pub(super) fn run_references(&self) -> Result<()> {
         loop {
             let pending = self.transaction.refs.take();
@@ -549,7 +553,8 @@ impl Handle<'_> {
             if pending.kind == ExtentKind::Data {
                 crate::data::remove_checksums(self, logical, pending.len)?;
                 if self.log().is_used() {
-                    // A log that is pending until this transaction is on the devices may refer to it.
+                    // A log that is pending until this transaction is on the devices may refer to
+                    // it.
                     self.pin(logical, pending.len);
                     return Ok(());
                 }

@@ -67,8 +67,8 @@ pub(crate) struct Pending {
     growth: u64,
 }
 
-/// What an extent item adds to the extent tree, with the owner that simple quotas count it for, and the end of a free range
-/// to the free-space tree, in bytes.
+/// What an extent item adds to the extent tree, with the owner that simple quotas count it for, and
+/// the end of a free range to the free-space tree, in bytes.
 const NEW_BYTES: u64 = 53 + 9 + 25 + 25;
 
 /// What a reference that goes adds to the free-space tree, and to the checksum tree, in bytes.
@@ -135,7 +135,8 @@ impl DelayedRefs {
     }
 
     /// The writer copied a block without a look at its count, as one that `owner` alone refers to,
-    /// and `owner` gives it up. When the extent tree counts others, the transaction does not commit.
+    /// and `owner` gives it up. When the extent tree counts others, the transaction does not
+    /// commit.
     pub(crate) fn give_up_unshared(&self, logical: Logical, len: u64, level: u8, owner: Owner) {
         self.given_up.fetch_add(len, Relaxed);
         self.with(logical, len, ExtentKind::Block { level }, |entry| {
@@ -150,7 +151,8 @@ impl DelayedRefs {
         self.with(logical, len, kind, |entry| entry.full_backref = true);
     }
 
-    /// What of metadata is free when the transaction is committed, in bytes; less beside snapshots, which own some of it.
+    /// What of metadata is free when the transaction is committed, in bytes; less beside snapshots,
+    /// which own some of it.
     pub(crate) fn given_up(&self) -> u64 {
         self.given_up.load(Relaxed)
     }
@@ -170,7 +172,8 @@ impl DelayedRefs {
         self.pending.lock().get(&logical.0).cloned()
     }
 
-    /// Takes out all that is pending, by address. It stays counted until it has come to the trees: meanwhile others reserve space.
+    /// Takes out all that is pending, by address. It stays counted until it has come to the trees:
+    /// meanwhile others reserve space.
     pub(crate) fn take(&self) -> BTreeMap<u64, Pending> {
         std::mem::take(&mut self.pending.lock())
     }
@@ -223,7 +226,8 @@ impl Pending {
 mod tests {
     use super::*;
 
-    /// While references were run they counted for nothing, and others could reserve what they were about to take.
+    /// While references were run they counted for nothing, and others could reserve what they were
+    /// about to take.
     #[test]
     fn what_is_run_counts_until_it_is_done() {
         let counted = Arc::new(space::Pending::new(&Arc::default()));

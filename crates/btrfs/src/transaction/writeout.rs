@@ -1,16 +1,19 @@
 //! Writing a finished transaction to the devices.
 //!
-//! Checksums are computed, and every block checked once more, on all cores, a few blocks ahead of the one thread that
-//! writes. They go out in the order in which they lie on the devices, one device after the other from its beginning to its end, whatever
-//! their addresses are: all first copies that DUP keeps in a chunk come before the second ones. Those side by side are one request. Then a
-//! barrier, the superblocks, a barrier, and their copies.
+//! Checksums are computed, and every block checked once more, on all cores, a few blocks ahead of
+//! the one thread that writes. They go out in the order in which they lie on the devices, one
+//! device after the other from its beginning to its end, whatever their addresses are: all first
+//! copies that DUP keeps in a chunk come before the second ones. Those side by side are one
+//! request. Then a barrier, the superblocks, a barrier, and their copies.
 //!
-//! A superblock is several sectors, so a power cut may tear it. Its copies are not written before it is
-//! on the medium, and the first barrier of the next commit is behind them: one of them is always
-//! whole, that of the last commit or that of the one before. A log is written in the same way, with the superblock of the last commit, which names
-//! the log: whatever tears the next primary, of a log or of a commit, the copies name what was acknowledged.
+//! A superblock is several sectors, so a power cut may tear it. Its copies are not written before
+//! it is on the medium, and the first barrier of the next commit is behind them: one of them is
+//! always whole, that of the last commit or that of the one before. A log is written in the same
+//! way, with the superblock of the last commit, which names the log: whatever tears the next
+//! primary, of a log or of a commit, the copies name what was acknowledged.
 //!
-//! What a member does not take is survived where others have it (`volume/failing`): the member is left out then, or its copy stays bad.
+//! What a member does not take is survived where others have it (`storage/failing`): the member is
+//! left out then, or its copy stays bad.
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +28,13 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Sup
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::dirty::Latch;
 use super::{Live, Transaction};
-use crate::block::TreeBlock;
+use crate::block::{Latch, TreeBlock};
 use crate::cores;
+use crate::engine::Engine;
+use crate::storage::{DeviceError, Tells, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
-use crate::volume::{DeviceError, Engine, Tells, WrittenCopy};
 
 /// The most that goes out in one request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -61,8 +64,8 @@ impl Piece {
 }
 
 impl Engine {
-    /// Writes a finished transaction, and the superblocks that lead to it; whether these were written too. If not, a member has failed, and the transaction
-    /// is postponed.
+    /// Writes a finished transaction, and the superblocks that lead to it; whether these were
+    /// written too. If not, a member has failed, and the transaction is postponed.
     pub(super) fn write_out(
         &self,
         transaction: &Transaction,
@@ -72,8 +75,9 @@ impl Engine {
         self.write_state(&transaction.dirty.all(), superblock, allocated, Tells::WhatIsNoted)
     }
 
-    /// Writes what was written of a log lately, and the superblock of the last commit, which names the log now. The caller has a handle, and the commit
-    /// before is on the devices. Gives whether the log can be relied on: not when a member has failed of which no superblock tells.
+    /// Writes what was written of a log lately, and the superblock of the last commit, which names
+    /// the log now. The caller has a handle, and the commit before is on the devices. Gives whether
+    /// the log can be relied on: not when a member has failed of which no superblock tells.
     pub(crate) fn write_log(
         &self,
         live: &Live,
@@ -87,10 +91,11 @@ impl Engine {
         let last = live.phases.read().before.clone();
         let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
         let is_written = self.write_state(blocks, &superblock, allocated, Tells::WhatIsShown)?;
-        Ok(is_written && !self.hides_failures())
+        Ok(is_written && !self.storage.hides_failures())
     }
 
-    /// Writes blocks, and then the superblock that names them, unless a member has failed that nothing tells of: whether it was written.
+    /// Writes blocks, and then the superblock that names them, unless a member has failed that
+    /// nothing tells of: whether it was written.
     fn write_state(
         &self,
         blocks: &[Addressed],
@@ -101,24 +106,24 @@ impl Engine {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
-        let Some(failed) = self.begin_superblocks(tells) else { return Ok(false) };
+        let Some(failed) = self.storage.begin_superblocks(tells) else { return Ok(false) };
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
-        self.end_superblocks(failed);
+        self.storage.end_superblocks(failed);
         self.write_superblocks(superblock, allocated, &copies)?;
         Ok(true)
     }
 
-    /// Has the copies of all superblocks say what the volume was opened with. The kernel tells of a log in the primary ones alone; a commit that tears
-    /// one of these must find it in a copy.
+    /// Has the copies of all superblocks say what the volume was opened with. The kernel tells of a
+    /// log in the primary ones alone; a commit that tears one of these must find it in a copy.
     pub(crate) fn refresh_superblock_copies(&self) -> Result<()> {
         let [_, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.write_superblocks(&self.superblock().item, None, &copies)?;
         self.flush_members()
     }
 
-    /// Seals blocks, in the order in which they come on the devices, and writes them to all their places in that order.
-    /// The requests are the same however many threads seal.
+    /// Seals blocks, in the order in which they come on the devices, and writes them to all their
+    /// places in that order. The requests are the same however many threads seal.
     fn write_blocks(&self, blocks: &[Addressed]) -> Result<()> {
         let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
         let (order, pieces) = self.in_physical_order(blocks)?;
@@ -151,7 +156,8 @@ impl Engine {
         })
     }
 
-    /// All pieces of blocks in the order of the devices, and the blocks in the order in which they come among these for the first time.
+    /// All pieces of blocks in the order of the devices, and the blocks in the order in which they
+    /// come among these for the first time.
     fn in_physical_order<'b>(
         &self,
         blocks: &'b [Addressed],
@@ -159,7 +165,7 @@ impl Engine {
         let node_size = u64::from(self.superblock().node_size);
         let mut pieces = Vec::with_capacity(2 * blocks.len());
         for (block, (logical, _)) in blocks.iter().enumerate() {
-            for (member, physical, part) in self.write_places(*logical, node_size)? {
+            for (member, physical, part) in self.storage.write_places(*logical, node_size)? {
                 let [from, to] =
                     [part.start, part.end].map(|at| usize::try_from(at).expect("in a block"));
                 pieces.push(Piece { member, physical: physical.0, block, part: from..to });
@@ -177,8 +183,9 @@ impl Engine {
         Ok((order, pieces))
     }
 
-    /// Writes pieces, those side by side in one request of at most so many. `seal` gives the next of the blocks, sealed; they stay, because
-    /// another copy of each may come much later. That takes no memory: they are what the transaction has.
+    /// Writes pieces, those side by side in one request of at most so many. `seal` gives the next
+    /// of the blocks, sealed; they stay, because another copy of each may come much later. That
+    /// takes no memory: they are what the transaction has.
     fn write_pieces(
         &self,
         pieces: &[Piece],
@@ -223,19 +230,20 @@ impl Engine {
                 self.require_other(&pieces[index], &sealed[pieces[index].block])?;
             }
         }
-        self.require_copies(&copies, cause)
+        self.storage.require_copies(&copies, cause)
     }
 
-    /// Requires that what is where `piece` was not written cannot be taken for a block that was to be there.
+    /// Requires that what is where `piece` was not written cannot be taken for a block that was to
+    /// be there.
     fn require_other(&self, piece: &Piece, block: &TreeBlock) -> Result<()> {
         let mut found = vec![0; piece.part.len()];
-        if self.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
+        if self.storage.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
             return Ok(());
         }
         let (logical, generation) =
             (Logical(block.header().bytenr.get()), block.header().generation());
         let passes = found.len() == block.bytes().len()
-            && check::verify(&found, self.geometry(), logical).is_ok()
+            && check::verify(&found, self.storage.geometry(), logical).is_ok()
             && TreeBlock::verified(found.clone().into_boxed_slice()).header().generation()
                 == generation;
         if passes && found[..] != block.bytes()[piece.part.clone()] {
@@ -256,7 +264,7 @@ impl Engine {
         let mut latch = latch.write();
         let bytes = Arc::make_mut(&mut latch).bytes_mut();
         seal_block(bytes, self.superblock().checksum);
-        check::verify(bytes, self.geometry(), logical).map_err(|e| {
+        check::verify(bytes, self.storage.geometry(), logical).map_err(|e| {
             Error::corrupt_at(e.structure, logical.0, format!("about to be written: {}", e.problem))
         })?;
         Ok(latch.clone())
@@ -287,7 +295,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes a copy of something to a member; whether it is there. If not, the member has failed, and the volume can do without it.
+    /// Writes a copy of something to a member; whether it is there. If not, the member has failed,
+    /// and the volume can do without it.
     ///
     /// # Errors
     /// What the device fails with, when the volume cannot do without the member.
@@ -302,7 +311,7 @@ impl Engine {
         }
         match self.write_member(member, offset, bufs) {
             Ok(()) => Ok(true),
-            Err(error) => self.bear(member, DeviceError::Write, error).map(|()| false),
+            Err(error) => self.storage.bear(member, DeviceError::Write, error).map(|()| false),
         }
     }
 
@@ -322,7 +331,8 @@ impl Engine {
             .map_err(|e| Error::io(format!("{}: writing at {offset}", device.name()), e))
     }
 
-    /// The barrier, on all members that have not failed. One on which it fails has failed, if the volume can do without it.
+    /// The barrier, on all members that have not failed. One on which it fails has failed, if the
+    /// volume can do without it.
     pub(crate) fn flush_members(&self) -> Result<()> {
         for (index, member) in self.members().iter().enumerate() {
             let Some(device) = member.device.as_ref().filter(|_| !member.has_failed()) else {
@@ -330,7 +340,7 @@ impl Engine {
             };
             if let Err(error) = device.flush() {
                 let error = Error::io(format!("{}: flushing", device.name()), error);
-                self.bear(index, DeviceError::Flush, error)?;
+                self.storage.bear(index, DeviceError::Flush, error)?;
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The search for one key, block by block down a tree.
 //!
-//! A pointer has the first key of the block that it leads to. So how the key stands to that of the pointer is how it stands to
-//! the first key of the next block, which need not be compared again:
+//! A pointer has the first key of the block that it leads to. So how the key stands to that of the
+//! pointer is how it stands to the first key of the next block, which need not be compared again:
 //!
 //! | the key is | in the next block |
 //! |---|---|
@@ -18,7 +18,8 @@ use crate::block::TreeBlock;
 /// A way down that has come to some block.
 pub(crate) struct Descent {
     key: Key,
-    /// How the key stands to the first one of the block that comes next; `None` for a root, of which nothing says it.
+    /// How the key stands to the first one of the block that comes next; `None` for a root, of
+    /// which nothing says it.
     to_first: Option<Ordering>,
 }
 
@@ -28,8 +29,9 @@ impl Descent {
         Self { key, to_first: None }
     }
 
-    /// The last slot of `block`, the next one on the way, whose key is not greater than the one that is looked for; `None` when
-    /// all are. The way goes on through that slot, or the first one.
+    /// The last slot of `block`, the next one on the way, whose key is not greater than the one
+    /// that is looked for; `None` when all are. The way goes on through that slot, or the first
+    /// one.
     pub(crate) fn floor(&mut self, block: &TreeBlock) -> Option<usize> {
         if block.is_empty() {
             return None;
@@ -53,6 +55,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::bare;
+    use crate::tree::Blocks as _;
     use crate::{OpenOptions, Volume};
 
     const OBJECT: u64 = 1 << 20;
@@ -74,8 +77,9 @@ mod tests {
         volume
     }
 
-    /// What the search finds is what looking at every slot of every block finds, and it knows as much of the next block as comparing with
-    /// its first key would tell. Then no exact match and no key below all others is searched for further down.
+    /// What the search finds is what looking at every slot of every block finds, and it knows as
+    /// much of the next block as comparing with its first key would tell. Then no exact match and
+    /// no key below all others is searched for further down.
     #[test]
     fn a_descent_finds_what_looking_at_every_slot_finds() {
         let volume = volume();

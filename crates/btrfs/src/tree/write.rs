@@ -2,35 +2,38 @@
 //!
 //! # The way down
 //!
-//! A writer takes the lock of the tree's root, then latches downwards, each block while
-//! it holds the one above (lock coupling). What the search found in one block tells where that in the
-//! next begins (`descent`). It goes down with shared latches first, and latches the leaf alone exclusively:
-//! that is enough for nearly every change (`shared`). Otherwise it goes down once more, and latches the block above the leaf exclusively too; and where that is not enough either, all the way. A block that the transaction does not own yet
-//! is copied on that way, which changes its pointer in the block above. Full nodes are split on the way and sparse
-//! ones merged, whatever is going to happen to the leaf. What is above a node is let go when it keeps room for two more
+//! A writer takes the lock of the tree's root, then latches downwards, each block while it holds
+//! the one above (lock coupling). What the search found in one block tells where that in the next
+//! begins (`descent`). It goes down with shared latches first, and latches the leaf alone
+//! exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down once
+//! more, and latches the block above the leaf exclusively too; and where that is not enough either,
+//! all the way. A block that the transaction does not own yet is copied on that way, which changes
+//! its pointer in the block above. Full nodes are split on the way and sparse ones merged, whatever
+//! is going to happen to the leaf. What is above a node is let go when it keeps room for two more
 //! pointers and has some left when one goes, and the way does not lead through its first.
 //!
 //! # The leaf, on insertion
 //!
-//! Its free space and its first key are read before it is searched. With room, and a key
-//! above the first, nothing above it can change: the parents are let go, and the search
-//! begins at slot 1. A key that equals the first one is at slot 0 without a search. A key below it
-//! goes to slot 0 without a search too, and the parents are kept, because their
-//! separators become this key. Without room, items go to the siblings first, and the
-//! leaf is split only when they have none either. A leaf at the right edge that is appended to is not
-//! halved: it stays full, and the new item begins the next one.
+//! Its free space and its first key are read before it is searched. With room, and a key above the
+//! first, nothing above it can change: the parents are let go, and the search begins at slot 1. A
+//! key that equals the first one is at slot 0 without a search. A key below it goes to slot 0
+//! without a search too, and the parents are kept, because their separators become this key.
+//! Without room, items go to the siblings first, and the leaf is split only when they have none
+//! either. A leaf at the right edge that is appended to is not halved: it stays full, and the new
+//! item begins the next one.
 //!
 //! # Batches
 //!
-//! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys
-//! the leaf may have, and all edits of these keys are merged with its items (`merge`), which are then written once, or
-//! cut into as many leaves as it takes (`room`). Items that stand in a leaf of another tree already go there as runs, with one copy for
-//! all of one place (`edits`).
+//! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys the
+//! leaf may have, and all edits of these keys are merged with its items (`merge`), which are then
+//! written once, or cut into as many leaves as it takes (`room`). Items that stand in a leaf of
+//! another tree already go there as runs, with one copy for all of one place (`edits`).
 //!
 //! # Lock order
 //!
 //! 1. The root lock of a tree, then its blocks from the root to the leaf.
-//! 2. On one level, only under the exclusive latch of their parent. This holds for a look at a sibling too, which takes its latch for a moment.
+//! 2. On one level, only under the exclusive latch of their parent. This holds for a look at a
+//!    sibling too, which takes its latch for a moment.
 //! 3. A thread that holds a leaf and not its parent takes no further latch of the tree, so those
 //!    that wait for it under the parent wait for its work on the leaf alone.
 //! 4. Trees: subvolumes, then the checksum tree, the root tree, the extent tree, the block-group
@@ -50,168 +53,114 @@ mod shared;
 mod tests;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, resize_item};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
+use offshoot_vfs::{Error, Result};
 
-use offshoot_btrfs_format::{Generation, Key, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
-
-use super::TreeRoot;
-use crate::block::TreeBlock;
-use crate::delayed::Hold;
-use crate::subvolume::StoredRoot;
+use super::{Blocks, TreeRoot};
+use crate::block::{ReadLatch, TreeBlock, WriteLatch};
+use crate::stats::Counters;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::transaction::{Counters, Handle};
 use edits::Edits;
 pub(crate) use edits::ItemEdit;
 use merge::Merged;
 use path::{Found, bytes};
 
-/// A tree that can change: the place of its root, behind the lock above all latches.
-#[derive(Debug)]
-pub(crate) struct Tree {
-    pub(crate) id: TreeId,
-    /// The transaction that took the last snapshot of it: only blocks up to this one may be shared.
-    last_snapshot: AtomicU64,
-    /// Whether it is a subvolume that may not be changed.
-    is_read_only: AtomicBool,
-    /// Whether it is a subvolume without a name. Who has files of it open can go on with them.
-    is_removed: AtomicBool,
-    /// Whether it is a subvolume that was deleted, and nobody has files of it open.
-    is_deleted: AtomicBool,
-    /// How often its files are open. Nothing is locked under it.
-    opens: parking_lot::Mutex<u64>,
-    pub(crate) root: RwLock<TreeRoot>,
-    /// What its blocks take, in bytes.
-    pub(crate) used: AtomicU64,
-    /// What is reserved for items that are queued for it.
-    pub(crate) hold: Hold,
+/// How writers of a tree latch what is above a leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latching {
+    /// All writers take exclusive latches all the way down. Else those do whose change reaches
+    /// further than the block above the leaf.
+    pub exclusive: bool,
+    /// When an insertion lets go of what is above.
+    pub unlock: Unlock,
 }
 
-impl Tree {
-    /// The tree as it is stored.
-    pub(crate) fn new(stored: &StoredRoot) -> Self {
-        Self {
-            id: stored.root.id,
-            last_snapshot: AtomicU64::new(stored.last_snapshot.0),
-            is_read_only: AtomicBool::new(stored.is_read_only),
-            is_removed: AtomicBool::new(false),
-            is_deleted: AtomicBool::new(false),
-            opens: parking_lot::Mutex::new(0),
-            root: RwLock::new(stored.root),
-            used: AtomicU64::new(stored.used_bytes),
-            hold: Hold::new(stored.used_bytes),
-        }
-    }
-
-    /// Its root, which nobody replaces meanwhile.
-    pub(crate) fn share_root(&self, stats: &Counters) -> RwLockReadGuard<'_, TreeRoot> {
-        stats.lock_shared(self.root.try_read(), || self.root.read())
-    }
-
-    /// Its root, to be replaced.
-    fn take_root(&self, stats: &Counters) -> RwLockWriteGuard<'_, TreeRoot> {
-        stats.lock(self.root.try_write(), || self.root.write())
-    }
-
-    /// The transaction that took the last snapshot of it.
-    pub(crate) fn last_snapshot(&self) -> Generation {
-        Generation(self.last_snapshot.load(Ordering::Relaxed))
-    }
-
-    /// A snapshot is taken of it, by whoever shut the gate.
-    pub(crate) fn set_last_snapshot(&self, generation: Generation) {
-        self.last_snapshot.store(generation.0, Ordering::Relaxed);
-    }
-
-    /// It may be changed from now on, or not any more. The caller shut the gate.
-    pub(crate) fn set_read_only(&self, is_read_only: bool) {
-        self.is_read_only.store(is_read_only, Ordering::Release);
-    }
-
-    /// It has no name any more, by whoever shut the gate.
-    pub(crate) fn set_removed(&self) {
-        self.is_removed.store(true, Ordering::Release);
-    }
-
-    /// Whether it has no name any more.
-    pub(crate) fn is_removed(&self) -> bool {
-        self.is_removed.load(Ordering::Acquire)
-    }
-
-    /// A file of it is opened once more.
-    ///
-    /// # Errors
-    /// `ENOENT` when it was deleted.
-    pub(crate) fn open_file(&self) -> Result<()> {
-        let mut opens = self.opens.lock();
-        self.require_alive()?;
-        *opens += 1;
-        Ok(())
-    }
-
-    /// A file of it is open once less. Whether that was the last of a subvolume without a name, which ends then.
-    pub(crate) fn close_file(&self) -> bool {
-        let mut opens = self.opens.lock();
-        *opens = opens.saturating_sub(1);
-        *opens == 0 && self.is_removed()
-    }
-
-    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate: nobody but who drops its blocks looks at it any more.
-    /// Whether that is so since now.
-    pub(crate) fn end(&self) -> bool {
-        let opens = self.opens.lock();
-        *opens == 0 && self.is_removed() && !self.is_deleted.swap(true, Ordering::AcqRel)
-    }
-
-    /// Whether it was deleted.
-    pub(crate) fn is_deleted(&self) -> bool {
-        self.is_deleted.load(Ordering::Acquire)
-    }
-
-    /// `ENOENT` when it was deleted.
-    pub(crate) fn require_alive(&self) -> Result<()> {
-        if self.is_deleted() {
-            return Err(Error::posix(Errno::NOENT, format!("subvolume {}", self.id)));
-        }
-        Ok(())
-    }
-
-    /// `ENOENT` when it has no name any more.
-    pub(crate) fn require_name(&self) -> Result<()> {
-        if self.is_removed() {
-            return Err(Error::posix(Errno::NOENT, format!("the name of subvolume {}", self.id)));
-        }
-        Ok(())
-    }
-
-    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What is found under a handle holds
-    /// until that is dropped.
-    pub(crate) fn require_writable(&self) -> Result<()> {
-        self.require_alive()?;
-        if self.is_read_only.load(Ordering::Acquire) {
-            return Err(Error::posix(Errno::ROFS, format!("subvolume {}", self.id)));
-        }
-        Ok(())
-    }
+/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with
+/// room whose first key stays what it is lets go of anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unlock {
+    /// Before the leaf is searched: its first key and its free space say enough.
+    #[default]
+    BeforeSearch,
+    /// When the search has told where the item goes.
+    AfterSearch,
+    /// When the item is in its place.
+    AfterChange,
 }
 
-/// Changes to one tree, on behalf of a transaction handle.
+/// The tree that a [`TreeWriter`] changes, and the blocks of it that may be changed.
+pub(crate) trait Owns {
+    /// The place of its root, behind the lock above all latches.
+    fn root(&self) -> &RwLock<TreeRoot>;
+
+    /// Where its blocks are found that may not be changed yet.
+    fn blocks(&self) -> &dyn Blocks;
+
+    /// Which tree it is.
+    fn id(&self) -> TreeId;
+
+    /// The size of its blocks, in bytes.
+    fn node_size(&self) -> u32;
+
+    /// The transaction that new blocks belong to.
+    fn generation(&self) -> Generation;
+
+    /// How writers latch what is above a leaf.
+    fn latching(&self) -> Latching;
+
+    /// What is counted.
+    fn stats(&self) -> &Counters;
+
+    /// Whether the block that a pointer leads to may be changed.
+    fn owns(&self, generation: Generation, logical: Logical) -> bool;
+
+    /// Takes the latch of a block that may be changed.
+    fn latch(&self, logical: Logical) -> Result<WriteLatch>;
+
+    /// Takes the latch of a block that may be changed, to read it.
+    fn latch_shared(&self, logical: Logical) -> Result<ReadLatch>;
+
+    /// Makes an empty block.
+    fn new_block(&self, level: u8) -> Result<WriteLatch>;
+
+    /// Copies a committed block to a new address, where it may be changed.
+    fn copy_block(&self, old: &TreeBlock) -> Result<WriteLatch>;
+
+    /// Frees a block that may be changed.
+    fn free_block(&self, block: WriteLatch) -> Result<()>;
+
+    /// Notes that the root moved.
+    fn root_changed(&self, root: &TreeRoot);
+}
+
+/// Changes to one tree.
 pub(crate) struct TreeWriter<'a> {
-    handle: &'a Handle<'a>,
-    tree: &'a Tree,
+    owner: &'a dyn Owns,
 }
 
 impl<'a> TreeWriter<'a> {
-    pub(crate) fn new(handle: &'a Handle<'a>, tree: &'a Tree) -> Self {
-        Self { handle, tree }
+    pub(crate) fn new(owner: &'a dyn Owns) -> Self {
+        Self { owner }
     }
 
     fn id(&self) -> TreeId {
-        self.tree.id
+        self.owner.id()
     }
 
     fn node_size(&self) -> u32 {
-        self.handle.volume().superblock().node_size
+        self.owner.node_size()
+    }
+
+    /// The root, which nobody replaces meanwhile.
+    fn share_root(&self) -> RwLockReadGuard<'a, TreeRoot> {
+        let root = self.owner.root();
+        self.owner.stats().lock_shared(root.try_read(), || root.read())
+    }
+
+    /// The root, to be replaced.
+    fn take_root(&self) -> RwLockWriteGuard<'a, TreeRoot> {
+        let root = self.owner.root();
+        self.owner.stats().lock(root.try_write(), || root.write())
     }
 
     /// Inserts an item.
@@ -246,8 +195,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Lets `edit` see the data of the item with this key, if there is one, and say what it becomes: at most `room`
-    /// bytes more than before.
+    /// Lets `edit` see the data of the item with this key, if there is one, and say what it
+    /// becomes: at most `room` bytes more than before.
     pub(crate) fn modify(
         &self,
         key: Key,
@@ -267,7 +216,7 @@ impl<'a> TreeWriter<'a> {
     fn put(&self, mut found: Found<'a>, key: Key, data: &[u8]) -> Result<()> {
         let free = leaf_free(found.leaf.bytes());
         if !found.exists {
-            self.handle.stats().inserted();
+            self.owner.stats().inserted();
         }
         if found.exists && data.len() <= free + found.leaf.data(found.slot).len() {
             let block = bytes(&mut found.leaf);

@@ -1,7 +1,8 @@
 //! Our own check of a state: every item of every tree is read, and the accounts of space agree.
 //!
-//! In every block group extents and free space lie side by side without a gap from its beginning to its end, what
-//! is used is the sum of its extents, and the superblock has the sum of the block groups.
+//! In every block group extents and free space lie side by side without a gap from its beginning to
+//! its end, what is used is the sum of its extents, and the superblock has the sum of the block
+//! groups.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};

@@ -1,8 +1,9 @@
 //! More than fits into a test run: `cargo xtask campaign crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`, `subvolumes`, the number of a
-//! sample of those of two operations, or the name of one workload that a failure has told. `OFFSHOOT_JUDGED_EVERY` says of how many states
-//! one is judged from outside. What a campaign does not find in one hour the next seed may find in a minute.
+//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`,
+//! `subvolumes`, the number of a sample of those of two operations, or the name of one workload
+//! that a failure has told. `OFFSHOOT_JUDGED_EVERY` says of how many states one is judged from
+//! outside. What a campaign does not find in one hour the next seed may find in a minute.
 
 use offshoot_device::CrashPlan;
 use offshoot_testkit::crash::generate::{Generator, long};

@@ -22,8 +22,8 @@ use crate::subvolume_calls::Ours as Calls;
 /// How large a member is, in bytes.
 const MEMBER_BYTES: u64 = 160 << 20;
 
-/// The engine under test. It commits when it is asked to, or when too much was changed, but not by the
-/// clock: the same each time.
+/// The engine under test. It commits when it is asked to, or when too much was changed, but not by
+/// the clock: the same each time.
 pub(crate) struct Ours {
     /// What may be changed before it commits by itself, in bytes.
     pub(crate) dirty_bytes: u64,
@@ -138,7 +138,8 @@ pub(crate) const SETS: [Shape; 4] = [
 ];
 
 impl Shape {
-    /// Whether a superblock can be torn: a member that is too small for a copy of it has nothing left then.
+    /// Whether a superblock can be torn: a member that is too small for a copy of it has nothing
+    /// left then.
     pub(crate) fn has_copies_of_superblock(self) -> bool {
         self.bytes > SUPERBLOCK_OFFSETS[1]
     }
@@ -159,8 +160,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// An empty volume over new members. No two runs give it the same id, because the kernel mounts no two
-/// volumes with one.
+/// An empty volume over new members. No two runs give it the same id, because the kernel mounts no
+/// two volumes with one.
 pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
     let Shape { members, profiles, node_size, bytes, mixed } = shape;
     let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
@@ -178,7 +179,8 @@ pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
     devices
 }
 
-/// A volume of one member that `mkfs.btrfs` makes with these options, for what our `mkfs` does not offer.
+/// A volume of one member that `mkfs.btrfs` makes with these options, for what our `mkfs` does not
+/// offer.
 pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> Devices {
     let disks = Disks::create(judges, 1, MEMBER_BYTES >> 20);
     disks.mkfs_and_settle(&options.split_whitespace().collect::<Vec<_>>());

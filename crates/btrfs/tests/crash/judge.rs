@@ -34,7 +34,8 @@ impl Outside {
     /// The state is in order, shows the kernel what it shows us, and can be changed by the kernel:
     ///
     /// 1. `btrfs check` finds nothing.
-    /// 2. The kernel mounts it, and shows path by path what we do; a pending log replayed in memory and on the devices.
+    /// 2. The kernel mounts it, and shows path by path what we do; a pending log replayed in memory
+    ///    and on the devices.
     /// 3. The kernel makes a file there, and `btrfs check` finds nothing behind that.
     /// 4. We open what the kernel left, and show path by path what it does.
     ///
@@ -53,8 +54,9 @@ impl Outside {
         check(&disks).map_err(|e| format!("behind the kernel: {e}"))?;
         complaints.extend(show_changed(&disks, is_changed)?);
         complaints.extend(log.complaints(&[]));
-        // A replay is a commit more than the tree of UUIDs was current at, so the kernel looks through that. What it removes because it has no name is one now
-        // and then, when its threads commit while it mounts.
+        // A replay is a commit more than the tree of UUIDs was current at, so the kernel looks
+        // through that. What it removes because it has no name is one now and then, when its
+        // threads commit while it mounts.
         let is_look = |line: &String| line.contains("checking UUID tree");
         if complaints.iter().any(is_look) && (has_log || has_orphans) {
             complaints.retain(|line| !is_look(line));
@@ -85,8 +87,8 @@ fn all_name_one_log(devices: &[Arc<MemoryDevice>]) -> bool {
     devices.windows(2).all(|pair| log_of(&pair[0]) == log_of(&pair[1]))
 }
 
-/// Whether the kernel shows what it may when the state was cut between the superblocks of two members: it may take the one that does not name the
-/// log, or names the one before.
+/// Whether the kernel shows what it may when the state was cut between the superblocks of two
+/// members: it may take the one that does not name the log, or names the one before.
 fn shows_other(
     compare: &Compare,
     devices: &[Arc<MemoryDevice>],
@@ -105,7 +107,8 @@ fn shows_other(
     Ok(views.iter().any(|view| require_same(compare, view, mount).is_ok()))
 }
 
-/// Has the kernel show the state, and change it. Gives whether there was room for that, and what the kernel complained of.
+/// Has the kernel show the state, and change it. Gives whether there was room for that, and what
+/// the kernel complained of.
 fn show_and_change(
     disks: &Disks,
     devices: &[Arc<MemoryDevice>],

@@ -102,7 +102,8 @@ fn plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
 }
 
-/// Explores on a volume of this shape, has one of so many states judged from outside, and tells how many they were.
+/// Explores on a volume of this shape, has one of so many states judged from outside, and tells how
+/// many they were.
 fn explore(
     engine: &Ours,
     shape: Shape,
@@ -302,7 +303,8 @@ fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
     assert!(chunks() < at_flood, "{at_flood} chunks, then {}", chunks());
 }
 
-/// States are built without torn writes: a judge from outside needs the superblock, and nothing may be changed for his sake.
+/// States are built without torn writes: a judge from outside needs the superblock, and nothing may
+/// be changed for his sake.
 fn brink_plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, torn: false }
 }

@@ -1,4 +1,5 @@
-//! Members that fail while they are written: what each profile survives, for each kind of write, and how members that come back are brought up to date.
+//! Members that fail while they are written: what each profile survives, for each kind of write,
+//! and how members that come back are brought up to date.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
@@ -144,7 +145,8 @@ impl Struck {
         Self { memory, faulty, reports, chunks }
     }
 
-    /// Has this kind of writes fail on `members` from now on; of DUP on the first copy, if it is not to be on both.
+    /// Has this kind of writes fail on `members` from now on; of DUP on the first copy, if it is
+    /// not to be on both.
     fn strike(&self, kind: Kind, members: &[usize], both: bool) {
         let flag = match kind {
             Kind::Data => BlockGroupFlags::DATA,
@@ -329,8 +331,9 @@ fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
     assert!(survived >= 60 && refused >= 40, "{survived} survived, {refused} refused");
 }
 
-/// Whether these members, if the volume cannot do without them, get some of these writes for certain. A few tree blocks may all be on a part of the stripes,
-/// and with single copies a chunk is on one member.
+/// Whether these members, if the volume cannot do without them, get some of these writes for
+/// certain. A few tree blocks may all be on a part of the stripes, and with single copies a chunk
+/// is on one member.
 fn is_certain(struck: &Struck, kind: Kind, profile: Profile, gone: &[usize]) -> bool {
     let is_striped = matches!(profile, Profile::Single | Profile::Raid0 | Profile::Raid10);
     let is_few = kind == Kind::Blocks || kind == Kind::Data && profile == Profile::Single;
@@ -366,7 +369,8 @@ fn one_copy_of_dup_stays_bad_and_is_repaired() {
     }
 }
 
-/// Where a chunk is on one member alone, a tree block of which another copy was written is survived, and a barrier is not.
+/// Where a chunk is on one member alone, a tree block of which another copy was written is
+/// survived, and a barrier is not.
 #[test]
 fn a_member_that_has_something_alone_is_not_done_without() {
     for (kind, is_survived) in [(Kind::Blocks, true), (Kind::Flush, false), (Kind::Primary, false)]
@@ -396,7 +400,8 @@ fn a_member_that_has_something_alone_is_not_done_without() {
     }
 }
 
-/// The kernel shows what we counted, and finds nothing wrong when a scrub of ours has brought the members up to date.
+/// The kernel shows what we counted, and finds nothing wrong when a scrub of ours has brought the
+/// members up to date.
 #[test]
 fn the_kernel_shows_the_errors_and_a_whole_volume() {
     let Some(judges) = judges::require() else { return };
@@ -442,7 +447,8 @@ fn the_kernel_shows_the_errors_and_a_whole_volume() {
     }
 }
 
-/// Brings members up to date, as somebody does whose volume failed: a pending log is replayed first.
+/// Brings members up to date, as somebody does whose volume failed: a pending log is replayed
+/// first.
 fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), String> {
     let failed = |what: &'static str| move |e: Error| format!("{what}: {e}");
     drop(OURS.open_writable(devices(memory)).map_err(failed("replaying"))?);
@@ -460,7 +466,8 @@ fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
     volume.superblock().log_is_pending()
 }
 
-/// A power cut after a member failed, at every moment: what was promised is there, the member is not believed, and comes back.
+/// A power cut after a member failed, at every moment: what was promised is there, the member is
+/// not believed, and comes back.
 #[test]
 fn cuts_behind_failures() {
     let (seed, generator) = (seed(), Generator::default());

@@ -1,4 +1,5 @@
-//! An explorer that finds nothing proves nothing: engines that are broken on purpose must be caught.
+//! An explorer that finds nothing proves nothing: engines that are broken on purpose must be
+//! caught.
 
 use std::io;
 use std::ops::{ControlFlow, Range};

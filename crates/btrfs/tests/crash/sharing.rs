@@ -7,8 +7,8 @@ use offshoot_vfs::{Fallocate, FileFlags};
 use crate::engine::{ONE, OURS, volume};
 use crate::plan;
 
-/// A file that shared its extents with another one was written in place as soon as that one gave them up: a crash before the commit
-/// brought the other file back, with the bytes of this one.
+/// A file that shared its extents with another one was written in place as soon as that one gave
+/// them up: a crash before the commit brought the other file back, with the bytes of this one.
 #[test]
 fn what_a_crash_may_bring_back_is_not_written_over() {
     const LEN: usize = 20_000;

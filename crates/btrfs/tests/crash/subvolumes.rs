@@ -1,8 +1,9 @@
 //! Power cuts while subvolumes come and go.
 //!
-//! Each operation is done whole or not at all, and nothing else is done between two: so every state shows exactly what was there
-//! behind some operation, no earlier than the last sync and no later than the last that had begun. What a deleted subvolume holds is dropped in every state,
-//! and the accounts are right before and after that.
+//! Each operation is done whole or not at all, and nothing else is done between two: so every state
+//! shows exactly what was there behind some operation, no earlier than the last sync and no later
+//! than the last that had begun. What a deleted subvolume holds is dropped in every state, and the
+//! accounts are right before and after that.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -206,7 +207,8 @@ fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
     Ok(found)
 }
 
-/// What is explored with: how much may be changed before the engine commits by itself, the volume behind the set-up, and who judges.
+/// What is explored with: how much may be changed before the engine commits by itself, the volume
+/// behind the set-up, and who judges.
 struct Explorer<'a> {
     dirty_bytes: u64,
     base: &'a Devices,
@@ -330,8 +332,8 @@ fn subvolumes() {
     explore(SMALL_NODES, EAGER.dirty_bytes, plan(seed), &some(6), 300);
 }
 
-/// A subvolume that is dropped in several steps. Of its blocks some are its own, some are those of a snapshot too, and some of these were
-/// counted for it as the one that wrote them.
+/// A subvolume that is dropped in several steps. Of its blocks some are its own, some are those of
+/// a snapshot too, and some of these were counted for it as the one that wrote them.
 fn set_up_large(fs: &Filesystem) -> Result<()> {
     let fill = |path: &str, numbers: Range<u32>| -> Result<()> {
         let dir = at(fs, path)?;
@@ -356,7 +358,8 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
     fs.sync()
 }
 
-/// The power is cut between the steps in which a large subvolume is dropped, and in them. Who goes on drops the rest.
+/// The power is cut between the steps in which a large subvolume is dropped, and in them. Who goes
+/// on drops the rest.
 #[test]
 fn a_drop_that_is_cut_between_its_steps() {
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed()) };

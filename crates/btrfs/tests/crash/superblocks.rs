@@ -30,7 +30,8 @@ fn over(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::over(device.clone()))
 }
 
-/// The volume can be written without the member `behind`, which stays as it is, and stays one that missed commits.
+/// The volume can be written without the member `behind`, which stays as it is, and stays one that
+/// missed commits.
 #[track_caller]
 fn require_left_out(devices: Devices, behind: usize) {
     let hash = |device: &Arc<dyn BlockDevice>| {
@@ -52,8 +53,8 @@ fn require_left_out(devices: Devices, behind: usize) {
     OURS.check(devices).expect("it is in order");
 }
 
-/// A superblock and its copies were written between two barriers, so one cut could tear all of them, and
-/// nothing led to the volume any more.
+/// A superblock and its copies were written between two barriers, so one cut could tear all of
+/// them, and nothing led to the volume any more.
 #[test]
 fn a_superblock_and_its_copies_are_never_pending_together() {
     let base = volume(1, ONE);
@@ -78,8 +79,8 @@ fn a_superblock_and_its_copies_are_never_pending_together() {
     assert_eq!((primaries, copies), (3, 3), "the device is too small for more than one copy");
 }
 
-/// A cut between the superblocks of two members left one of them a generation behind, and the volume was
-/// refused for writing as one with a member that had been away.
+/// A cut between the superblocks of two members left one of them a generation behind, and the
+/// volume was refused for writing as one with a member that had been away.
 #[test]
 fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_on() {
     let devices = volume(2, SETS[0]);
@@ -99,8 +100,8 @@ fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_o
     }
 }
 
-/// What the newest commit wrote is found on every member that has it, whether the root of the root tree is on it
-/// or not.
+/// What the newest commit wrote is found on every member that has it, whether the root of the root
+/// tree is on it or not.
 #[test]
 fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
     let (mut left_out, mut refusals) = (0, 0);
@@ -135,7 +136,8 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
     assert!(left_out >= 6 && refusals >= 2, "{left_out} left out, {refusals} refused");
 }
 
-/// A commit that put no block on a member left nothing there to tell a cut by, and the volume was refused for writing.
+/// A commit that put no block on a member left nothing there to tell a cut by, and the volume was
+/// refused for writing.
 #[test]
 fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
     // A stripe has room for all blocks of a small commit.

@@ -1,4 +1,5 @@
-//! What is done to synchronous files and directories is durable when the call returns: nobody syncs here, and the power cut comes behind each call.
+//! What is done to synchronous files and directories is durable when the call returns: nobody syncs
+//! here, and the power cut comes behind each call.
 
 use std::sync::Arc;
 

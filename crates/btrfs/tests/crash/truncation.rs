@@ -6,8 +6,8 @@ use offshoot_testkit::crash::{Op, Step, Workload};
 use crate::engine::{EAGER, ONE, volume};
 use crate::plan;
 
-/// The last sector of the shorter file was stored, with zeros behind the new end, before the rest was cut: a file that was
-/// as long as before had a hole in its data.
+/// The last sector of the shorter file was stored, with zeros behind the new end, before the rest
+/// was cut: a file that was as long as before had a hole in its data.
 #[test]
 fn a_file_that_is_cut_half_way_has_no_zeros_in_it() {
     let path = "file".to_owned();

@@ -1,8 +1,9 @@
 //! Devices that fail while room is made.
 //!
-//! Many threads work on a volume that has little room. From the moment on at which a flush state is under way, as the counters say, requests of one kind fail
-//! as long as it is. Then nobody hangs; the error reaches an operation, or ends all writing; and what the devices hold is what was synced,
-//! with the first so many operations of every thread, none of them by half.
+//! Many threads work on a volume that has little room. From the moment on at which a flush state is
+//! under way, as the counters say, requests of one kind fail as long as it is. Then nobody hangs;
+//! the error reaches an operation, or ends all writing; and what the devices hold is what was
+//! synced, with the first so many operations of every thread, none of them by half.
 
 mod hand;
 mod trap;
@@ -61,8 +62,8 @@ impl Outcome {
     }
 }
 
-/// Lets all hands work until the trap has struck and somebody who waited was told, or long enough; how many operations failed, and how many found all writing
-/// ended.
+/// Lets all hands work until the trap has struck and somebody who waited was told, or long enough;
+/// how many operations failed, and how many found all writing ended.
 fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
     let posts: Vec<Post> = hands.iter().map(|_| Post::default()).collect();
     let told = [AtomicU64::new(0), AtomicU64::new(0)];

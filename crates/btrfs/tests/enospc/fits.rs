@@ -1,4 +1,5 @@
-//! As much fits as the kernel takes: preallocated space, large files and small ones, on equal volumes, up to the last byte.
+//! As much fits as the kernel takes: preallocated space, large files and small ones, on equal
+//! volumes, up to the last byte.
 //!
 //! Preallocation writes items and no data, so it fills volumes of any size: the images are sparse.
 
@@ -117,7 +118,8 @@ fn preallocation_fits_on_volumes_of_all_sizes() {
     preallocation_fits(10 * GIB_IN_MIB, &["-d", "dup"]);
 }
 
-/// More than one chunk holds was refused on an empty volume: a cycle that allocated one counted as one that helped nobody.
+/// More than one chunk holds was refused on an empty volume: a cycle that allocated one counted as
+/// one that helped nobody.
 #[test]
 fn one_preallocation_takes_as_many_chunks_as_it_needs() {
     let Some(judges) = judges::require() else { return };

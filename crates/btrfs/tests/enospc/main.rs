@@ -1,7 +1,8 @@
 //! Many threads on a volume that is full.
 //!
-//! Each has a directory of its own, and all have one together; what the volume acknowledged is in a model. Round by round they work, while the volume is
-//! full, and then everything is looked at in quiet:
+//! Each has a directory of its own, and all have one together; what the volume acknowledged is in a
+//! model. Round by round they work, while the volume is full, and then everything is looked at in
+//! quiet:
 //!
 //! | | |
 //! |---|---|
@@ -11,7 +12,9 @@
 //! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
 //! | removals are refused nothing | `worker`; at last everything is removed by all, and the volume is as empty as before |
 //!
-//! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again, and `promises` writes what makes trees much larger.
+//! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the
+//! kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again, and
+//! `promises` writes what makes trees much larger.
 //!
 //! `cargo xtask campaign enospc` does it for as long as one likes, on volumes of several kinds.
 
@@ -94,7 +97,8 @@ struct Round<'a> {
     number: u64,
 }
 
-/// The options of a round: by turns as they are, and with so little memory that commits and flushes happen all the time.
+/// The options of a round: by turns as they are, and with so little memory that commits and flushes
+/// happen all the time.
 fn options(round: u64) -> OpenOptions {
     let options = OpenOptions::default();
     let dirty_bytes = if round.is_multiple_of(2) { options.dirty_bytes } else { 2 << 20 };

@@ -1,6 +1,8 @@
-//! Subvolumes that move on a volume that is nearly full: each move is done whole or refused whole, and refused only where less is free than it may take.
+//! Subvolumes that move on a volume that is nearly full: each move is done whole or refused whole,
+//! and refused only where less is free than it may take.
 //!
-//! Links fill metadata and make room again a few at a time, so that moves are refused and done by turns, with all that is free between these two.
+//! Links fill metadata and make room again a few at a time, so that moves are refused and done by
+//! turns, with all that is free between these two.
 
 use std::collections::VecDeque;
 
@@ -23,7 +25,8 @@ const FILES: u64 = 300;
 const TARGET: [u8; 3000] = [b'x'; 3000];
 const LINKS_OF_A_LEAF: usize = 5;
 
-/// More than the worst case of what an exchange changes, with nodes of 16 KiB and trees of three levels, and the same where snapshots share blocks.
+/// More than the worst case of what an exchange changes, with nodes of 16 KiB and trees of three
+/// levels, and the same where snapshots share blocks.
 const MOVE_BYTES: u64 = 4 << 20;
 const SHARED_MOVE_BYTES: u64 = 12 << 20;
 
@@ -64,7 +67,8 @@ impl Links<'_> {
         }
     }
 
-    /// Removes as many links as fill a leaf. Where snapshots keep what that copies it may be refused, but deleting one of these is not.
+    /// Removes as many links as fill a leaf. Where snapshots keep what that copies it may be
+    /// refused, but deleting one of these is not.
     fn make_room(&mut self) {
         for _ in 0..LINKS_OF_A_LEAF {
             let last = self.count.checked_sub(1).expect("moves are done before all links are gone");
@@ -145,7 +149,8 @@ impl Moved<'_> {
     }
 }
 
-/// Two directories full of names in each of three subvolumes, which are given too, and two subvolumes in these.
+/// Two directories full of names in each of three subvolumes, which are given too, and two
+/// subvolumes in these.
 fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
     let subvolume = |dir, name: &str| {
         fs.create_subvolume(Place { dir, name: name.as_bytes() }, &NEW).expect("there is room")

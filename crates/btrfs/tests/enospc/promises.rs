@@ -1,6 +1,7 @@
 //! What was accepted can be stored, however much larger it makes trees than it is itself.
 //!
-//! Each of many files is alone in two leaves that links fill, so what is written to it copies a block for a few bytes.
+//! Each of many files is alone in two leaves that links fill, so what is written to it copies a
+//! block for a few bytes.
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
@@ -13,7 +14,8 @@ use crate::worker::{AT, NEW};
 /// How many files there are.
 const FILES: u64 = 1300;
 
-/// Links that fill the rest of two leaves of 16 KiB, and the target of each: who finds its leaf full may share with the one beside it.
+/// Links that fill the rest of two leaves of 16 KiB, and the target of each: who finds its leaf
+/// full may share with the one beside it.
 const LINKS: u64 = 25;
 const TARGET: [u8; 1000] = [b'x'; 1000];
 
@@ -43,7 +45,8 @@ fn scattered(fs: &Filesystem) -> Vec<FileId> {
     files
 }
 
-/// Makes links in a directory of their own until one is refused; the directory, and how many there are.
+/// Makes links in a directory of their own until one is refused; the directory, and how many there
+/// are.
 fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
     let dir = fs.mkdir(Place { dir: fs.root(), name: b"large links" }, &NEW);
     let dir = dir.expect("there is room");
@@ -56,7 +59,8 @@ fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
     (dir, links)
 }
 
-/// A volume where all is allocated and so many large links fitted in metadata once more, and the files.
+/// A volume where all is allocated and so many large links fitted in metadata once more, and the
+/// files.
 fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
     let fs = quiet()?;
     let files = scattered(&fs);
@@ -70,7 +74,8 @@ fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
     Some((fs, files))
 }
 
-/// Writes so many bytes to each of `files` until that is refused. All of it can be stored, and a file removed.
+/// Writes so many bytes to each of `files` until that is refused. All of it can be stored, and a
+/// file removed.
 fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
     let bytes = vec![7; len];
     let written = files.iter().take_while(|&&file| accepted(fs.write(file, 0, &bytes, AT))).count();
@@ -90,7 +95,8 @@ fn what_is_written_beside_a_snapshot_can_be_stored() {
     assert_can_be_stored(&fs, &files, 4096);
 }
 
-/// A snapshot that was refused left more kept back than there was, and nothing could be removed any more.
+/// A snapshot that was refused left more kept back than there was, and nothing could be removed any
+/// more.
 #[test]
 fn files_can_be_removed_when_a_snapshot_was_refused() {
     let Some(fs) = quiet() else { return };

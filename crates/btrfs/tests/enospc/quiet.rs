@@ -1,8 +1,9 @@
 //! When nobody else is at work: what is refused, and what is free then.
 //!
-//! Nothing is reserved or promised any more, all of the space has been looked at, and everything is committed. An operation is refused then only
-//! where less is free than its worst case, beside what is kept for commits and removals; data only where there is no chunk to be had either. And
-//! what is kept is no more than `ARCHITECTURE.md` says.
+//! Nothing is reserved or promised any more, all of the space has been looked at, and everything is
+//! committed. An operation is refused then only where less is free than its worst case, beside what
+//! is kept for commits and removals; data only where there is no chunk to be had either. And what
+//! is kept is no more than `ARCHITECTURE.md` says.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -16,7 +17,8 @@ use offshoot_vfs::{Errno, FileId, FileSystemMut, Place, Result};
 use crate::MIB;
 use crate::worker::{AT, NEW};
 
-/// More than the worst case of an operation on nine items, in bytes, with nodes of 16 KiB and trees of three levels.
+/// More than the worst case of an operation on nine items, in bytes, with nodes of 16 KiB and trees
+/// of three levels.
 const OPERATION_BYTES: u64 = 2 << 20;
 
 /// The most that is kept where the trees of a commit are small, and what each byte of these adds.
@@ -68,14 +70,16 @@ fn commit_trees(fs: &Filesystem) -> u64 {
     bytes
 }
 
-/// No member has room for a chunk, whether of data or of metadata: two stripes of a MiB, beside what lies before the first.
+/// No member has room for a chunk, whether of data or of metadata: two stripes of a MiB, beside
+/// what lies before the first.
 pub(crate) fn assert_no_chunk_is_left(fs: &Filesystem) {
     let allocated = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
     let left = (MIB << 20) - fs.volume().chunks().map(allocated).sum::<u64>();
     assert!(left < 3 << 20, "{left} bytes belong to no chunk");
 }
 
-/// No operation is refused with so much, and no more than should be is kept. Everything is committed.
+/// No operation is refused with so much, and no more than should be is kept. Everything is
+/// committed.
 fn assert_hardly_any(left: &KindStats, trees: u64) {
     assert!(room(left) < OPERATION_BYTES && left.unknown_bytes == 0, "refused with {left:#?}");
     let kept = left.commit_bytes + left.kept_bytes;
@@ -106,7 +110,8 @@ pub(crate) fn assert_at_rest(fs: &Filesystem) {
     assert_eq!(spoken(), 0, "{:?}", fs.volume().space_stats());
 }
 
-/// Operations and writes in the directory `dir` are refused only where there is no room, and what they made can be taken away.
+/// Operations and writes in the directory `dir` are refused only where there is no room, and what
+/// they made can be taken away.
 pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     let name = |what: &str, number| format!("{what}-{number}");
     let links = until_refused("a link", |number| {

@@ -1,4 +1,5 @@
-//! Simple shapes of full volumes: what was free once is free again, and for many threads as for one.
+//! Simple shapes of full volumes: what was free once is free again, and for many threads as for
+//! one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -94,7 +95,8 @@ fn remove(fs: &Filesystem, number: u64) {
     fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
-/// A volume is filled and emptied again and again, with one kind of things after the other, and holds as much of each as it did at first.
+/// A volume is filled and emptied again and again, with one kind of things after the other, and
+/// holds as much of each as it did at first.
 fn refill(mkfs: &[&str], fillings: &[Filling]) {
     let Some(device) = device(mkfs) else { return };
     let mut first = vec![None; fillings.len()];
@@ -151,7 +153,8 @@ fn what_held_small_files_beside_quotas_holds_as_many_again() {
     refill(&["-m", "single", "-O", "quota"], &[Filling::Files(5000)]);
 }
 
-/// Where data fills the volume, a file goes and one as large takes its place, without a sync in between.
+/// Where data fills the volume, a file goes and one as large takes its place, without a sync in
+/// between.
 #[test]
 fn a_file_takes_the_place_of_one_as_large() {
     const LEN: usize = 2 << 20;
@@ -184,8 +187,8 @@ fn extents(fs: &Filesystem, file: FileId) -> usize {
     count
 }
 
-/// Free space is in pieces of two sectors and metadata is full. A file that fills all of them has far more extents than runs were written, and
-/// leaves enough to remove everything.
+/// Free space is in pieces of two sectors and metadata is full. A file that fills all of them has
+/// far more extents than runs were written, and leaves enough to remove everything.
 #[test]
 fn a_file_in_many_pieces_leaves_room_for_removals() {
     const PIECE_BYTES: usize = 8192;
@@ -219,8 +222,8 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     fs.sync().expect("a commit");
 }
 
-/// Makes and writes a file of its own on each of so many threads, all at once, until each is refused something; how many have a file, and
-/// how many bytes were accepted.
+/// Makes and writes a file of its own on each of so many threads, all at once, until each is
+/// refused something; how many have a file, and how many bytes were accepted.
 fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     let (files, bytes) = (AtomicU64::new(0), AtomicUsize::new(0));
     let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
@@ -237,8 +240,9 @@ fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     (files.into_inner(), bytes.into_inner())
 }
 
-/// As much was promised for each file that was buffered as a step of its write-back copies. So the more files were written at once the less
-/// fitted: a fifth of what one writer did, and not even all names.
+/// As much was promised for each file that was buffered as a step of its write-back copies. So the
+/// more files were written at once the less fitted: a fifth of what one writer did, and not even
+/// all names.
 fn many_writers_fit_what_one_does(mkfs: &[&str]) {
     const WRITERS: u64 = 64;
     let fill = |threads| {

@@ -1,5 +1,5 @@
-//! What every thread is doing, and a watch over them: a thread that does not come to the end of a call for
-//! [`PATIENCE`] ends the program, with what all of them were at.
+//! What every thread is doing, and a watch over them: a thread that does not come to the end of a
+//! call for [`PATIENCE`] ends the program, with what all of them were at.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -12,7 +12,8 @@ use offshoot_btrfs::Filesystem;
 /// How often the watch looks.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How many looks may find a thread in the same call: two minutes, where a call takes a few commits at most.
+/// How many looks may find a thread in the same call: two minutes, where a call takes a few commits
+/// at most.
 const PATIENCE: u64 = 480;
 
 /// Where a thread says what it is doing.

@@ -1,7 +1,8 @@
 //! One of many threads on a full volume.
 //!
-//! What it does it does to the volume and to the model, unless the volume has no room for it. In a directory of its own and in that of all
-//! it makes files of every size until it is refused something, and then takes some away; in one that it has with some others it is an actor among
+//! What it does it does to the volume and to the model, unless the volume has no room for it. In a
+//! directory of its own and in that of all it makes files of every size until it is refused
+//! something, and then takes some away; in one that it has with some others it is an actor among
 //! others.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +27,8 @@ pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, um
 /// The directory of all.
 pub(crate) const ALL: &str = "all";
 
-/// How many actors meet in a directory. Half of their names have one hash, and what has one hash has to fit into a leaf.
+/// How many actors meet in a directory. Half of their names have one hash, and what has one hash
+/// has to fit into a leaf.
 const ACTORS: u64 = 4;
 
 /// The directory of the worker with this number.
@@ -108,7 +110,8 @@ impl Both<'_> {
         names
     }
 
-    /// Removes what is in a directory and chosen, with all that is below: nothing of that is ever refused.
+    /// Removes what is in a directory and chosen, with all that is below: nothing of that is ever
+    /// refused.
     pub(crate) fn remove_all(&self, dir: [FileId; 2], post: &Post, chosen: &dyn Fn(&[u8]) -> bool) {
         for (name, file_type) in self.names(dir[1]) {
             if !chosen(&name) {
@@ -286,7 +289,8 @@ impl<'a> Worker<'a> {
         Some(())
     }
 
-    /// Allocates, frees, zeros or moves whole sectors of a file. What is no allocation is done to one: of more a refused call may have done some.
+    /// Allocates, frees, zeros or moves whole sectors of a file. What is no allocation is done to
+    /// one: of more a refused call may have done some.
     fn allocate(&mut self) -> Option<()> {
         let Some(index) = self.some_index() else { return Some(()) };
         let name = self.names[index].clone();

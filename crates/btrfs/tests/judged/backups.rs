@@ -1,4 +1,5 @@
-//! The roots of earlier commits that our superblocks remember, as the tools and the kernel see them.
+//! The roots of earlier commits that our superblocks remember, as the tools and the kernel see
+//! them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,8 +18,8 @@ use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::common::open;
 
-/// The trees whose roots are remembered, by their names in a dump of a superblock, and in one of the root tree: those that the superblock names
-/// itself are not there.
+/// The trees whose roots are remembered, by their names in a dump of a superblock, and in one of
+/// the root tree: those that the superblock names itself are not there.
 const TREES: [(&str, Option<&str>); 6] = [
     ("backup_tree_root", None),
     ("backup_chunk_root", None),
@@ -100,8 +101,8 @@ fn shown(disks: &Disks, options: &str) -> String {
     manifest(&host).expect("everything is read")
 }
 
-/// The last four commits are remembered, each in the slot behind that of the one before. When the roots of the newest cannot be read, the kernel
-/// goes back to the one before, and finds all of it.
+/// The last four commits are remembered, each in the slot behind that of the one before. When the
+/// roots of the newest cannot be read, the kernel goes back to the one before, and finds all of it.
 #[test]
 fn the_kernel_goes_back_to_the_commit_before() {
     let Some(judges) = judges::require() else { return };

@@ -291,8 +291,9 @@ fn members_of_raid6_that_were_put_back() {
     judge_put_back(&judges, 5, "-d raid6 -m raid1c3");
 }
 
-/// A member that was away for one commit alone was taken for one that a cut had left a generation behind. It
-/// was written on as if it were current, and then nothing told any more that data on it was old.
+/// A member that was away for one commit alone was taken for one that a cut had left a generation
+/// behind. It was written on as if it were current, and then nothing told any more that data on it
+/// was old.
 #[test]
 fn a_member_that_missed_one_whole_commit_is_not_written_on() {
     let Some(judges) = judges::require() else { return };

@@ -16,8 +16,8 @@ use offshoot_vfs::Error;
 
 use crate::common::{Reports, default_filesystem, judge, open};
 
-/// A copy of a mounted volume, of which an fsync wrote a log since the last commit, shows what was fsynced; without its log it is
-/// read at that commit, and both are mentioned.
+/// A copy of a mounted volume, of which an fsync wrote a log since the last commit, shows what was
+/// fsynced; without its log it is read at that commit, and both are mentioned.
 #[test]
 fn a_pending_log() {
     let Some(judges) = judges::require() else { return };
@@ -107,7 +107,8 @@ fn unknown_features_are_refused_by_name() {
     }
 }
 
-/// Where something is under way that only the program can finish which began it, not even a reader knows what holds.
+/// Where something is under way that only the program can finish which began it, not even a reader
+/// knows what holds.
 #[test]
 fn conversions_under_way_are_refused_by_name() {
     let Some(judges) = judges::require() else { return };
@@ -127,7 +128,8 @@ fn conversions_under_way_are_refused_by_name() {
     }
 }
 
-/// A volume for devices with zones, on one that has none: its superblocks are where they always are.
+/// A volume for devices with zones, on one that has none: its superblocks are where they always
+/// are.
 #[test]
 fn a_zoned_volume() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,5 @@
-//! What a log leaves out, and where it ends: much that changed, little room, many names, and data alone.
+//! What a log leaves out, and where it ends: much that changed, little room, many names, and data
+//! alone.
 
 use offshoot_testkit::disks::Disks;
 use offshoot_testkit::judges;
@@ -14,7 +15,8 @@ use crate::stories::{cut, held, place};
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 9 };
 const SECTOR: usize = 4096;
 
-/// More places of a large file change than are remembered one by one. What lies between them is not logged.
+/// More places of a large file change than are remembered one by one. What lies between them is not
+/// logged.
 #[test]
 fn what_is_between_many_changes_is_not_logged() {
     const EXTENTS: u64 = 6000;
@@ -68,7 +70,8 @@ fn an_fsync_of_very_many_extents_makes_a_commit() {
     disks.assert_checks();
 }
 
-/// What was made longer without data, while it had no name, is as long when the directory is synced in which it got one.
+/// What was made longer without data, while it had no name, is as long when the directory is synced
+/// in which it got one.
 #[test]
 fn an_unnamed_file_that_is_a_hole() {
     let Some(judges) = judges::require() else { return };
@@ -87,7 +90,8 @@ fn an_unnamed_file_that_is_a_hole() {
     assert!(held(&read_only(cut.devices()), "f") == Some(vec![0; 1 << 20]));
 }
 
-/// Names of which kernels before 6.16 count one too many, or that have no room beside those of the last commit.
+/// Names of which kernels before 6.16 count one too many, or that have no room beside those of the
+/// last commit.
 #[test]
 fn names_that_a_log_is_not_good_for() {
     let Some(judges) = judges::require() else { return };
@@ -131,11 +135,13 @@ enum Order {
     OnlyName,
     /// As that, among many entries.
     OnlyNameOfMany,
-    /// A directory is in which the file has another name, and from which the one with the name is reached.
+    /// A directory is in which the file has another name, and from which the one with the name is
+    /// reached.
     Reached,
 }
 
-/// Kernels before 6.16 count a name that is an INODE_EXTREF one too often if the log has its entry as well: whichever of them comes first, no log has both.
+/// Kernels before 6.16 count a name that is an INODE_EXTREF one too often if the log has its entry
+/// as well: whichever of them comes first, no log has both.
 #[test]
 fn an_extended_name_and_its_entry_are_not_in_one_log() {
     use Order::{FileFirst, OnlyName, OnlyNameOfMany, Reached};
@@ -228,8 +234,9 @@ fn fdatasync_in_place_writes_no_log() {
     );
 }
 
-/// On a full volume data is accepted that goes to preallocated space, and to no other. Then others clone and log, so that it may not go there
-/// until a commit: it is not lost, and its fsync is not refused.
+/// On a full volume data is accepted that goes to preallocated space, and to no other. Then others
+/// clone and log, so that it may not go there until a commit: it is not lost, and its fsync is not
+/// refused.
 #[test]
 fn data_for_preallocated_space_on_a_full_volume() {
     let Some(judges) = judges::require() else { return };

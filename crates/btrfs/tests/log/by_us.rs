@@ -1,9 +1,12 @@
-//! What ours wrote: the workloads of the crash explorer, and stories, done by us and cut behind an fsync.
+//! What ours wrote: the workloads of the crash explorer, and stories, done by us and cut behind an
+//! fsync.
 //!
-//! The volume is cut without being closed. The kernel replays one copy and we another, as with its own logs, and both have to show the same, and what was
-//! promised, to the nanosecond: the times are ours. In the end everything is synced, and the volume is judged once more.
+//! The volume is cut without being closed. The kernel replays one copy and we another, as with its
+//! own logs, and both have to show the same, and what was promised, to the nanosecond: the times
+//! are ours. In the end everything is synced, and the volume is judged once more.
 //!
-//! An fsync may always commit. But most of the workloads leave a log: otherwise nothing would be proved of logs.
+//! An fsync may always commit. But most of the workloads leave a log: otherwise nothing would be
+//! proved of logs.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Power cuts while we replay: the log is still pending, or all of it is done. When it is replayed once more `btrfs check` finds nothing.
+//! Power cuts while we replay: the log is still pending, or all of it is done. When it is replayed
+//! once more `btrfs check` finds nothing.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};

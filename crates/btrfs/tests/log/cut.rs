@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::BlockDevice;
@@ -27,7 +27,8 @@ pub(crate) struct Shape {
 /// As they are by default.
 pub(crate) const PLAIN: Shape = Shape { members: 1, mkfs: "", mount: "" };
 
-/// Small and large nodes, holes that are written down, data that is compressed, several devices, block groups that hold everything, no free-space tree.
+/// Small and large nodes, holes that are written down, data that is compressed, several devices,
+/// block groups that hold everything, no free-space tree.
 pub(crate) const SHAPES: [Shape; 7] = [
     PLAIN,
     Shape { mkfs: "-n 4k", ..PLAIN },
@@ -56,7 +57,8 @@ pub(crate) fn make(judges: &Judges, shape: Shape) -> Disks {
     disks
 }
 
-/// A volume in which the kernel has done `before` and committed, and then done `after`, as a power cut would leave it then.
+/// A volume in which the kernel has done `before` and committed, and then done `after`, as a power
+/// cut would leave it then.
 pub(crate) fn cut(
     judges: &Judges,
     shape: Shape,
@@ -71,7 +73,8 @@ pub(crate) fn cut(
     disks.copy(judges)
 }
 
-/// The same, with one log. Where much is changed the kernel sometimes commits before the fsync, and leaves none: then once more.
+/// The same, with one log. Where much is changed the kernel sometimes commits before the fsync, and
+/// leaves none: then once more.
 #[track_caller]
 pub(crate) fn cut_with_log(
     judges: &Judges,
@@ -121,7 +124,7 @@ fn assert_sums_apart(volume: &Volume, what: &str) {
     let (objectid, item_type) = (objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM);
     for log in volume.log_trees().expect("the logs are in order") {
         let first = Key::new(objectid, item_type, 0);
-        let mut cursor = Cursor::seek(volume, log.root, first).expect("it can be read");
+        let mut cursor = volume.cursor(log.root, first).expect("it can be read");
         let mut end = 0;
         while let Some((key, data)) = cursor.item_of(objectid, item_type) {
             assert!(key.offset >= end, "{what}: checksums at {key} and up to {end}");
@@ -131,8 +134,8 @@ fn assert_sums_apart(volume: &Volume, what: &str) {
     }
 }
 
-/// Nothing may differ but times of files that lost a name, and of directories in which one was lost: the kernel gives
-/// them that of its replay.
+/// Nothing may differ but times of files that lost a name, and of directories in which one was
+/// lost: the kernel gives them that of its replay.
 pub(crate) fn compare() -> Compare {
     Compare::default().without(Aspect::TimesOfNames)
 }

@@ -37,7 +37,8 @@ fn logged(judges: &Judges, shape: Shape) -> Disks {
     )
 }
 
-/// A member is lost with the power: what was fsynced is read all the same, whoever wrote the log. Writing stays refused.
+/// A member is lost with the power: what was fsynced is read all the same, whoever wrote the log.
+/// Writing stays refused.
 #[test]
 fn a_log_without_a_member() {
     let Some(judges) = judges::require() else { return };
@@ -218,7 +219,8 @@ fn all_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
     blocks.into_values().collect()
 }
 
-/// Blocks that lie, with checksums that fit, mostly of logs: an error, or something that opens again, and never a panic or a loop.
+/// Blocks that lie, with checksums that fit, mostly of logs: an error, or something that opens
+/// again, and never a panic or a loop.
 #[test]
 fn hostile_logs() {
     let Some(judges) = judges::require() else { return };

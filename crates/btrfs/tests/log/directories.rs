@@ -1,7 +1,7 @@
 //! Directories with many new entries, and new directories below one that is synced.
 //!
-//! An fsync of a directory promises that the names in it are there after a crash, and what was new below it when it was called. What the kernel's own
-//! log holds of that is what ours has to hold.
+//! An fsync of a directory promises that the names in it are there after a crash, and what was new
+//! below it when it was called. What the kernel's own log holds of that is what ours has to hold.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -89,7 +89,8 @@ fn make_tree(fs: &Filesystem, dir: FileId) {
     }
 }
 
-/// Nothing below a directory that was synced is lost, if it was there when it was: the kernel's log and ours say the same.
+/// Nothing below a directory that was synced is lost, if it was there when it was: the kernel's log
+/// and ours say the same.
 #[test]
 fn new_directories_below_are_in_the_log() {
     let Some(judges) = judges::require() else { return };
@@ -135,7 +136,8 @@ fn new_directories_below_are_in_the_log() {
     }
 }
 
-/// What came and went below a directory since it was synced is in the log when it is synced again, however deep, and also if it was synced there in between.
+/// What came and went below a directory since it was synced is in the log when it is synced again,
+/// however deep, and also if it was synced there in between.
 #[test]
 fn new_directories_below_are_in_the_log_again() {
     let Some(judges) = judges::require() else { return };
@@ -196,7 +198,8 @@ fn new_directories_below_are_in_the_log_again() {
     }
 }
 
-/// A new directory that is needed for a name of a file has its entries in the log all the same, when what is synced leads to it.
+/// A new directory that is needed for a name of a file has its entries in the log all the same,
+/// when what is synced leads to it.
 #[test]
 fn a_new_directory_that_names_need_is_in_the_log_with_its_entries() {
     let Some(judges) = judges::require() else { return };
@@ -305,7 +308,8 @@ fn many_entries(judges: &Judges, shape: Shape, log_by_item: bool, seed: u64) -> 
     stats
 }
 
-/// Entries and new inodes that go to the log as runs leave the same as one by one, whatever is among them.
+/// Entries and new inodes that go to the log as runs leave the same as one by one, whatever is
+/// among them.
 #[test]
 fn runs_of_entries_hold_what_single_ones_do() {
     let Some(judges) = judges::require() else { return };
@@ -331,7 +335,8 @@ fn runs_of_entries_hold_what_single_ones_do() {
     }
 }
 
-/// Where most of what changed is new entries of the directory that is synced, a commit is made, which is cheaper; where they are little of it, a log.
+/// Where most of what changed is new entries of the directory that is synced, a commit is made,
+/// which is cheaper; where they are little of it, a log.
 #[test]
 fn a_commit_is_made_where_it_is_cheaper_than_a_log() {
     let Some(judges) = judges::require() else { return };

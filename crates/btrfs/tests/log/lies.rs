@@ -89,7 +89,8 @@ fn lied(
     shared(&members)
 }
 
-/// What opening the volume says, in memory and on the devices, with a log in which `lie` changed `count` items.
+/// What opening the volume says, in memory and on the devices, with a log in which `lie` changed
+/// `count` items.
 fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> [Option<Error>; 2] {
     let devices = lied(cut, count, lie);
     let generation = at_commit(cut.devices()).superblock().generation;
@@ -167,7 +168,8 @@ fn a_directory_below_itself() {
     assert_corrupt(errors, "the directory is below itself");
 }
 
-/// An extent whose log has no checksums, with an item before where they would be that reaches to the end of all numbers.
+/// An extent whose log has no checksums, with an item before where they would be that reaches to
+/// the end of all numbers.
 #[test]
 fn an_item_at_the_end_of_all_numbers_before_the_checksums() {
     let Some(judges) = judges::require() else { return };
@@ -187,7 +189,8 @@ fn an_item_at_the_end_of_all_numbers_before_the_checksums() {
     assert!(errors.iter().all(Option::is_none), "a hole that far is no harm: {errors:?}");
 }
 
-/// Old kernels wrote logs in which the checksums of one item begin within another: none of either are lost.
+/// Old kernels wrote logs in which the checksums of one item begin within another: none of either
+/// are lost.
 #[test]
 fn checksums_within_others() {
     let Some(judges) = judges::require() else { return };

@@ -1,7 +1,9 @@
 //! Tree logs: those that the kernel wrote, and ours, replayed by the kernel and by us.
 //!
-//! A volume is *cut* by copying its loop file while it is mounted: after an fsync, and with no commit since. The kernel replays one copy and we another,
-//! and both have to show the same, path by path, in memory and on the devices. What the fsync was of has to be as it was when it returned.
+//! A volume is *cut* by copying its loop file while it is mounted: after an fsync, and with no
+//! commit since. The kernel replays one copy and we another, and both have to show the same, path
+//! by path, in memory and on the devices. What the fsync was of has to be as it was when it
+//! returned.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,7 +1,8 @@
 //! Logs that we wrote: random operations, each fsync of which promises something.
 //!
-//! A volume is cut by copying its image after an fsync, while it is open. Whoever replays the copy, the kernel or we, finds the same, and every file as it
-//! was fsynced, unless something was done to it since: under all its names, with its data and its attributes.
+//! A volume is cut by copying its image after an fsync, while it is open. Whoever replays the copy,
+//! the kernel or we, finds the same, and every file as it was fsynced, unless something was done to
+//! it since: under all its names, with its data and its attributes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -279,7 +280,8 @@ impl Work {
         self.committed = self.paths.values().copied().collect();
     }
 
-    /// A file that was committed and has a name still has one in `fs`, that of then or another: whatever happened to its names.
+    /// A file that was committed and has a name still has one in `fs`, that of then or another:
+    /// whatever happened to its names.
     #[track_caller]
     fn assert_none_vanished(&self, fs: &Filesystem, what: &str) {
         let there = self.dirs.iter().filter(|dir| fs.attr(**dir).is_ok());
@@ -380,7 +382,8 @@ fn version(thread: u64, file: u64, version: u64, random: &mut Random) -> Vec<u8>
     [head, vec![1; len]].concat()
 }
 
-/// Replaces files as editors and package managers do: a new file is written, fsynced, and moved over the old one; then, maybe, the directory is fsynced.
+/// Replaces files as editors and package managers do: a new file is written, fsynced, and moved
+/// over the old one; then, maybe, the directory is fsynced.
 fn replace(
     fs: &Filesystem,
     dir: FileId,

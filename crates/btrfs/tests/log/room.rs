@@ -1,4 +1,5 @@
-//! Logs of few items that change much: a log says in one item what thousands of items of the subvolume are gone by.
+//! Logs of few items that change much: a log says in one item what thousands of items of the
+//! subvolume are gone by.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -21,7 +21,8 @@ const fn scenario(name: &'static str, before: &'static str, after: &'static str)
 
 /// Those that the kernel writes a log for.
 const LOGGED: &[Scenario] = &[
-    // The new name is there, or the old one: never none. Where the new parent alone is synced the kernel may leave both.
+    // The new name is there, or the old one: never none. Where the new parent alone is synced the
+    // kernel may leave both.
     scenario("rename-file", "mkdir a b; echo 1 > a/x", "mv a/x b/y; sync b/y"),
     scenario("rename-new-parent", "mkdir a b; echo 1 > a/x", "mv a/x b/y; sync b"),
     scenario("rename-old-parent", "mkdir a b; echo 1 > a/x", "mv a/x b/y; sync a"),

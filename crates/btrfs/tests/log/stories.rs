@@ -1,6 +1,7 @@
 //! What broke real filesystems, each with its story, done by us and cut behind the last fsync.
 //!
-//! They are those of `scenarios`, in which the kernel writes. The words are those in which the crash explorer shows operations.
+//! They are those of `scenarios`, in which the kernel writes. The words are those in which the
+//! crash explorer shows operations.
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_testkit::crash::Workload;
@@ -18,7 +19,8 @@ use crate::workloads::Tally;
 type Story = (&'static str, &'static str, &'static str);
 
 const STORIES: &[Story] = &[
-    // The new name is there and the old one is not, whichever of the three is synced; never both, and never none.
+    // The new name is there and the old one is not, whichever of the three is synced; never both,
+    // and never none.
     ("rename-file", "mkdir a; mkdir b; create a/x; write a/x 0+9000", "rename a/x b/y; fsync /b/y"),
     ("rename-new-parent", "mkdir a; mkdir b; create a/x", "rename a/x b/y; fsync /b"),
     ("rename-old-parent", "mkdir a; mkdir b; create a/x", "rename a/x b/y; fsync /a"),
@@ -33,7 +35,8 @@ const STORIES: &[Story] = &[
     ("rename-logged", "create x", "write x 0+9000; fsync /x; rename x y; fsync /y"),
     ("exchange", "create x; create y", "exchange x y; fsync /x"),
     ("exchange-across", "mkdir a; create a/x; create y", "exchange a/x y; fsync /a"),
-    // One of the two is new, or has got the name lately: it is at the other place, and not gone from there.
+    // One of the two is new, or has got the name lately: it is at the other place, and not gone
+    // from there.
     (
         "exchange-with-a-new-file",
         "create x; write x 0+100; create y; write y 0+10000; mkdir a",
@@ -395,7 +398,8 @@ pub(crate) fn held(fs: &Filesystem, path: &str) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// A snapshot takes what the log has with it: the log is done with before, and the one behind it is another.
+/// A snapshot takes what the log has with it: the log is done with before, and the one behind it is
+/// another.
 #[test]
 fn a_snapshot_between_log_and_commit() {
     let Some(judges) = judges::require() else { return };
@@ -439,7 +443,8 @@ fn a_subvolume_deleted_after_its_fsync() {
     assert!(left.is_none() || left == Some(vec![2; 9000]), "half of it: {left:?}");
 }
 
-/// Who has an orphan open is the only one to know it: an fsync of it brings no name back, and nothing else is lost by it.
+/// Who has an orphan open is the only one to know it: an fsync of it brings no name back, and
+/// nothing else is lost by it.
 #[test]
 fn an_orphan_that_is_synced() {
     let Some(judges) = judges::require() else { return };
@@ -522,7 +527,8 @@ fn many_fsyncs_at_once() {
     }
 }
 
-/// The file that took the name of another, and was not synced itself, is what it was when its directory is synced: not an empty one.
+/// The file that took the name of another, and was not synced itself, is what it was when its
+/// directory is synced: not an empty one.
 #[test]
 fn a_file_replaced_in_a_directory_that_is_synced() {
     let Some(judges) = judges::require() else { return };
@@ -577,7 +583,8 @@ fn fsync_of_a_file_without_a_name_makes_no_commit() {
     assert_eq!(held(&read_only(cut.devices()), "y"), Some(vec![2; 9000]));
 }
 
-/// Data that files which are written in place share, or that lies elsewhere in them now, is not changed under the log of one of them.
+/// Data that files which are written in place share, or that lies elsewhere in them now, is not
+/// changed under the log of one of them.
 #[test]
 fn data_that_a_log_has_is_not_written_in_place() {
     let Some(judges) = judges::require() else { return };
@@ -611,7 +618,8 @@ fn data_that_a_log_has_is_not_written_in_place() {
     assert!(held(&fs, "shifted") == Some([vec![1; 65536], vec![3; 65536]].concat()), "as well");
 }
 
-/// A log goes with the superblock of the last commit. That has to tell of all features that the log needs.
+/// A log goes with the superblock of the last commit. That has to tell of all features that the log
+/// needs.
 #[test]
 fn the_first_compressed_file_makes_a_commit() {
     let Some(judges) = judges::require() else { return };

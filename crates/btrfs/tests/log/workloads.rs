@@ -1,10 +1,11 @@
 //! The numbered workloads of the crash explorer, done by the kernel.
 //!
-//! Each is done in a subvolume of its own, several in one volume. When the kernel commits instead of writing a log, what was logged before is judged as the
-//! log has it, and those behind go on from there.
+//! Each is done in a subvolume of its own, several in one volume. When the kernel commits instead
+//! of writing a log, what was logged before is judged as the log has it, and those behind go on
+//! from there.
 //!
-//! What is there of a workload is held to the same promises that the explorer holds us to, but for times, which the kernel takes from its own clock. So
-//! these promises are not ours alone.
+//! What is there of a workload is held to the same promises that the explorer holds us to, but for
+//! times, which the kernel takes from its own clock. So these promises are not ours alone.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -66,7 +67,8 @@ fn generation(disks: &Disks) -> u64 {
     at_commit(disks.devices()).superblock().generation.0
 }
 
-/// Does one workload after the other, and cuts the volume behind the last one before each commit, and behind the last of all.
+/// Does one workload after the other, and cuts the volume behind the last one before each commit,
+/// and behind the last of all.
 pub(crate) fn cut_behind(
     judges: &Judges,
     disks: &Disks,
@@ -84,7 +86,8 @@ pub(crate) fn cut_behind(
         if now != committed {
             committed = now;
             tally.committed += 1;
-            // What was only in a log is judged as such. What was committed can be judged at any time.
+            // What was only in a log is judged as such. What was committed can be judged at any
+            // time.
             cuts.extend(last.take_if(|(cut, _)| logs(cut) > 0));
         }
         let first = last.as_ref().map_or(number, |(_, done)| done.start);
@@ -171,13 +174,15 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
         run_together(&judges, *shape, part, &mut tally);
     }
     tally.tell();
-    // The kernel commits instead where a log would not be enough: for half of those of two operations.
+    // The kernel commits instead where a log would not be enough: for half of those of two
+    // operations.
     let is_sample = tally.workloads >= TOGETHER;
     assert!(!is_sample || tally.logs * 4 > tally.workloads, "{tally:?}: too few logs");
 }
 
-/// Whether a step syncs a file under one name of which another was taken over by a rename: the kernel logs of it what it knows. That may be both names, or that
-/// the name is gone, which then leads nowhere.
+/// Whether a step syncs a file under one name of which another was taken over by a rename: the
+/// kernel logs of it what it knows. That may be both names, or that the name is gone, which then
+/// leads nowhere.
 fn syncs_what_was_replaced(workload: &Workload) -> bool {
     let steps = workload.steps.iter().filter_map(|step| match step {
         Step::Do(op) => Some(op),
@@ -200,8 +205,9 @@ fn syncs_what_was_replaced(workload: &Workload) -> bool {
     })
 }
 
-/// Workloads that end with an fsync, for a sync leaves no log, and that the kernel can do: data does not move in its files. Subvolumes are made at a time of
-/// the kernel's there, by which they are not known again.
+/// Workloads that end with an fsync, for a sync leaves no log, and that the kernel can do: data
+/// does not move in its files. Subvolumes are made at a time of the kernel's there, by which they
+/// are not known again.
 fn can_be_logged(workload: &Workload) -> bool {
     let moves = |step: &Step| match step {
         Step::Do(Op::Fallocate { what, .. }) => {
@@ -216,14 +222,15 @@ fn can_be_logged(workload: &Workload) -> bool {
         && !syncs_what_was_replaced(workload)
 }
 
-/// Whether preallocated space may be shared: where a file has no hole beside it, the kernel takes that for data when it
-/// is asked for the next hole.
+/// Whether preallocated space may be shared: where a file has no hole beside it, the kernel takes
+/// that for data when it is asked for the next hole.
 fn shares_preallocated(workload: &Workload) -> bool {
     let is_share = |op: &Op| matches!(op, Op::Clone(_) | Op::Copy(..) | Op::Dedupe(_));
     workload.has(|op| matches!(op, Op::Fallocate { .. })) && workload.has(is_share)
 }
 
-/// Whether something is made in a directory with a list for new files, which the kernel heeds and operations of workloads do not.
+/// Whether something is made in a directory with a list for new files, which the kernel heeds and
+/// operations of workloads do not.
 fn inherits_list(workload: &Workload) -> bool {
     let is_default = |op: &Op| matches!(op, Op::SetAcl { is_default: true, .. });
     let changes = workload.steps.iter().filter(|step| matches!(step, Step::Do(_)));
@@ -240,8 +247,9 @@ fn every_workload_of_one_operation() {
     run(&ones(), &SHAPES);
 }
 
-/// Workloads of two operations: those that the variable `OFFSHOOT_WORKLOADS` names, as a failure told them, or as many as
-/// `OFFSHOOT_SWEEP` says. Those that may share preallocated space are together, for holes are not compared beside them.
+/// Workloads of two operations: those that the variable `OFFSHOOT_WORKLOADS` names, as a failure
+/// told them, or as many as `OFFSHOOT_SWEEP` says. Those that may share preallocated space are
+/// together, for holes are not compared beside them.
 pub(crate) fn twos() -> Vec<Workload> {
     let generator = Generator::default();
     if let Ok(names) = std::env::var("OFFSHOOT_WORKLOADS") {

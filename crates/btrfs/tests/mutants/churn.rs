@@ -1,6 +1,8 @@
-//! All operations on a volume that may be damaged, on what is there and on what they make themselves.
+//! All operations on a volume that may be damaged, on what is there and on what they make
+//! themselves.
 //!
-//! Half of what a volume shows is left alone by name, and must be there afterwards. An operation may fail: with an error of its own kind, and not for ever.
+//! Half of what a volume shows is left alone by name, and must be there afterwards. An operation
+//! may fail: with an error of its own kind, and not for ever.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -114,8 +114,8 @@ const DEVICE: [(&str, usize); 14] = [
 
 const DATA_REF: [(&str, usize); 4] = [("root", 8), ("objectid", 8), ("offset", 8), ("count", 4)];
 
-/// The fields of a superblock behind its checksum, its id and its own address. What is between those that
-/// are here is the array of system chunks, which has its own.
+/// The fields of a superblock behind its checksum, its id and its own address. What is between
+/// those that are here is the array of system chunks, which has its own.
 const SUPERBLOCK: [(&str, usize); 26] = [
     ("flags", 8),
     ("magic", 8),

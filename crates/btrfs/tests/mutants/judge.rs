@@ -1,7 +1,7 @@
 //! `btrfs check` and the kernel, asked of volumes in memory.
 //!
-//! The images of a volume are kept in files. Before a judge looks, what differs is written there, and what differed the last time is
-//! undone: that is far less than an image.
+//! The images of a volume are kept in files. Before a judge looks, what differs is written there,
+//! and what differed the last time is undone: that is far less than an image.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
@@ -148,8 +148,8 @@ impl Judge {
         let options = "ro,noatime,subvolid=5";
         let mount = |options: &str| Mount::try_new(copy.images(), options);
         let mount = mount(options).or_else(|error| {
-            // It may still have been busy with the one before. Of a volume that ours stopped to write a log may be left that cannot be replayed, because
-            // it meets what was wrong.
+            // It may still have been busy with the one before. Of a volume that ours stopped to
+            // write a log may be left that cannot be replayed, because it meets what was wrong.
             std::thread::sleep(Duration::from_millis(200));
             mount(&format!("{options},rescue=nologreplay")).map_err(|_| error)
         })?;
@@ -199,7 +199,8 @@ impl Complaints {
     }
 
     fn parse(output: &str) -> Self {
-        // Which range it is that a group counts as free changes with every write. What stays is told in one more line: which group.
+        // Which range it is that a group counts as free changes with every write. What stays is
+        // told in one more line: which group.
         const HARMLESS: [&str; 27] = [
             "warning line #",
             "wanted bytes #, found #",
@@ -267,17 +268,27 @@ impl Complaints {
     /// Whether the low-memory mode, which made both, finds more wrong with files than `before`.
     ///
     /// An entry that names the last inode number confuses that mode, too: then it says more or less
-    /// of the same directory, and an inode that nothing was said of must come in.
+    /// of the same directory, or of the same index in it. What else it complains of is worse.
     pub(crate) fn is_worse_for_files_than(&self, before: &Self) -> bool {
         const LAST_INODE: &str = "18446744073709551615";
-        let inodes = |complaints: &Self| -> BTreeSet<String> {
+        // `ERROR: root 5 DIR INDEX[297 14] name`
+        let places = |complaints: &Self| -> Vec<[String; 2]> {
             let numbers = complaints.kinds.values().flatten();
-            // `ERROR: root 5 DIR ITEM[297 14] name`
-            numbers.filter_map(|numbers| numbers.split(' ').nth(1)).map(str::to_owned).collect()
+            let place = |numbers: &String| {
+                let mut numbers = numbers.split(' ').skip(1).map(str::to_owned);
+                Some([numbers.next()?, numbers.next().unwrap_or_default()])
+            };
+            numbers.filter_map(place).collect()
         };
-        let (known, now) = (inodes(before), inodes(self));
-        if known.contains(LAST_INODE) {
-            return !now.is_subset(&known);
+        let known = places(before);
+        if known.iter().any(|[inode, _]| inode == LAST_INODE) {
+            let is_known = |[inode, index]: &[String; 2]| {
+                let is_same = |[other, at]: &[String; 2]| {
+                    other == inode || other == LAST_INODE && at == index
+                };
+                known.iter().any(is_same)
+            };
+            return !places(self).iter().all(is_known);
         }
         before.is_broken || !self.beyond(before).is_empty()
     }

@@ -1,4 +1,5 @@
-//! What the kernel does to a mutant, so that what it leaves behind can be compared: about as much as ours, to the same files.
+//! What the kernel does to a mutant, so that what it leaves behind can be compared: about as much
+//! as ours, to the same files.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,7 +15,8 @@ use rustix::fs::{FallocateFlags, XattrFlags};
 /// New files.
 const NEW: u64 = 100;
 
-/// Changes the files at these paths below `mount`, and adds new ones. What fails is left: a mutant may be such that nothing goes.
+/// Changes the files at these paths below `mount`, and adds new ones. What fails is left: a mutant
+/// may be such that nothing goes.
 pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
     let mut random = Random::new(5);
     let paths: Vec<_> = touched.iter().map(|path| mount.join(OsStr::from_bytes(path))).collect();

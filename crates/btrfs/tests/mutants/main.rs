@@ -1,4 +1,5 @@
-//! No write makes a volume worse: thousands of volumes with one wrong structure each, written by all operations.
+//! No write makes a volume worse: thousands of volumes with one wrong structure each, written by
+//! all operations.
 //!
 //! ```text
 //!   sound volume ── patch ──> mutant ── open for writing ── refused by name ──> nothing was written
@@ -10,20 +11,21 @@
 //!                          the kernel's     the kernel's     unless the kernel never showed it
 //! ```
 //!
-//! A patch sets a field of an item or a superblock, swaps contents, removes an item, changes its key, or adds one; all checksums
-//! are made right, in all copies. What was wrong before may be wrong afterwards.
+//! A patch sets a field of an item or a superblock, swaps contents, removes an item, changes its
+//! key, or adds one; all checksums are made right, in all copies. What was wrong before may be
+//! wrong afterwards.
 //!
-//! The judges look in the order of what they cost. `btrfs check` looks at what the churn left, and only when it complains at the mutant as it was before. The
-//! kernel is asked when something that was left alone reads otherwise, and of a sample. What is wrong then is excused when the kernel, which changes a copy of the
-//! mutant as much, leaves the same behind.
+//! The judges look in the order of what they cost. `btrfs check` looks at what the churn left, and
+//! only when it complains at the mutant as it was before. The kernel is asked when something that
+//! was left alone reads otherwise, and of a sample. What is wrong then is excused when the kernel,
+//! which changes a copy of the mutant as much, leaves the same behind.
 //!
 //! The ordinary run does the same to the same volumes each time: it says whether a change broke
-//! what held. The campaign looks for what was never seen, on volumes that
-//! are made anew. `OFFSHOOT_SEED` chooses another run, or repeats that of a campaign,
-//! `OFFSHOOT_MUTANT` does one mutant of each layout alone and says what was done to it,
-//! `OFFSHOOT_MUTANTS` is how many
-//! there are for each layout, `OFFSHOOT_STRUCTURES` names the types of items that are patched (`INODE_ITEM,SUPERBLOCK`), and `OFFSHOOT_KEEP` is a
-//! directory for images of those that fail.
+//! what held. The campaign looks for what was never seen, on volumes that are made anew.
+//! `OFFSHOOT_SEED` chooses another run, or repeats that of a campaign, `OFFSHOOT_MUTANT` does one
+//! mutant of each layout alone and says what was done to it, `OFFSHOOT_MUTANTS` is how many there
+//! are for each layout, `OFFSHOOT_STRUCTURES` names the types of items that are patched
+//! (`INODE_ITEM,SUPERBLOCK`), and `OFFSHOOT_KEEP` is a directory for images of those that fail.
 
 mod churn;
 #[path = "../hostile/damage.rs"]
@@ -203,7 +205,8 @@ fn judge(
     tally: &mut Tally,
     is_told: bool,
 ) -> Vec<String> {
-    // What a generator gives goes into the next one: streams of seeds that are near each other would be much alike.
+    // What a generator gives goes into the next one: streams of seeds that are near each other
+    // would be much alike.
     let mut random =
         Random::new(Random::new(Random::new(seed).number() ^ number).number() ^ sound.number);
     let patch = std::iter::repeat_with(|| sound.structures.draw(&sound.target, &mut random));
@@ -293,7 +296,8 @@ fn is_of_files(kind: &str) -> bool {
     kind.starts_with("root # ") || kind.starts_with("unresolved ref ") || kind == NO_END
 }
 
-/// Which of the paths that were left alone the kernel does not show any more; `None` when it did not mount it before.
+/// Which of the paths that were left alone the kernel does not show any more; `None` when it did
+/// not mount it before.
 fn lost_to_kernel(
     judge: &mut Judge,
     before: &Members,

@@ -1,4 +1,5 @@
-//! One patch of one structure: drawn by a number, described, and written to a volume with checksums that fit.
+//! One patch of one structure: drawn by a number, described, and written to a volume with checksums
+//! that fit.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -76,7 +77,8 @@ impl Structures {
         Self { leaves, by_type, pointed }
     }
 
-    /// A patch of a structure of any type, all types alike; `None` when what was drawn cannot be done.
+    /// A patch of a structure of any type, all types alike; `None` when what was drawn cannot be
+    /// done.
     pub(crate) fn draw(&self, target: &Target, random: &mut Random) -> Option<Patch> {
         let types: Vec<_> = self.by_type.keys().copied().filter(|&one| is_asked_for(one)).collect();
         let drawn = index(random, types.len() + 1);
@@ -189,7 +191,8 @@ fn copy(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
     is_ordered(items).then(|| format!("there is a copy of it at {key}"))
 }
 
-/// Gives the inode, or whatever has this number, an item of a type that is known nowhere, or of one that is not used here.
+/// Gives the inode, or whatever has this number, an item of a type that is known nowhere, or of one
+/// that is not used here.
 fn unknown(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
     const TYPES: [u8; 6] = [2, 36, 37, 38, 99, 254];
     let item_type = ItemType(TYPES[index(random, TYPES.len())]);

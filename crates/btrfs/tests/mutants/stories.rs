@@ -6,7 +6,7 @@ mod names;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Cursor, Filesystem, OpenOptions, Reporter, SubvolumeId, Volume};
+use offshoot_btrfs::{Filesystem, OpenOptions, Reporter, SubvolumeId, Volume};
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::disks::Disks;
@@ -144,7 +144,7 @@ impl Story {
         let volume = volume.expect("it opens");
         let first = Key { objectid, ..Key::MIN };
         let root = volume.tree(tree).expect("there is such a tree");
-        let mut cursor = Cursor::seek(&volume, root, first).expect("it reads");
+        let mut cursor = volume.cursor(root, first).expect("it reads");
         let mut keys = Vec::new();
         while let Some((key, _)) = cursor.item().filter(|(key, _)| key.objectid == objectid) {
             keys.push(key);

@@ -1,4 +1,5 @@
-//! What a volume shows, path by path, errors included: for a comparison before and after a workload.
+//! What a volume shows, path by path, errors included: for a comparison before and after a
+//! workload.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,7 +7,8 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 
-/// The most names that are looked at, and the most data of one file: a damaged volume may claim any number.
+/// The most names that are looked at, and the most data of one file: a damaged volume may claim any
+/// number.
 const MOST_NAMES: usize = 5000;
 const MOST_BYTES: u64 = 16 << 20;
 
@@ -17,7 +19,8 @@ const MOST_DEPTH: usize = 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) file: FileId,
-    /// The type, and what is read of it: a hash of data, length, target and extended attributes, or the error.
+    /// The type, and what is read of it: a hash of data, length, target and extended attributes, or
+    /// the error.
     pub(crate) file_type: Option<FileType>,
     pub(crate) contents: std::result::Result<u64, String>,
 }
@@ -60,7 +63,8 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
                     ControlFlow::Break(())
                 }
             });
-            // The first that leads to a directory is the one that has it: the order must not depend on what was made in between.
+            // The first that leads to a directory is the one that has it: the order must not depend
+            // on what was made in between.
             entries.sort();
             for (name, file) in entries.into_iter().rev() {
                 let below = if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };

@@ -1,4 +1,5 @@
-//! Space of files that is allocated, punched and zeroed: ours and the kernel do the same to two volumes, and come to the same.
+//! Space of files that is allocated, punched and zeroed: ours and the kernel do the same to two
+//! volumes, and come to the same.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -159,7 +160,8 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
     }
     for (number, ops) in ops.iter().enumerate() {
         let name = name(number);
-        // Into sectors that are punched in part, or in which a file ends, the kernel may write zeros where we do not.
+        // Into sectors that are punched in part, or in which a file ends, the kernel may write
+        // zeros where we do not.
         let [theirs, ours] = [&their_fs, &our_fs].map(|fs| {
             let is_inline = |(at, is)| (at, is == Sector::Inline);
             let all = sectors(fs, at(fs, &name)).into_iter().map(is_inline);
@@ -252,7 +254,8 @@ fn allocated_space_can_be_written_on_a_full_volume() {
     }
 }
 
-/// Whoever allocated held data while it waited for metadata, which is the same in mixed groups: it waited for itself.
+/// Whoever allocated held data while it waited for metadata, which is the same in mixed groups: it
+/// waited for itself.
 #[test]
 fn allocation_goes_on_until_mixed_groups_are_full() {
     let Some(judges) = judges::require() else { return };
@@ -370,8 +373,8 @@ fn shared_space_is_written_elsewhere() {
     }
 }
 
-/// What is preallocated behind the end of a file was cut off before it was known whether its extents can be moved: it was lost with a move that was refused,
-/// and with every other.
+/// What is preallocated behind the end of a file was cut off before it was known whether its
+/// extents can be moved: it was lost with a move that was refused, and with every other.
 #[test]
 fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     const EXTENTS: u64 = 1500;
@@ -436,7 +439,8 @@ fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     judge(&disks, 2);
 }
 
-/// Pieces that are written next to each other, each by itself and in any order, are one item in the end, as they are for the kernel.
+/// Pieces that are written next to each other, each by itself and in any order, are one item in the
+/// end, as they are for the kernel.
 #[test]
 fn written_pieces_of_allocated_space_become_one() {
     const PIECE: u64 = 3 * 4096;

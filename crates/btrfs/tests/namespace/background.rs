@@ -1,4 +1,5 @@
-//! What a volume does by itself: commits by time and by what is changed, and bounds on what is in memory.
+//! What a volume does by itself: commits by time and by what is changed, and bounds on what is in
+//! memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -29,7 +29,8 @@ fn open(disks: &Disks, options: &OpenOptions) -> Filesystem {
     open_with(disks, options).filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// How the extents of a file are compressed, whether they are inline, and how long they are on disk.
+/// How the extents of a file are compressed, whether they are inline, and how long they are on
+/// disk.
 fn extents(fs: &Filesystem, path: &str) -> Vec<(Compression, bool, u64)> {
     let mut all = Vec::new();
     for_each_extent(fs, at(fs, path), |_, extent| match extent.body {
@@ -139,7 +140,8 @@ fn the_kernel_reads_what_every_method_makes() {
     }
 }
 
-/// The level arrives where data is compressed: trying harder makes the same data smaller, and the kernel reads it.
+/// The level arrives where data is compressed: trying harder makes the same data smaller, and the
+/// kernel reads it.
 #[test]
 fn levels_make_a_difference() {
     let Some(judges) = judges::require() else { return };
@@ -162,8 +164,8 @@ fn levels_make_a_difference() {
     }
 }
 
-/// A property goes from a directory to what is made in it, as the kernel has it, and says how a file is compressed where the volume
-/// says nothing.
+/// A property goes from a directory to what is made in it, as the kernel has it, and says how a
+/// file is compressed where the volume says nothing.
 #[test]
 fn the_property_says_how_files_are_compressed() {
     use Compression as C;
@@ -215,7 +217,8 @@ fn the_property_says_how_files_are_compressed() {
     assert_eq!(found, [C::Zlib, C::Lzo, C::Zstd, C::None]);
 }
 
-/// Files that are not worth it are compressed where that is wanted, and those never that are written in place.
+/// Files that are not worth it are compressed where that is wanted, and those never that are
+/// written in place.
 #[test]
 fn force_and_what_no_force_compresses() {
     let Some(judges) = judges::require() else { return };
@@ -257,7 +260,8 @@ fn force_and_what_no_force_compresses() {
     check_data(&disks);
 }
 
-/// Data that does not become smaller is written 8 MiB at a time, and has extents of that length where there is room for one.
+/// Data that does not become smaller is written 8 MiB at a time, and has extents of that length
+/// where there is room for one.
 #[test]
 fn what_does_not_shrink_has_long_extents() {
     let Some(judges) = judges::require() else { return };
@@ -308,7 +312,8 @@ fn random_operations_on_compressed_files() {
     }
 }
 
-/// Where what is free is in small pieces, compressed extents go where they fit, and what fits nowhere is not compressed.
+/// Where what is free is in small pieces, compressed extents go where they fit, and what fits
+/// nowhere is not compressed.
 #[test]
 fn a_fragmented_volume_is_filled_with_compressed_files() {
     let Some(judges) = judges::require() else { return };

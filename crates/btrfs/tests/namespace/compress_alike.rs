@@ -1,7 +1,9 @@
-//! Data that is compressed: the kernel does the same on a volume of its own, and the same of it becomes smaller.
+//! Data that is compressed: the kernel does the same on a volume of its own, and the same of it
+//! becomes smaller.
 //!
-//! What is alike is which ranges of which files are compressed, in extents or in the item, how much smaller they are, and which files are marked as
-//! not worth it. What is left out, because the two differ there by design (`ARCHITECTURE.md`):
+//! What is alike is which ranges of which files are compressed, in extents or in the item, how much
+//! smaller they are, and which files are marked as not worth it. What is left out, because the two
+//! differ there by design (`ARCHITECTURE.md`):
 //!
 //! | input | what differs |
 //! |---|---|
@@ -41,7 +43,8 @@ enum Step {
     Sync,
 }
 
-/// Bytes of which the first 16 of each 256 are the same: the kernel's sample consists of those, but together they are less than a sector.
+/// Bytes of which the first 16 of each 256 are the same: the kernel's sample consists of those, but
+/// together they are less than a sector.
 fn better_in_a_sample(random: &mut Random) -> Vec<u8> {
     let mut bytes = random.bytes(32 << 10);
     bytes.chunks_mut(256).for_each(|chunk| chunk[..16].fill(b'x'));
@@ -130,7 +133,8 @@ fn by_us(fs: &Filesystem, files: &[(String, Vec<Step>)]) {
     }
 }
 
-/// A range of a file: where it begins and how long it is, what it is compressed with, whether it is in the item, and what it takes, all in bytes.
+/// A range of a file: where it begins and how long it is, what it is compressed with, whether it is
+/// in the item, and what it takes, all in bytes.
 #[derive(Debug)]
 struct Range {
     start: u64,
@@ -145,12 +149,14 @@ impl Range {
         self.compression == Compression::None && !self.is_inline
     }
 
-    /// The same but for what it takes, of which each program that compresses makes a little more or less.
+    /// The same but for what it takes, of which each program that compresses makes a little more or
+    /// less.
     fn is_like(&self, other: &Self) -> bool {
         let unit = if self.is_inline { 32 } else { SECTOR };
         let all = |one: &Self| (one.start, one.len, one.compression, one.is_inline);
         let is_packed = self.compression != Compression::None;
-        // There are several ways to look for what comes again, and a level is not the same in all of them.
+        // There are several ways to look for what comes again, and a level is not the same in all
+        // of them.
         let allowed = if is_packed { unit.max(other.stored / 2) } else { 0 };
         all(self) == all(other) && self.stored.abs_diff(other.stored) <= allowed
     }
@@ -241,10 +247,12 @@ fn the_kernel_compresses_the_same() {
     }
 }
 
-/// New subvolumes are compressed as the root of the one that they are made in says, and not as their directory; snapshots as they are.
+/// New subvolumes are compressed as the root of the one that they are made in says, and not as
+/// their directory; snapshots as they are.
 #[test]
 fn subvolumes_inherit_how_data_is_compressed() {
-    // Directories in the order in which they are made, and subvolumes with `:` before them, each with the property that it gets.
+    // Directories in the order in which they are made, and subvolumes with `:` before them, each
+    // with the property that it gets.
     const MADE: &[(&str, &str)] = &[
         (":before", ""),
         ("plain", ""),

@@ -54,8 +54,8 @@ fn count(bytes: &[u8], byte: u8) -> usize {
     bytes.iter().map(|&one| usize::from(one == byte)).sum()
 }
 
-/// Files of all sizes around those at which something changes: ours keeps in the extent item what the kernel keeps
-/// there, for files that are made, that grow and that shrink.
+/// Files of all sizes around those at which something changes: ours keeps in the extent item what
+/// the kernel keeps there, for files that are made, that grow and that shrink.
 #[test]
 fn small_files_are_inline_where_the_kernel_has_them_inline() {
     let Some(judges) = judges::require() else { return };
@@ -131,7 +131,8 @@ fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
     }
 }
 
-/// What was written directly is in the tree before anybody syncs, and what was written before it in the same file too.
+/// What was written directly is in the tree before anybody syncs, and what was written before it in
+/// the same file too.
 #[test]
 fn direct_writes_leave_nothing_in_memory() {
     let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
@@ -243,8 +244,8 @@ fn times_that_were_set_outlive_write_back() {
     assert_eq!(fs.attr(at(&fs, "file")).expect("attributes").mtime, at_second(1_000));
 }
 
-/// A full volume takes no data that it has no room for, keeps what it took, and what is written over data is
-/// written although there is no room beside it.
+/// A full volume takes no data that it has no room for, keeps what it took, and what is written
+/// over data is written although there is no room beside it.
 #[test]
 fn what_was_accepted_is_there_on_a_full_volume() {
     let Some(judges) = judges::require() else { return };
@@ -280,8 +281,8 @@ fn what_was_accepted_is_there_on_a_full_volume() {
     judge(&disks, 1);
 }
 
-/// Whoever reads finds what was written before, wherever it is just now: in memory, on its way or in
-/// extents, and never what other files wrote where the data once was.
+/// Whoever reads finds what was written before, wherever it is just now: in memory, on its way or
+/// in extents, and never what other files wrote where the data once was.
 #[test]
 fn readers_find_the_latest_while_extents_come_and_go() {
     const SECTOR: usize = 4096;
@@ -339,7 +340,8 @@ fn readers_find_the_latest_while_extents_come_and_go() {
     });
 }
 
-/// What is available is what the kernel calls available, and becomes less with what is written, at once.
+/// What is available is what the kernel calls available, and becomes less with what is written, at
+/// once.
 #[test]
 fn what_is_available() {
     let Some(judges) = judges::require() else { return };

@@ -1,8 +1,9 @@
 //! Full volumes.
 //!
-//! Threads write until there is no space left. What was accepted is there after a commit, whatever was refused
-//! around it; then all of it can be removed, and about as much can be written again. So it goes round by round: sometimes
-//! a volume is closed between filling and removing it, sometimes half of the files stay.
+//! Threads write until there is no space left. What was accepted is there after a commit, whatever
+//! was refused around it; then all of it can be removed, and about as much can be written again. So
+//! it goes round by round: sometimes a volume is closed between filling and removing it, sometimes
+//! half of the files stay.
 
 use std::ops::ControlFlow;
 
@@ -173,7 +174,8 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
         eprintln!("round {round}: {full} bytes in {} files", made.iter().flatten().count());
         assert!(full > (mib << 20) / 4, "{full} bytes in a volume of {mib} MiB");
         first = first.max(full);
-        // Chunks are dealt out to data and metadata as they are asked for, so what fits of both differs by a chunk.
+        // Chunks are dealt out to data and metadata as they are asked for, so what fits of both
+        // differs by a chunk.
         assert!(full > first / 4 * 3, "{full} bytes fit now, {first} did before");
         if round % 2 == 0 {
             fs.sync().expect("what was accepted can be stored");
@@ -181,7 +183,8 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
             verdict(&disks, &made);
             fs = open_top(&disks);
         }
-        // Neighbours stay or go: what a leaf has left beside an item that stays is for its neighbours.
+        // Neighbours stay or go: what a leaf has left beside an item that stays is for its
+        // neighbours.
         for (thread, made) in made.iter_mut().enumerate() {
             remove(&fs, &thread.to_string(), made, |index| round == 1 && index / 64 % 2 == 0);
         }
@@ -203,8 +206,8 @@ fn verdict(disks: &Disks, made: &[Vec<Made>]) {
     disks.assert_checks();
 }
 
-/// Actors do what they like on a volume that is full: what is refused has not happened, also where it is several
-/// things, and removals and commits are not refused.
+/// Actors do what they like on a volume that is full: what is refused has not happened, also where
+/// it is several things, and removals and commits are not refused.
 fn act_on_full(mib: u64, mkfs: &[&str], filling: Filling) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();

@@ -52,8 +52,9 @@ fn colliding_names_fill_an_item() {
     }
 }
 
-/// A directory that was made since the volume was opened answers from memory that a name is not there: never for one
-/// that is, whichever way it came, and for one that was only when it may come again.
+/// A directory that was made since the volume was opened answers from memory that a name is not
+/// there: never for one that is, whichever way it came, and for one that was only when it may come
+/// again.
 #[test]
 fn a_new_directory_knows_its_names() {
     let Some(judges) = judges::require() else { return };

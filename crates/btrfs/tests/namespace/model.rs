@@ -1,8 +1,9 @@
 //! Random operations on several threads against the model.
 //!
-//! Each round opens the volume, lets the actors work, compares with the model, and closes it; the check has nothing
-//! to say, and the kernel, which mounts it to write, shows what the model holds. Then we open it again. At the end of a
-//! round the kernel makes files that we remove in the next one.
+//! Each round opens the volume, lets the actors work, compares with the model, and closes it; the
+//! check has nothing to say, and the kernel, which mounts it to write, shows what the model holds.
+//! Then we open it again. At the end of a round the kernel makes files that we remove in the next
+//! one.
 
 use std::path::Path;
 

@@ -1,8 +1,10 @@
-//! Reads beside writes, cuts and commits: what is read is what was written, or a zero where nothing is.
+//! Reads beside writes, cuts and commits: what is read is what was written, or a zero where nothing
+//! is.
 //!
-//! Each file has a writer, which cuts it, lets it grow and writes at places that are no sectors, and knows what
-//! must be in it; and a reader, which finds at any moment only what this file may have at that place. Little may
-//! be buffered and commits come fast, so extents come and go under the readers all the time.
+//! Each file has a writer, which cuts it, lets it grow and writes at places that are no sectors,
+//! and knows what must be in it; and a reader, which finds at any moment only what this file may
+//! have at that place. Little may be buffered and commits come fast, so extents come and go under
+//! the readers all the time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -147,7 +149,8 @@ fn read(fs: &Filesystem, file: FileId, number: u8, random: &mut Random) {
 /// The size of tree blocks in bytes: what is read in one go and is longer is data.
 const NODE_SIZE: u32 = 4096;
 
-/// How many reads are disturbed at the most: a reader that is put off without end comes to its end then.
+/// How many reads are disturbed at the most: a reader that is put off without end comes to its end
+/// then.
 const MOST_READS: u64 = 200;
 
 /// A device that has a commit made whenever the reader reads a piece.
@@ -163,7 +166,8 @@ struct Busy {
 }
 
 impl Busy {
-    /// Has another thread change the volume and commit, and waits for that, unless it waits for this read.
+    /// Has another thread change the volume and commit, and waits for that, unless it waits for
+    /// this read.
     fn disturb(&self) {
         let volume = self.volume.get().and_then(Weak::upgrade).expect("it is open");
         let before = volume.stats();
@@ -213,7 +217,8 @@ impl BlockDevice for Busy {
     }
 }
 
-/// A reader beside commits that follow each other without a pause was put off without bound: 54 tries for one piece were seen.
+/// A reader beside commits that follow each other without a pause was put off without bound: 54
+/// tries for one piece were seen.
 #[test]
 fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
     let busy = Arc::new(Busy {

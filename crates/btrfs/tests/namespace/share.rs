@@ -1,4 +1,5 @@
-//! Ranges that files share: ours and the kernel do the same to copies of one volume, and come to the same extents.
+//! Ranges that files share: ours and the kernel do the same to copies of one volume, and come to
+//! the same extents.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -70,8 +71,8 @@ fn fill(disks: &Disks) {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 40_960, 80_000).expect("there is room");
 }
 
-/// The extents of all files: where they begin in the file, how long, from where in which extent, and whether they were written. Extents
-/// have numbers in the order in which they are met.
+/// The extents of all files: where they begin in the file, how long, from where in which extent,
+/// and whether they were written. Extents have numbers in the order in which they are met.
 fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
     let (mut all, mut known) = (Vec::new(), Vec::new());
     for name in (0..FILES).map(name) {
@@ -91,7 +92,8 @@ fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
     all
 }
 
-/// Inline data stays alone: the kernel leaves it in its item where extents come to stand beside it, and we do not.
+/// Inline data stays alone: the kernel leaves it in its item where extents come to stand beside it,
+/// and we do not.
 fn random_clone(random: &mut Random, sizes: &[u64]) -> Clone {
     const INLINE: u64 = 1;
     let mut below = |bound: u64| random.below(bound);

@@ -35,7 +35,8 @@ fn twins_that_share(shared: usize, theirs: impl FnOnce(&Path), ours: impl FnOnce
     twins_with(&OpenOptions::default(), "rw,noatime", &compare, shared, theirs, ours);
 }
 
-/// As [`twins_that_share`], where ours is opened and the kernel's mounted with these options; both volumes, ours first.
+/// As [`twins_that_share`], where ours is opened and the kernel's mounted with these options; both
+/// volumes, ours first.
 pub(crate) fn twins_with(
     options: &OpenOptions,
     mount: &str,
@@ -247,8 +248,8 @@ fn flags() {
     });
 }
 
-/// Every way from some flags of compression and of writing in place to others, of directories, empty files and files with data: what is
-/// refused, and what is left in the end.
+/// Every way from some flags of compression and of writing in place to others, of directories,
+/// empty files and files with data: what is refused, and what is left in the end.
 #[test]
 fn flags_that_contradict_each_other() {
     let sets = ["", "c", "m", "C", "mC", "cC", "cm"];
@@ -438,7 +439,8 @@ fn bytes_of(name: &str) -> Vec<u8> {
     }
 }
 
-/// What is done to files of both volumes: two names, and offsets and a length in sectors, of a copy in bytes.
+/// What is done to files of both volumes: two names, and offsets and a length in sectors, of a copy
+/// in bytes.
 #[derive(Clone, Copy, Debug)]
 enum Share {
     Clone(&'static str, u64, &'static str, u64, u64),
@@ -464,8 +466,8 @@ const SHARES: &[Share] = &[
     Cloned("nocow", 2, "nocow-clone", 5, 30),
     Copied("live/data", 8 * SECTOR, "copied", 0, 16 * SECTOR),
     Copied("text", 0, "copied", 32 * SECTOR, 32 * SECTOR),
-    // The whole sectors are shared, and where it begins in one, nothing is. (Where both begin at the same place in a sector we share what is
-    // behind it, and the kernel does not.)
+    // The whole sectors are shared, and where it begins in one, nothing is. (Where both begin at
+    // the same place in a sector we share what is behind it, and the kernel does not.)
     Copied("live/data", 3 * SECTOR, "copied-parts", 0, 100_001),
     Copied("text", 2 * SECTOR, "copied-parts", 40 * SECTOR, 5 * SECTOR + 1),
     Copied("live/data", 10, "copied-parts", 50 * SECTOR, 9 * SECTOR),
@@ -584,8 +586,8 @@ const TARGETS: [&str; 8] = [
     "copied-end",
 ];
 
-/// Clones, dedupes, copies and snapshots, and what is written, punched and cut after them: the kernel tells of both volumes that the same
-/// ranges of the same files are shared.
+/// Clones, dedupes, copies and snapshots, and what is written, punched and cut after them: the
+/// kernel tells of both volumes that the same ranges of the same files are shared.
 #[test]
 fn shared_space() {
     let theirs = |path: &Path| {
@@ -665,7 +667,8 @@ enum Other {
 
 use Other::{Changed, ChangedOfLarge, First, FirstOfLarge, Longer, Named, Zeros};
 
-/// What comes of comparing: that the bytes are the same, and how many of them are shared, or an error.
+/// What comes of comparing: that the bytes are the same, and how many of them are shared, or an
+/// error.
 type Found = Result<Dedupe, Errno>;
 
 const fn same(len: u64) -> Dedupe {
@@ -677,7 +680,8 @@ const INVALID: Found = Err(Errno::INVAL);
 const BASE: usize = 300_001;
 const LARGE: usize = 20 << 20;
 
-/// From which file and offset, with which other one and at which offset of it, how many bytes; and what comes of it.
+/// From which file and offset, with which other one and at which offset of it, how many bytes; and
+/// what comes of it.
 const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
     // Ends in a sector.
     ("base", 0, First(BASE), 0, 300_001, Ok(same(300_001))),

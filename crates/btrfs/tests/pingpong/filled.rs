@@ -1,7 +1,8 @@
 //! Volumes that `mkfs.btrfs` makes with what a directory holds, changed by both sides in turns.
 //!
-//! The directory is one of a volume that the kernel filled with the names of the actors, so both go on with files that `mkfs.btrfs` wrote: small ones that it kept
-//! inline, extents that it compressed, hard links, subvolumes.
+//! The directory is one of a volume that the kernel filled with the names of the actors, so both go
+//! on with files that `mkfs.btrfs` wrote: small ones that it kept inline, extents that it
+//! compressed, hard links, subvolumes.
 
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::disks::Disks;
@@ -18,7 +19,8 @@ const OPERATIONS: u64 = 600;
 
 const ROUNDS: u64 = 3;
 
-/// Changes a volume that is made with these options. With `--subvol` the directories `live` and `kept` become subvolumes.
+/// Changes a volume that is made with these options. With `--subvol` the directories `live` and
+/// `kept` become subvolumes.
 fn play(options: &'static str) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();

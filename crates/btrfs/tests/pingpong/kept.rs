@@ -1,9 +1,11 @@
-//! Files of every kind that the kernel makes, each changed by us in every way, and by the kernel again.
+//! Files of every kind that the kernel makes, each changed by us in every way, and by the kernel
+//! again.
 //!
-//! The kernel makes a file for each of many pairs of a kind and a change, and a snapshot that shares all of them. We do the
-//! change; what the file must hold then is the model's to say. Then the kernel does to it what made the next kind, and we
-//! the next change, for some rounds. In each both make a snapshot as well and delete the last one of the other; what it holds is dropped by whoever
-//! comes to it. The first snapshot of each stays, and has to stay as it is.
+//! The kernel makes a file for each of many pairs of a kind and a change, and a snapshot that
+//! shares all of them. We do the change; what the file must hold then is the model's to say. Then
+//! the kernel does to it what made the next kind, and we the next change, for some rounds. In each
+//! both make a snapshot as well and delete the last one of the other; what it holds is dropped by
+//! whoever comes to it. The first snapshot of each stays, and has to stay as it is.
 
 mod changes;
 mod kinds;
@@ -51,7 +53,8 @@ struct Pair {
     change: usize,
 }
 
-/// Every third pair of a kind and a change. Three volumes that begin at different ones have them all, and on each every kind meets every change in three rounds.
+/// Every third pair of a kind and a change. Three volumes that begin at different ones have them
+/// all, and on each every kind meets every change in three rounds.
 fn pairs(third: usize) -> Vec<Pair> {
     let all =
         (0..KINDS.len()).flat_map(|kind| (0..CHANGES.len()).map(move |change| (kind, change)));
@@ -68,7 +71,8 @@ fn subvolume(words: &[&str], paths: &[&Path]) {
     run("btrfs", &words.chain(paths.iter().map(|path| path.as_os_str())).collect::<Vec<_>>());
 }
 
-/// The kernel makes all files, one that takes part in exchanges, one to be cloned from, and a snapshot of them.
+/// The kernel makes all files, one that takes part in exchanges, one to be cloned from, and a
+/// snapshot of them.
 fn make(path: &Path, pairs: &[Pair]) {
     let live = path.join("live");
     subvolume(&["create"], &[&live]);
@@ -108,8 +112,9 @@ fn live_of(fs: &dyn FileSystemMut) -> FileId {
     find(fs, fs.root(), "live")
 }
 
-/// Does to every file the change that is `round` behind its own, and makes one in each directory that gives it something; beside that a snapshot comes and
-/// one of the kernel's goes. Every second time it is dropped to the end. `unsummed` are the files without checksums.
+/// Does to every file the change that is `round` behind its own, and makes one in each directory
+/// that gives it something; beside that a snapshot comes and one of the kernel's goes. Every second
+/// time it is dropped to the end. `unsummed` are the files without checksums.
 fn change(
     fs: &dyn FileSystemMut,
     subvolumes: &dyn Subvolumes,
@@ -148,8 +153,9 @@ fn change(
     }
 }
 
-/// The kernel does to every file what makes the kind that is behind its own by one more than `round`; beside that a snapshot comes and one of ours
-/// goes. Every second time it waits until that is dropped.
+/// The kernel does to every file what makes the kind that is behind its own by one more than
+/// `round`; beside that a snapshot comes and one of ours goes. Every second time it waits until
+/// that is dropped.
 fn change_by_kernel(path: &Path, pairs: &[Pair], round: usize) {
     let (live, ours) = (path.join("live"), path.join(format!("ours-{round}")));
     for Pair { name, kind, .. } in pairs {

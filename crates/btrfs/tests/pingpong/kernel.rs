@@ -194,7 +194,8 @@ impl Kernel {
             return Err(Errno::ISDIR.into());
         }
         let how = ["-czstd", "-czlib", "-clzo"][usize::try_from(self.below(3)).expect("small")];
-        // It looks for pages everywhere in holes, which takes seconds for each file of many gigabytes.
+        // It looks for pages everywhere in holes, which takes seconds for each file of many
+        // gigabytes.
         let words = ["filesystem", "defragment", how, "-l", "64M"].map(str::as_ref);
         run("btrfs", &[&words[..], &[path.as_os_str()]].concat());
         Ok(())
@@ -209,7 +210,8 @@ fn open(path: &Path, create: bool) -> Result<File> {
     options.read(true).write(true).create(create).truncate(false).custom_flags(flags).open(path)
 }
 
-/// What random calls meet: names that are there or not, files of another type or with other properties.
+/// What random calls meet: names that are there or not, files of another type or with other
+/// properties.
 fn may_fail(error: &Error) -> bool {
     const MAY_FAIL: [Errno; 9] = [
         Errno::NOENT,

@@ -7,8 +7,9 @@
 //! btrfs check <── unmount <── the model becomes what the kernel shows <── the kernel mounts it, changes it
 //! ```
 //!
-//! Both change the same files: the kernel uses the names of the actors, so what it compressed, preallocated, cloned,
-//! snapshotted or wrote without checksums is overwritten and cut by us, and the other way round.
+//! Both change the same files: the kernel uses the names of the actors, so what it compressed,
+//! preallocated, cloned, snapshotted or wrote without checksums is overwritten and cut by us, and
+//! the other way round.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -19,8 +20,8 @@
 //! | `kept` | chosen files of the kernel, of every kind, changed in part by us and by the kernel in turns |
 //! | `filled` | volumes that `mkfs.btrfs` makes with what a directory holds |
 //!
-//! A sample of the rows is played in every run, for two rounds; `cargo xtask campaign pingpong` plays every row with both makers.
-//! `OFFSHOOT_SEED` repeats a run.
+//! A sample of the rows is played in every run, for two rounds; `cargo xtask campaign pingpong`
+//! plays every row with both makers. `OFFSHOOT_SEED` repeats a run.
 
 mod filled;
 mod kept;

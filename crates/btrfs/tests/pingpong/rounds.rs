@@ -1,8 +1,8 @@
 //! The rounds of one volume.
 //!
-//! The top level and two subvolumes in it are changed: `live`, and `snapshot`, which is a snapshot of `live` that the
-//! kernel makes anew in every round. Beside them stand read-only snapshots, which have to
-//! stay as they are.
+//! The top level and two subvolumes in it are changed: `live`, and `snapshot`, which is a snapshot
+//! of `live` that the kernel makes anew in every round. Beside them stand read-only snapshots,
+//! which have to stay as they are.
 
 use std::path::Path;
 
@@ -26,7 +26,8 @@ const STEPS: u64 = 500;
 /// Operations of the kernel in each area and round.
 const OPERATIONS: u64 = 250;
 
-/// Where actors work, and the number of the actor, which makes the names in it. The snapshot of `live` has its names.
+/// Where actors work, and the number of the actor, which makes the names in it. The snapshot of
+/// `live` has its names.
 const AREAS: [(&str, u64); 4] = [(".", 0), (".", 1), ("live", 2), ("snapshot", 2)];
 
 /// What the kernel mounts with in its rounds, one after the other.
@@ -103,9 +104,9 @@ pub(crate) fn assert_kernel_shows(path: &Path, model: &Model) {
     comparison().run_filesystems(model, &host).assert_same(1);
 }
 
-/// Of a file into which it cloned preallocated space, the kernel says that all of it is data. So holes are not compared. Files
-/// that `mkfs.btrfs` compressed have the flag for it without the property, and lose it where compressing is in vain, of which the model
-/// knows nothing.
+/// Of a file into which it cloned preallocated space, the kernel says that all of it is data. So
+/// holes are not compared. Files that `mkfs.btrfs` compressed have the flag for it without the
+/// property, and lose it where compressing is in vain, of which the model knows nothing.
 fn comparison() -> Compare {
     Compare::default()
         .without(Aspect::Ids)
@@ -115,8 +116,8 @@ fn comparison() -> Compare {
         .without(Aspect::CompressionFlags)
 }
 
-/// The kernel's part of a round: what it shows is what the model holds, then it changes that. Gives the model of
-/// what it shows in the end.
+/// The kernel's part of a round: what it shows is what the model holds, then it changes that. Gives
+/// the model of what it shows in the end.
 fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64, expected: &[&'static str]) -> Model {
     let mut random = Random::new(seed ^ 0x6b65);
     let options = MOUNTS[usize::try_from(random.below(MOUNTS.len() as u64)).expect("small")];
@@ -138,8 +139,9 @@ fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64, expected: &[&'sta
     model
 }
 
-/// Makes `live`, and in every round a new writable and a new read-only snapshot of it. Nobody waits for the
-/// kernel to take apart what is deleted: sometimes we get a volume in which that is left to be done.
+/// Makes `live`, and in every round a new writable and a new read-only snapshot of it. Nobody waits
+/// for the kernel to take apart what is deleted: sometimes we get a volume in which that is left to
+/// be done.
 fn subvolumes(path: &Path, round: u64) {
     let run = |words: &[&str], paths: &[&str]| {
         let mut args: Vec<std::ffi::OsString> = vec!["subvolume".into()];

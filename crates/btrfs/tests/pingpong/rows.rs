@@ -13,8 +13,8 @@ struct Row {
     layout: Layout,
 }
 
-/// All rows, and a test for each line that has makers: its name, who makes the volume in the test (`campaign`: there is none,
-/// `both`: either), number and MiB of the members, options of mkfs.
+/// All rows, and a test for each line that has makers: its name, who makes the volume in the test
+/// (`campaign`: there is none, `both`: either), number and MiB of the members, options of mkfs.
 macro_rules! rows {
     ($($name:ident: $makers:tt, $devices:expr, $mib:expr, $options:expr;)*) => {
         const ROWS: &[Row] = &[
@@ -110,7 +110,8 @@ rows! {
     quotas: Progs, 1, 512, "-O quota";
     quotas_node_4k_raid1: campaign, 2, 256, "-n 4096 -d raid1 -m raid1 -O quota";
     simple_quotas: Progs, 1, 512, "-O squota";
-    // Without skinny metadata `btrfs check` counts no tree blocks for simple quotas, and blames the kernel.
+    // Without skinny metadata `btrfs check` counts no tree blocks for simple quotas, and blames the
+    // kernel.
     simple_quotas_node_4k: Progs, 1, 512, "-n 4096 -O squota";
     simple_quotas_mixed: campaign, 1, 256, "--mixed -d single -m single -n 4096 -O squota";
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use offshoot_btrfs::{
-    Compress, Cursor, Engine, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs,
+    Compress, Engine, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs,
 };
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
@@ -48,7 +48,8 @@ impl Layout {
         if self.options.contains("quota") { &[Maker::Progs] } else { &[Maker::Ours, Maker::Progs] }
     }
 
-    /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree whole, and both keep it.
+    /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree
+    /// whole, and both keep it.
     pub(crate) fn expected(&self, is_first_mount: bool) -> Vec<&'static str> {
         let old_cache = self.options.contains("^free-space-tree").then_some(OLD_CACHE);
         old_cache.into_iter().chain(is_first_mount.then_some(UUID_TREE)).collect()
@@ -123,13 +124,14 @@ pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// The files that were committed without checksums of their data. What the kernel shows of a file does not tell it.
+/// The files that were committed without checksums of their data. What the kernel shows of a file
+/// does not tell it.
 pub(crate) fn without_checksums(volume: &Engine) -> HashSet<FileId> {
     let mut found = HashSet::new();
     let subvolumes = volume.subvolumes().map(|info| info.expect("a subvolume").id);
     for id in subvolumes.collect::<Vec<_>>() {
         let root = volume.tree(id).expect("it has a root");
-        let mut cursor = Cursor::seek(volume, root, Key::MIN).expect("it reads");
+        let mut cursor = volume.cursor(root, Key::MIN).expect("it reads");
         while let Some((key, data)) = cursor.item() {
             if key.item_type == ItemType::INODE_ITEM {
                 let item = InodeItem::view(data).expect("an inode item");

@@ -52,7 +52,8 @@ impl Told {
     }
 }
 
-/// Opens the volume for writing. It commits when it is asked to, and nothing is stored in the extent item.
+/// Opens the volume for writing. It commits when it is asked to, and nothing is stored in the
+/// extent item.
 pub(crate) fn open(disks: &Disks) -> (Filesystem, Told) {
     let told = Told::default();
     let reports = told.0.clone();

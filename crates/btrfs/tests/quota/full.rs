@@ -30,7 +30,8 @@ fn beginning(judges: &judges::Judges, mkfs: &str) -> Disks {
     disks
 }
 
-/// Everything that changes what counts for whom: said once, never wrong without being said, and put right by the kernel.
+/// Everything that changes what counts for whom: said once, never wrong without being said, and put
+/// right by the kernel.
 #[test]
 fn what_is_written_is_counted_anew() {
     let Some(judges) = judges::require() else { return };

@@ -6,8 +6,8 @@
 //! | `simple` | the numbers are kept, and the kernel's are the same for the same calls |
 //! | `logs` | logs of either side on volumes with quotas |
 //!
-//! `btrfs check` counts all groups and compares them with what the volume says, unless that says that its
-//! numbers are wrong. `pingpong` has the kernel and ours in turns on volumes with quotas.
+//! `btrfs check` counts all groups and compares them with what the volume says, unless that says
+//! that its numbers are wrong. `pingpong` has the kernel and ours in turns on volumes with quotas.
 
 mod common;
 mod full;

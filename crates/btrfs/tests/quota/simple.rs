@@ -9,14 +9,15 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Position};
 use crate::common::{AT, Groups, NEW, at, by_kernel, cut, made, open, write};
 use crate::subvolume_calls::Ours;
 
-/// Two subvolumes, one of them in groups. It is in them from the beginning: what a group already uses when it comes to
-/// another by two ways the kernel adds twice.
+/// Two subvolumes, one of them in groups. It is in them from the beginning: what a group already
+/// uses when it comes to another by two ways the kernel adds twice.
 const BEGINNING: &str =
     "btrfs qgroup create 1/1 .; btrfs qgroup create 2/1 .; btrfs qgroup create 1/2 .
     btrfs qgroup assign 1/1 2/1 .; btrfs qgroup assign 1/2 2/1 .
     btrfs -q subvolume create -i 1/1 -i 1/2 a; btrfs -q subvolume create b; sync";
 
-/// The calls that the kernel does; [`ours`] does the same. Everything is in few tree blocks, so both have as many.
+/// The calls that the kernel does; [`ours`] does the same. Everything is in few tree blocks, so
+/// both have as many.
 const CALLS: &str = "btrfs -q subvolume create a/inner
     head -c 1048576 /dev/zero > a/one; head -c 1048576 /dev/zero > a/two
     head -c 300000 /dev/zero > a/inner/three; head -c 4096 /dev/zero > four; sync
@@ -69,7 +70,8 @@ fn beginning(judges: &Judges) -> Disks {
     made(judges, "-O squota", BEGINNING)
 }
 
-/// What counts for each group, and which groups there are, is the same when the kernel does the same.
+/// What counts for each group, and which groups there are, is the same when the kernel does the
+/// same.
 #[test]
 fn the_kernel_counts_the_same() {
     let Some(judges) = judges::require() else { return };
@@ -184,8 +186,8 @@ fn owners_stay_when_quotas_are_off() {
     disks.assert_checks();
 }
 
-/// The number of a dropped subvolume comes again when it was the highest. The group that was left, because a clone has
-/// its data, counts on then.
+/// The number of a dropped subvolume comes again when it was the highest. The group that was left,
+/// because a clone has its data, counts on then.
 #[test]
 fn a_group_that_was_left_is_taken_over() {
     let Some(judges) = judges::require() else { return };

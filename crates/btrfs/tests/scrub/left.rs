@@ -25,7 +25,8 @@ use crate::{kernel_scrub, scrub, scrubs_clean, stored};
 
 const VICTIM_INO: u64 = 257;
 
-/// A file in a subvolume that two snapshots have too, of which one has changed so much that it shares no leaf.
+/// A file in a subvolume that two snapshots have too, of which one has changed so much that it
+/// shares no leaf.
 fn with_snapshots(root: &Path) {
     let home = root.join("home");
     subvolumes::create(&home);
@@ -126,7 +127,8 @@ fn trees_are_named() {
     }
 }
 
-/// With parity data that can be rebuilt is found and not written, and so is parity that is not what the data adds up to.
+/// With parity data that can be rebuilt is found and not written, and so is parity that is not what
+/// the data adds up to.
 #[test]
 fn parity_is_looked_at() {
     let Some(judges) = judges::require() else { return };
@@ -154,7 +156,8 @@ fn parity_is_looked_at() {
     }
 }
 
-/// Of a volume without one of its members the others are scrubbed, and repaired; what is on that one alone is counted.
+/// Of a volume without one of its members the others are scrubbed, and repaired; what is on that
+/// one alone is counted.
 #[test]
 fn a_member_is_missing() {
     let Some(judges) = judges::require() else { return };
@@ -259,8 +262,9 @@ fn it_can_be_broken_off() {
     assert_eq!(ended.err().map(|error| error.errno()), Some(Errno::INTR));
 }
 
-/// A member that missed commits is brought up to date: everything on it that differs is written, data without checksums before all else, and its superblock last.
-/// A scrub that is broken off leaves it as one that missed commits.
+/// A member that missed commits is brought up to date: everything on it that differs is written,
+/// data without checksums before all else, and its superblock last. A scrub that is broken off
+/// leaves it as one that missed commits.
 #[test]
 fn members_that_missed_commits() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,5 @@
-//! Scrubs of volumes that others change: what is freed, moved and written meanwhile is no error, and what is repaired was bad.
+//! Scrubs of volumes that others change: what is freed, moved and written meanwhile is no error,
+//! and what is repaired was bad.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -105,7 +106,8 @@ fn places_of(devices: &Devices, sector: &[u8]) -> Vec<(usize, u64)> {
     places
 }
 
-/// Threads change the volume while it is scrubbed again and again. Nothing is wrong but what the test damages, which is repaired.
+/// Threads change the volume while it is scrubbed again and again. Nothing is wrong but what the
+/// test damages, which is repaired.
 fn beside_writers(devices: &Devices, copies: usize) {
     const ROUNDS: u64 = 30;
     let seed = seed_of_run();
@@ -172,7 +174,8 @@ fn beside_writers_on_several_members() {
     beside_writers(&volume(3, 128, [Profile::Raid1c3, Profile::Raid1]), 2);
 }
 
-/// A superblock that is damaged while the volume is used is written anew, as the last commit or log has it.
+/// A superblock that is damaged while the volume is used is written anew, as the last commit or log
+/// has it.
 #[test]
 fn superblocks_of_a_volume_in_use() {
     let devices = volume(1, 192, [Profile::Dup, Profile::Single]);
@@ -198,8 +201,8 @@ fn superblocks_of_a_volume_in_use() {
     assert!(fs.lookup(fs.root(), b"b").is_ok(), "what was fsynced is gone");
 }
 
-/// A cut between the superblocks of two members leaves one a commit behind. That it catches up with the next commit was not known: its superblocks were
-/// errors as long as the volume was open.
+/// A cut between the superblocks of two members leaves one a commit behind. That it catches up with
+/// the next commit was not known: its superblocks were errors as long as the volume was open.
 #[test]
 fn a_member_that_has_caught_up() {
     let devices = volume(2, 256, [Profile::Raid1; 2]);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{Cursor, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
@@ -26,7 +26,7 @@ fn has_orphans(volume: &Volume) -> Result<bool> {
     let subvolumes = volume.subvolumes().map(|info| info.map(|info| info.id));
     for tree in subvolumes.chain([Ok(TreeId::ROOT)]) {
         let first = Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, 0);
-        let cursor = Cursor::seek(volume, volume.tree(tree?)?, first)?;
+        let cursor = volume.cursor(volume.tree(tree?)?, first)?;
         if cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).is_some() {
             return Ok(true);
         }

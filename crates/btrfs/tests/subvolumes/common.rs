@@ -22,7 +22,8 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(disks.writable_devices(), &options).expect("the volume opens")
 }
 
-/// A new volume of 256 MiB on a disk of its own, opened for writing, and its top level; `None` where there are no judges.
+/// A new volume of 256 MiB on a disk of its own, opened for writing, and its top level; `None`
+/// where there are no judges.
 pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
     let disks = Disks::create(&judges::require()?, 1, 256);
     disks.mkfs(mkfs);

@@ -17,7 +17,8 @@ fn orphans(fs: &Filesystem) -> u64 {
     items(fs, TreeId::ROOT, |key| key.item_type == ItemType::ORPHAN_ITEM)
 }
 
-/// Changes a subvolume here and there, so that it shares a part of everything with what was taken of it before.
+/// Changes a subvolume here and there, so that it shares a part of everything with what was taken
+/// of it before.
 fn change(fs: &Filesystem, random: &mut Random, round: u64) {
     let dir = fs.root();
     for number in 0..200 {
@@ -39,8 +40,8 @@ fn change(fs: &Filesystem, random: &mut Random, round: u64) {
     }
 }
 
-/// Snapshots of what changes between them, of all kinds, deleted in random order. Those that are left stay as they were, and when none
-/// is left nothing is.
+/// Snapshots of what changes between them, of all kinds, deleted in random order. Those that are
+/// left stay as they were, and when none is left nothing is.
 fn all_goes(mkfs: &[&str]) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
@@ -233,8 +234,8 @@ fn a_full_volume_is_emptied() {
     }
 }
 
-/// A snapshot keeps what removals copy. Those of names whose items lie scattered took all that was kept for removals, and then the
-/// snapshot could not be deleted either.
+/// A snapshot keeps what removals copy. Those of names whose items lie scattered took all that was
+/// kept for removals, and then the snapshot could not be deleted either.
 #[test]
 fn removals_beside_a_snapshot_leave_room_to_delete_it() {
     let Some(judges) = judges::require() else { return };

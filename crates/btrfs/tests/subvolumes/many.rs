@@ -1,7 +1,7 @@
 //! Many snapshots of one tree that changes between them, half of them deleted, and at last all.
 //!
-//! What is done between two of them is a [`Story`], which `kernel` tells to the kernel too, so that the cost of a snapshot can be compared; `cost` shows that it
-//! does not grow with the tree.
+//! What is done between two of them is a [`Story`], which `kernel` tells to the kernel too, so that
+//! the cost of a snapshot can be compared; `cost` shows that it does not grow with the tree.
 
 mod cost;
 mod kernel;

@@ -36,7 +36,8 @@ impl Clock {
 /// The most files that a thread makes.
 const MOST: usize = 300;
 
-/// Makes files and writes each of them until it is told to stop. Every file is two things: it is made, and it is written.
+/// Makes files and writes each of them until it is told to stop. Every file is two things: it is
+/// made, and it is written.
 fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<During> {
     let dir = at(fs, "live");
     let mut done = Vec::new();

@@ -111,7 +111,8 @@ fn they_are_used_until_the_last_one_is_closed() {
     judge(&disks, 1);
 }
 
-/// Files are opened, used and closed while their subvolume is deleted: who opened one can use it, and what nobody uses is dropped.
+/// Files are opened, used and closed while their subvolume is deleted: who opened one can use it,
+/// and what nobody uses is dropped.
 #[test]
 fn they_are_opened_and_closed_while_it_is_deleted() {
     const THREADS: u64 = 3;

@@ -1,4 +1,5 @@
-//! What a crash left of unlinked files goes from all subvolumes when the volume is opened, whether or not anybody uses them.
+//! What a crash left of unlinked files goes from all subvolumes when the volume is opened, whether
+//! or not anybody uses them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,7 +17,8 @@ use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, items, judge, open_read_only, place, subvolume_at, top};
 
-/// Where there are unlinked files: the top level, and subvolumes of it of which one became read-only.
+/// Where there are unlinked files: the top level, and subvolumes of it of which one became
+/// read-only.
 const PLACES: [&str; 4] = ["", "first", "nested/second", "read-only"];
 
 /// In each of them, of which the first has more extents than go at once.
@@ -82,7 +84,8 @@ fn wait_for(volume: &Volume, count: u64) {
     }
 }
 
-/// The subvolume that was opened lost its orphans, all others kept theirs until somebody changed them.
+/// The subvolume that was opened lost its orphans, all others kept theirs until somebody changed
+/// them.
 #[test]
 fn they_go_from_subvolumes_that_nobody_uses() {
     let Some(judges) = judges::require() else { return };
@@ -108,7 +111,8 @@ fn they_go_from_subvolumes_that_nobody_uses() {
     }
 }
 
-/// A volume that is closed at once waits for one step at most. What is left then goes when it is opened again.
+/// A volume that is closed at once waits for one step at most. What is left then goes when it is
+/// opened again.
 #[test]
 fn they_go_by_and_by_when_the_volume_is_closed_early() {
     let Some(judges) = judges::require() else { return };

@@ -69,7 +69,8 @@ fn a_source_is_deleted_while_a_snapshot_is_taken() {
     judge(&disks, 60);
 }
 
-/// A file is cloned, step by step, while its subvolume is deleted and dropped: what is cloned of it is whole, and nothing refers to what is gone.
+/// A file is cloned, step by step, while its subvolume is deleted and dropped: what is cloned of it
+/// is whole, and nothing refers to what is gone.
 #[test]
 fn a_source_is_deleted_while_it_is_cloned() {
     const ROUNDS: u32 = 30;
@@ -115,7 +116,8 @@ fn a_source_is_deleted_while_it_is_cloned() {
     judge(&disks, 1);
 }
 
-/// Removing what an earlier crash left of unlinked files took a subvolume that was deleted meanwhile for one whose inodes are missing.
+/// Removing what an earlier crash left of unlinked files took a subvolume that was deleted
+/// meanwhile for one whose inodes are missing.
 #[test]
 fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
     let Some(judges) = judges::require() else { return };
@@ -149,7 +151,8 @@ fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
     }
 }
 
-/// Two snapshots are changed while what they share with their source is dropped: whoever gives up the last but one reference to a block, it is counted right.
+/// Two snapshots are changed while what they share with their source is dropped: whoever gives up
+/// the last but one reference to a block, it is counted right.
 #[test]
 fn shared_blocks_are_copied_while_they_are_dropped() {
     let Some(judges) = judges::require() else { return };
@@ -189,7 +192,8 @@ fn shared_blocks_are_copied_while_they_are_dropped() {
     judge(&disks, 100);
 }
 
-/// What is overwritten in place belongs to no snapshot: each shows one byte everywhere, and the bytes ascend.
+/// What is overwritten in place belongs to no snapshot: each shows one byte everywhere, and the
+/// bytes ascend.
 #[test]
 fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
     let Some(judges) = judges::require() else { return };
@@ -230,7 +234,8 @@ fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
     judge(&disks, 20);
 }
 
-/// Numbers of a subvolume, and of inodes in it, were used again when it had the highest number, was not made since the volume was opened, and was dropped.
+/// Numbers of a subvolume, and of inodes in it, were used again when it had the highest number, was
+/// not made since the volume was opened, and was dropped.
 #[test]
 fn numbers_are_not_used_again() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -293,7 +298,8 @@ fn nobody_sees_the_place_of_one_that_moves() {
     judge(&disks, 2);
 }
 
-/// A subvolume that may replace nothing was told `ENOTDIR` when a file came to stand at its new name just then.
+/// A subvolume that may replace nothing was told `ENOTDIR` when a file came to stand at its new
+/// name just then.
 #[test]
 fn a_file_comes_to_stand_where_a_subvolume_may_replace_nothing() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };

@@ -16,7 +16,8 @@ fn btrfs(words: &[&dyn AsRef<OsStr>]) {
     run("btrfs", &words);
 }
 
-/// How many subvolumes the UUID tree has by their own UUID, and by that of what they were received from.
+/// How many subvolumes the UUID tree has by their own UUID, and by that of what they were received
+/// from.
 fn uuids(disks: &Disks) -> [usize; 2] {
     let dump = Progs::of(disks).dump_tree("uuid");
     ["UUID_KEY_SUBVOL ", "UUID_KEY_RECEIVED_SUBVOL "].map(|kind| {
@@ -94,7 +95,8 @@ fn origin(disks: &Disks, id: SubvolumeId) -> [String; 4] {
     })
 }
 
-/// One that was received kept its received UUID when it was made writable by force, so what it was changed to could be received on top of.
+/// One that was received kept its received UUID when it was made writable by force, so what it was
+/// changed to could be received on top of.
 #[test]
 fn one_that_may_be_changed_again_was_not_received() {
     let Some(judges) = judges::require() else { return };

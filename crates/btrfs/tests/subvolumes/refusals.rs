@@ -88,7 +88,8 @@ fn what_cannot_be_done() {
     judge(&disks, 6);
 }
 
-/// What nobody has open in a subvolume that is deleted is gone at once, and what was buffered goes as well.
+/// What nobody has open in a subvolume that is deleted is gone at once, and what was buffered goes
+/// as well.
 #[test]
 fn nobody_finds_a_deleted_one() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -123,7 +124,8 @@ fn nobody_finds_a_deleted_one() {
     judge(&disks, 2);
 }
 
-/// The flags of its root directory keep a subvolume where it is, and one that is read-only stays in its directory.
+/// The flags of its root directory keep a subvolume where it is, and one that is read-only stays in
+/// its directory.
 #[test]
 fn some_stay_where_they_are() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -147,7 +149,8 @@ fn some_stay_where_they_are() {
     judge(&disks, 2);
 }
 
-/// Access control lists that a new subvolume inherited had to fit into its first leaf, all together.
+/// Access control lists that a new subvolume inherited had to fit into its first leaf, all
+/// together.
 #[test]
 fn a_new_subvolume_inherits_long_lists() {
     let Some((disks, volume, fs)) = fresh(&["-n", "4k"]) else { return };

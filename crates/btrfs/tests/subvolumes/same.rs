@@ -64,7 +64,8 @@ const STEPS: &[Step] = &[
     Unlink("outer/file"),
     Delete("outer/itself"),
     Create("gone"),
-    // Who has the highest number stays: whether numbers above are used again depends on how soon what is deleted is dropped.
+    // Who has the highest number stays: whether numbers above are used again depends on how soon
+    // what is deleted is dropped.
     Create("kept"),
     Rmdir("gone"),
     Rename("all/writable", "outer/moved"),
@@ -73,7 +74,8 @@ const STEPS: &[Step] = &[
     Delete("outer"),
     SetDefault(""),
     Create("last"),
-    // Onto empty directories: beside, in another subvolume, and where a snapshot has the place of one that is elsewhere.
+    // Onto empty directories: beside, in another subvolume, and where a snapshot has the place of
+    // one that is elsewhere.
     Mkdir("bare"),
     Rename("last", "bare"),
     Mkdir("all/bare"),
@@ -82,7 +84,8 @@ const STEPS: &[Step] = &[
     Create("one/nested"),
     Snapshot("one", "again/of-one"),
     Rename("all/bare", "again/of-one/nested"),
-    // Two subvolumes, in one directory and in two subvolumes; one and a directory with something in it, or a file.
+    // Two subvolumes, in one directory and in two subvolumes; one and a directory with something in
+    // it, or a file.
     Exchange("kept", "one"),
     Exchange("again/of-one", "kept"),
     Mkdir("full"),
@@ -257,7 +260,8 @@ fn small_nodes_old_references() {
     play(&["-n", "4k", "-O", "^skinny-metadata,^no-holes,^free-space-tree"], "ro");
 }
 
-/// The subvolumes and how many orphan items are in each: the source keeps those of the files that are open, and its snapshots have none.
+/// The subvolumes and how many orphan items are in each: the source keeps those of the files that
+/// are open, and its snapshots have none.
 fn assert_snapshots_without_orphans(disks: &Disks, in_source: u64) {
     disks.assert_checks();
     let fs = open_read_only(disks);

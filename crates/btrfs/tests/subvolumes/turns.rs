@@ -1,4 +1,5 @@
-//! The kernel and ours in turns on one volume: each snapshots, changes and deletes what the other one made.
+//! The kernel and ours in turns on one volume: each snapshots, changes and deletes what the other
+//! one made.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -277,7 +277,8 @@ fn beside_writers_on_several_members() {
     beside_writers(&spoiling(2, 160, [Profile::Raid1, Profile::Raid0]), 4, 200);
 }
 
-/// Where nearly nothing is free, what is being discarded is needed at once. Nobody is refused for it.
+/// Where nearly nothing is free, what is being discarded is needed at once. Nobody is refused for
+/// it.
 #[test]
 fn beside_writers_on_a_full_volume() {
     beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
@@ -338,7 +339,8 @@ fn remove_file(fs: &Filesystem, name: &str) {
     fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
-/// What commits free is discarded with `discard` and not without, and that before the volume is closed at the latest.
+/// What commits free is discarded with `discard` and not without, and that before the volume is
+/// closed at the latest.
 #[test]
 fn what_is_freed_is_discarded() {
     let Some(judges) = judges::require() else { return };
@@ -371,7 +373,8 @@ fn recording(options: &OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
     (OpenOptions { reporter: Some(reporter), ..options.clone() }, said)
 }
 
-/// A device that fails to discard harms nothing else: trimming fails, and what commits free stays as it is, which is said once.
+/// A device that fails to discard harms nothing else: trimming fails, and what commits free stays
+/// as it is, which is said once.
 #[test]
 fn discards_that_fail() {
     let memory = Arc::new(MemoryDevice::sparse(256 * MIB));
@@ -453,7 +456,8 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
     assert_eq!(refused, Err(Errno::ROFS));
 }
 
-/// Commits that are made because much was changed write files back first, which changes more. That went round and round until the stack was full.
+/// Commits that are made because much was changed write files back first, which changes more. That
+/// went round and round until the stack was full.
 #[test]
 fn files_are_written_back_before_commits_for_want_of_room() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
@@ -478,7 +482,8 @@ fn files_are_written_back_before_commits_for_want_of_room() {
     }
 }
 
-/// A commit that is made for something else stores what was written before, where that is wanted; otherwise the file is empty.
+/// A commit that is made for something else stores what was written before, where that is wanted;
+/// otherwise the file is empty.
 #[test]
 fn files_are_written_back_before_commits() {
     let sizes = [false, true].map(|flush_on_commit| {

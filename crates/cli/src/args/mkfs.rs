@@ -39,7 +39,8 @@ pub(crate) struct MkfsArguments {
     /// an image is raw
     #[arg(long, value_name = "FORMAT")]
     pub(crate) image_format: Option<ImageFormat>,
-    /// Open the backing files that a qcow2 names, too
+    /// Open the backing files that a qcow2 names, too, and what a VMDK names that is no plain file
+    /// beside it
     #[arg(long)]
     pub(crate) backing: bool,
     /// The label, up to 255 bytes

@@ -20,6 +20,8 @@ pub(crate) struct Contents {
     whole: Option<&'static str>,
     /// The table, with what each partition holds.
     pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
+    /// Only what the partitions hold says how large the sectors are that the table counts in.
+    pub(crate) is_table_guessed: bool,
 }
 
 /// What a partition holds.
@@ -29,7 +31,7 @@ pub(crate) struct Held {
     /// The label of the volume.
     pub(crate) label: Vec<u8>,
     /// The disk ends inside of the partition: the image was cut off.
-    is_cut_off: bool,
+    pub(crate) is_cut_off: bool,
 }
 
 /// The partition that is meant.
@@ -44,6 +46,9 @@ pub(crate) struct Chosen {
 
 /// The one format of filesystems that we know.
 const KNOWN: &str = "btrfs";
+
+/// How large the sectors of disks are that count in larger ones than most do.
+const LARGE_SECTOR_BYTES: u64 = 4096;
 
 impl Held {
     fn is_known(&self) -> bool {
@@ -75,19 +80,27 @@ impl Contents {
             }
             other => other.map_err(failed)?,
         };
-        let held = |partition: &Partition| -> io::Result<Held> {
-            let start = partition.range.start;
-            let there = device.size_bytes().saturating_sub(start);
-            let is_cut_off = there < partition.size_bytes();
-            let what = occupant_at(device, start, partition.size_bytes().min(there))?;
-            let label = if what == Some(KNOWN) { label_at(device, start)? } else { Vec::new() };
-            Ok(Held { what, label, is_cut_off })
+        let with_held = |table: PartitionTable| -> io::Result<(PartitionTable, Vec<Held>)> {
+            let held = table.partitions.iter().map(|partition| held_by(device, partition));
+            let held = held.collect::<io::Result<Vec<_>>>()?;
+            Ok((table, held))
         };
-        let table = table.map(|table| {
-            let all: io::Result<Vec<_>> = table.partitions.iter().map(held).collect();
-            all.map(|all| (table, all))
-        });
-        Ok(Self { file: file.to_path_buf(), whole, table: table.transpose().map_err(failed)? })
+        let mut table = table.map(with_held).transpose().map_err(failed)?;
+        let mut is_table_guessed = false;
+        if let Some((first, held)) = &table
+            && first.kind == TableKind::Mbr
+            && device.logical_sector_bytes().is_none()
+            && held.iter().all(|held| held.what.is_none())
+        {
+            // A copy of a disk that counts in larger sectors: what is found by these is the proof.
+            let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES).map_err(failed)?;
+            let large = large.map(with_held).transpose().map_err(failed)?;
+            let is_proven = |(_, held): &(_, Vec<Held>)| held.iter().any(|one| one.what.is_some());
+            let large = large.filter(is_proven);
+            is_table_guessed = large.is_some();
+            table = large.or(table);
+        }
+        Ok(Self { file: file.to_path_buf(), whole, table, is_table_guessed })
     }
 
     /// Whether the disk as a whole is a volume.
@@ -187,6 +200,16 @@ fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
+}
+
+/// What `partition` holds.
+fn held_by(device: &dyn BlockDevice, partition: &Partition) -> io::Result<Held> {
+    let start = partition.range.start;
+    let there = device.size_bytes().saturating_sub(start);
+    let is_cut_off = there < partition.size_bytes();
+    let what = occupant_at(device, start, partition.size_bytes().min(there))?;
+    let label = if what == Some(KNOWN) { label_at(device, start)? } else { Vec::new() };
+    Ok(Held { what, label, is_cut_off })
 }
 
 /// What is in the `len` bytes from `start` on, which are on the device.

@@ -4,17 +4,25 @@
 //! can make it look like such a qcow2. So a backing file is opened only when the command line asks
 //! for it, and one that is said to be plain is taken as it is. So is the file that the command line
 //! names, with `--image-format raw`.
+//!
+//! The descriptor of a VMDK names the files with the data. It is a file of a few KiB, which no disk
+//! of a guest is, but it may come from anywhere. So a plain file beside it is opened, and what else
+//! it may name (a path, a link, a device) only when the command line asks for it.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_device::{
-    BlockDevice, FileDevice, ImageKind, Qcow2Header, Qcow2Options, open_image, open_qcow2,
+    BlockDevice, FileDevice, ImageKind, Qcow2Header, Qcow2Options, VmdkDescriptor, open_image,
+    open_qcow2, open_vmdk,
 };
 
 use crate::args::{ImageFormat, LayerArguments};
 use crate::edit::{HostId, host_id_of_file};
 use crate::exit::{Failure, Result};
+use crate::output::Escaped;
 use crate::session::Access;
 
 /// How many images may be in each other, and stand over each other.
@@ -28,7 +36,7 @@ pub(super) struct Layered {
     pub(super) layers: Vec<String>,
     /// The names of the snapshots that the image has.
     pub(super) snapshots: Vec<String>,
-    /// The files that were opened for it, backing files too.
+    /// The files that were opened for it, also those that others name.
     pub(super) files: Vec<HostId>,
 }
 
@@ -55,25 +63,24 @@ impl Layers<'_> {
     /// Opens a file, and the images in it. `known` says what the file is, when that is known.
     fn open(&mut self, path: &Path, access: Access, known: Option<ImageFormat>) -> Result<Layered> {
         let failed = |error| Failure::Host(path.display().to_string(), error);
-        let host = host_id_of_file(path);
-        if host.is_some_and(|host| self.seen.contains(&host)) || self.seen.len() >= DEPTH_MAX {
-            let what = format!("{}: its backing files go round in a loop", path.display());
-            return Err(Failure::Refused(what));
+        if self.seen.len() >= DEPTH_MAX {
+            return Err(in_a_loop(path));
         }
-        self.seen.extend(host);
-        let file = match (access, self.top) {
-            (Access::Write, _) => FileDevice::open_writable(path),
-            // What is written above a backing file is only right while that stays as it is.
-            (Access::Read, Access::Write) => FileDevice::open_relied_on(path),
-            (Access::Read, Access::Read) => FileDevice::open(path),
-        }
-        .map_err(failed)?;
+        let file = self.open_file(path, access)?;
         let kind = match known {
+            // The same name stands for both.
+            Some(ImageFormat::Vmdk)
+                if ImageKind::detect(&file).map_err(failed)? == Some(ImageKind::VmdkDescriptor) =>
+            {
+                Some(ImageKind::VmdkDescriptor)
+            }
             Some(format) => format.kind(),
             None => ImageKind::detect(&file).map_err(failed)?,
         };
         let device: Arc<dyn BlockDevice> = match kind {
-            Some(ImageKind::Qcow2) if access == Access::Write => Arc::new(file.growing()),
+            Some(ImageKind::Qcow2 | ImageKind::Vmdk) if access == Access::Write => {
+                Arc::new(file.growing())
+            }
             _ => Arc::new(file),
         };
         let mut layered =
@@ -99,6 +106,22 @@ impl Layers<'_> {
         Ok(layered)
     }
 
+    /// Opens a file that none of those was opened for which stand over it.
+    fn open_file(&mut self, path: &Path, access: Access) -> Result<FileDevice> {
+        let host = host_id_of_file(path);
+        if host.is_some_and(|host| self.seen.contains(&host)) {
+            return Err(in_a_loop(path));
+        }
+        self.seen.extend(host);
+        match (access, self.top) {
+            (Access::Write, _) => FileDevice::open_writable(path),
+            // What is written above a backing file is only right while that stays as it is.
+            (Access::Read, Access::Write) => FileDevice::open_relied_on(path),
+            (Access::Read, Access::Read) => FileDevice::open(path),
+        }
+        .map_err(|error| Failure::Host(path.display().to_string(), error))
+    }
+
     /// Opens the image that `layered` is.
     fn open_one(
         &mut self,
@@ -111,7 +134,7 @@ impl Layers<'_> {
         if kind == ImageKind::Qcow2 {
             return self.open_qcow2(path, layered, access);
         }
-        if access == Access::Write && kind.is_read() {
+        if access == Access::Write && !kind.is_written() {
             let shown = path.display();
             let way = if kind.is_stream() {
                 format!("unpack it ({kind} -d), and name the file that this makes")
@@ -121,9 +144,45 @@ impl Layers<'_> {
             let what = format!("{shown}: {kind} is only read here, and not written: {way}");
             return Err(Failure::Refused(what));
         }
-        let device = open_image(layered.device.clone(), kind).map_err(failed)?;
+        let below = layered.device.clone();
+        let device = match kind {
+            ImageKind::Vmdk => open_vmdk(below, access == Access::Write).map_err(failed)?,
+            ImageKind::VmdkDescriptor => self.open_extents(path, below, access)?,
+            _ => open_image(below, kind).map_err(failed)?,
+        };
         let layers = [layered.layers.clone(), vec![kind.name().to_owned()]].concat();
         Ok(Layered { device, layers, ..layered })
+    }
+
+    /// Opens the disk in the files that the descriptor at `path`, which is in `below`, names.
+    fn open_extents(
+        &mut self,
+        path: &Path,
+        below: Arc<dyn BlockDevice>,
+        access: Access,
+    ) -> Result<Arc<dyn BlockDevice>> {
+        let failed = |error| Failure::Host(format!("{}: vmdk", path.display()), error);
+        let descriptor = VmdkDescriptor::read(&*below).map_err(failed)?;
+        let mut files: Vec<Arc<dyn BlockDevice>> = Vec::new();
+        for file in &descriptor.files {
+            let name = path.parent().unwrap_or(Path::new("")).join(&file.name);
+            let refused = |why: &str| {
+                let (shown, file) = (path.display(), Escaped(file.name.as_bytes()));
+                Err(Failure::Refused(format!("{shown}: its data is in {file}, which {why}")))
+            };
+            if !self.arguments.backing && !is_beside(&name, &file.name) {
+                return refused(
+                    "is no plain file beside it, and is only opened when you say so: --backing",
+                );
+            }
+            if !name.exists() {
+                return refused("is not there");
+            }
+            let device = self.open_file(&name, access)?;
+            let grows = file.grows && access == Access::Write;
+            files.push(if grows { Arc::new(device.growing()) } else { Arc::new(device) });
+        }
+        descriptor.open(below, &files, access == Access::Write).map_err(failed)
     }
 
     fn open_qcow2(&mut self, path: &Path, layered: Layered, access: Access) -> Result<Layered> {
@@ -204,4 +263,16 @@ impl Layers<'_> {
         self.seen = layers.seen;
         opened
     }
+}
+
+/// What is said of an image that stands over itself.
+fn in_a_loop(path: &Path) -> Failure {
+    Failure::Refused(format!("{}: its backing files go round in a loop", path.display()))
+}
+
+/// Whether `name`, which `path` has beside a file that was named, leads to nothing else: it is no
+/// path, and what is there is a plain file, or nothing.
+fn is_beside(path: &Path, name: &OsStr) -> bool {
+    Path::new(name).components().eq([Component::Normal(name)])
+        && path.symlink_metadata().map_or(true, |there| there.is_file())
 }

@@ -33,6 +33,8 @@ struct PartitionInfo {
     /// The signature that was found there.
     holds: Option<&'static str>,
     volume_label: String,
+    /// The disk ends before the partition does.
+    cut_off: bool,
     #[serde(skip)]
     shown: String,
 }
@@ -63,6 +65,7 @@ impl DiskInfo {
                 uuid: partition.uuid.clone(),
                 holds: held.what,
                 volume_label: json_name(&held.label),
+                cut_off: held.is_cut_off,
                 shown: held.shown(),
             });
         let partitions = partitions.collect();

@@ -130,7 +130,8 @@ fn errors_say_what_there_is_and_what_to_write() {
     assert!(said.contains("gpt.img holds a GUID partition table"), "{said}");
 }
 
-/// A disk with sectors of 4 KiB counts in them. A file does not say so, and only a GPT shows it.
+/// A disk with sectors of 4 KiB counts in them. A file does not say so: a GPT shows it, and else
+/// what the partitions hold.
 #[test]
 fn tables_in_large_sectors() {
     let Some(judges) = judges::require() else { return };
@@ -155,7 +156,9 @@ fn tables_in_large_sectors() {
         let text = std::fs::read(mount.path().join("text")).expect("the kernel reads it");
         assert_eq!(text, b"what the kernel wrote\n");
     }
-    bench.is_named(&["gpt.img", "gpt.img@2"]);
+    bench.is_named(&["gpt.img", "gpt.img@2", "mbr.img", "mbr.img@6", "mbr.img@made"]);
+    let said = bench.fails(&["mkfs", "mbr.img@5"], 1);
+    assert!(said.contains("seems to count in sectors of 4096 bytes"), "{said}");
     // The same bytes on a device that counts otherwise.
     let attached = Attached::new(&[bench.path("gpt.img")]);
     bench.is_named(&[attached.devices()[0]]);
@@ -288,6 +291,14 @@ fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
         let output = bench.offshoot(&["info", "mbr.img"]);
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8(said).expect("text");
+        let json = bench.offshoot(&["info", "--json", "mbr.img"]).stdout;
+        if !json.is_empty() {
+            let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+            let cut_off = json["partitions"].as_array().expect("a list").iter();
+            let cut_off: Vec<_> = cut_off.map(|one| one["cut_off"].as_bool()).collect();
+            let expected = [number == 1, number == 2].map(Some);
+            assert_eq!(cut_off, expected[..cut_off.len()], "{json}");
+        }
         let mut lines = said.lines().map(str::trim_start);
         let line = lines.find(|line| line.starts_with(&number.to_string()));
         assert!(line.is_some_and(|line| line.ends_with(&format!("holds {holds}"))), "{said}");

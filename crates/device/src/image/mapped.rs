@@ -1,5 +1,5 @@
-//! Images that are a table of blocks: VDI, VHD, [VHDX](vhdx), and VMDK with a sparse extent. They
-//! are read.
+//! Images that are a table of blocks: VDI, VHD, [VHDX](vhdx), and a stream-optimised
+//! [VMDK](super::vmdk). They are read.
 //!
 //! ```text
 //!   disk    | block 0 | block 1 | block 2 |        table: 0 -> at 4096
@@ -12,8 +12,7 @@
 //! | VHD, dynamic | 2 MiB mostly | the sector of each block; the block begins with a bitmap |
 //! | VHD, fixed | all | none: the disk, and a sector behind it |
 //! | VHDX | 32 MiB mostly | the byte of each block, and its state |
-//! | VMDK, sparse | 64 KiB mostly, a *grain* | tables of 512 grains, and a directory of tables |
-//! | VMDK, stream-optimised | the same, deflated | the same, with the directory at the end |
+//! | VMDK, stream-optimised | 64 KiB mostly, deflated | tables of 512 blocks, and a directory |
 //!
 //! A block that the table puts outside of the file fails when it is read, as the end of an image
 //! that was cut off does.
@@ -34,7 +33,7 @@ const SECTOR_BYTES: u64 = 512;
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlockPlace {
+pub(super) enum BlockPlace {
     /// Nowhere: it is all zeros.
     Zeros,
     /// As it is, from this byte of the file on.
@@ -45,7 +44,7 @@ enum BlockPlace {
 
 /// A disk whose blocks are found in a table.
 #[derive(Debug)]
-struct MappedDevice {
+pub(super) struct MappedDevice {
     below: Arc<dyn BlockDevice>,
     name: String,
     size_bytes: u64,
@@ -57,7 +56,7 @@ struct MappedDevice {
 
 impl MappedDevice {
     /// A device of `size_bytes`, whose blocks of `block_bytes` are in `table`.
-    fn open(
+    pub(super) fn open(
         below: Arc<dyn BlockDevice>,
         size_bytes: u64,
         block_bytes: u64,
@@ -138,13 +137,13 @@ impl BlockDevice for MappedDevice {
 }
 
 /// A part of the file that has to be there: a header, or a table that is bounded.
-fn part(device: &dyn BlockDevice, offset: u64, len: u64) -> io::Result<Vec<u8>> {
+pub(super) fn part(device: &dyn BlockDevice, offset: u64, len: u64) -> io::Result<Vec<u8>> {
     fields::part(device, offset, len, TABLE_BYTES_MAX)?
         .ok_or_else(|| invalid("its header or its table is not in the file"))
 }
 
 /// A table of `count` numbers of 32 bits.
-fn numbers(
+pub(super) fn numbers(
     device: &dyn BlockDevice,
     offset: u64,
     count: u64,
@@ -251,82 +250,6 @@ pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice
     };
     let table = numbers(&*below, table_at, count.into(), u32_be)?.into_iter().map(place).collect();
     MappedDevice::open(below, size_bytes, block_bytes, table)
-}
-
-/// VMware: one file with a sparse extent, stream-optimised or not.
-pub(super) fn vmdk(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
-    const AT_END: u64 = u64::MAX;
-    const HAS_DEFLATED: u32 = 1 << 16;
-    const ZEROED_GRAINS: u32 = 1 << 2;
-    let mut header = part(&*below, 0, SECTOR_BYTES)?;
-    if u64_le(&header, 56) == AT_END {
-        // The last sectors: a marker, the header again, and the end of the stream.
-        let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
-        let at = at.ok_or_else(|| invalid("its end is missing"))?;
-        header = part(&*below, at, SECTOR_BYTES)?;
-    }
-    let flags = u32_le(&header, 8);
-    let bytes_at = |at: usize| {
-        let sectors = u64_le(&header, at).checked_mul(SECTOR_BYTES);
-        sectors.ok_or_else(|| invalid("a number in its header is impossible"))
-    };
-    let (size_bytes, grain_bytes) = (bytes_at(12)?, bytes_at(20)?);
-    let (per_table, directory_at) = (u64::from(u32_le(&header, 44)), bytes_at(56)?);
-    let is_possible = header.starts_with(b"KDMV")
-        && grain_bytes.is_power_of_two()
-        && (4096..=TABLE_BYTES_MAX).contains(&grain_bytes)
-        && (1..=4096).contains(&per_table);
-    if !is_possible {
-        return Err(invalid("its header is damaged"));
-    }
-    refuse_other_extents(&*below, bytes_at(28)?, bytes_at(36)?)?;
-    let grains = size_bytes.div_ceil(grain_bytes);
-    let tables = grains.div_ceil(per_table);
-    if grains.saturating_mul(4) > TABLE_BYTES_MAX {
-        return Err(invalid("its table is impossibly large"));
-    }
-    let directory = numbers(&*below, directory_at, tables, u32_le)?;
-    let mut table = Vec::new();
-    for at in directory {
-        let entries = match at {
-            0 => vec![0; usize::try_from(per_table).map_err(io::Error::other)?],
-            at => numbers(&*below, u64::from(at) * SECTOR_BYTES, per_table, u32_le)?,
-        };
-        table.extend(entries.into_iter().map(|entry| match entry {
-            0 => BlockPlace::Zeros,
-            1 if flags & ZEROED_GRAINS != 0 => BlockPlace::Zeros,
-            at if flags & HAS_DEFLATED != 0 => BlockPlace::Deflated(u64::from(at) * SECTOR_BYTES),
-            at => BlockPlace::At(u64::from(at) * SECTOR_BYTES),
-        }));
-    }
-    MappedDevice::open(below, size_bytes, grain_bytes, table)
-}
-
-/// Refuses a part of a larger disk, and one that stands over another: the text in the file says so.
-fn refuse_other_extents(below: &dyn BlockDevice, at: u64, len: u64) -> io::Result<()> {
-    let bytes = part(below, at, len.min(64 << 10))?;
-    let text = String::from_utf8_lossy(&bytes);
-    let lines = || text.lines().map(str::trim);
-    let extents = lines().filter(|line| {
-        ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access))
-    });
-    let has_parent = lines()
-        .filter_map(|line| line.strip_prefix("parentCID="))
-        .any(|parent| !parent.eq_ignore_ascii_case("ffffffff"));
-    let extents = extents.count();
-    if extents == 0 {
-        return Err(unsupported(
-            "it is one of the files of a VMDK, whose names are in another one: qemu-img convert -O \
-             qcow2 IN OUT makes one image of all, where IN is that other one",
-        ));
-    }
-    if extents > 1 || has_parent {
-        return Err(unsupported(
-            "a VMDK that needs other files is not read here: qemu-img convert -O qcow2 IN OUT \
-             makes one image of all",
-        ));
-    }
-    Ok(())
 }
 
 /// A device that is not written.

@@ -1,9 +1,12 @@
 //! Disks that were compressed as a stream: gzip, xz and zstd. They are read.
 //!
-//! A stream has no middle, so all of it is unpacked once, into a file without a name in the
-//! directory for temporary files (`TMPDIR`). Zeros become holes there. What is not zeros is bounded
-//! by [`SPOOL_BYTES_MAX`], the size of the disk by [`DISK_BYTES_MAX`], and the memory by what the
-//! decoders are told: a few bytes of a hostile stream stand for any number of zeros.
+//! A [seekable] stream of zstd is read where it is. Every other one has no middle, so all of it is
+//! unpacked once, into a file without a name in the directory for temporary files (`TMPDIR`). Zeros
+//! become holes there. What is not zeros is bounded by [`SPOOL_BYTES_MAX`], the size of the disk by
+//! [`DISK_BYTES_MAX`], and the memory by what the decoders are told: a few bytes of a hostile
+//! stream stand for any number of zeros.
+
+mod seekable;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -26,7 +29,16 @@ const XZ_MEMORY_KIB: u32 = 256 << 10;
 const PIECE_BYTES: usize = 1 << 16;
 
 /// Unpacks what is on `below`.
-pub(super) fn open(below: &dyn BlockDevice, kind: ImageKind) -> io::Result<Arc<dyn BlockDevice>> {
+pub(super) fn open(
+    below: &Arc<dyn BlockDevice>,
+    kind: ImageKind,
+) -> io::Result<Arc<dyn BlockDevice>> {
+    if kind == ImageKind::Zstd
+        && let Some(seekable) = seekable::open(below)?
+    {
+        return Ok(Arc::new(seekable));
+    }
+    let below = &**below;
     let packed = BufReader::with_capacity(1 << 20, Stream { below, at: 0 });
     let spool = match kind {
         ImageKind::Gzip => unpack(flate2::bufread::MultiGzDecoder::new(packed), kind)?,

@@ -9,8 +9,7 @@
 //! each the first entry is a partition, counted from that sector, and the second one leads to the
 //! next, counted from the start of the extended partition.
 //!
-//! Sectors are those of the device. A file does not say how large they are, and is taken for a disk
-//! with 512 bytes.
+//! Sectors are those of the device. A file does not say how large they are, so the caller does.
 //!
 //! A boot sector of a filesystem ends with the same two bytes. It is taken for a table only when
 //! all four entries could be ones and one is used.
@@ -35,9 +34,12 @@ struct Entry {
 }
 
 /// The table.
-pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
-    let sector_bytes = sector_bytes(device);
-    let Some((id, entries)) = read_sector(device, 0)? else { return Ok(None) };
+pub(super) fn read(
+    device: &dyn BlockDevice,
+    sector_bytes: u64,
+) -> io::Result<Option<PartitionTable>> {
+    let read_sector = |sector| read_sector(device, sector, sector_bytes);
+    let Some((id, entries)) = read_sector(0)? else { return Ok(None) };
     if !entries.iter().any(|entry| entry.kind != 0 && entry.count != 0) {
         return Ok(None);
     }
@@ -64,7 +66,7 @@ pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable
         while let Some(at) = next_link {
             let is_inside = (start..start + u64::from(extended.count)).contains(&at);
             let is_new = links.len() < LOGICAL_MAX as usize && !links.contains(&at);
-            let link = if is_inside && is_new { read_sector(device, at)? } else { None };
+            let link = if is_inside && is_new { read_sector(at)? } else { None };
             let Some((_, [one, next, ..])) = link else {
                 warning = Some("the chain of logical partitions is broken".to_owned());
                 break;
@@ -83,17 +85,18 @@ pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable
 
 /// Whether there is an MBR which says that the disk has a GPT.
 pub(super) fn is_protective(device: &dyn BlockDevice) -> io::Result<bool> {
-    let sector = read_sector(device, 0)?;
+    // It is the first one, of whatever size.
+    let sector = read_sector(device, 0, 512)?;
     Ok(sector.is_some_and(|(_, entries)| entries.iter().any(|entry| entry.kind == PROTECTIVE)))
 }
 
-fn sector_bytes(device: &dyn BlockDevice) -> u64 {
-    device.logical_sector_bytes().unwrap_or(512)
-}
-
 /// The id and the entries of a sector with a table; `None` when it has none.
-fn read_sector(device: &dyn BlockDevice, sector: u64) -> io::Result<Option<(u32, [Entry; 4])>> {
-    let Some(place) = sectors(sector, 1, sector_bytes(device), device.size_bytes()) else {
+fn read_sector(
+    device: &dyn BlockDevice,
+    sector: u64,
+    sector_bytes: u64,
+) -> io::Result<Option<(u32, [Entry; 4])>> {
+    let Some(place) = sectors(sector, 1, sector_bytes, device.size_bytes()) else {
         return Ok(None);
     };
     if place.end > device.size_bytes() {

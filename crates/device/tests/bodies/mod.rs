@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 
 use offshoot_device::{
-    BlockDevice, ImageKind, MemoryDevice, PartitionTable, Qcow2Header, Qcow2Options, WindowDevice,
-    open_image, open_qcow2,
+    BlockDevice, ImageKind, MemoryDevice, PartitionTable, Qcow2Header, Qcow2Options,
+    VmdkDescriptor, WindowDevice, open_image, open_qcow2, open_vmdk,
 };
 
 /// A device with these bytes in front.
@@ -38,18 +38,24 @@ pub(crate) fn partition_table(bytes: &[u8]) {
     ] {
         let bytes = &bytes;
         let disk: Arc<dyn BlockDevice> = Arc::new(Sectors(disk(bytes, DISK_BYTES), sector_bytes));
-        match PartitionTable::read(&*disk) {
-            Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}"),
-            Ok(None) => {}
-            Ok(Some(table)) => {
-                assert!(table.partitions.len() <= (4 << 20) / 128, "{}", table.partitions.len());
-                for partition in table.partitions {
-                    let range = partition.range.clone();
-                    let window = WindowDevice::new(disk.clone(), range, "window".to_owned());
-                    let window = window.expect("every partition begins on the disk");
-                    assert!(window.size_bytes() <= partition.size_bytes());
-                    let _ = window.read_at(0, &mut [0; 16]);
-                }
+        for read in [PartitionTable::read(&*disk), PartitionTable::read_mbr(&*disk, 4096)] {
+            partitions_are_on(&disk, read);
+        }
+    }
+}
+
+fn partitions_are_on(disk: &Arc<dyn BlockDevice>, read: io::Result<Option<PartitionTable>>) {
+    match read {
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}"),
+        Ok(None) => {}
+        Ok(Some(table)) => {
+            assert!(table.partitions.len() <= (4 << 20) / 128, "{}", table.partitions.len());
+            for partition in table.partitions {
+                let range = partition.range.clone();
+                let window = WindowDevice::new(disk.clone(), range, "window".to_owned());
+                let window = window.expect("every partition begins on the disk");
+                assert!(window.size_bytes() <= partition.size_bytes());
+                let _ = window.read_at(0, &mut [0; 16]);
             }
         }
     }
@@ -141,20 +147,40 @@ pub(crate) fn image(bytes: &[u8]) {
             }
             let options = Qcow2Options { is_writable: true, ..Qcow2Options::default() };
             let own = Arc::new(MemoryDevice::over(file.clone()));
-            if let Ok(device) = open_qcow2(own, &header, options) {
-                for offset in [0, 70_000, device.size_bytes().saturating_sub(512)] {
-                    let _ = device.write_at(offset, &[7; 512]);
-                }
-                let _ = device.discard(512, 1 << 20);
-                let _ = device.flush();
-                let _ = device.write_at(100, &[8; 16_000]);
-                let _ = device.flush();
-            }
+            write_some(open_qcow2(own, &header, options));
             open_qcow2(file.clone(), &header, Qcow2Options::default())
         }),
+        ImageKind::Vmdk => {
+            write_some(open_vmdk(Arc::new(MemoryDevice::over(file.clone())), true));
+            open_image(file, kind)
+        }
+        // A small file. All that it names is this device.
+        ImageKind::VmdkDescriptor => {
+            let open = |is_writable| {
+                let own: Arc<dyn BlockDevice> =
+                    Arc::new(MemoryDevice::new(bytes[..bytes.len().min(1 << 16)].to_vec()));
+                let descriptor = VmdkDescriptor::read(&*own)?;
+                let file: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over(file.clone()));
+                let files = vec![file; descriptor.files.len()];
+                descriptor.open(own, &files, is_writable)
+            };
+            write_some(open(true));
+            open(false)
+        }
         kind => open_image(file, kind),
     };
     read_some(opened);
+}
+
+fn write_some(opened: io::Result<Arc<dyn BlockDevice>>) {
+    let Ok(device) = opened else { return };
+    for offset in [0, 70_000, device.size_bytes().saturating_sub(512)] {
+        let _ = device.write_at(offset, &[7; 512]);
+    }
+    let _ = device.discard(512, 1 << 20);
+    let _ = device.flush();
+    let _ = device.write_at(100, &[8; 16_000]);
+    let _ = device.flush();
 }
 
 fn read_some(opened: io::Result<Arc<dyn BlockDevice>>) {

@@ -30,8 +30,8 @@ const SETFLAGS: u32 = 0x4008_6602;
 /// The flags in another form, in which the kernel asks for them before it has them set.
 const FSGETXATTR: u32 = 0x801c_581f;
 
-/// The permissions without the set-id bits that go when the file changes: the set-group-id bit only where
-/// the group may execute it.
+/// The permissions without the set-id bits that go when the file changes: the set-group-id bit only
+/// where the group may execute it.
 fn without_set_id(attr: &Attr) -> u32 {
     const SUID: u32 = 0o4000;
     const SGID: u32 = 0o2000;
@@ -111,8 +111,8 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Takes the set-id bits of a file that is about to be changed by somebody who may not keep them. The kernel, which has the mode in its
-    /// caches, does not run it with them any more.
+    /// Takes the set-id bits of a file that is about to be changed by somebody who may not keep
+    /// them. The kernel, which has the mode in its caches, does not run it with them any more.
     pub(super) fn drop_set_id(&self, file: FileId) -> Result<()> {
         let rest =
             |attr: &Attr| Some(without_set_id(attr)).filter(|rest| *rest != attr.permissions);

@@ -17,8 +17,8 @@ const SEEK_DATA: u32 = 3;
 /// Where LSEEK looks for a hole.
 const SEEK_HOLE: u32 = 4;
 
-/// What every open file is. All that the kernel has cached stays true, nothing happens when it is closed, and there is nothing to
-/// remember: the node says which file it is.
+/// What every open file is. All that the kernel has cached stays true, nothing happens when it is
+/// closed, and there is nothing to remember: the node says which file it is.
 pub(super) fn open_out() -> OpenOut {
     let open_flags = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH | FOPEN_PARALLEL_DIRECT_WRITES;
     OpenOut { open_flags, ..OpenOut::default() }
@@ -56,7 +56,8 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// What could not be written at all is not opened for it: a write of nothing, where the file does not end unless it is appended to, says so.
+    /// What could not be written at all is not opened for it: a write of nothing, where the file
+    /// does not end unless it is appended to, says so.
     fn require_writable(&self, file: FileId, appends: bool) -> Result<()> {
         let size = self.fs().attr(file)?.size;
         let offset = if appends { size } else { size.saturating_add(1) };
@@ -86,7 +87,8 @@ impl Context<'_> {
         out.put(&WriteOut { size: write.size, padding: 0 })
     }
 
-    /// What the kernel holds of a mapping is not known here, so while there may be one, all is data.
+    /// What the kernel holds of a mapping is not known here, so while there may be one, all is
+    /// data.
     pub(super) fn lseek(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let seek: LseekIn = arguments.take()?;
         let file = self.file()?;

@@ -1,7 +1,8 @@
 //! The entries of directories.
 //!
-//! The place after an entry is its cookie and two: `.` and `..` stand before all others, behind the places 0 and 1. READDIRPLUS tells of the
-//! files as well, as a lookup would, which saves one for each file that is listed with its attributes.
+//! The place after an entry is its cookie and two: `.` and `..` stand before all others, behind the
+//! places 0 and 1. READDIRPLUS tells of the files as well, as a lookup would, which saves one for
+//! each file that is listed with its attributes.
 
 use std::ops::ControlFlow;
 
@@ -66,7 +67,8 @@ impl Context<'_> {
     ) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         for entry in self.entries(&read, size_of::<EntryOut>(), out.room())? {
-            // Without a node the kernel takes the entry alone, and looks the file up when somebody asks for it: then it is told what is wrong.
+            // Without a node the kernel takes the entry alone, and looks the file up when somebody
+            // asks for it: then it is told what is wrong.
             let told = if entry.place <= DOTS { None } else { self.told(entry.file).ok() };
             out.put(&told.unwrap_or_default())?;
             put_entry(&entry, out)?;
@@ -137,7 +139,8 @@ impl Context<'_> {
         Ok(shown)
     }
 
-    /// The cookie of the last entry of `dir`, or `after` when none comes behind that: by steps that double, and halves from there.
+    /// The cookie of the last entry of `dir`, or `after` when none comes behind that: by steps that
+    /// double, and halves from there.
     fn last_cookie(&self, dir: FileId, after: u64) -> Result<u64> {
         let next = |after: u64| -> Result<Option<u64>> {
             let mut next = None;

@@ -127,7 +127,8 @@ impl Context<'_> {
         } else if flags == RenameFlags::EXCHANGE {
             Rename::Exchange
         } else {
-            // A whiteout is a device node that overlays make, which the kernel does not let be made in user space alone.
+            // A whiteout is a device node that overlays make, which the kernel does not let be made
+            // in user space alone.
             return Err(Error::posix(Errno::INVAL, format!("a move with the flags {flags:?}")));
         };
         self.move_name(rename.newdir, how, arguments)

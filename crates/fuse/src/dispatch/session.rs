@@ -16,18 +16,21 @@ use crate::wire::{
 /// The most bytes of one write, and of one read.
 pub(crate) const MAX_BYTES: u32 = 1 << 20;
 
-/// How many pages of the host the most bytes are. No more: what the kernel may ask for has to fit the buffers, however large its pages are.
+/// How many pages of the host the most bytes are. No more: what the kernel may ask for has to fit
+/// the buffers, however large its pages are.
 fn max_pages(page_size: usize) -> u16 {
     let bytes = usize::try_from(MAX_BYTES).expect("1 MiB");
     u16::try_from(bytes / page_size).unwrap_or(u16::MAX).max(1)
 }
 
-/// Requests that the kernel sends ahead of whoever waits for them: reading ahead, and writing what was gathered.
+/// Requests that the kernel sends ahead of whoever waits for them: reading ahead, and writing what
+/// was gathered.
 const MAX_BACKGROUND: u16 = 64;
 
 /// What is asked of the kernel, where it offers it.
 ///
-/// Without HANDLE_KILLPRIV_V2 the kernel would take the set-id bits itself, and ask for `security.capability` before each write.
+/// Without HANDLE_KILLPRIV_V2 the kernel would take the set-id bits itself, and ask for
+/// `security.capability` before each write.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::BIG_WRITES)
     // The filesystem knows whether the umask counts, or the default list of the directory.
@@ -90,7 +93,8 @@ impl Context<'_> {
         out.put(&statfs_out(&self.fs().statfs()?))
     }
 
-    /// Files that were opened with `O_SYNC` or `O_DSYNC` come here too: the kernel asks for this behind each write to them.
+    /// Files that were opened with `O_SYNC` or `O_DSYNC` come here too: the kernel asks for this
+    /// behind each write to them.
     pub(super) fn fsync(&self, mut arguments: Arguments<'_>) -> Result<()> {
         let fsync: FsyncIn = arguments.take()?;
         let file = self.file()?;
@@ -101,8 +105,8 @@ impl Context<'_> {
         }
     }
 
-    /// The root stands for the whole mount: `syncfs` does not come through to filesystems in user space, and `offshoot unmount` asks in this way
-    /// for what it would do.
+    /// The root stands for the whole mount: `syncfs` does not come through to filesystems in user
+    /// space, and `offshoot unmount` asks in this way for what it would do.
     pub(super) fn fsyncdir(&self, arguments: Arguments<'_>) -> Result<()> {
         if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync(arguments) }
     }

@@ -177,7 +177,8 @@ fn listings_come_in_pieces() {
     }
 }
 
-/// Who may not keep the set-id bits takes them with a write, and the kernel is told before the write is answered.
+/// Who may not keep the set-id bits takes them with a write, and the kernel is told before the
+/// write is answered.
 #[test]
 fn set_id_bits_go_with_a_write() {
     let (mut told, device) = std::io::pipe().expect("a pipe");
@@ -221,7 +222,8 @@ impl Ioctls for Twice {
     }
 }
 
-/// What is not known is passed on when it is asked of a directory, and its answer is no longer than there is room for.
+/// What is not known is passed on when it is asked of a directory, and its answer is no longer than
+/// there is room for.
 #[test]
 fn ioctls_are_passed_on() {
     const DIRECTORY: u32 = 1 << 4;

@@ -1,4 +1,5 @@
-//! What the kernel and a thread write in turns: the memory of an entry, and the io_uring by which it changes hands.
+//! What the kernel and a thread write in turns: the memory of an entry, and the io_uring by which
+//! it changes hands.
 //!
 //! ```text
 //!            register, commit
@@ -7,14 +8,17 @@
 //!              wait: a completion
 //! ```
 //!
-//! The kernel is told once, when an entry is registered, where its memory is, and uses these addresses as long as there is the entry. What lies behind them
-//! is the kernel's while it is lent. No type of the language says that, so this is the module that is unsafe. What it stands on:
+//! The kernel is told once, when an entry is registered, where its memory is, and uses these
+//! addresses as long as there is the entry. What lies behind them is the kernel's while it is lent.
+//! No type of the language says that, so this is the module that is unsafe. What it stands on:
 //!
-//! 1. From registration on the memory stays where it is: it is known by raw pointers, which came from boxes, and nobody can put another piece in its place.
-//! 2. The kernel gives one completion for each submission, and writes nothing from then to the next one. There is one submission at a time, and
-//!    nobody looks at what is lent.
-//! 3. It is freed when the kernel does not know it: before it is registered, after that was refused, or when the mount is gone. Who drops an entry otherwise, as
-//!    only a panic or an error does, leaves it to the kernel.
+//! 1. From registration on the memory stays where it is: it is known by raw pointers, which came
+//!    from boxes, and nobody can put another piece in its place.
+//! 2. The kernel gives one completion for each submission, and writes nothing from then to the next
+//!    one. There is one submission at a time, and nobody looks at what is lent.
+//! 3. It is freed when the kernel does not know it: before it is registered, after that was
+//!    refused, or when the mount is gone. Who drops an entry otherwise, as only a panic or an error
+//!    does, leaves it to the kernel.
 //!
 //! Whatever numbers the kernel writes, they are only bytes here: who decodes them checks them.
 
@@ -35,15 +39,17 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::dispatch::MAX_BYTES;
 use crate::wire::{RingCommand, RingHeader, ring_command};
 
-/// How often the kernel is asked again that has no memory or no time, and how long it is given between.
+/// How often the kernel is asked again that has no memory or no time, and how long it is given
+/// between.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a thread looks for the next request before it sleeps, if the last one came as soon.
 ///
-/// Waking a processor that sleeps takes longer than most calls, on a virtual machine above all, and who waits for an answer is woken on one that sleeps,
-/// if there is any. A thread that looks keeps its own awake, and lets everybody else go first there. With one program that makes small files, on two processors,
-/// every call woke one: a fourth of its time.
+/// Waking a processor that sleeps takes longer than most calls, on a virtual machine above all, and
+/// who waits for an answer is woken on one that sleeps, if there is any. A thread that looks keeps
+/// its own awake, and lets everybody else go first there. With one program that makes small files,
+/// on two processors, every call woke one: a fourth of its time.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// A piece of memory, as system calls take it (`struct iovec`).
@@ -97,7 +103,8 @@ unsafe impl Send for Entry {}
 impl Entry {
     /// One that is not registered yet, for this queue of the mount of `device`.
     pub(super) fn new(device: Arc<OwnedFd>, queue: u16) -> io::Result<Self> {
-        // The thread that uses it is the only one that does, and has the kernel's part of the work done while it waits.
+        // The thread that uses it is the only one that does, and has the kernel's part of the work
+        // done while it waits.
         let ring = IoUring::builder()
             .dontfork()
             .setup_r_disabled()
@@ -105,7 +112,8 @@ impl Entry {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(1)?;
-        // What a filter of system calls refuses could be had through a ring, so it does nothing else from the moment that it does anything.
+        // What a filter of system calls refuses could be had through a ring, so it does nothing
+        // else from the moment that it does anything.
         let command = opcode::UringCmd80::CODE;
         ring.submitter().register_restrictions(&mut [Restriction::sqe_op(command)])?;
         let (memory, asked) = (Memory::new(), (ring_command::REGISTER, 0));
@@ -130,11 +138,13 @@ impl Entry {
         self.asked.0 == ring_command::REGISTER && !self.is_lent && !self.is_known
     }
 
-    /// The header and the payload of the request that was waited for. There is one unless the last wait failed, or there was none.
+    /// The header and the payload of the request that was waited for. There is one unless the last
+    /// wait failed, or there was none.
     pub(super) fn buffers(&mut self) -> (&mut RingHeader, &mut [u8]) {
         assert!(!self.is_lent, "who looks at a request has waited for it");
-        // SAFETY: both came from boxes that only drop frees, the kernel writes to them only while they are lent, and as long as these two
-        // are there nobody else gets them from this entry, nor lends them.
+        // SAFETY: both came from boxes that only drop frees, the kernel writes to them only while
+        // they are lent, and as long as these two are there nobody else gets them from this entry,
+        // nor lends them.
         unsafe { (&mut *self.memory.header, &mut *self.memory.payload) }
     }
 
@@ -154,7 +164,8 @@ impl Entry {
             .build();
         set_len(&mut entry, 2);
         (self.is_lent, self.is_known) = (true, true);
-        // SAFETY: the pieces, and what they point to, stay where they are as long as the kernel knows them.
+        // SAFETY: the pieces, and what they point to, stay where they are as long as the kernel
+        // knows them.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)
     }
 
@@ -224,7 +235,8 @@ impl Drop for Entry {
     fn drop(&mut self) {
         if !self.is_known {
             let Memory { header, payload, pieces } = self.memory;
-            // SAFETY: the three came from boxes, nobody else frees them, and the kernel does not know them.
+            // SAFETY: the three came from boxes, nobody else frees them, and the kernel does not
+            // know them.
             unsafe { drop((Box::from_raw(header), Box::from_raw(payload), Box::from_raw(pieces))) };
         }
     }

@@ -105,8 +105,9 @@ impl Explorer<'_> {
         self.explore_counted(workload, &AtomicUsize::new(0))
     }
 
-    /// Explores all states of one workload during which a request to a member fails, for every so many of the writes and for all flushes of each member.
-    /// The engine has to survive each of them.
+    /// Explores all states of one workload during which a request to a member fails, for every so
+    /// many of the writes and for all flushes of each member. The engine has to survive each of
+    /// them.
     ///
     /// # Errors
     /// The first failure that is not survived, or state that is not what was promised.
@@ -203,7 +204,8 @@ impl Explorer<'_> {
     }
 }
 
-/// Opens a volume after something happened to it, changes it, and opens it again. Gives what it showed.
+/// Opens a volume after something happened to it, changes it, and opens it again. Gives what it
+/// showed.
 pub(super) fn enter(
     engine: &dyn Engine,
     devices: &[Arc<MemoryDevice>],
@@ -243,7 +245,8 @@ fn hash(devices: &[MemoryDevice]) -> u64 {
     hasher.finish()
 }
 
-/// Drops what deleted subvolumes hold, makes a file with data, and syncs. Where there is no room for it, files of the root are removed until there is; gives which.
+/// Drops what deleted subvolumes hold, makes a file with data, and syncs. Where there is no room
+/// for it, files of the root are removed until there is; gives which.
 fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
     fs.subvolumes.drop_deleted()?;
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };

@@ -1,6 +1,8 @@
-//! Devices that fail while a workload is done: an error, a short write or silent corruption, at every request.
+//! Devices that fail while a workload is done: an error, a short write or silent corruption, at
+//! every request.
 //!
-//! The requests of a workload are counted once; then it is done again for each of them, with a fault there.
+//! The requests of a workload are counted once; then it is done again for each of them, with a
+//! fault there.
 //!
 //! | fault | what must hold |
 //! |---|---|
@@ -32,7 +34,8 @@ const KINDS: [(Requests, Fault); 6] = [
     (Requests::Reads, Fault::Garbage),
 ];
 
-/// Whether a fault can be found and mended. Data that is written in place has no checksum and no copy of before: of it only errors can be told.
+/// Whether a fault can be found and mended. Data that is written in place has no checksum and no
+/// copy of before: of it only errors can be told.
 fn can_bear(workload: &Workload, fault: Fault) -> bool {
     fault == Fault::Error || !workload.writes_in_place()
 }

@@ -1,12 +1,12 @@
 //! The workloads of one and of two operations, all of them, by number.
 //!
-//! In the manner of ACE (Mohan et al., CrashMonkey, OSDI 2018): a namespace of six files in three directories,
-//! every operation on it with every choice of arguments, each followed by every point of persistence
-//! that has to do with it: `fsync` and `fdatasync` of the file, of a directory in which a name changed, `sync`.
-//! In workloads of two operations the first one may have none.
+//! In the manner of ACE (Mohan et al., CrashMonkey, OSDI 2018): a namespace of six files in three
+//! directories, every operation on it with every choice of arguments, each followed by every point
+//! of persistence that has to do with it: `fsync` and `fdatasync` of the file, of a directory in
+//! which a name changed, `sync`. In workloads of two operations the first one may have none.
 //!
-//! What an operation needs is made before it: in the set-up as far as the first operation lets it be,
-//! otherwise as further steps. [`ops`] is the list of operations; [`Tree`] knows what is there.
+//! What an operation needs is made before it: in the set-up as far as the first operation lets it
+//! be, otherwise as further steps. [`ops`] is the list of operations; [`Tree`] knows what is there.
 
 pub mod long;
 mod ops;
@@ -94,8 +94,8 @@ impl Generator {
     }
 }
 
-/// A workload from its parts. What is open in the set-up is no longer so when it is done, so that is
-/// left to the steps.
+/// A workload from its parts. What is open in the set-up is no longer so when it is done, so that
+/// is left to the steps.
 fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
     let (opens, setup) = setup.into_iter().partition::<Vec<_>, _>(|op| matches!(op, Op::Open(_)));
     let steps = opens.into_iter().map(Step::Do).chain(steps).collect();

@@ -1,8 +1,8 @@
 //! What may be found after a power cut.
 //!
-//! A [`History`] has a picture of the model after every operation, the *moments* from 0, and
-//! the promises: what an `fsync` or `sync` that returned said to be durable as of its moment.
-//! A state is judged by the promises that were made before the cut and the latest operation that had begun.
+//! A [`History`] has a picture of the model after every operation, the *moments* from 0, and the
+//! promises: what an `fsync` or `sync` that returned said to be durable as of its moment. A state
+//! is judged by the promises that were made before the cut and the latest operation that had begun.
 //! Between the two lie the moments that a thing may show:
 //!
 //! ```text
@@ -12,23 +12,28 @@
 //!   of a name   [0 ................................. 4]      what it leads to
 //! ```
 //!
-//! 1. A file, what it holds, and whether a name is one of its, are each as of a moment between. No file is lost that had a name all the time.
-//!    Of times `fdatasync` says nothing.
-//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in it. A file that moved has one of both names,
-//!    and an exchange takes none away.
-//! 3. As many names lead to a file as it counts, and a directory is as large as the names in it make it.
-//! 4. A sector of data is as of a moment between at which the file reached over it. The size is one of a moment, or lies
-//!    between those of two that follow each other, in whole sectors: long writes and cuts
-//!    are done in pieces, and what was written back first is there first.
-//! 5. Where no `fsync` can have begun since the last `sync` that returned, names and attributes are altogether as of one
-//!    moment: there were only commits. An `fsync` may write a log, which brings one file further than others.
+//! 1. A file, what it holds, and whether a name is one of its, are each as of a moment between. No
+//!    file is lost that had a name all the time. Of times `fdatasync` says nothing.
+//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in
+//!    it. A file that moved has one of both names, and an exchange takes none away.
+//! 3. As many names lead to a file as it counts, and a directory is as large as the names in it
+//!    make it.
+//! 4. A sector of data is as of a moment between at which the file reached over it. The size is one
+//!    of a moment, or lies between those of two that follow each other, in whole sectors: long
+//!    writes and cuts are done in pieces, and what was written back first is there first.
+//! 5. Where no `fsync` can have begun since the last `sync` that returned, names and attributes are
+//!    altogether as of one moment: there were only commits. An `fsync` may write a log, which
+//!    brings one file further than others.
 //! 6. What is set of a subvolume is as of a moment since the last `sync`.
-//! 7. A file has at least the preallocated space that it had at one of the moments: what is written to it may be in memory still.
-//! 8. A file that took the place of another holds, under that name, at least what it did when it was moved there.
+//! 7. A file has at least the preallocated space that it had at one of the moments: what is written
+//!    to it may be in memory still.
+//! 8. A file that took the place of another holds, under that name, at least what it did when it
+//!    was moved there.
 //!
-//! A name is that of a directory that is known whatever its own path is, so nothing is said of where a directory above a synced
-//! file stands: another operation may have moved it, and that is another promise. Nor does an `fsync` of a subvolume promise its
-//! name: nothing in it says where it stands.
+//! A name is that of a directory that is known whatever its own path is, so nothing is said of
+//! where a directory above a synced file stands: another operation may have moved it, and that is
+//! another promise. Nor does an `fsync` of a subvolume promise its name: nothing in it says where
+//! it stands.
 
 #[cfg(test)]
 mod tests;
@@ -60,11 +65,12 @@ pub(super) struct Promise {
 pub(super) enum Whose {
     /// Ours: all rules hold.
     Ours,
-    /// The kernel's, which promises less about names. Where a file moved and only its new directory is synced, it may have both
-    /// names. Where it got one name and lost another, in two operations, an `fsync` of the directory that lost one
-    /// may leave neither. An `fsync` of a file may leave a name that it lost since an earlier `fsync`, which may have
-    /// logged the directory. And it writes zeroes into preallocated sectors where parts of them are punched, or behind the end of a
-    /// file that grows.
+    /// The kernel's, which promises less about names. Where a file moved and only its new directory
+    /// is synced, it may have both names. Where it got one name and lost another, in two
+    /// operations, an `fsync` of the directory that lost one may leave neither. An `fsync` of a
+    /// file may leave a name that it lost since an earlier `fsync`, which may have logged the
+    /// directory. And it writes zeroes into preallocated sectors where parts of them are punched,
+    /// or behind the end of a file that grows.
     Kernels,
 }
 
@@ -287,7 +293,8 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// The moves of which a file has both names: it has the new one by the move, and the old one by what was done since, or not at all.
+    /// The moves of which a file has both names: it has the new one by the move, and the old one by
+    /// what was done since, or not at all.
     fn moves(&self, found: &Picture) -> Vec<Move<'a>> {
         let mut moves = Vec::new();
         if self.history.whose == Whose::Kernels {
@@ -352,8 +359,8 @@ struct Move<'a> {
     new: &'a Name,
 }
 
-/// Whether there is a moment for each name, of those that it shows, such that the old name of a move is as of behind it when the
-/// new one is. Names in `chosen` have theirs.
+/// Whether there is a moment for each name, of those that it shows, such that the old name of a
+/// move is as of behind it when the new one is. Names in `chosen` have theirs.
 fn are_whole<'a>(
     moves: &[Move<'a>],
     shown: &BTreeMap<&'a Name, Vec<usize>>,

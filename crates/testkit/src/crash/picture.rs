@@ -1,7 +1,8 @@
 //! What a filesystem shows, in a form that says of each thing by itself what became of it.
 //!
-//! A file is known by its owner, which the workload makes unique, and by the subvolume that it is in, because a snapshot has what its
-//! source has; the subvolume by when it was made. The root has 0 for both.
+//! A file is known by its owner, which the workload makes unique, and by the subvolume that it is
+//! in, because a snapshot has what its source has; the subvolume by when it was made. The root has
+//! 0 for both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
@@ -12,7 +13,8 @@ use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Times
 use crate::compare::data_ranges;
 use crate::model::subvolumes::{Settings, Subvolumes};
 
-/// Which file: the number of the operation that made it and, 32 bits above that, of the one that made the subvolume.
+/// Which file: the number of the operation that made it and, 32 bits above that, of the one that
+/// made the subvolume.
 pub(super) type Id = u64;
 
 /// The root directory.
@@ -63,7 +65,8 @@ pub(super) struct File {
 /// Takes the picture of a filesystem.
 ///
 /// # Errors
-/// What cannot be read, and what does not fit together: a name that leads nowhere, a directory with two.
+/// What cannot be read, and what does not fit together: a name that leads nowhere, a directory with
+/// two.
 pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes) -> Result<Picture> {
     let mut picture = Picture::default();
     let mut seen = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! What a workload promised, when somebody else did it: the kernel, or an engine that does several at once.
+//! What a workload promised, when somebody else did it: the kernel, or an engine that does several
+//! at once.
 
 use offshoot_vfs::{Attr, FileSystem};
 
@@ -11,8 +12,8 @@ use crate::model::subvolumes::Subvolumes;
 
 /// The promises of a whole workload, to judge by what is there of it.
 ///
-/// Whoever does the workload numbers its operations as a [`Runner`] does that begins with 1, has what an operation makes owned by
-/// its number, and makes the set-up durable before the steps.
+/// Whoever does the workload numbers its operations as a [`Runner`] does that begins with 1, has
+/// what an operation makes owned by its number, and makes the set-up durable before the steps.
 #[derive(Debug)]
 pub struct Promised {
     history: History,
@@ -36,8 +37,8 @@ impl Promised {
         Ok(Self { history, has_times: true })
     }
 
-    /// The same of the kernel, which has a clock of its own, and promises less where a file has a name in a directory that is synced and
-    /// another elsewhere.
+    /// The same of the kernel, which has a clock of its own, and promises less where a file has a
+    /// name in a directory that is synced and another elsewhere.
     #[must_use]
     pub fn of_the_kernel(mut self) -> Self {
         self.history.forget_times();

@@ -29,7 +29,8 @@ pub(super) struct Recorded {
     pub(super) requests: Vec<[u64; 2]>,
 }
 
-/// A request to a member that fails with an error: the one before which there were so many of its kind.
+/// A request to a member that fails with an error: the one before which there were so many of its
+/// kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strike {
     pub(super) member: usize,
@@ -74,13 +75,15 @@ impl Ready {
         self.devices.iter().map(|device| Arc::new(device.snapshot())).collect()
     }
 
-    /// Does the steps to the model but for those at the places `refused`, which gives the history of them.
+    /// Does the steps to the model but for those at the places `refused`, which gives the history
+    /// of them.
     pub(super) fn history(self, workload: &Workload, refused: &[usize]) -> Result<History, String> {
         history(&self.model, self.next, &workload.steps, refused)
     }
 
-    /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it
-    /// begins, and `kept` with the number of each promise that was made. Gives the places of the steps that were refused, and may be.
+    /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it begins,
+    /// and `kept` with the number of each promise that was made. Gives the places of the steps that
+    /// were refused, and may be.
     ///
     /// # Errors
     /// The first step that fails, by its place.
@@ -112,7 +115,8 @@ impl Ready {
     }
 }
 
-/// Does `steps` to the model, but for those at the places `refused`. The number of the next operation is `next`.
+/// Does `steps` to the model, but for those at the places `refused`. The number of the next
+/// operation is `next`.
 pub(super) fn history(
     model: &Model,
     next: u32,
@@ -155,7 +159,8 @@ pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> Devices {
 }
 
 impl Recorded {
-    /// Does the whole workload on a copy of the volume `image`, while a request fails if one is to. The engine has to survive that, and to say so.
+    /// Does the whole workload on a copy of the volume `image`, while a request fails if one is to.
+    /// The engine has to survive that, and to say so.
     pub(super) fn new(
         engine: &dyn Engine,
         image: &[Arc<dyn BlockDevice>],
@@ -202,9 +207,9 @@ impl Recorded {
 }
 
 impl Progress {
-    /// How far the cuts were that could have left this state. The promises count that were made before
-    /// the latest one, because the state must do for it; the operations that had begun before the
-    /// earliest one, because what is there was written before it.
+    /// How far the cuts were that could have left this state. The promises count that were made
+    /// before the latest one, because the state must do for it; the operations that had begun
+    /// before the earliest one, because what is there was written before it.
     pub(super) fn of(state: &CrashState) -> Self {
         let numbers = |marks: &[Arc<str>], what: &str| -> Vec<usize> {
             let numbers = marks.iter().filter_map(|mark| mark.strip_prefix(what));

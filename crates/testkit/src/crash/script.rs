@@ -16,7 +16,8 @@ pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
 ];
 
 impl Workload {
-    /// A workload from the words in which one is shown, of its set-up and of its steps, which semicolons part.
+    /// A workload from the words in which one is shown, of its set-up and of its steps, which
+    /// semicolons part.
     ///
     /// # Errors
     /// What is no operation.

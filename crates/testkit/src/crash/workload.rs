@@ -1,9 +1,9 @@
 //! What is done to a volume whose power is cut: named operations and points of persistence.
 //!
-//! A workload says the same to every filesystem. Its operations are numbered, those of the set-up first, and
-//! the number makes everything that it brings unique: the time, the bytes that are written, and
-//! the owner of what is made, by which a file is known again whatever it is called and wherever it
-//! is looked at.
+//! A workload says the same to every filesystem. Its operations are numbered, those of the set-up
+//! first, and the number makes everything that it brings unique: the time, the bytes that are
+//! written, and the owner of what is made, by which a file is known again whatever it is called and
+//! wherever it is looked at.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -71,7 +71,8 @@ pub enum Op {
     WriteSame(String, String),
     /// Sets the length of a file.
     Truncate(String, u64),
-    /// Allocates, frees, zeros or moves `len` bytes at `offset`. What needs more of a file than there is does nothing.
+    /// Allocates, frees, zeros or moves `len` bytes at `offset`. What needs more of a file than
+    /// there is does nothing.
     Fallocate {
         /// The file.
         path: String,
@@ -82,11 +83,13 @@ pub enum Op {
         /// How many they are.
         len: u64,
     },
-    /// Copies all of the first file to the beginning of the second, which shares what it can, unless they are one.
+    /// Copies all of the first file to the beginning of the second, which shares what it can,
+    /// unless they are one.
     Copy(String, String),
     /// Lets a range of one file be that of another. What cannot be shared is left as it is.
     Clone(Share),
-    /// Lets two ranges share their space if they are the same. What cannot be shared is left as it is.
+    /// Lets two ranges share their space if they are the same. What cannot be shared is left as it
+    /// is.
     Dedupe(Share),
     /// Sets the extended attribute of this name to a value of so many bytes.
     SetXattr(String, String, usize),
@@ -94,7 +97,8 @@ pub enum Op {
     RemoveXattr(String, String),
     /// Sets the permissions.
     Chmod(String, u32),
-    /// Sets the access control list of a file, or that for new files in a directory: these permissions, and for one user more.
+    /// Sets the access control list of a file, or that for new files in a directory: these
+    /// permissions, and for one user more.
     SetAcl {
         /// The file.
         path: String,
@@ -142,7 +146,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Whether files of these lengths in bytes, which may be one, can have this in common: whole sectors, or the end of the first behind that of the second.
+    /// Whether files of these lengths in bytes, which may be one, can have this in common: whole
+    /// sectors, or the end of the first behind that of the second.
     #[must_use]
     pub fn can_be_cloned(&self, [from_size, to_size]: [u64; 2], are_one: bool) -> bool {
         let ends = [self.offset, self.to_offset].map(|offset| offset + self.len);
@@ -171,9 +176,11 @@ impl fmt::Display for Share {
 pub enum Step {
     /// A change.
     Do(Op),
-    /// A change that may be refused for want of space, or because what it needs was. A write of at most a MiB that begins at a multiple of it is done or not.
+    /// A change that may be refused for want of space, or because what it needs was. A write of at
+    /// most a MiB that begins at a multiple of it is done or not.
     Try(Op),
-    /// What was done to this file, or this directory and the names in it, becomes durable. The root is "".
+    /// What was done to this file, or this directory and the names in it, becomes durable. The root
+    /// is "".
     Fsync(String),
     /// The same, but for times.
     Fdatasync(String),
@@ -246,7 +253,8 @@ impl fmt::Display for Op {
 }
 
 impl Workload {
-    /// Whether it ends with an `fsync` that has something to do: a file that was only copied from is as it was.
+    /// Whether it ends with an `fsync` that has something to do: a file that was only copied from
+    /// is as it was.
     #[must_use]
     pub fn ends_with_fsync(&self) -> bool {
         let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = self.steps.last() else {
@@ -277,7 +285,8 @@ impl Workload {
         self.ops().any(is_flag)
     }
 
-    /// How many files may come to share a piece of data: each time that it is shared one more, and a snapshot has all that its source has.
+    /// How many files may come to share a piece of data: each time that it is shared one more, and
+    /// a snapshot has all that its source has.
     #[must_use]
     pub fn most_sharers(&self) -> usize {
         let is_share = |op: &&Op| matches!(op, Op::Copy(..) | Op::Clone(_) | Op::Dedupe(_));
@@ -383,17 +392,20 @@ fn time(number: u32) -> Timestamp {
     Timestamp { secs: 1_600_000_000 + i64::from(number), nanos: number }
 }
 
-/// The bytes that the operation with this number writes at `offset`, or gives to an extended attribute.
+/// The bytes that the operation with this number writes at `offset`, or gives to an extended
+/// attribute.
 #[must_use]
 pub fn bytes(number: u32, offset: u64, len: usize) -> Vec<u8> {
     let start = offset + u64::from(number) * 53;
     (start..).take(len).map(|at| u8::try_from(at * 7 % 251).expect("below 251") + 1).collect()
 }
 
-/// The access control list that the operation with this number sets: it allows the user with that number as much as the group.
+/// The access control list that the operation with this number sets: it allows the user with that
+/// number as much as the group.
 #[must_use]
 pub fn acl(number: u32, permissions: u32) -> Vec<u8> {
-    /// Tags of the owner, one user, the owning group, the mask and others, with what shows their bits (`linux/posix_acl.h`).
+    /// Tags of the owner, one user, the owning group, the mask and others, with what shows their
+    /// bits (`linux/posix_acl.h`).
     const ENTRIES: [(u16, u32); 5] = [(1, 6), (2, 3), (4, 3), (16, 3), (32, 0)];
     let mut value = vec![2, 0, 0, 0];
     for (tag, shift) in ENTRIES {
@@ -575,7 +587,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Where a range is and is to be, and whether the files are long enough for it to be cloned, and to be deduped.
+    /// Where a range is and is to be, and whether the files are long enough for it to be cloned,
+    /// and to be deduped.
     fn ends(&self, share: &Share) -> Result<([Position; 2], bool, bool)> {
         let from = Position { file: find(self.fs, &share.from)?, offset: share.offset };
         let to = Position { file: find(self.fs, &share.to)?, offset: share.to_offset };

@@ -1,4 +1,5 @@
-//! A little of everything: about two hundred names, small enough to be damaged and judged thousands of times.
+//! A little of everything: about two hundred names, small enough to be damaged and judged thousands
+//! of times.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;

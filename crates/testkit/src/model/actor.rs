@@ -1,10 +1,10 @@
 //! Random operations on a filesystem and on its model at the same time.
 //!
 //! An [`Actor`] does one thing after the other to both and compares what comes back. Several of
-//! them work at the same time, on threads of their own, in one directory and all below
-//! it: an actor makes and uses only names that begin with its own, so what each of its calls returns does not
-//! depend on the others, though they meet in the same directories, blocks and
-//! transactions. All use one moment, so that not even the times of shared directories depend on who came last.
+//! them work at the same time, on threads of their own, in one directory and all below it: an actor
+//! makes and uses only names that begin with its own, so what each of its calls returns does not
+//! depend on the others, though they meet in the same directories, blocks and transactions. All use
+//! one moment, so that not even the times of shared directories depend on who came last.
 
 mod attributes;
 mod data;
@@ -117,13 +117,15 @@ impl<'a> Actor<'a> {
         Self { holes: false, ..self }
     }
 
-    /// These files of ours have no checksums, which no call tells. They share no data with those that have some, so the actor does not ask for that.
+    /// These files of ours have no checksums, which no call tells. They share no data with those
+    /// that have some, so the actor does not ask for that.
     #[must_use]
     pub fn where_some_have_no_checksums(self, unsummed: &'a HashSet<FileId>) -> Self {
         Self { unsummed: Some(unsummed), ..self }
     }
 
-    /// The filesystem may refuse, for want of space, what does not make room. The model does not do that either then.
+    /// The filesystem may refuse, for want of space, what does not make room. The model does not do
+    /// that either then.
     #[must_use]
     pub fn where_space_is_short(self) -> Self {
         Self { may_be_full: true, ..self }
@@ -180,7 +182,8 @@ impl<'a> Actor<'a> {
         match (ours, model()) {
             (Ok(ours), Ok(model)) => Some((ours, model)),
             (Err(ours), Err(model)) if ours.errno() == model.errno() => None,
-            // Where a flag forbids it and something else does too, nobody says which of them is told.
+            // Where a flag forbids it and something else does too, nobody says which of them is
+            // told.
             (Err(ours), Err(model)) if [ours.errno(), model.errno()].contains(&Errno::PERM) => None,
             (ours, model) => panic!(
                 "{what} by {}: we say {:?}, the model {:?}",

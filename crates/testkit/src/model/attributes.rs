@@ -1,6 +1,7 @@
 //! Flags, extended attributes and access control lists of the model.
 //!
-//! What a flag forbids is checked by the calls that it forbids, with [`State::refuse`]. The rules of lists are those of [`offshoot_vfs::acl`].
+//! What a flag forbids is checked by the calls that it forbids, with [`State::refuse`]. The rules
+//! of lists are those of [`offshoot_vfs::acl`].
 
 use std::collections::BTreeMap;
 
@@ -45,7 +46,8 @@ impl State {
         if self.node(file)?.flags.intersects(flags) { posix(Errno::PERM, file) } else { Ok(()) }
     }
 
-    /// `EINVAL` when one file has checksums and the other has none: what is written in place has none.
+    /// `EINVAL` when one file has checksums and the other has none: what is written in place has
+    /// none.
     pub(super) fn require_alike(&self, one: FileId, other: FileId) -> Result<()> {
         let in_place = [self.node(one)?, self.node(other)?]
             .map(|node| node.flags.contains(FileFlags::NODATACOW));
@@ -129,8 +131,8 @@ impl State {
         Ok(Inherited { permissions, flags, xattrs })
     }
 
-    /// What the root of a new subvolume in the subvolume of `dir` is compressed with: what the root of that one names. Nothing else of how data
-    /// is stored is inherited.
+    /// What the root of a new subvolume in the subvolume of `dir` is compressed with: what the root
+    /// of that one names. Nothing else of how data is stored is inherited.
     pub(super) fn compression_of_subvolume(&self, dir: FileId) -> Result<Option<&'static str>> {
         let parent = self.node(id(self.node(dir)?.subvolume))?;
         Ok(parent.xattrs.get(PROPERTY).and_then(|value| method(value)))

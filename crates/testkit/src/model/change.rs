@@ -201,7 +201,8 @@ impl State {
     }
 }
 
-/// `EINVAL` unless two ranges are whole sectors and do not overlap; the last one may be a part when that `may_be_cut`.
+/// `EINVAL` unless two ranges are whole sectors and do not overlap; the last one may be a part when
+/// that `may_be_cut`.
 fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> Result<()> {
     let is_whole = |at: u64| at.is_multiple_of(SECTOR);
     let are_whole = is_whole(from.offset) && is_whole(to.offset);

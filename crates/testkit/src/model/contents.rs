@@ -1,8 +1,8 @@
 //! The bytes of a file, sector by sector.
 //!
-//! A sector that was written is kept whole; one that is missing is a hole. So a byte far behind the end
-//! costs a sector, and where there is data is known to the sector, as filesystems count it. The size of
-//! the file is kept with its attributes; bytes behind it in the last sector are zeros.
+//! A sector that was written is kept whole; one that is missing is a hole. So a byte far behind the
+//! end costs a sector, and where there is data is known to the sector, as filesystems count it. The
+//! size of the file is kept with its attributes; bytes behind it in the last sector are zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,15 +13,16 @@ pub(super) const SECTOR: u64 = 4096;
 /// The largest file, in bytes: the offsets of system calls are signed.
 pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
-/// The bytes of a file, by the number of their sector, and the sectors that have space and were not written.
+/// The bytes of a file, by the number of their sector, and the sectors that have space and were not
+/// written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
     sectors: BTreeMap<u64, Box<[u8]>>,
     preallocated: BTreeSet<u64>,
 }
 
-/// The parts of a range of bytes that lie in one sector each: the sector, where in it the part begins, and
-/// where the part lies in the range.
+/// The parts of a range of bytes that lie in one sector each: the sector, where in it the part
+/// begins, and where the part lies in the range.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -77,7 +78,8 @@ impl Contents {
         }
     }
 
-    /// Makes a range a hole: of sectors that it covers in part, what was written stays data, and is zeros in the range.
+    /// Makes a range a hole: of sectors that it covers in part, what was written stays data, and is
+    /// zeros in the range.
     pub(super) fn punch(&mut self, range: Range<u64>) {
         let len = usize::try_from(range.end - range.start).expect("ranges of the model are small");
         for (sector, within, part) in parts(range.start, len) {
@@ -90,7 +92,8 @@ impl Contents {
         }
     }
 
-    /// Moves what is at `from` and behind it to `to`, both whole sectors. What is between goes, or is a hole.
+    /// Moves what is at `from` and behind it to `to`, both whole sectors. What is between goes, or
+    /// is a hole.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let new = |at: u64| at + to / SECTOR - from / SECTOR;
         let moved = self.sectors.split_off(&(from / SECTOR));

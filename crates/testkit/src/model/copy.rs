@@ -42,7 +42,8 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// Copies the entries of a directory that is known; the directories among them are `left` to do.
+    /// Copies the entries of a directory that is known; the directories among them are `left` to
+    /// do.
     fn entries(&mut self, dir: FileId, left: &mut Vec<FileId>) -> Result<()> {
         let mut entries = Vec::new();
         self.fs.read_dir(dir, 0, &mut |entry| {

@@ -1,7 +1,7 @@
 //! Subvolumes, which not every filesystem has: the calls, and what the model makes of them.
 //!
-//! A subvolume is named by its root directory. The model has no subvolumes within those that it makes snapshots of: what a snapshot
-//! shows in their place is left to other tests.
+//! A subvolume is named by its root directory. The model has no subvolumes within those that it
+//! makes snapshots of: what a snapshot shows in their place is left to other tests.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use offshoot_vfs::{
 use super::attributes::FIXED;
 use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
-/// What is done to subvolumes. Errors are those of new and of removed directories where nothing else is said.
+/// What is done to subvolumes. Errors are those of new and of removed directories where nothing
+/// else is said.
 pub trait Subvolumes: Sync {
     /// Makes an empty subvolume, and gives its root.
     fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
@@ -26,7 +27,8 @@ pub trait Subvolumes: Sync {
         at: Timestamp,
     ) -> Result<FileId>;
 
-    /// Deletes a subvolume with all that is in it. `EINVAL` for anything else, `EPERM` for the one that a mount shows.
+    /// Deletes a subvolume with all that is in it. `EINVAL` for anything else, `EPERM` for the one
+    /// that a mount shows.
     fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
 
     /// Drops all that deleted subvolumes hold, to the end. Nothing that is shown changes.
@@ -35,16 +37,19 @@ pub trait Subvolumes: Sync {
     /// Lets the subvolume with this root refuse to be changed, or not any more.
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()>;
 
-    /// Lets a mount without options show the subvolume with this root, which cannot be deleted then: `EPERM`.
+    /// Lets a mount without options show the subvolume with this root, which cannot be deleted
+    /// then: `EPERM`.
     fn set_default(&self, root: FileId) -> Result<()>;
 
-    /// What is set of the subvolume with this root; `None` for the first one, and for what is no root.
+    /// What is set of the subvolume with this root; `None` for the first one, and for what is no
+    /// root.
     fn settings(&self, file: FileId) -> Result<Option<Settings>>;
 
     /// The root of the subvolume that a mount without options shows.
     fn default(&self) -> Result<FileId>;
 
-    /// When the subvolume was made that `file` is in; 0 for the first one, which came with the volume.
+    /// When the subvolume was made that `file` is in; 0 for the first one, which came with the
+    /// volume.
     fn made(&self, file: FileId) -> Result<Timestamp>;
 }
 
@@ -166,7 +171,8 @@ impl Subvolumes for Model {
 }
 
 impl State {
-    /// Copies all that has a name in the subvolume with this root; gives the root of the copy, which has no name yet.
+    /// Copies all that has a name in the subvolume with this root; gives the root of the copy,
+    /// which has no name yet.
     fn copy_subvolume(&mut self, source: FileId) -> Result<FileId> {
         let named = |node: &&Node| node.subvolume == source.ino && node.attr.nlink > 0;
         let inos: Vec<u64> =

@@ -40,8 +40,8 @@ fn change_something(fs: &Filesystem, dir: FileId, random: &mut Random) -> Result
     }
 }
 
-/// However many threads there are, and whatever they do, what is queued stays within the bound and an operation for each of
-/// them. What the counters say when all have ended.
+/// However many threads there are, and whatever they do, what is queued stays within the bound and
+/// an operation for each of them. What the counters say when all have ended.
 fn bounded(options: &OpenOptions) -> Stats {
     const THREADS: u64 = 64;
     let fs = open(in_memory(16384), options);
@@ -110,7 +110,8 @@ pub(super) fn fall_asleep() {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Who found too much queued waited for a flush to end, when all of it had been taken back and was about to be counted.
+/// Who found too much queued waited for a flush to end, when all of it had been taken back and was
+/// about to be counted.
 #[test]
 fn who_waits_is_told_that_items_are_gone() {
     let options = OpenOptions { dirty_bytes: 1 << 16, ..quiet() };
@@ -146,8 +147,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Beside threads that queue more all the time the thread of the volume flushed on and on, and no commit was made when it
-/// was time.
+/// Beside threads that queue more all the time the thread of the volume flushed on and on, and no
+/// commit was made when it was time.
 #[test]
 fn easing_leaves_what_comes_later() {
     const WRITERS: u64 = 4;

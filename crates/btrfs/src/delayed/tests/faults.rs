@@ -9,6 +9,7 @@ use super::bounds::fall_asleep;
 use super::*;
 use crate::Report;
 use crate::transaction::Live;
+use crate::tree::Blocks;
 
 /// A volume with this many files in its root, on the devices, and its device.
 fn with_files(files: u64) -> Arc<CheckedDevice> {
@@ -36,8 +37,8 @@ fn assert_holds(device: Arc<CheckedDevice>, files: u64) {
     fs.sync().expect("a commit");
 }
 
-/// A leaf that a flush needs does not read. Whoever flushes is told, nothing is written any more, and what is queued can still be
-/// read.
+/// A leaf that a flush needs does not read. Whoever flushes is told, nothing is written any more,
+/// and what is queued can still be read.
 #[test]
 fn a_flush_that_fails_ends_all_writing() {
     const FILES: u64 = 3000;
@@ -46,7 +47,8 @@ fn a_flush_that_fails_ends_all_writing() {
         |fs| fs.volume().flush_delayed(u64::MAX).map(drop),
         |fs| fs.sync(),
         |fs| {
-            // Until an operation finds too much queued. Some fail before that, because their name belongs to the leaf.
+            // Until an operation finds too much queued. Some fail before that, because their name
+            // belongs to the leaf.
             let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
             let is_broken = || fs.volume().live().and_then(Live::require_whole).is_err();
             let mut outcomes = (0..).map(make);
@@ -100,14 +102,15 @@ fn a_commit_that_fails_leaves_the_last_one() {
     assert_holds(memory, FILES);
 }
 
-/// The copies of the first leaf below the root of the top level that has entries by hash, on the device.
+/// The copies of the first leaf below the root of the top level that has entries by hash, on the
+/// device.
 fn places_of_hashes(volume: &Volume) -> Vec<u64> {
     let mut block = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
     while block.header().level > 0 {
         let slot = block.floor(Key::new(256, ItemType::DIR_ITEM, 0x7000_0000)).unwrap();
         if block.header().level == 1 {
             let logical = block.pointers()[slot].logical();
-            let places = volume.write_places(logical, 4096).unwrap();
+            let places = volume.storage.write_places(logical, 4096).unwrap();
             return places.iter().map(|(_, physical, _)| physical.0).collect();
         }
         block = volume.block(&block.child_expected(slot, TreeId::FS)).unwrap();
@@ -115,8 +118,8 @@ fn places_of_hashes(volume: &Volume) -> Vec<u64> {
     panic!("the tree has no leaves below its root");
 }
 
-/// A panic inside a flush left the items in their node for good, where no later flush took them: the next commit went
-/// on without them.
+/// A panic inside a flush left the items in their node for good, where no later flush took them:
+/// the next commit went on without them.
 #[test]
 fn a_flush_that_panics_ends_all_writing() {
     const FILES: u64 = 3000;

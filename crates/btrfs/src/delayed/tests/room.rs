@@ -45,9 +45,9 @@ fn fill_and_empty(options: &OpenOptions) -> Took {
     Took { files, commits: fs.volume().stats().commits_for_space, flushed }
 }
 
-/// What a few dozen queued files held was all that was left of a full volume: each further file waited for a flush and a commit,
-/// of which there were five times as many as without delayed items. And each removal queued items in four nodes, to flush them one by one at
-/// once.
+/// What a few dozen queued files held was all that was left of a full volume: each further file
+/// waited for a flush and a commit, of which there were five times as many as without delayed
+/// items. And each removal queued items in four nodes, to flush them one by one at once.
 #[test]
 fn a_full_volume_is_no_dearer_than_without_delayed_items() {
     let took = fill_and_empty(&quiet());
@@ -75,7 +75,7 @@ fn nothing_goes_past_what_waits_in_its_node() {
     let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
     let stored = || {
         let root = volume.tree(TreeId::FS).expect("it is there");
-        crate::tree::with_item(volume, root, key, |data| Ok(data.to_vec())).expect("it reads")
+        crate::tree::with_item(&***volume, root, key, |data| Ok(data.to_vec())).expect("it reads")
     };
     {
         let handle = volume.join_to_remove().expect("removing always works");
@@ -102,8 +102,9 @@ fn make_until_chunk_is_needed(fs: &Filesystem) {
     }
 }
 
-/// Where most of the devices belongs to no chunk, one is allocated before anybody waits, nothing is flushed for want of room, and the commit
-/// lets the chunk be. It was allocated by who waited, removed by the next commit and allocated again.
+/// Where most of the devices belongs to no chunk, one is allocated before anybody waits, nothing is
+/// flushed for want of room, and the commit lets the chunk be. It was allocated by who waited,
+/// removed by the next commit and allocated again.
 #[test]
 fn a_chunk_comes_before_anybody_waits_and_stays() {
     let by_item = OpenOptions { reserve_by_item: true, ..quiet() };

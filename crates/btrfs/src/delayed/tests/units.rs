@@ -55,8 +55,9 @@ fn what_the_tree_has_is_paid_one_by_one() {
     assert_eq!(items.load(false).units, 11);
 }
 
-/// A flush had taken an inode away between the look at it and the unit for it, and the unit stayed with what others
-/// had queued: when that was taken back nothing was queued, and an idle volume was committed every time as if something were.
+/// A flush had taken an inode away between the look at it and the unit for it, and the unit stayed
+/// with what others had queued: when that was taken back nothing was queued, and an idle volume was
+/// committed every time as if something were.
 #[test]
 fn units_go_with_their_items() {
     let inode = |ino| Key::new(ino, ItemType::INODE_ITEM, 0);
@@ -71,7 +72,8 @@ fn units_go_with_their_items() {
     assert_eq!(items.load(false), Load::default());
 }
 
-/// Items that are changed at random keep nothing when none is left, and give back what they kept when they are flushed.
+/// Items that are changed at random keep nothing when none is left, and give back what they kept
+/// when they are flushed.
 #[test]
 fn what_items_keep_is_given_back() {
     let mut random = Random::new(seed_of_run());
@@ -142,7 +144,8 @@ fn operations_keep_what_their_items_need() {
     keeps(0, "nothing is queued");
 }
 
-/// The most metadata that is held for files in one new directory, and what one item costs: in bytes, from the counters.
+/// The most metadata that is held for files in one new directory, and what one item costs: in
+/// bytes, from the counters.
 fn held_for(files: u64, options: &OpenOptions) -> (u64, u64) {
     let fs = open(in_memory(16384), options);
     let dir = fs.mkdir(place(fs.root(), "dir"), &NEW).expect("a directory");
@@ -169,7 +172,8 @@ fn metadata_is_held_by_the_leaf() {
     let (few, unit) = held_for(FEW, &quiet());
     let (many, _) = held_for(MANY, &quiet());
     for (files, held) in [(FEW, few), (MANY, many)] {
-        // Beside the leaves there is what the operation under way reserved, and what changes once: the directory, roots.
+        // Beside the leaves there is what the operation under way reserved, and what changes once:
+        // the directory, roots.
         let most = leaves(files) + OPERATION_ITEMS + 16;
         assert!(held < most * unit, "{held} bytes for {files} files, {unit} for an item");
     }

@@ -1,11 +1,15 @@
-//! Writing data ahead of its items: while it is on its way to the devices others may write the file (`data/ordered`).
+//! Writing data ahead of its items: while it is on its way to the devices others may write the file
+//! (`data/ordered`).
 //!
-//! This is for long runs of plain data that get new extents. What is compressed, written in place or kept in an item, and what is
-//! short, is written back under the lock, and so is all where space is short: what was taken counts twice until the items are there, or until it is given
-//! back. So nobody waits for room with such a place in hand, and who writes a file that has one settles that first where space is short.
+//! This is for long runs of plain data that get new extents. What is compressed, written in place
+//! or kept in an item, and what is short, is written back under the lock, and so is all where space
+//! is short: what was taken counts twice until the items are there, or until it is given back. So
+//! nobody waits for room with such a place in hand, and who writes a file that has one settles that
+//! first where space is short.
 //!
-//! Items are put from the beginning of what is buffered on, so that the length that is stored never runs ahead of data. A file of which
-//! something was written before what is on its way is written back under the lock.
+//! Items are put from the beginning of what is buffered on, so that the length that is stored never
+//! runs ahead of data. A file of which something was written before what is on its way is written
+//! back under the lock.
 
 #[cfg(test)]
 mod tests;
@@ -20,8 +24,8 @@ use super::super::{compression, inode_item, tree_of};
 use super::step::{Outgoing, Step};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
+use crate::engine::Engine;
 use crate::space::{Purpose, Reservation};
-use crate::volume::Engine;
 
 /// The least that is written ahead, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -57,7 +61,8 @@ impl Place {
     }
 }
 
-/// Writes back what is buffered of `file` now, as far as others may write the file meanwhile; whether there was any.
+/// Writes back what is buffered of `file` now, as far as others may write the file meanwhile;
+/// whether there was any.
 pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
     let buffered = || volume.buffers.get(file).map_or(0, |buffer| buffer.read().bytes());
     let (all, mut written) = (buffered(), 0);
@@ -70,7 +75,8 @@ pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
     Ok(written > 0)
 }
 
-/// Writes back the beginning of what is buffered of `file`, or waits for who does; how many bytes of it were.
+/// Writes back the beginning of what is buffered of `file`, or waits for who does; how many bytes
+/// of it were.
 pub(super) fn write_one(volume: &Engine, file: FileId) -> Result<u64> {
     volume.limit_dirty_blocks()?;
     let Some((extent, is_new)) = begin(volume, file)? else { return Ok(0) };
@@ -89,7 +95,8 @@ fn write(volume: &Engine, extent: &OrderedExtent) -> Result<()> {
     if is_forgotten { Place::of(extent).give_back(volume) } else { Ok(()) }
 }
 
-/// Puts `extent`, which is written, in its place, if nobody has done that; how many bytes are not buffered any more.
+/// Puts `extent`, which is written, in its place, if nobody has done that; how many bytes are not
+/// buffered any more.
 fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64> {
     let _locks = volume.inodes.lock(&[file]);
     let Some(buffer) = volume.buffers.get(file) else { return Ok(0) };
@@ -148,8 +155,8 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
     Ok(Some((extent, true)))
 }
 
-/// Puts what was written ahead of `file`, whose lock is held, in its place, as far as it did not change since and there is room for that at once. What
-/// is left of it is still buffered.
+/// Puts what was written ahead of `file`, whose lock is held, in its place, as far as it did not
+/// change since and there is room for that at once. What is left of it is still buffered.
 pub(in crate::inode) fn settle(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
     let Some(extent) = buffer.write().ordered.take() else { return Ok(()) };
     let mut place = Place::of(&extent);

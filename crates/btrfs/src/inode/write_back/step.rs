@@ -19,16 +19,17 @@ use crate::data::{
     checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
     store_preallocated, target, write_data,
 };
+use crate::engine::Engine;
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// Extents that one step replaces, at the most.
 pub(in crate::inode) const MOST_REPLACED: u64 = 256;
 
-/// The same, and the most data in bytes, where there is no more room than what is kept for removals.
+/// The same, and the most data in bytes, where there is no more room than what is kept for
+/// removals.
 const LEAST_REPLACED: u64 = 4;
 const LEAST_BYTES: u64 = 1 << 20;
 
@@ -68,7 +69,8 @@ enum Destination {
 }
 
 impl<'v, 'b> Step<'v, 'b> {
-    /// Joins with room for as much as can be stored in one step. `None` when there is no room for any.
+    /// Joins with room for as much as can be stored in one step. `None` when there is no room for
+    /// any.
     pub(super) fn begin(
         volume: &'v Engine,
         file: FileId,
@@ -97,7 +99,8 @@ impl<'v, 'b> Step<'v, 'b> {
         let (most, packed) = first(data.first(len), MOST_AT_ONCE);
         let least = LEAST_BYTES.min(bytes_with_checksums(volume, REMOVAL_ITEMS - OTHER_ITEMS));
         if most.len > least || replaced > LEAST_REPLACED || packed.len() > 1 {
-            // Compressed chunks may be far from each other, so each has its own place in the checksum tree.
+            // Compressed chunks may be far from each other, so each has its own place in the
+            // checksum tree.
             let extents = packed.len() as u64;
             let items = others
                 + leaves_of(volume, replaced + extents)
@@ -114,7 +117,8 @@ impl<'v, 'b> Step<'v, 'b> {
         Ok(handle.map(|handle| begun(handle, (data, packed))))
     }
 
-    /// Stores what goes to one place, from the beginning on: to `written`, if it was written there, and needs a new one.
+    /// Stores what goes to one place, from the beginning on: to `written`, if it was written there,
+    /// and needs a new one.
     pub(super) fn store(self, written: Option<&mut Place>) -> Result<()> {
         let Self { handle, file, buffer, data, is_useless, .. } = &self;
         let volume = handle.volume();
@@ -202,7 +206,8 @@ impl<'v, 'b> Step<'v, 'b> {
         Ok((Destination::New(logical), data.first(len)))
     }
 
-    /// Writes `data` and puts it into the file. Gives by how many bytes its data became more or less.
+    /// Writes `data` and puts it into the file. Gives by how many bytes its data became more or
+    /// less.
     fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
         let Self { handle, file, packed, chosen, .. } = self;
         match place {
@@ -278,8 +283,8 @@ fn is_for_inline(
     Ok(true)
 }
 
-/// Items that making what lies between the end of the file and `end` a hole takes, where holes have items: one between
-/// any two extents that were preallocated there.
+/// Items that making what lies between the end of the file and `end` a hole takes, where holes have
+/// items: one between any two extents that were preallocated there.
 pub(in crate::inode) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64> {
     if volume.superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(0);

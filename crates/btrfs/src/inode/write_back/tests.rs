@@ -14,7 +14,7 @@ use offshoot_vfs::{
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::{in_memory, in_memory_of};
-use crate::tree::with_item;
+use crate::tree::{Blocks, with_item};
 use crate::{Compress, Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
@@ -48,8 +48,8 @@ fn change_inode(volume: &Volume, file: FileId, edit: impl Fn(&mut InodeItem)) {
     });
 }
 
-/// Old kernels kept small files inline with NODATACOW too. Their data is shorter than a sector, and space is not
-/// taken in such pieces.
+/// Old kernels kept small files inline with NODATACOW too. Their data is shorter than a sector, and
+/// space is not taken in such pieces.
 #[test]
 fn inline_data_of_a_nodatacow_file_is_replaced() {
     let device = in_memory(NODE_SIZE);
@@ -181,7 +181,8 @@ fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     let block = volume.block(&root.expected()).expect("its root");
     let slot = block.len() / 2;
     let (at, leaf) = (block.key(slot).offset, block.pointers()[slot].logical());
-    for (_, physical, _) in volume.write_places(leaf, u64::from(NODE_SIZE)).expect("places") {
+    for (_, physical, _) in volume.storage.write_places(leaf, u64::from(NODE_SIZE)).expect("places")
+    {
         device.leave_unchecked("a leaf is damaged");
         device.write_at(physical.0, &[0xaa; 16384]).expect("it is written");
     }
@@ -193,8 +194,8 @@ fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     fs.sync().expect_err("and it is told");
 }
 
-/// A small file was written back to make room for a piece behind it, which put its data into the extent item, and the piece
-/// beside that.
+/// A small file was written back to make room for a piece behind it, which put its data into the
+/// extent item, and the piece beside that.
 #[test]
 fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     const SECTOR: usize = 4096;
@@ -220,7 +221,7 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     let written = fs.write(small, 2 * SECTOR as u64, &[8; 2 * SECTOR], AT);
     fs.sync().expect("a commit");
     let key = Key::new(small.ino, ItemType::EXTENT_DATA, 0);
-    let is_inline = with_item(&volume, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
+    let is_inline = with_item(&**volume, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
         Ok(matches!(FileExtent::parse(data).expect("an extent").body, FileExtentBody::Inline(_)))
     });
     let is_inline = is_inline.expect("it reads").expect("it has data");
@@ -228,7 +229,8 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     assert_eq!(fs.attr(small).expect("it is there").size, if is_inline { 100 } else { 16384 });
 }
 
-/// As much was promised for each file that is buffered as a step of its write-back copies: a few files took all metadata.
+/// As much was promised for each file that is buffered as a step of its write-back copies: a few
+/// files took all metadata.
 #[test]
 fn files_that_are_buffered_leave_metadata_to_others() {
     const FILES: u64 = 64;
@@ -267,8 +269,9 @@ fn small_writes_one_after_the_other_are_promised_what_a_large_one_is() {
     assert!(small < 2 * large, "{small} bytes, and not {large}");
 }
 
-/// Writes a file that is compressed, with a fault at the write of data with this number, and stores it. Gives how that ended, how many writes of data there were,
-/// and what the file has when the volume is opened again: how long it is, and what is allocated for it.
+/// Writes a file that is compressed, with a fault at the write of data with this number, and stores
+/// it. Gives how that ended, how many writes of data there were, and what the file has when the
+/// volume is opened again: how long it is, and what is allocated for it.
 fn store_compressed(
     base: &Arc<CheckedDevice>,
     data: &[u8],
@@ -300,8 +303,9 @@ fn store_compressed(
     (stored, writes, (left.size, left.allocated_bytes))
 }
 
-/// Several extents are compressed and written beside each other. When a write of one fails, that is told and ends all writing; what is buffered can still be
-/// read, and of what was written nothing is there when the volume is opened again.
+/// Several extents are compressed and written beside each other. When a write of one fails, that is
+/// told and ends all writing; what is buffered can still be read, and of what was written nothing
+/// is there when the volume is opened again.
 #[test]
 fn compressed_data_whose_write_fails_is_told_and_not_there() {
     const LEN: usize = 24 << 20;

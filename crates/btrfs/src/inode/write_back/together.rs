@@ -1,12 +1,15 @@
 //! Small new files, stored many at a time.
 //!
-//! By itself a small file costs a handle, a way down each of three trees, and a request of a few KiB to the devices. Where many of them wait, one step
-//! takes as many as it can: their data goes side by side to one place, with one request and one run of checksums, and their items go to the tree in one
-//! batch.
+//! By itself a small file costs a handle, a way down each of three trees, and a request of a few
+//! KiB to the devices. Where many of them wait, one step takes as many as it can: their data goes
+//! side by side to one place, with one request and one run of checksums, and their items go to the
+//! tree in one batch.
 //!
-//! Together go files of one subvolume whose data is all buffered, short, and the first that they get, so that nothing is replaced. All others are
-//! stored by themselves, and so are these where there is no room for so large a step, none in one piece for their data, or none to queue their inodes. Nobody is waited for: who has the lock
-//! of an inode may be waiting for room that the others in the step would give back.
+//! Together go files of one subvolume whose data is all buffered, short, and the first that they
+//! get, so that nothing is replaced. All others are stored by themselves, and so are these where
+//! there is no room for so large a step, none in one piece for their data, or none to queue their
+//! inodes. Nobody is waited for: who has the lock of an inode may be waiting for room that the
+//! others in the step would give back.
 
 use std::sync::Arc;
 
@@ -18,9 +21,9 @@ use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
+use crate::engine::Engine;
 use crate::space::{Claim, Purpose, Reservation};
 use crate::transaction::Handle;
-use crate::volume::Engine;
 
 /// Files that one step stores, at the most.
 pub(super) const MOST_FILES: usize = 64;
@@ -31,7 +34,8 @@ const SMALL_BYTES: u64 = 64 << 10;
 /// What an inode that is queued takes, about, in bytes of memory.
 const QUEUED_BYTES: u64 = 256;
 
-/// Places in trees that a file changes: its inode, which is queued and then flushed, and its extent.
+/// Places in trees that a file changes: its inode, which is queued and then flushed, and its
+/// extent.
 const FILE_ITEMS: u64 = 3;
 
 /// A file that can be stored together with others, with its lock.
@@ -77,8 +81,9 @@ impl Small {
     }
 }
 
-/// Stores those of `files`, which are of one subvolume and in order, that can be stored together; the others stay buffered. The caller holds no handle, and
-/// sees to it that dirty blocks do not become too many, if it may commit: a commit that writes files back first comes here.
+/// Stores those of `files`, which are of one subvolume and in order, that can be stored together;
+/// the others stay buffered. The caller holds no handle, and sees to it that dirty blocks do not
+/// become too many, if it may commit: a commit that writes files back first comes here.
 ///
 /// # Errors
 /// When a tree does not read, or a device fails, which ends all writing.

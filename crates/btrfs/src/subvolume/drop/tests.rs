@@ -174,7 +174,8 @@ fn a_snapshot_of_which_nobody_knows_when_it_was_made_is_dropped() {
     }
 }
 
-/// However many files a subvolume has, its snapshot takes a few blocks, and a reference for each pointer of its root.
+/// However many files a subvolume has, its snapshot takes a few blocks, and a reference for each
+/// pointer of its root.
 #[test]
 fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
     const NODE: u64 = 4096;
@@ -195,7 +196,8 @@ fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
     }
 }
 
-/// A subvolume without the inode of its root could not be deleted, because nothing said whether it may go.
+/// A subvolume without the inode of its root could not be deleted, because nothing said whether it
+/// may go.
 #[test]
 fn a_subvolume_without_a_root_directory_can_be_deleted() {
     let memory = in_memory(4096);
@@ -217,7 +219,8 @@ fn a_subvolume_without_a_root_directory_can_be_deleted() {
     assert_eq!(fs.volume().subvolume(id).unwrap_err().errno(), Errno::NOENT);
 }
 
-/// With its root directory everything is gone that says what is in it, and `rmdir` took it for empty.
+/// With its root directory everything is gone that says what is in it, and `rmdir` took it for
+/// empty.
 #[test]
 fn a_subvolume_of_which_nobody_knows_whether_it_is_empty_is_not_removed() {
     let fs = open(vec![in_memory(4096)]);

@@ -1,7 +1,8 @@
 //! Extents that the extent tree counts wrong: writing ends before anything that is in use is freed.
 //!
-//! The kernel makes each volume, an item of its extent tree is replaced, with checksums made right, and ours changes what refers to the extent. Then
-//! the devices are what they were, and what the kernel shows of them is what we show.
+//! The kernel makes each volume, an item of its extent tree is replaced, with checksums made right,
+//! and ours changes what refers to the extent. Then the devices are what they were, and what the
+//! kernel shows of them is what we show.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,6 @@ use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Result, Tim
 
 use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, Owner, Record};
 use crate::test_volumes::{edit, patch_leaf};
-use crate::tree::Cursor;
 use crate::{Filesystem, OpenOptions, Report, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -42,7 +42,8 @@ fn shared(root: &Path) {
     fill::sync(root);
 }
 
-/// A file of 256 KiB and its clone; files that may be written in place, with a clone and without; and one that has its extent for itself.
+/// A file of 256 KiB and its clone; files that may be written in place, with a clone and without;
+/// and one that has its extent for itself.
 fn cloned(root: &Path) {
     let made = |name: &str, in_place: bool, byte: u8| {
         let path = root.join(name);
@@ -86,7 +87,7 @@ fn top<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
 fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
     let mut found = Vec::new();
     let first = Key::new(0, ItemType::EXTENT_ITEM, 0);
-    let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT).unwrap(), first).unwrap();
+    let mut cursor = volume.cursor(volume.tree(TreeId::EXTENT).unwrap(), first).unwrap();
     while let Some((key, data)) = cursor.item() {
         if matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
             let record = Record::parse(key, data).unwrap();
@@ -126,7 +127,8 @@ fn complaints(disks: &Disks) -> Vec<String> {
     said.lines().filter(|line| !line.starts_with('[')).map(ToOwned::to_owned).collect()
 }
 
-/// `btrfs check` has no more complaints than `before`. It does not look at the last checksums, which are no more the last ones when others come.
+/// `btrfs check` has no more complaints than `before`. It does not look at the last checksums,
+/// which are no more the last ones when others come.
 #[track_caller]
 fn no_more_than(before: &[String], disks: &Disks) {
     let mut now = complaints(disks);
@@ -185,7 +187,8 @@ fn remove_files(fs: &Filesystem) -> Result<()> {
     (0..FILES).try_for_each(|number| fs.unlink(top(fs, &format!("file-{number}")), AT))
 }
 
-/// Removing all files of the top level ends when the item of a leaf that the snapshot shares says what `change` makes of it.
+/// Removing all files of the top level ends when the item of a leaf that the snapshot shares says
+/// what `change` makes of it.
 #[track_caller]
 fn a_shared_leaf(judges: &Judges, mkfs: &'static str, change: fn(&mut Record)) {
     let disks = Recipe::new().mkfs(mkfs).fill(shared).make(judges);
@@ -260,7 +263,8 @@ fn a_root_that_forgot_its_last_snapshot() {
     is_still_there(&disks, 2 * FILES as u64);
 }
 
-/// Ours does not write a volume of which an item contradicts itself, and the error names the extent.
+/// Ours does not write a volume of which an item contradicts itself, and the error names the
+/// extent.
 #[track_caller]
 fn is_refused(judges: &Judges, disks: &Disks, at: Logical, work: fn(&Filesystem) -> Result<()>) {
     let before = disks.copy(judges);
@@ -413,7 +417,8 @@ fn an_extent_that_names_another_file() {
     a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
 }
 
-/// The extent was freed with the first of two files; and what counts as exclusive is written in place, where the clone would change with it.
+/// The extent was freed with the first of two files; and what counts as exclusive is written in
+/// place, where the clone would change with it.
 #[test]
 fn a_cloned_extent_that_counts_one_and_names_two() {
     let Some(judges) = judges::require() else { return };
@@ -475,7 +480,8 @@ fn extents_that_overlap() {
     is_refused(&judges, &disks, Logical(second.objectid), |fs| unlink(fs, "alone"));
 }
 
-/// An extent that no tree but the extent tree knows lies where free space is shown: a new extent does not get into it.
+/// An extent that no tree but the extent tree knows lies where free space is shown: a new extent
+/// does not get into it.
 #[test]
 fn a_new_extent_where_one_is() {
     let Some(judges) = judges::require() else { return };
@@ -529,7 +535,7 @@ fn space_that_is_shown_as_free_and_is_not() {
     let extent = extent_of(&fs, "alone").key;
     let behind = Key::new(extent.objectid + extent.offset, ItemType::FREE_SPACE_EXTENT, 0);
     let root = fs.volume().tree(TreeId::FREE_SPACE).unwrap();
-    let free = Cursor::seek(fs.volume(), root, behind).unwrap().item().unwrap().0;
+    let free = fs.volume().cursor(root, behind).unwrap().item().unwrap().0;
     drop(fs);
     assert_eq!((free.objectid, free.item_type), (behind.objectid, behind.item_type));
     let wider = Key::new(extent.objectid, free.item_type, free.offset + extent.offset);

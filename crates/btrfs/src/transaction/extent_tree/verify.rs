@@ -1,8 +1,9 @@
 //! What must be so of an extent before its references change.
 //!
-//! An extent whose last reference goes is free for others. So a count that is too small frees what is in use, and a count of 1 that
-//! belongs to another owner has a block changed that is shared. The extent tree is believed only where it agrees with itself, with
-//! the trees that refer to the extent, and with the extents beside it:
+//! An extent whose last reference goes is free for others. So a count that is too small frees what
+//! is in use, and a count of 1 that belongs to another owner has a block changed that is shared.
+//! The extent tree is believed only where it agrees with itself, with the trees that refer to the
+//! extent, and with the extents beside it:
 //!
 //! | when | what must be so |
 //! |---|---|
@@ -24,9 +25,9 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
 use super::{Gaps, Handle, Record};
+use crate::engine::Engine;
 use crate::transaction::refs::{ExtentKind, Owner, Pending};
 use crate::tree::Cursor;
-use crate::volume::Engine;
 
 /// What the user can do about it.
 const ADVICE: &str =
@@ -165,7 +166,8 @@ impl Handle<'_> {
         error
     }
 
-    /// The item of the extent at `logical`, as the tree has it now, which must be `len` bytes of this kind.
+    /// The item of the extent at `logical`, as the tree has it now, which must be `len` bytes of
+    /// this kind.
     ///
     /// # Errors
     /// When the item is not there, is another one, or contradicts itself or the extents beside it.
@@ -233,11 +235,13 @@ impl Handle<'_> {
         Ok(i64::from(stored).saturating_add(*change))
     }
 
-    /// How many references the block at `logical` has, and whether it refers to what is below it by its own address, delayed
-    /// references included. `owner` is the tree or the block through which the caller came to it.
+    /// How many references the block at `logical` has, and whether it refers to what is below it by
+    /// its own address, delayed references included. `owner` is the tree or the block through which
+    /// the caller came to it.
     ///
     /// # Errors
-    /// When the extent tree is wrong about the block; when it counts one reference, and that is not the one of `owner`.
+    /// When the extent tree is wrong about the block; when it counts one reference, and that is not
+    /// the one of `owner`.
     pub(crate) fn count_of(
         &self,
         logical: Logical,
@@ -260,7 +264,8 @@ impl Handle<'_> {
         Ok((count, known.record.is_full(pending.as_ref())))
     }
 
-    /// Whether the block at `logical` refers to what is below it by its own address, delayed references included.
+    /// Whether the block at `logical` refers to what is below it by its own address, delayed
+    /// references included.
     ///
     /// # Errors
     /// When the extent tree is wrong about the block.
@@ -276,7 +281,8 @@ impl Handle<'_> {
     }
 
     /// # Errors
-    /// Unless the references that the item of an extent names are those that `pending` gives up, and it is apart from all other extents.
+    /// Unless the references that the item of an extent names are those that `pending` gives up,
+    /// and it is apart from all other extents.
     pub(super) fn require_all_given_up(
         &self,
         known: &Known,

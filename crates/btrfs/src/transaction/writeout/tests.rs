@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::REQUEST_BYTES;
 use crate::block::TreeBlock;
 use crate::test_volumes::bare_of;
+use crate::tree::Blocks;
 use crate::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 
 const NODE_SIZE: u32 = 16384;
@@ -119,7 +120,9 @@ impl Noted {
     fn require_everywhere(&self, block: &TreeBlock) {
         let node_size = u64::from(NODE_SIZE);
         let at = Logical(block.header().bytenr.get());
-        for (member, physical, part) in self.volume.write_places(at, node_size).expect("places") {
+        for (member, physical, part) in
+            self.volume.storage.write_places(at, node_size).expect("places")
+        {
             let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
             let mut stored = vec![0; part.len()];
             self.devices[member].read_at(physical.0, &mut stored).expect("memory");
@@ -134,8 +137,8 @@ impl Noted {
     }
 }
 
-/// On each member what is written lies behind what was written before, and two requests lie side by side only where the first is as large as
-/// one may be.
+/// On each member what is written lies behind what was written before, and two requests lie side by
+/// side only where the first is as large as one may be.
 fn require_order(writes: &[(usize, u64, u64)], members: usize) {
     for member in 0..members {
         let own: Vec<_> = writes.iter().filter(|write| write.0 == member).collect();

@@ -1,10 +1,11 @@
 //! Many edits with one way down for each leaf that they go into.
 //!
-//! Where the way ends, the separators passed say which keys the leaf may have: all edits below that bound belong
-//! to it. They are merged with its items and the leaf is written once, however many there are. Mostly what comes out
-//! fits the leaf and leaves its first key alone; then the way down had shared latches, and what is above was let
-//! go before the edits were looked at when their sizes alone say so. Otherwise the leaf is reached
-//! once more with what may change above it latched exclusively, and `room` or `remove` puts in order what is above it.
+//! Where the way ends, the separators passed say which keys the leaf may have: all edits below that
+//! bound belong to it. They are merged with its items and the leaf is written once, however many
+//! there are. Mostly what comes out fits the leaf and leaves its first key alone; then the way down
+//! had shared latches, and what is above was let go before the edits were looked at when their
+//! sizes alone say so. Otherwise the leaf is reached once more with what may change above it
+//! latched exclusively, and `room` or `remove` puts in order what is above it.
 
 #[cfg(test)]
 mod tests;
@@ -20,9 +21,8 @@ use super::edits::{Edits, ItemEdit};
 use super::merge::{Merged, Sources};
 use super::path::Path;
 use super::remove::is_sparse;
-use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
-use crate::volume::Unlock;
+use crate::block::{TreeBlock, WriteLatch};
+use crate::tree::Unlock;
 
 /// What came of edits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +66,8 @@ impl std::ops::AddAssign for Applied {
     }
 }
 
-/// Whether `leaf`, which has items, fits and has its first key and its place in the tree after it was merged.
+/// Whether `leaf`, which has items, fits and has its first key and its place in the tree after it
+/// was merged.
 fn stays(leaf: &TreeBlock, edits: Edits<'_>, merged: &Merged) -> bool {
     let keeps_first = match edits.key(0).cmp(&leaf.key(0)) {
         Ordering::Less => false,
@@ -93,7 +94,8 @@ impl<'a> TreeWriter<'a> {
         self.apply(Edits::Each(edits))
     }
 
-    /// Puts the items that are in `slots` of a leaf of another tree, with one copy for all that go to one place.
+    /// Puts the items that are in `slots` of a leaf of another tree, with one copy for all that go
+    /// to one place.
     ///
     /// # Errors
     /// As [`apply_batch`](Self::apply_batch).
@@ -116,7 +118,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     fn count(&self, applied: &Applied) {
-        let stats = self.handle.stats();
+        let stats = self.owner.stats();
         stats.batched();
         stats.inserted_in_batch(applied.inserted);
         stats.replaced_in_batch(applied.replaced);
@@ -129,13 +131,13 @@ impl<'a> TreeWriter<'a> {
         if leaf.is_empty() || edits.key(0) < leaf.key(0) {
             return Ok(None);
         }
-        let unlock = self.handle.latching().unlock;
+        let unlock = self.owner.latching().unlock;
         let edits = edits.below(path.upper);
         // Their sizes say that they fit, and leave its first key and its place in the tree alone.
         let is_sure = edits.surely_fit(leaf_free(leaf.bytes()));
         if is_sure && unlock == Unlock::BeforeSearch {
             path.release();
-            self.handle.stats().unlocked_early();
+            self.owner.stats().unlocked_early();
         }
         let merged = Merged::new(&leaf, edits, capacity(&leaf));
         if !is_sure && (merged.edits < edits.len() || !stays(&leaf, edits, &merged)) {
@@ -160,7 +162,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Writes a leaf with the edits that were merged with it, which fit, and puts in order what is above it.
+    /// Writes a leaf with the edits that were merged with it, which fit, and puts in order what is
+    /// above it.
     pub(super) fn settle(
         &self,
         mut path: Path<'a>,

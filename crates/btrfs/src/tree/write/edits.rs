@@ -1,7 +1,9 @@
-//! What is put into a tree in one go: edits one by one, or items of a leaf of another tree as they stand there.
+//! What is put into a tree in one go: edits one by one, or items of a leaf of another tree as they
+//! stand there.
 //!
-//! The items of a leaf lie side by side in the order of their keys, and so do their headers and data. Where no item of the tree comes between
-//! them they go into it as one run: headers and data with one copy each, however many there are.
+//! The items of a leaf lie side by side in the order of their keys, and so do their headers and
+//! data. Where no item of the tree comes between them they go into it as one run: headers and data
+//! with one copy each, however many there are.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! A leaf and the edits that go into it, as one sequence of items in the order of their keys.
 //!
-//! Nothing is moved here: a sequence is a list of runs, each of neighbouring items of a leaf or of neighbouring
-//! edits that put something (`edits`). It is written where it goes run by run, headers and data with one copy each, or cut
-//! into parts that fit a leaf.
+//! Nothing is moved here: a sequence is a list of runs, each of neighbouring items of a leaf or of
+//! neighbouring edits that put something (`edits`). It is written where it goes run by run, headers
+//! and data with one copy each, or cut into parts that fit a leaf.
 
 use std::cell::Cell;
 use std::ops::{Deref, Range};
@@ -13,8 +13,7 @@ use offshoot_btrfs_format::edit::{ITEM_SIZE, LeafFiller, items_bytes, remove_ite
 use super::batch::Applied;
 use super::edits::Edits;
 use super::path::bytes;
-use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 
 /// Where the items of a run are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +23,8 @@ enum Place {
     Edits,
 }
 
-/// A copy of a leaf, to be read while the leaf is written anew. A thread keeps the memory for the next one.
+/// A copy of a leaf, to be read while the leaf is written anew. A thread keeps the memory for the
+/// next one.
 pub(super) struct Copied(Option<TreeBlock>);
 
 thread_local! {
@@ -138,8 +138,8 @@ impl Sequence {
         Self { runs, bytes: self.bytes + items_bytes(sibling.bytes(), 0, sibling.len()) }
     }
 
-    /// Cuts into parts of at most `capacity` bytes: as large as they can be, but for the last, or as few as are
-    /// needed and about equal.
+    /// Cuts into parts of at most `capacity` bytes: as large as they can be, but for the last, or
+    /// as few as are needed and about equal.
     pub(super) fn cut(self, sources: Sources<'_>, capacity: usize, full: bool) -> Vec<Self> {
         let (mut left, mut leaves) = (self.bytes, self.bytes.div_ceil(capacity).max(1));
         let mut parts = Vec::with_capacity(leaves + 1);
@@ -192,8 +192,8 @@ pub(super) struct Merged {
 }
 
 impl Merged {
-    /// Merges the items of `leaf` and `edits`, which belong there, until what these put takes more than
-    /// `most` bytes; one edit at least.
+    /// Merges the items of `leaf` and `edits`, which belong there, until what these put takes more
+    /// than `most` bytes; one edit at least.
     pub(super) fn new(leaf: &TreeBlock, edits: Edits<'_>, most: usize) -> Self {
         let items = |range: Range<usize>| items_bytes(leaf.bytes(), range.start, range.end);
         let mut new = Self {
@@ -247,8 +247,8 @@ impl Merged {
         }
     }
 
-    /// The slots of a leaf with `len` items that go, and the edits that take their place, when both lie
-    /// side by side.
+    /// The slots of a leaf with `len` items that go, and the edits that take their place, when both
+    /// lie side by side.
     fn one_gap(&self, len: usize) -> Option<(Range<usize>, Range<usize>)> {
         let (mut runs, mut gap, mut puts) = (&self.sequence.runs[..], 0..len, 0..0);
         if let [Run { place: Place::Leaf, at }, rest @ ..] = runs

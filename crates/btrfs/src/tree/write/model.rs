@@ -1,10 +1,10 @@
 //! The latches of a tree under the model checker: `cargo test --features shuttle --lib model`.
 //!
-//! Three writers and a reader work on keys that lie side by side, in nodes of 4 KiB with items so large
-//! that a leaf has three: leaves and nodes split, push, merge and run empty, the root grows and
-//! gives way. The checker decides before every lock who runs next, so what takes luck on
-//! real cores comes up here. A schedule that hangs is a deadlock; debug builds check the order
-//! of latches on the way.
+//! Three writers and a reader work on keys that lie side by side, in nodes of 4 KiB with items so
+//! large that a leaf has three: leaves and nodes split, push, merge and run empty, the root grows
+//! and gives way. The checker decides before every lock who runs next, so what takes luck on real
+//! cores comes up here. A schedule that hangs is a deadlock; debug builds check the order of
+//! latches on the way.
 //!
 //! Each writer has keys of its own, and knows at any time what they hold. In the end the tree
 //! is what the writers know together, in memory and, after a commit, on the device, where every
@@ -23,7 +23,6 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
-use crate::tree::Cursor;
 use crate::{Latching, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
@@ -55,8 +54,8 @@ struct Start {
 const GAP: u64 = 8;
 
 impl Start {
-    /// A tree of this many levels with `count` items, of which those from `keep` on that are not the first of
-    /// eight leaves were removed again.
+    /// A tree of this many levels with `count` items, of which those from `keep` on that are not
+    /// the first of eight leaves were removed again.
     fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
         let device = bare(NODE_SIZE);
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
@@ -169,7 +168,7 @@ fn item(random: &mut Random) -> Vec<u8> {
 
 fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let cursor = Cursor::seek(volume, root, key(number)).expect("a search");
+    let cursor = volume.cursor(root, key(number)).expect("a search");
     let found = cursor.item().filter(|(found, _)| *found == key(number));
     assert_eq!(found.map(|(_, data)| data), expected.map(|data| &data[..]), "item {number}");
 }
@@ -177,7 +176,7 @@ fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
 /// Reads all items: keys only ascend, and what no writer touches is there.
 fn read(volume: &Volume, untouched: &[u64]) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    let mut cursor = volume.cursor(root, key(0)).expect("a search");
     let (mut last, mut seen) = (None, Vec::new());
     while let Some((found, _)) = cursor.item_of(OBJECT, ItemType::STRING_ITEM) {
         assert!(last < Some(found), "{found} after {last:?}");
@@ -190,7 +189,7 @@ fn read(volume: &Volume, untouched: &[u64]) {
 
 fn compare(volume: &Volume, model: &Model) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    let mut cursor = volume.cursor(root, key(0)).expect("a search");
     for (number, data) in model {
         let found = cursor.item_of(OBJECT, ItemType::STRING_ITEM);
         assert_eq!(found, Some((key(*number), &data[..])), "item {number}");
@@ -344,7 +343,8 @@ fn nodes_about_to_be_merged() {
     explore(Start::new(3, 500, 258, 357), How::Plain);
 }
 
-/// The pointers of each node under the root of a tree of three levels, and the keys of a leaf from which items can go without a change further up.
+/// The pointers of each node under the root of a tree of three levels, and the keys of a leaf from
+/// which items can go without a change further up.
 fn nodes(volume: &Volume) -> Vec<(usize, Vec<Key>)> {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let top = volume.block(&root.expected()).expect("it verifies");
@@ -369,7 +369,8 @@ fn shrink(volume: &Volume, node: usize, pointers: usize) {
     }
 }
 
-/// Two nodes are sparse, and small enough to be one. Each of two threads had one of them and wanted to see how large the other is.
+/// Two nodes are sparse, and small enough to be one. Each of two threads had one of them and wanted
+/// to see how large the other is.
 #[test]
 fn sparse_siblings() {
     let device = bare(NODE_SIZE);

@@ -5,12 +5,10 @@ use offshoot_btrfs_format::{Generation, Key, Logical};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use crate::block::TreeBlock;
+use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::sync::RwLockWriteGuard;
-use crate::transaction::{ReadLatch, WriteLatch};
-use crate::tree::TreeRoot;
 use crate::tree::descent::Descent;
-use crate::volume::Unlock;
+use crate::tree::{TreeRoot, Unlock};
 
 /// A block on the way that something below may still change.
 pub(super) struct Step {
@@ -53,7 +51,8 @@ impl Path<'_> {
     }
 }
 
-/// How many pointers two nodes that become one may have together: room is left for what may be inserted soon.
+/// How many pointers two nodes that become one may have together: room is left for what may be
+/// inserted soon.
 pub(super) fn merged_capacity(capacity: usize) -> usize {
     capacity * 3 / 4
 }
@@ -80,16 +79,16 @@ pub(super) struct Found<'t> {
 impl<'a> TreeWriter<'a> {
     /// Takes the root lock and the root block, which the transaction owns afterwards.
     pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
-        let mut top = self.tree.take_root(self.handle.stats());
-        if self.handle.owns(self.id(), top.generation, top.logical) {
-            let block = self.handle.latch(self.id(), top.logical)?;
+        let mut top = self.take_root();
+        if self.owner.owns(top.generation, top.logical) {
+            let block = self.owner.latch(top.logical)?;
             return Ok((top, block));
         }
-        let old = self.handle.volume().block(&top.expected())?;
-        let block = self.handle.copy_block(self.tree, &old)?;
+        let old = self.owner.blocks().block(&top.expected())?;
+        let block = self.owner.copy_block(&old)?;
         top.logical = address(&block);
-        top.generation = self.handle.generation();
-        self.handle.root_changed(&top);
+        top.generation = self.owner.generation();
+        self.owner.root_changed(&top);
         Ok((top, block))
     }
 
@@ -101,7 +100,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// The same with exclusive latches all the way. Full nodes on it are split and sparse ones merged.
+    /// The same with exclusive latches all the way. Full nodes on it are split and sparse ones
+    /// merged.
     fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
         let capacity = node_capacity(self.node_size());
         let (top, mut block) = self.lock_root()?;
@@ -121,8 +121,9 @@ impl<'a> TreeWriter<'a> {
                 descent = Descent::to(key);
             }
             let slot = descent.floor(&block).unwrap_or(0);
-            // Below, one pointer may come. Or two children become one and the way leads through the left one;
-            // then one pointer may go. After that there are pointers left and the first is the same.
+            // Below, one pointer may come. Or two children become one and the way leads through the
+            // left one; then one pointer may go. After that there are pointers left and the first
+            // is the same.
             if slot >= 2 && block.len() >= 4 {
                 path.release();
             }
@@ -131,15 +132,15 @@ impl<'a> TreeWriter<'a> {
         Ok((path, block))
     }
 
-    /// Looks at the child at `slot` of `node` without making it the transaction's: what would be decided
-    /// against it needs no copy of it. It may change until it is latched.
+    /// Looks at the child at `slot` of `node` without making it the transaction's: what would be
+    /// decided against it needs no copy of it. It may change until it is latched.
     pub(super) fn peek<T>(
         &self,
         node: &TreeBlock,
         slot: usize,
         look: impl FnOnce(&TreeBlock) -> T,
     ) -> Result<T> {
-        let child = self.handle.volume().block(&node.child_expected(slot, self.id()))?;
+        let child = self.owner.blocks().block(&node.child_expected(slot, self.id()))?;
         Ok(look(&child))
     }
 
@@ -164,14 +165,14 @@ impl<'a> TreeWriter<'a> {
     pub(super) fn lock_child(&self, node: &mut WriteLatch, slot: usize) -> Result<WriteLatch> {
         let pointer = node.pointers()[slot];
         let generation = Generation(pointer.generation.get());
-        if self.handle.owns(self.id(), generation, pointer.logical()) {
-            return self.handle.latch(self.id(), pointer.logical());
+        if self.owner.owns(generation, pointer.logical()) {
+            return self.owner.latch(pointer.logical());
         }
-        let old = self.handle.volume().child(node, slot, self.id())?;
-        let block = self.handle.copy_block(self.tree, &old)?;
+        let old = self.owner.blocks().child(node, slot, self.id())?;
+        let block = self.owner.copy_block(&old)?;
         let pointer = pointer_mut(bytes(node), slot);
         pointer.blockptr = address(&block).0.into();
-        pointer.generation = self.handle.generation().0.into();
+        pointer.generation = self.owner.generation().0.into();
         Ok(block)
     }
 
@@ -189,16 +190,16 @@ impl<'a> TreeWriter<'a> {
         }
         let first = leaf.key(0);
         let may_unlock = has_room && key >= first;
-        if may_unlock && self.handle.latching().unlock == Unlock::BeforeSearch {
+        if may_unlock && self.owner.latching().unlock == Unlock::BeforeSearch {
             path.release();
-            self.handle.stats().unlocked_early();
+            self.owner.stats().unlocked_early();
         }
         let (slot, exists) = match key.cmp(&first) {
             std::cmp::Ordering::Less => (0, false),
             std::cmp::Ordering::Equal => (0, true),
             std::cmp::Ordering::Greater => leaf.search_from(1, key),
         };
-        if may_unlock && self.handle.latching().unlock == Unlock::AfterSearch {
+        if may_unlock && self.owner.latching().unlock == Unlock::AfterSearch {
             path.release();
         }
         Found { path, leaf, slot, exists }

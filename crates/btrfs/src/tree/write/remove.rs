@@ -1,9 +1,9 @@
 //! Removing items, and what becomes of blocks that run empty.
 //!
-//! A run of adjacent items leaves with one shift. A leaf that is less than a third full
-//! afterwards is merged with a sibling when both fit into one block, a node that is less
-//! than a quarter full when the way leads through it. An empty block is freed and its pointer removed;
-//! a root with a single pointer gives way to its child.
+//! A run of adjacent items leaves with one shift. A leaf that is less than a third full afterwards
+//! is merged with a sibling when both fit into one block, a node that is less than a quarter full
+//! when the way leads through it. An empty block is freed and its pointer removed; a root with a
+//! single pointer gives way to its child.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::HEADER_SIZE;
@@ -14,8 +14,7 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::path::{Path, Step, address, bytes, merged_capacity};
-use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 
 /// The slots of a leaf with keys from `from` to `to`, both included.
 fn slots(leaf: &TreeBlock, from: Key, to: Key) -> (usize, usize) {
@@ -33,7 +32,8 @@ fn used(leaf: &TreeBlock) -> usize {
     items_bytes(leaf.bytes(), 0, leaf.len())
 }
 
-/// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to` go.
+/// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to`
+/// go.
 fn stays_as_it_is(leaf: &TreeBlock, from: Key, to: Key) -> bool {
     let (begin, end) = slots(leaf, from, to);
     let left = used(leaf) - items_bytes(leaf.bytes(), begin, end);
@@ -61,7 +61,8 @@ impl<'a> TreeWriter<'a> {
                 None => self.locate_to_change(from)?,
             };
             let (begin, end) = slots(&leaf, from, to);
-            // The next leaf may go on where this one ends, unless its keys are all behind the range.
+            // The next leaf may go on where this one ends, unless its keys are all behind the
+            // range.
             let next = path.upper.filter(|&upper| end == leaf.len() && upper <= to);
             if begin < end {
                 removed += (end - begin) as u64;
@@ -88,8 +89,8 @@ impl<'a> TreeWriter<'a> {
         let top = path.top.as_mut().expect("a root with one pointer is not safe");
         top.logical = address(&child);
         top.level = child.header().level;
-        self.handle.root_changed(top);
-        self.handle.free_block(self.id(), root)?;
+        self.owner.root_changed(top);
+        self.owner.free_block(root)?;
         Ok(child)
     }
 
@@ -112,8 +113,8 @@ impl<'a> TreeWriter<'a> {
                 remove_pointers(bytes(parent), *at + 1, *at + 2);
                 path.upper =
                     if *at + 1 < parent.len() { Some(parent.key(*at + 1)) } else { *upper };
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), right)?;
+                self.owner.stats().merged();
+                self.owner.free_block(right)?;
                 return Ok(node);
             }
         }
@@ -125,8 +126,8 @@ impl<'a> TreeWriter<'a> {
                 copy_pointers(bytes(&mut left), end, node.bytes(), 0, node.len());
                 remove_pointers(bytes(parent), *at, *at + 1);
                 *at -= 1;
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), node)?;
+                self.owner.stats().merged();
+                self.owner.free_block(node)?;
                 return Ok(left);
             }
         }
@@ -139,7 +140,7 @@ impl<'a> TreeWriter<'a> {
             if path.above.is_empty() {
                 return Ok(());
             }
-            self.handle.free_block(self.id(), leaf)?;
+            self.owner.free_block(leaf)?;
             return self.remove_pointer(path);
         }
         if is_sparse(&leaf, used(&leaf)) {
@@ -159,8 +160,8 @@ impl<'a> TreeWriter<'a> {
             if has_room(&left) {
                 let end = left.len();
                 copy_items(bytes(&mut left), end, leaf.bytes(), 0, leaf.len());
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), leaf)?;
+                self.owner.stats().merged();
+                self.owner.free_block(leaf)?;
                 return self.remove_pointer(path);
             }
         }
@@ -172,8 +173,8 @@ impl<'a> TreeWriter<'a> {
                 let end = leaf.len();
                 copy_items(bytes(&mut leaf), end, right.bytes(), 0, right.len());
                 *at += 1;
-                self.handle.stats().merged();
-                self.handle.free_block(self.id(), right)?;
+                self.owner.stats().merged();
+                self.owner.free_block(right)?;
                 return self.remove_pointer(path);
             }
         }
@@ -191,13 +192,13 @@ impl<'a> TreeWriter<'a> {
                 return Ok(());
             }
             if path.above.is_empty() {
-                let leaf = self.handle.new_block(self.id(), 0)?;
+                let leaf = self.owner.new_block(0)?;
                 let top = path.top.as_mut().expect("a root that runs empty was not safe");
                 top.logical = address(&leaf);
                 top.level = 0;
-                self.handle.root_changed(top);
+                self.owner.root_changed(top);
             }
-            self.handle.free_block(self.id(), node)?;
+            self.owner.free_block(node)?;
         }
         Ok(())
     }

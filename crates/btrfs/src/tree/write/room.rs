@@ -4,9 +4,9 @@
 //! so that every part fits:
 //!
 //! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no
-//!    block is added. The left sibling is tried first, and filled: items that come in the order of their
-//!    keys between others leave full leaves behind them, as the data of files behind inodes that
-//!    are in the tree already. The right sibling gets about the half;
+//!    block is added. The left sibling is tried first, and filled: items that come in the order of
+//!    their keys between others leave full leaves behind them, as the data of files behind inodes
+//!    that are in the tree already. The right sibling gets about the half;
 //! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
 //!    a series, into leaves that stay full and a last one with what is left;
 //! 3. a single new item makes three leaves at the most, when it is so large that it stands alone;
@@ -15,8 +15,9 @@
 //!    next one, comes to. So the data of small files and their inodes fill leaves, whichever of
 //!    both comes to the other.
 //!
-//! The parent is held and has room for two pointers at least, which the way down saw to. A batch that would need more
-//! leaves than the parent has room for is cut short; what is left of it comes down once more.
+//! The parent is held and has room for two pointers at least, which the way down saw to. A batch
+//! that would need more leaves than the parent has room for is cut short; what is left of it comes
+//! down once more.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::KeyPtr;
@@ -31,10 +32,10 @@ use super::batch::Applied;
 use super::edits::Edits;
 use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
-use crate::block::TreeBlock;
-use crate::transaction::WriteLatch;
+use crate::block::{TreeBlock, WriteLatch};
 
-/// The most leaves that one way down adds: whoever waits for what is latched above them waits so long.
+/// The most leaves that one way down adds: whoever waits for what is latched above them waits so
+/// long.
 const MOST_LEAVES: usize = 32;
 
 /// A batch is dense where it puts so many items into one leaf.
@@ -42,8 +43,8 @@ const DENSE_EDITS: usize = 8;
 
 const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
 
-/// Whether the edits go on behind the last item of a leaf as one series: at the right edge of the tree, or
-/// after an item that is about the same thing. More are likely to follow there.
+/// Whether the edits go on behind the last item of a leaf as one series: at the right edge of the
+/// tree, or after an item that is about the same thing. More are likely to follow there.
 fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
     let Some(key) = sequence.last_edit(sources) else { return false };
     let Some(before) = sources.leaf.len().checked_sub(1) else { return true };
@@ -60,8 +61,8 @@ impl<'a> TreeWriter<'a> {
         room.min(MOST_LEAVES) / 2 * leaf_capacity(self.node_size())
     }
 
-    /// Puts a leaf with the edits that were merged with it, which is more than a leaf holds, into several, and
-    /// says what came of the edits that were among them.
+    /// Puts a leaf with the edits that were merged with it, which is more than a leaf holds, into
+    /// several, and says what came of the edits that were among them.
     pub(super) fn spread(
         &self,
         mut path: Path<'a>,
@@ -139,10 +140,10 @@ impl<'a> TreeWriter<'a> {
     ) -> Result<()> {
         let mut pointers = Vec::with_capacity(parts.len() - 1);
         for part in &parts[1..] {
-            let mut right = self.handle.new_block(self.id(), 0)?;
+            let mut right = self.owner.new_block(0)?;
             part.fill(bytes(&mut right), sources);
             pointers.push(self.pointer_to(&right, right.key(0)));
-            self.handle.stats().split();
+            self.owner.stats().split();
         }
         parts[0].replace(leaf, sources);
         path.set_first_key(leaf.key(0));
@@ -187,7 +188,7 @@ impl<'a> TreeWriter<'a> {
                 other.replace(&mut sibling, sources);
                 path.set_first_key(leaf.key(0));
             }
-            self.handle.stats().pushed();
+            self.owner.stats().pushed();
             return Ok(true);
         }
         Ok(false)
@@ -195,12 +196,12 @@ impl<'a> TreeWriter<'a> {
 
     /// Puts a new root above `block`, the root so far, below which `first` is the first key.
     fn add_level(&self, path: &mut Path<'a>, block: &WriteLatch, first: Key) -> Result<()> {
-        let mut root = self.handle.new_block(self.id(), block.header().level + 1)?;
+        let mut root = self.owner.new_block(block.header().level + 1)?;
         insert_pointers(bytes(&mut root), 0, &[self.pointer_to(block, first)]);
         let top = path.top.as_mut().expect("the root lock is held where the root may change");
         top.logical = address(&root);
         top.level = root.header().level;
-        self.handle.root_changed(top);
+        self.owner.root_changed(top);
         path.above.push(Step { node: root, slot: 0, upper: None });
         Ok(())
     }
@@ -209,7 +210,7 @@ impl<'a> TreeWriter<'a> {
         KeyPtr {
             key: key.into(),
             blockptr: address(block).0.into(),
-            generation: self.handle.generation().0.into(),
+            generation: self.owner.generation().0.into(),
         }
     }
 
@@ -227,14 +228,14 @@ impl<'a> TreeWriter<'a> {
         let count = node.len();
         let at_right_edge = path.upper.is_none() && key > node.key(count - 1);
         let cut = if at_right_edge { count - 1 } else { count / 2 };
-        let mut right = self.handle.new_block(self.id(), node.header().level)?;
+        let mut right = self.owner.new_block(node.header().level)?;
         copy_pointers(bytes(&mut right), 0, node.bytes(), cut, count);
         remove_pointers(bytes(&mut node), cut, count);
         let middle = right.key(0);
         let pointer = self.pointer_to(&right, middle);
         let parent = path.above.last_mut().expect("the root has one now, the others had");
         insert_pointers(bytes(&mut parent.node), parent.slot + 1, &[pointer]);
-        self.handle.stats().split();
+        self.owner.stats().split();
         if key < middle {
             path.upper = Some(middle);
             return Ok(node);

@@ -16,7 +16,7 @@ use offshoot_vfs::Result;
 
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
-use crate::tree::{Cursor, TreeRoot, TreeWriter};
+use crate::tree::{Blocks, TreeRoot, TreeWriter};
 use crate::{OpenOptions, Stats, Volume};
 
 /// The inode number that the items pretend to be about: no file of the new volume has it.
@@ -143,7 +143,7 @@ fn edit_batch(
 
 fn compare(volume: &Volume, model: &Model) {
     let root = volume.tree(TreeId::FS).expect("the tree");
-    let mut cursor = Cursor::seek(volume, root, key(0)).expect("a search");
+    let mut cursor = volume.cursor(root, key(0)).expect("a search");
     for (number, data) in model {
         let (found, bytes) =
             cursor.item_of(OBJECT, ItemType::STRING_ITEM).expect("no item is missing");
@@ -253,7 +253,7 @@ fn visit(volume: &Volume, root: TreeRoot, mut call: impl FnMut(&TreeBlock)) {
 fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
     let root = volume.tree(TreeId::ROOT).expect("the tree");
     let mut trees = vec![root, volume.tree(TreeId::CHUNK).expect("the tree")];
-    let mut cursor = Cursor::seek(volume, root, Key::MIN).expect("a search");
+    let mut cursor = volume.cursor(root, Key::MIN).expect("a search");
     while let Some((key, _)) = cursor.item() {
         if key.item_type == ItemType::ROOT_ITEM {
             trees.push(volume.tree(TreeId(key.objectid)).expect("the tree"));
@@ -267,8 +267,8 @@ fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
     (all, trees.iter().map(|tree| tree.generation.0).max().expect("there are some"))
 }
 
-/// A committed block goes only by being copied, so as many go as are copied, when none is copied twice. The commit with its extents, free space and roots is
-/// counted too.
+/// A committed block goes only by being copied, so as many go as are copied, when none is copied
+/// twice. The commit with its extents, free space and roots is counted too.
 #[test]
 fn a_block_is_copied_once_in_a_transaction() {
     let seed = seed_of_run();
@@ -299,7 +299,8 @@ fn a_block_is_copied_once_in_a_transaction() {
     assert!(copies[1..].iter().all(|&copies| copies > 100), "{copies:?}");
 }
 
-/// What is appended item by item leaves full blocks behind, and splits no more than there are blocks.
+/// What is appended item by item leaves full blocks behind, and splits no more than there are
+/// blocks.
 #[test]
 fn ascending_insertions_leave_full_blocks() {
     for (node_size, items) in [(16384, 20_000), (4096, 40_000)] {
@@ -408,7 +409,7 @@ fn locks_are_counted_on_all_levels() {
         let change = handle.change(TreeId::FS, |tree| tree.modify(key(10_001), 0, same));
         change.expect("the change goes through");
     };
-    let seek = || drop(Cursor::seek(&volume, root, key(10_001)).expect("a search"));
+    let seek = || drop(volume.cursor(root, key(10_001)).expect("a search"));
     let all = |stats: &Stats| {
         let Stats { locks_taken, lock_waits, shared_locks_taken, shared_lock_waits, .. } = *stats;
         [locks_taken, lock_waits, shared_locks_taken, shared_lock_waits]
@@ -429,7 +430,7 @@ fn locks_are_counted_on_all_levels() {
     require_wait(&volume, latch.write(), shared, seek);
     let tree = live.tree(&volume, TreeId::FS).expect("the tree");
     require_wait(&volume, tree.root.write(), shared, rewrite);
-    let cursor = Cursor::seek(&volume, root, key(10_001)).expect("a search");
+    let cursor = volume.cursor(root, key(10_001)).expect("a search");
     let leaf = &cursor.path.last().expect("an item").block;
     let at = Logical(leaf.header().bytenr.get());
     let latch = live.recent_block(root.generation, at).expect("it was just made");

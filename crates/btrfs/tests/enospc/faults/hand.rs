@@ -111,8 +111,9 @@ impl Hand {
         Outcome::of(fs, &written)
     }
 
-    /// The directory holds what was synced, with the first so many changes since; all of them if `all`. Every file is as long as it was then, or
-    /// as was written back of it since, and has its own bytes.
+    /// The directory holds what was synced, with the first so many changes since; all of them if
+    /// `all`. Every file is as long as it was then, or as was written back of it since, and has its
+    /// own bytes.
     pub(super) fn assert_left(&self, fs: &Filesystem, all: bool) {
         let found = self.found(fs);
         let is_it = |names: &Names| names.keys().eq(found.iter().map(|(name, _)| name));

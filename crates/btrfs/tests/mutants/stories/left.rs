@@ -15,7 +15,8 @@ use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut};
 use super::{AT, NEW, Story, at, place};
 use crate::devices;
 
-/// Types of items that nothing here knows, or that no call here makes, below all and above all that an inode has.
+/// Types of items that nothing here knows, or that no call here makes, below all and above all that
+/// an inode has.
 const TYPES: [u8; 6] = [2, 11, 36, 37, 99, 254];
 
 fn a_few(root: &Path) {
@@ -90,7 +91,8 @@ fn make_files(fs: &Filesystem, dir: &str, prefix: &str) {
     }
 }
 
-/// Leaves files without names in these subvolumes, two in each, far from each other and from the end.
+/// Leaves files without names in these subvolumes, two in each, far from each other and from the
+/// end.
 fn leave_files(fs: &Filesystem, names: &[&str]) {
     for name in names {
         for prefix in ["between", "behind"] {
@@ -119,7 +121,8 @@ fn first_orphan(story: &Story, tree: TreeId) -> Key {
     *keys.first().expect("there is one")
 }
 
-/// What a crash left in a damaged subvolume stays and is told; that of all others goes, and writing goes on.
+/// What a crash left in a damaged subvolume stays and is told; that of all others goes, and writing
+/// goes on.
 #[test]
 fn the_sweep_goes_on_past_a_damaged_subvolume() {
     let Some(judges) = judges::require() else { return };
@@ -129,7 +132,8 @@ fn the_sweep_goes_on_past_a_damaged_subvolume() {
         let fs = story.open();
         names.map(|name| TreeId(at(&fs, name).dev))
     };
-    // Of the first one inode without a name is in a leaf that does not read, of the second the items that tell of both.
+    // Of the first one inode without a name is in a leaf that does not read, of the second the
+    // items that tell of both.
     let orphan = first_orphan(&story, trees[0]);
     story.spoil(trees[0], Key::new(orphan.offset, ItemType::INODE_ITEM, 0));
     story.spoil(trees[1], first_orphan(&story, trees[1]));
@@ -206,7 +210,8 @@ fn dropping_goes_on_past_a_damaged_subvolume() {
     story.assert_no_worse_than(&before);
 }
 
-/// Of a deleted subvolume the item was left that tells that it is to be dropped. A new one got its number, and was dropped.
+/// Of a deleted subvolume the item was left that tells that it is to be dropped. A new one got its
+/// number, and was dropped.
 #[test]
 fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     let Some(judges) = judges::require() else { return };
@@ -232,7 +237,8 @@ fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     story.assert_no_worse_than(&before);
 }
 
-/// A tree with two root items was changed by one of them, and the other went on to lead to the blocks that it had.
+/// A tree with two root items was changed by one of them, and the other went on to lead to the
+/// blocks that it had.
 #[test]
 fn a_subvolume_with_two_root_items_is_not_changed() {
     let Some(judges) = judges::require() else { return };

@@ -215,7 +215,8 @@ fn an_entry_that_leads_to_two_files_is_not_removed() {
     story.assert_no_worse_than(&before);
 }
 
-/// The index that the root tree gives for a subvolume is that of another one: deleting it took the name of that.
+/// The index that the root tree gives for a subvolume is that of another one: deleting it took the
+/// name of that.
 #[test]
 fn the_place_of_another_subvolume_is_not_removed() {
     let Some(judges) = judges::require() else { return };

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use super::{KIB, PROPERTY, access_list};
 
-/// A kind of file: its name, the directory in which it is made (and has what is inherited there), and how the kernel makes it. An existing file is
-/// changed in the same way.
+/// A kind of file: its name, the directory in which it is made (and has what is inherited there),
+/// and how the kernel makes it. An existing file is changed in the same way.
 pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) dir: &'static str,
@@ -183,7 +183,8 @@ fn clone(file: &File, len: u64, mut from: u64, mut to: u64) {
     copy_file_range(file, Some(&mut from), file, Some(&mut to), len).expect("a clone");
 }
 
-/// The kernel refuses a flag that contradicts what a file has: one that is not copied on write, or has no checksums, is not compressed.
+/// The kernel refuses a flag that contradicts what a file has: one that is not copied on write, or
+/// has no checksums, is not compressed.
 fn unless_contradicted(file: &File, done: rustix::io::Result<()>) {
     match done {
         Ok(()) | Err(Errno::INVAL) => {}
@@ -191,7 +192,8 @@ fn unless_contradicted(file: &File, done: rustix::io::Result<()>) {
     }
 }
 
-/// Gives a new file more names than an item of references takes, where there are extended ones, and any other a few more.
+/// Gives a new file more names than an item of references takes, where there are extended ones, and
+/// any other a few more.
 fn link_often(path: &Path, file: &File) {
     let attr = file.metadata().expect("its attributes");
     write(file, 0, &text(5000));

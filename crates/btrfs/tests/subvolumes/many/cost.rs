@@ -1,7 +1,8 @@
 //! What one snapshot writes, of trees of different sizes.
 //!
-//! Both trees refer to what the root of the source points to, and each of these references is an item in the extent tree. So it depends on how full the root is, as
-//! with the kernel: a tree that becomes a level higher has a root that is almost empty again.
+//! Both trees refer to what the root of the source points to, and each of these references is an
+//! item in the extent tree. So it depends on how full the root is, as with the kernel: a tree that
+//! becomes a level higher has a root that is almost empty again.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::common::{AT, NEW, at, place, top};
 /// Of small tree blocks even a few files make a tree of several levels.
 const NODE_BYTES: u32 = 4096;
 
-/// Bytes written for a snapshot of a subvolume with so many files: one that did not change, and one of which a file was written.
+/// Bytes written for a snapshot of a subvolume with so many files: one that did not change, and one
+/// of which a file was written.
 fn written(files: u64) -> [u64; 2] {
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
     let mut options = MkfsOptions::new(Uuid::from_u128(files.into()), Timestamp::default());
@@ -65,7 +67,8 @@ fn name(number: u64) -> String {
 
 #[test]
 fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
-    /// Two copies of a leaf of the extent tree for each pointer of a full node, and of what else two commits change.
+    /// Two copies of a leaf of the extent tree for each pointer of a full node, and of what else
+    /// two commits change.
     const NODE: u64 = 2 * NODE_BYTES as u64 * ((NODE_BYTES as u64 - 101) / 33 + 40);
     /// A change copies a node on each level above the leaf, and shares what these point to.
     const LEVELS: u64 = 3;

@@ -12,8 +12,9 @@ use offshoot_testkit::run::{command, run};
 
 use super::Story;
 
-/// Takes snapshots of one subvolume by `BTRFS_IOC_SNAP_CREATE_V2`, for which there is no safe function here: a program for each would take longer than a
-/// snapshot. It reads their names, and says when each is there.
+/// Takes snapshots of one subvolume by `BTRFS_IOC_SNAP_CREATE_V2`, for which there is no safe
+/// function here: a program for each would take longer than a snapshot. It reads their names, and
+/// says when each is there.
 struct Snapshotter {
     perl: Child,
     names: ChildStdin,

@@ -50,8 +50,9 @@ pub fn tides(count: usize, len: usize) -> Workload {
     workload("tides", steps)
 }
 
-/// On a volume that has room for less than 56 files of `large` bytes: they are made until there is no more, whatever that comes to, and then for `count`
-/// rounds others go, come and move. Each round takes as much as the one before gave back, and more.
+/// On a volume that has room for less than 56 files of `large` bytes: they are made until there is
+/// no more, whatever that comes to, and then for `count` rounds others go, come and move. Each
+/// round takes as much as the one before gave back, and more.
 #[must_use]
 pub fn brink(count: usize, large: usize) -> Workload {
     const FILES: usize = 56;

@@ -181,7 +181,8 @@ fn data(all: &mut Vec<Candidate>) {
         };
         let end = length as u64;
         for (offset, len) in [
-            // Appended: little, and over several sectors. Over everything, in the middle, over the end, behind the end.
+            // Appended: little, and over several sectors. Over everything, in the middle, over the
+            // end, behind the end.
             (end, 50),
             (end, 20_000),
             (0, length),
@@ -296,7 +297,8 @@ fn attributes(all: &mut Vec<Candidate>) {
     }
 }
 
-/// What is set of a file and forbids nothing, and what forbids almost all; of a directory only the former.
+/// What is set of a file and forbids nothing, and what forbids almost all; of a directory only the
+/// former.
 fn flags(all: &mut Vec<Candidate>) {
     let mut add = |path: &str, flags, need| {
         let op = Op::SetFlags(path.to_owned(), flags);
@@ -359,7 +361,8 @@ fn settings(all: &mut Vec<Candidate>) {
     }
 }
 
-/// The directories of the namespace are subvolumes here, and all that is done in them elsewhere is done to these too.
+/// The directories of the namespace are subvolumes here, and all that is done in them elsewhere is
+/// done to these too.
 fn subvolumes(all: &mut Vec<Candidate>) {
     let full = |path, [long, short]: [&'static str; 2]| {
         let files = [Need::File(long, LENGTHS[1]), Need::File(short, LENGTHS[0])];
@@ -389,7 +392,8 @@ fn subvolumes(all: &mut Vec<Candidate>) {
     {
         let needs = [needs, vec![Need::NoneBelow(path), Need::NotDefault(path)]].concat();
         let op = Op::DeleteSubvolume(path.to_owned());
-        // Nothing promises that what it holds is dropped, but the power may be cut in the middle of that.
+        // Nothing promises that what it holds is dropped, but the power may be cut in the middle of
+        // that.
         let dropped = [Step::Do(Op::DropDeleted)];
         let points = [&points(&[split(path).0])[..], &dropped].concat();
         all.push(Candidate { op, needs, points });

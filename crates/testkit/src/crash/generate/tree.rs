@@ -1,4 +1,5 @@
-//! What is there while a workload is put together, and what has to be done so that something else is.
+//! What is there while a workload is put together, and what has to be done so that something else
+//! is.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,8 @@ use crate::crash::workload::split;
 pub(super) enum Need {
     /// Nothing is there; the directory for it is.
     Absent(&'static str),
-    /// A regular file with data, of which the length is given when it has to be made. It is copied on write, and can be changed.
+    /// A regular file with data, of which the length is given when it has to be made. It is copied
+    /// on write, and can be changed.
     File(&'static str, usize),
     /// A regular file with data that is written in place.
     InPlace(&'static str, usize),

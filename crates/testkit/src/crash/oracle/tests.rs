@@ -39,7 +39,8 @@ fn settle(picture: &mut Picture) {
     }
 }
 
-/// Whether the picture is allowed after the first `kept` promises and the operations up to `latest`.
+/// Whether the picture is allowed after the first `kept` promises and the operations up to
+/// `latest`.
 fn allows(history: &History, found: &Picture, kept: usize, latest: usize) -> bool {
     history.judge(found, &(0..kept).collect::<Vec<_>>(), latest).is_empty()
 }
@@ -201,7 +202,8 @@ fn a_log_with_half_an_operation() {
     assert!(!allows(&history, &other, 2, 3), "the names in the directory were promised");
 }
 
-/// What the kernel may leave of a move, and of a name that was given before another one was taken away.
+/// What the kernel may leave of a move, and of a name that was given before another one was taken
+/// away.
 #[test]
 fn the_kernel_promises_less_of_names() {
     let dir = || Step::Do(Op::Mkdir("d".into()));
@@ -234,7 +236,8 @@ fn the_kernel_promises_less_of_names() {
     assert!(!allows(&history, &found(&history, &[]), 2, 4), "ours never loses a file");
 }
 
-/// Two names of a file are taken away one after the other, and another file that takes the second is synced: what was done to the first need not last.
+/// Two names of a file are taken away one after the other, and another file that takes the second
+/// is synced: what was done to the first need not last.
 #[test]
 fn operations_that_are_no_move_may_be_found_in_part() {
     let unlink = |path: &str| Step::Do(Op::Unlink(path.into()));
@@ -308,7 +311,8 @@ fn an_exchange_in_part() {
     }
 }
 
-/// One name of two came with a log: the directory is as large as the names in it, although it never was.
+/// One name of two came with a log: the directory is as large as the names in it, although it never
+/// was.
 #[test]
 fn a_directory_is_as_large_as_its_names() {
     let steps = [create("a"), Step::Sync, create("second"), create("b"), Step::Fsync("b".into())];
@@ -329,7 +333,8 @@ fn an_fsync_of_a_directory_promises_the_names_in_it() {
     assert_eq!(allowed(&history, 2, 2), [2]);
 }
 
-/// A rename of one name of a file to another one does nothing, so nothing is written for the `sync`.
+/// A rename of one name of a file to another one does nothing, so nothing is written for the
+/// `sync`.
 #[test]
 fn a_promise_for_which_nothing_was_written() {
     let link = Step::Do(Op::Link("a".into(), "b".into()));
@@ -378,7 +383,8 @@ fn flags_that_are_lost() {
     assert!(!allows(&history, &found, 2, 2));
 }
 
-/// Nothing in a subvolume says what is set of it: `sync` promises that, and `fsync` of its root does not.
+/// Nothing in a subvolume says what is set of it: `sync` promises that, and `fsync` of its root
+/// does not.
 #[test]
 fn what_is_set_of_a_subvolume() {
     let steps = |op, last| [Step::Do(Op::Subvolume("a".into())), Step::Sync, Step::Do(op), last];

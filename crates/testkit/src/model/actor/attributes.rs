@@ -1,6 +1,7 @@
 //! What an actor does with flags, extended attributes and access control lists.
 //!
-//! What it made immutable, or to be appended to only, it lets go of again: of the first one when there are several, and of all in the end.
+//! What it made immutable, or to be appended to only, it lets go of again: of the first one when
+//! there are several, and of all in the end.
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{FileFlags, XattrMode};
@@ -24,7 +25,8 @@ const FLAGS: [(FileFlags, u64); 9] = [
 /// What forbids changes.
 const FIXED: FileFlags = FileFlags::IMMUTABLE.union(FileFlags::APPEND);
 
-/// What says how data is stored. Where some files have no checksums they are not compressed either, and the model knows neither.
+/// What says how data is stored. Where some files have no checksums they are not compressed either,
+/// and the model knows neither.
 const STORAGE: FileFlags =
     FileFlags::COMPRESS.union(FileFlags::NOCOMPRESS).union(FileFlags::NODATACOW);
 
@@ -107,7 +109,8 @@ impl Actor<'_> {
         value.into()
     }
 
-    /// A list of who may do what: of the three that always are in one, or of some others too; rarely one that is none.
+    /// A list of who may do what: of the three that always are in one, or of some others too;
+    /// rarely one that is none.
     fn list(&mut self) -> Vec<u8> {
         const NONE: u32 = u32::MAX;
         let random = &mut self.random;

@@ -1,7 +1,7 @@
 //! What an actor does with the data of files.
 //!
-//! Offsets and lengths are of every size from a byte to many sectors, mostly near the beginning, where the
-//! writes of one file meet; some are far behind the end, and some where no file reaches.
+//! Offsets and lengths are of every size from a byte to many sectors, mostly near the beginning,
+//! where the writes of one file meet; some are far behind the end, and some where no file reaches.
 
 use offshoot_vfs::{
     Dedupe, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, Position, SetAttr,
@@ -137,7 +137,8 @@ impl Actor<'_> {
             }
             None => kind,
         };
-        // Inline data is not shared. Where it is zeros, a hole that is the same stays one; the model knows no inline data.
+        // Inline data is not shared. Where it is zeros, a hole that is the same stays one; the
+        // model knows no inline data.
         let mut first = [0; 4096];
         let is_read = offset == 0 && self.model.read(from.model, 0, &mut first).is_ok();
         let kind = if kind == 2 && is_read && first == [0; 4096] { 0 } else { kind };

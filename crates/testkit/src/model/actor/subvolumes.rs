@@ -1,7 +1,7 @@
 //! What an actor does with subvolumes.
 //!
-//! Its subvolumes stand beside each other: none is in one that it made, so no snapshot shows the place of another one. Nobody else works
-//! in them, so a snapshot holds the same on both sides.
+//! Its subvolumes stand beside each other: none is in one that it made, so no snapshot shows the
+//! place of another one. Nobody else works in them, so a snapshot holds the same on both sides.
 
 use offshoot_vfs::{FileId, FileSystem, Place, Result};
 
@@ -9,7 +9,8 @@ use super::super::subvolumes::Subvolumes;
 use super::{Actor, Pair};
 
 impl<'a> Actor<'a> {
-    /// The actor makes subvolumes and snapshots too, deletes them, and sets whether they may be changed; `ours` does that to the filesystem.
+    /// The actor makes subvolumes and snapshots too, deletes them, and sets whether they may be
+    /// changed; `ours` does that to the filesystem.
     #[must_use]
     pub fn with_subvolumes(self, ours: &'a dyn Subvolumes) -> Self {
         Self { subvolumes: Some(ours), ..self }
@@ -96,7 +97,8 @@ impl<'a> Actor<'a> {
         assert_eq!(default, Some((root.ours, root.model)), "the default subvolume");
     }
 
-    /// Has a mount show what it showed first. Only one actor changes that, because there is one of it.
+    /// Has a mount show what it showed first. Only one actor changes that, because there is one of
+    /// it.
     pub(super) fn leave_default(&self) {
         if let Some(ours) = self.subvolumes.filter(|_| self.number == 0) {
             let root = Pair { ours: self.ours.root(), model: self.model.root() };
@@ -123,7 +125,8 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Whether a move is one of those that are tried: a subvolume goes only beside its like, whichever of the two names it has.
+    /// Whether a move is one of those that are tried: a subvolume goes only beside its like,
+    /// whichever of the two names it has.
     pub(super) fn may_move(&self, from: (Pair, &[u8]), to: (Pair, &[u8])) -> bool {
         let is_outer =
             |(dir, _): (Pair, &[u8])| self.model.are_in_one_subvolume(dir.model, self.root.model);

@@ -47,7 +47,8 @@ fn assert_nothing_is_lost(volume: &Volume) {
     assert_eq!(data.free_bytes, free, "{data:?}");
 }
 
-/// Writes four MiB, has `change` change the file while they are on their way or just behind that, and stores the rest.
+/// Writes four MiB, has `change` change the file while they are on their way or just behind that,
+/// and stores the rest.
 fn with_a_change(is_written_first: bool, change: impl Fn(&Filesystem, FileId, &mut Vec<u8>)) {
     let device = in_memory(16384);
     let (volume, fs) = open(&device, OpenOptions::default());

@@ -11,6 +11,7 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use super::{Applied, ItemEdit};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
+use crate::tree::Blocks;
 use crate::{OpenOptions, Volume};
 
 const NODE_SIZE: u32 = 16384;
@@ -100,8 +101,9 @@ fn a_run_at_the_right_edge_leaves_full_leaves() {
     assert!(whole + 2 >= leaves.len() && leaves.len() <= 202, "{leaves:?}");
 }
 
-/// Runs of a tree's leaves that are put into another one leave the same there as their items one by one, wherever they come between what is
-/// there and whatever of it they replace. Of a whole leaf that goes behind everything, headers and data are copied once.
+/// Runs of a tree's leaves that are put into another one leave the same there as their items one by
+/// one, wherever they come between what is there and whatever of it they replace. Of a whole leaf
+/// that goes behind everything, headers and data are copied once.
 #[test]
 fn runs_of_a_leaf_are_its_items() {
     let seed = seed_of_run();
@@ -223,7 +225,8 @@ fn what_goes_makes_room_for_what_comes() {
     assert_eq!(tree.volume.stats().splits, splits);
 }
 
-/// A new item as large as an item can be, in the middle of a leaf of two that are nearly as large together.
+/// A new item as large as an item can be, in the middle of a leaf of two that are nearly as large
+/// together.
 #[test]
 fn the_largest_item_stands_alone() {
     let tree = Tree::new();
@@ -238,7 +241,8 @@ fn the_largest_item_stands_alone() {
     assert!(tree.leaves().len() >= 5);
 }
 
-/// Who removed the items of a directory one after the other, the first of a leaf every time, took the root of the tree for itself.
+/// Who removed the items of a directory one after the other, the first of a leaf every time, took
+/// the root of the tree for itself.
 #[test]
 fn the_first_item_of_a_leaf_goes_while_others_hold_the_root() {
     // A leaf below the root, and one below a node.

@@ -21,14 +21,14 @@ use super::members::Members;
 
 /// A place on a member that is present: its index, and the offset on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) member: usize,
-    pub(super) physical: Physical,
+pub(crate) struct Place {
+    pub(crate) member: usize,
+    pub(crate) physical: Physical,
 }
 
 /// One way to read a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// Read it from here.
     Direct(Place),
     /// Solve for it from the other stripes of its row.
@@ -38,20 +38,20 @@ pub(super) enum Way {
 /// How to solve for a lost data stripe: from P alone, from Q alone, or from both when
 /// another data stripe is lost too.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rebuild {
+pub(crate) struct Rebuild {
     /// The index of the stripe to solve for among the data stripes of the row.
-    pub(super) target: usize,
+    pub(crate) target: usize,
     /// The data stripes to read, with their indexes.
-    pub(super) data: Vec<(usize, Place)>,
-    pub(super) p: Option<Place>,
-    pub(super) q: Option<Place>,
+    pub(crate) data: Vec<(usize, Place)>,
+    pub(crate) p: Option<Place>,
+    pub(crate) q: Option<Place>,
     /// The index of the other lost data stripe.
-    pub(super) other_lost: Option<usize>,
+    pub(crate) other_lost: Option<usize>,
 }
 
 impl Way {
     /// All places that this way reads.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
         let (direct, rebuild) = match self {
             Self::Direct(place) => (Some(*place), None),
             Self::Rebuild(rebuild) => (None, Some(rebuild)),
@@ -69,13 +69,13 @@ impl Way {
 
 /// A run of addresses that is contiguous on every stripe it is on.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(crate) struct Segment {
     /// Its length in bytes.
-    pub(super) len: u64,
+    pub(crate) len: u64,
     /// The ways to read it, the best first. Empty when too many members are missing.
-    pub(super) ways: Vec<Way>,
+    pub(crate) ways: Vec<Way>,
     /// Whether the profile keeps more than one way when nothing is missing.
-    pub(super) redundant: bool,
+    pub(crate) redundant: bool,
 }
 
 /// Which ways of a segment are worked out.
@@ -109,8 +109,9 @@ pub(super) fn segment(
     Segment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
 }
 
-/// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on: its length, and where each copy of it is. `None`
-/// for a copy on a member that is missing. With parity there is one copy, the data itself.
+/// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on:
+/// its length, and where each copy of it is. `None` for a copy on a member that is missing. With
+/// parity there is one copy, the data itself.
 pub(super) fn copies(
     mapped: &MappedChunk,
     logical: Logical,
@@ -141,7 +142,8 @@ fn row_place(mapped: &MappedChunk, logical: Logical) -> RowPlace {
     RowPlace { row: unit / data, target: unit % data, within: offset % STRIPE_LEN }
 }
 
-/// Where in a row of a chunk with parity the stripe `index` is: the data stripes come first, then P, then Q.
+/// Where in a row of a chunk with parity the stripe `index` is: the data stripes come first, then
+/// P, then Q.
 pub(super) fn place_in_row(
     mapped: &MappedChunk,
     row: u64,

@@ -1,11 +1,12 @@
 //! The blocks that a transaction has made.
 //!
 //! A committed block is never changed: the first change in a transaction copies it to a new
-//! address. What a transaction made carries its generation, so the generation in a
-//! pointer says where the block is: of the running transaction, or of the one that
-//! is being written out, in their dirty sets; of any other, in the cache or on the devices. When it is written, what a
-//! transaction has made stays here until the next one is to be written, but for leaves in which hardly anything will be changed: names go to
-//! leaves all over a directory, and each of these would be read again before it is changed the next time.
+//! address. What a transaction made carries its generation, so the generation in a pointer says
+//! where the block is: of the running transaction, or of the one that is being written out, in
+//! their dirty sets; of any other, in the cache or on the devices. When it is written, what a
+//! transaction has made stays here until the next one is to be written, but for leaves in which
+//! hardly anything will be changed: names go to leaves all over a directory, and each of these
+//! would be read again before it is changed the next time.
 //!
 //! A dirty block is behind a latch. Whoever holds the latch for writing owns the block; a reader
 //! takes the latch long enough to share the bytes, and reads them without it. A
@@ -22,8 +23,8 @@ use offshoot_btrfs_format::block::Item;
 use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
-use super::stats::Counters;
-use crate::block::{BlockCache, TreeBlock};
+use super::{BlockCache, TreeBlock};
+use crate::stats::Counters;
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
 /// A dirty block.
@@ -81,8 +82,8 @@ const SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
 
-/// Whether hardly anything will be changed in `block`: it is a leaf that is full, and no name may come to it. New items of inodes and indexes
-/// come behind the last, hashes of names come anywhere.
+/// Whether hardly anything will be changed in `block`: it is a leaf that is full, and no name may
+/// come to it. New items of inodes and indexes come behind the last, hashes of names come anywhere.
 pub(crate) fn changes_little(block: &TreeBlock) -> bool {
     let is_full = || leaf_free(block.bytes()) < LITTLE_BYTES;
     let is_hash = |item: &Item| item.key.get().item_type == ItemType::DIR_ITEM;

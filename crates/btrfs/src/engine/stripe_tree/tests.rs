@@ -1,6 +1,8 @@
-//! No tool here makes a volume with a stripe tree, so the test makes it of one that the kernel filled: what that shows must be shown still.
+//! No tool here makes a volume with a stripe tree, so the test makes it of one that the kernel
+//! filled: what that shows must be shown still.
 //!
-//! All data moves to places that no chunk says, from the end of the devices downwards, and where it was is overwritten. The stripe tree is one leaf.
+//! All data moves to places that no chunk says, from the end of the devices downwards, and where it
+//! was is overwritten. The stripe tree is one leaf.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -79,8 +81,8 @@ fn move_data(disks: &Disks) -> Vec<(Key, Vec<u8>)> {
         let mut done = 0;
         while done < len {
             let logical = Logical(start.0 + done);
-            let map = volume.chunk_map();
-            let chunk = &map.find(logical).expect("a chunk").chunk;
+            let chunk = volume.chunks().find(|chunk| (chunk.start..chunk.end()).contains(&logical));
+            let chunk = chunk.expect("a chunk");
             assert!(chunk.flags.is_in_stripe_tree(), "data of {}", chunk.profile);
             let run = chunk.run(logical, (len - done).min(MOST)).expect("no parity");
             let mut copies = Vec::new();
@@ -121,7 +123,7 @@ fn convert(disks: &Disks, mut items: Vec<(Key, Vec<u8>)>, keep: impl Fn(usize) -
     let logical = Logical(chunk.end().0 - u64::from(node_size));
     let identity = BlockIdentity {
         metadata_uuid: superblock.metadata_uuid,
-        chunk_tree_uuid: volume.chunk_tree_uuid(),
+        chunk_tree_uuid: volume.storage.chunk_tree_uuid(),
         logical,
         generation: superblock.generation,
         owner: TreeId::RAID_STRIPE,
@@ -134,7 +136,8 @@ fn convert(disks: &Disks, mut items: Vec<(Key, Vec<u8>)>, keep: impl Fn(usize) -
     }
     filler.finish();
     seal_block(&mut leaf, superblock.checksum);
-    for (member, physical, part) in volume.write_places(logical, leaf.len() as u64).unwrap() {
+    for (member, physical, part) in volume.storage.write_places(logical, leaf.len() as u64).unwrap()
+    {
         let part = usize::try_from(part.start).unwrap()..usize::try_from(part.end).unwrap();
         let device = volume.members()[member].device.as_ref().expect("all are there");
         device.write_at(physical.0, &leaf[part]).expect("it is written");
@@ -156,7 +159,8 @@ fn top(volume: &Arc<Volume>) -> crate::Filesystem {
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
-/// What the kernel showed of the volume before it had a stripe tree is shown, also without each of the sets of members in `lost`.
+/// What the kernel showed of the volume before it had a stripe tree is shown, also without each of
+/// the sets of members in `lost`.
 #[track_caller]
 fn shows_the_same(devices: usize, mkfs: &'static str, lost: &[&[usize]]) {
     let Some(judges) = judges::require() else { return };
@@ -204,7 +208,8 @@ fn raid10() {
     shows_the_same(4, "-d raid10 -m raid1c4 -n 64k", &[&[0], &[3]]);
 }
 
-/// A volume of two mirrors with one file of this much, of which the stripe tree has no item at `gap`.
+/// A volume of two mirrors with one file of this much, of which the stripe tree has no item at
+/// `gap`.
 fn mirrored(judges: &Judges, fill: fn(&Path), gap: Option<usize>) -> (Disks, Vec<(Key, Vec<u8>)>) {
     let recipe = Recipe::new().devices(2).mib(MIB).mkfs("-d raid1 -m raid1 -n 64k");
     let disks = recipe.fill(fill).make(judges);
@@ -219,7 +224,8 @@ fn read(volume: &Arc<Volume>, buf: &mut [u8]) -> Result<usize> {
     fs.read(file, 0, buf)
 }
 
-/// Data that the stripe tree does not tell of is an error, and never what happens to be where the chunk would have it. No checksum would tell.
+/// Data that the stripe tree does not tell of is an error, and never what happens to be where the
+/// chunk would have it. No checksum would tell.
 #[test]
 fn what_it_does_not_say_is_an_error() {
     let Some(judges) = judges::require() else { return };
@@ -265,7 +271,8 @@ fn a_bad_copy_is_read_around() {
     assert_eq!(*bad.lock(), items.len());
 }
 
-/// A volume that has the feature and no such tree is damaged: its data would be looked for in the wrong places.
+/// A volume that has the feature and no such tree is damaged: its data would be looked for in the
+/// wrong places.
 #[test]
 fn the_feature_without_the_tree_is_refused() {
     let Some(judges) = judges::require() else { return };

@@ -45,39 +45,46 @@ pub enum Report {
         /// What is wrong with it.
         problem: String,
     },
-    /// The pending tree log of a metadata dump cannot be replayed: what is shown is the last commit.
+    /// The pending tree log of a metadata dump cannot be replayed: what is shown is the last
+    /// commit.
     LogNotReplayed {
         /// What went wrong.
         problem: String,
     },
-    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause is gone.
+    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause
+    /// is gone.
     CommitFailed {
         /// What went wrong.
         problem: String,
     },
-    /// Something failed that cannot be undone: nothing is written any more until the volume is opened again. It is said once, and of panics by themselves.
+    /// Something failed that cannot be undone: nothing is written any more until the volume is
+    /// opened again. It is said once, and of panics by themselves.
     ReadOnly {
         /// What went wrong.
         problem: String,
     },
-    /// A file that has no name any more could not be removed. It goes when the volume is opened again.
+    /// A file that has no name any more could not be removed. It goes when the volume is opened
+    /// again.
     LeftBehind {
         /// The file.
         file: FileId,
         /// What went wrong.
         problem: String,
     },
-    /// What a deleted subvolume holds could not be dropped. It is tried again when the volume is opened again.
+    /// What a deleted subvolume holds could not be dropped. It is tried again when the volume is
+    /// opened again.
     DropFailed {
         /// What went wrong.
         problem: String,
     },
-    /// What a crash left of files without names could not be removed, in one subvolume. It is tried again when that is changed, or when the volume is opened again.
+    /// What a crash left of files without names could not be removed, in one subvolume. It is tried
+    /// again when that is changed, or when the volume is opened again.
     SweepFailed {
         /// What went wrong.
         problem: String,
     },
-    /// Trees do not agree on how much of a block group is in use: the volume is damaged. What may be in use there is not given out.
+    /// Trees do not agree on how much of a block group is in use: the volume is damaged. What may
+    /// be in use there is not given out.
     WrongFreeSpace {
         /// Where the block group begins.
         group: Logical,
@@ -89,7 +96,8 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
-    /// A commit was the first to leave the numbers of quota groups as they were, and marks them as inconsistent.
+    /// A commit was the first to leave the numbers of quota groups as they were, and marks them as
+    /// inconsistent.
     QuotasNotKept,
     /// More went from a group of simple quotas than was counted for it: the numbers were wrong
     /// before, and are 0 now.
@@ -97,7 +105,8 @@ pub enum Report {
         /// The group.
         group: QgroupId,
     },
-    /// The tree log that is pending is ignored: what was fsynced after the last commit is not in what is read.
+    /// The tree log that is pending is ignored: what was fsynced after the last commit is not in
+    /// what is read.
     LogIgnored,
     /// The tree log that was pending was replayed: what was fsynced after the last commit is there.
     LogReplayed {
@@ -127,15 +136,16 @@ pub enum Report {
         /// The device.
         device: String,
     },
-    /// Something could not be written to a member, and others have it: nothing is written to this one until the volume is opened again. Then it is one
-    /// that missed commits.
+    /// Something could not be written to a member, and others have it: nothing is written to this
+    /// one until the volume is opened again. Then it is one that missed commits.
     MemberFailed {
         /// The device.
         device: String,
         /// What went wrong.
         problem: String,
     },
-    /// A copy could not be written, and another one was. The member is written on, because nothing else has all that it has.
+    /// A copy could not be written, and another one was. The member is written on, because nothing
+    /// else has all that it has.
     BadWrite {
         /// The device.
         device: String,
@@ -255,6 +265,6 @@ impl fmt::Display for Report {
 }
 
 /// Where a copy is, for [`Report::BadCopy`] and for errors.
-pub(super) fn place(device: &str, physical: Physical) -> String {
+pub(crate) fn place(device: &str, physical: Physical) -> String {
     format!("{device}, byte {physical}")
 }

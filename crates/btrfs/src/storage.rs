@@ -1,8 +1,9 @@
-//! A volume: its devices, and how logical addresses lead to verified bytes.
+//! What is on the members, by logical address: no trees.
 //!
 //! ```text
-//! open:  superblocks of all devices -> members -> system chunks -> chunk tree -> roots
-//! read:  logical address -> chunk -> ways to read it -> device -> verified bytes
+//! open:  superblocks of all members -> system chunks -> what the chunk tree says, from above
+//! read:  logical address -> chunk -> ways to read it -> member -> verified bytes
+//! write: logical address -> chunk -> every copy on a member that has not failed
 //! ```
 //!
 //! Words: a *member* is a device that belongs to the volume, present or not. A member is
@@ -10,28 +11,26 @@
 //! what it holds may be outdated. A *way* is one manner of getting at the bytes of
 //! an address: a copy on a member, or a rebuild from the other members of a row.
 //!
+//! Two questions only trees can answer, and [`Trees`] asks them: where the data is in a volume with
+//! a RAID stripe tree, and whether a member has what the newest commit wrote.
+//!
 //! Invariants:
 //!
-//! 1. Opening reads the superblocks, the chunk tree and the root of the root tree. Nothing
-//!    that grows with what the volume holds is read.
-//! 2. Nothing here changes after opening but the map of chunks, which is replaced as a whole: its
-//!    lock is held to share it, never on the way to a device; and whether a member has failed, which stays so.
-//! 3. A tree block or a checksummed sector that is returned was verified; when one way
-//!    gives something else, the others are tried and the bad one is reported.
-//! 4. Without a checksum a stale member is used only where no redundancy exists.
+//! 1. Nothing here changes after opening but the map of chunks, which is replaced as a whole, and
+//!    whether a member has failed, which stays so. A reader holds the lock of the map to share it,
+//!    and lets go of it before it asks a device.
+//! 2. Storage returns only bytes that verified. When one way gives something else, it tries the
+//!    others and reports the bad one.
+//! 3. Without a checksum, storage reads a stale member only where no redundancy exists.
 
 mod chunk_map;
 mod copies;
 mod failing;
 mod members;
-mod newest;
 mod open;
 mod parity;
 mod read;
-mod report;
-mod stripe_tree;
 mod ways;
-mod writable;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,64 +38,69 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::Superblock;
-use offshoot_btrfs_format::{Key, Logical, Physical, TreeId};
+use offshoot_btrfs_format::{Generation, Logical, Malformed, Physical};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
-use crate::block::BlockCache;
-use crate::transaction::Live;
-use crate::tree::TreeRoot;
-use chunk_map::{ChunkMap, MappedChunk};
+use crate::report::{Report, Reporter};
+use chunk_map::ChunkMap;
+pub(crate) use chunk_map::MappedChunk;
 pub(crate) use copies::CopyPart;
 pub(crate) use failing::{DeviceError, Tells, WrittenCopy};
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;
-pub use open::{Latching, OpenOptions, Unlock};
-pub use report::{Report, Reporter};
-pub(crate) use writable::Change;
+pub(crate) use ways::{Place, Segment, Way};
 
-/// The engine of an open volume: everything that a [`Volume`](crate::Volume) can do.
-pub struct Engine {
+/// The members of a volume, and what leads from logical addresses to them.
+pub(crate) struct Storage {
     superblock: Superblock,
     members: Members,
     chunks: RwLock<Arc<ChunkMap>>,
     geometry: Geometry,
     chunk_tree_uuid: [u8; 16],
-    pub(crate) cache: BlockCache,
-    root_tree: TreeRoot,
-    csum_tree: Option<TreeRoot>,
-    /// Where data is, in a volume that does not leave that to its chunks.
-    stripe_tree: Option<TreeRoot>,
-    pub(crate) subvolume_roots: crate::subvolume::RootCache,
-    /// Inodes that are being changed or are open.
-    pub(crate) inodes: crate::inode::Inodes,
-    /// Data that was written and is in no extent yet.
-    pub(crate) buffers: crate::data::Buffers,
-    pub(crate) read_ahead: crate::data::ReadAhead,
     reporter: Option<Reporter>,
     /// Members that failed while the volume was written.
     failing: Mutex<failing::Failing>,
-    /// What can change, in a volume that was opened for writing.
-    live: Option<Live>,
+    /// Whether the volume was opened for writing.
+    is_written: bool,
 }
 
-impl Engine {
+/// What storage asks the trees above it.
+pub(crate) trait Trees {
+    /// The segment of at most `len` bytes of data from `logical` on, which `mapped` covers, as the
+    /// RAID stripe tree has it; `None` in a volume without that tree.
+    fn recorded_segment(
+        &self,
+        mapped: &MappedChunk,
+        logical: Logical,
+        len: u64,
+    ) -> Result<Option<Segment>>;
+
+    /// Whether the member at `index`, whose superblock is one commit behind, has what the newest
+    /// commit wrote.
+    fn has_newest_commit(&self, index: usize) -> Result<bool>;
+}
+
+/// The error for a stored structure that is not what the format allows.
+pub(crate) fn malformed(e: Malformed) -> Error {
+    Error::corrupt(e.structure, e.problem)
+}
+
+impl Storage {
     /// The superblock of the last commit.
-    #[must_use]
-    pub fn superblock(&self) -> &Superblock {
+    pub(crate) fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
     /// The devices of the volume, those of its seeds included, by their number.
-    #[must_use]
-    pub fn members(&self) -> &[Member] {
+    pub(crate) fn members(&self) -> &[Member] {
         self.members.all()
     }
 
     /// All chunks, by their logical address.
-    pub fn chunks(&self) -> impl ExactSizeIterator<Item = Chunk> {
+    pub(crate) fn chunks(&self) -> impl ExactSizeIterator<Item = Chunk> {
         let all: Vec<_> = self.chunk_map().mapped().map(|mapped| mapped.chunk.clone()).collect();
         all.into_iter()
     }
@@ -129,65 +133,6 @@ impl Engine {
             .ok_or_else(|| Error::corrupt_at("chunk", start.0, "the block group has no chunk"))
     }
 
-    /// The tree of tree roots.
-    #[must_use]
-    pub fn root_tree(&self) -> TreeRoot {
-        self.root_tree
-    }
-
-    /// The checksum tree; `None` in a volume that has none.
-    #[must_use]
-    pub(crate) fn csum_tree(&self) -> Option<TreeRoot> {
-        self.csum_tree
-    }
-
-    /// The root of the tree `id`.
-    ///
-    /// # Errors
-    /// `ENOENT` when the volume has no such tree.
-    pub fn tree(&self, id: TreeId) -> Result<TreeRoot> {
-        crate::subvolume::tree_root(self, id)
-    }
-
-    /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a volume that is written, what
-    /// waits to be put into the tree is not among them.
-    pub fn for_each_item(
-        &self,
-        root: TreeRoot,
-        from: Key,
-        mut visit: impl FnMut(Key, &[u8]) -> std::ops::ControlFlow<()>,
-    ) -> Result<()> {
-        let mut cursor = crate::tree::Cursor::seek(self, root, from)?;
-        while let Some((key, data)) = cursor.item() {
-            if visit(key, data).is_break() {
-                break;
-            }
-            cursor.advance()?;
-        }
-        Ok(())
-    }
-
-    /// What can change, in a volume that was opened for writing.
-    pub(crate) fn live_part(&self) -> Option<&Live> {
-        self.live.as_ref()
-    }
-
-    /// What can change.
-    ///
-    /// # Errors
-    /// `EROFS` when the volume was opened for reading.
-    pub(crate) fn live(&self) -> Result<&Live> {
-        self.live
-            .as_ref()
-            .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
-    }
-
-    /// How often space became free that was looked at before: what a search found may be something else
-    /// when this has changed since.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.live.as_ref().map_or(0, |live| live.epoch.load(std::sync::atomic::Ordering::Acquire))
-    }
-
     /// How blocks of the volume are verified.
     pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -198,8 +143,8 @@ impl Engine {
         Uuid::from_bytes(self.chunk_tree_uuid)
     }
 
-    /// The ranges of the block group at `start` that are never allocated, ascending and apart: where
-    /// superblocks are, and the lowest logical addresses.
+    /// The ranges of the block group at `start` that are never allocated, ascending and apart:
+    /// where superblocks are, and the lowest logical addresses.
     pub(crate) fn left_out_ranges(&self, start: Logical) -> Vec<Range<u64>> {
         let map = self.chunk_map();
         let ranges = map.find(start).map(|mapped| mapped.chunk.left_out_ranges());
@@ -207,8 +152,8 @@ impl Engine {
         ranges.unwrap_or_default().into_iter().map(plain).collect()
     }
 
-    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on members that are missing or have failed, and which of the
-    /// bytes go there.
+    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on
+    /// members that are missing or have failed, and which of the bytes go there.
     ///
     /// # Errors
     /// When no member is left that some of them go to.
@@ -251,5 +196,14 @@ impl Engine {
         if let Some(reporter) = &self.reporter {
             reporter(report);
         }
+    }
+
+    /// Storage of a volume that is written from now on. `chunk_tree_uuid` is what the headers of
+    /// its blocks carry for the chunk tree.
+    pub(crate) fn set_written(&mut self, chunk_tree_uuid: [u8; 16]) {
+        self.chunk_tree_uuid = chunk_tree_uuid;
+        // From here on the pointer to a block alone says how new it is.
+        self.geometry.generation = Generation(u64::MAX);
+        self.is_written = true;
     }
 }

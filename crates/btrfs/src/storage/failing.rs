@@ -2,7 +2,8 @@
 //!
 //! # What is survived
 //!
-//! A write or a barrier that fails on one member does not end all writing as long as redundancy covers it:
+//! A write or a barrier that fails on one member does not end all writing as long as redundancy
+//! covers it:
 //!
 //! | what fails on a member | every chunk can do without the member | some chunk cannot |
 //! |---|---|---|
@@ -20,28 +21,36 @@
 //! | RAID1, RAID1C3, RAID1C4 | all but one of those that it is on |
 //! | RAID10 | one of each pair |
 //!
-//! So on two members with RAID1 for everything either may fail, and then the other one may not. With RAID1 for metadata and single for data neither may:
-//! a tree block of which one copy was written is survived, and the barrier is not. The second copy of DUP is on the same member, so it is
-//! survived in the same way.
+//! So on two members with RAID1 for everything either may fail, and then the other one may not.
+//! With RAID1 for metadata and single for data neither may: a tree block of which one copy was
+//! written is survived, and the barrier is not. The second copy of DUP is on the same member, so it
+//! is survived in the same way.
 //!
-//! A copy that stays bad is found by its checksum. One thing would pass for it: a block that a crashed transaction of the same number left
-//! there. So what is there is looked at, and then all writing ends.
+//! A copy that stays bad is found by its checksum. One thing would pass for it: a block that a
+//! crashed transaction of the same number left there. So what is there is looked at, and then all
+//! writing ends.
 //!
 //! # What becomes of a member that has failed
 //!
-//! Nothing is written to it until the volume is opened again: no data, no block, no superblock, no new chunk. Reads try it last, and never for what has no
-//! checksum, as those of a member that missed commits. When the volume is opened again it is one that missed commits. Then it
-//! is left out from the beginning, and a scrub of the volume, while nothing else uses that, brings it up to date (`scrub/renew`).
+//! Nothing is written to it until the volume is opened again: no data, no block, no superblock, no
+//! new chunk. Reads try it last, and never for what has no checksum, as those of a member that
+//! missed commits. When the volume is opened again it is one that missed commits. Then it is left
+//! out from the beginning, and a scrub of the volume, while nothing else uses that, brings it up to
+//! date (`scrub/renew`).
 //!
 //! # Why a crash finds that it has failed
 //!
-//! The superblock of the member stays as old as it is. One generation less does not say enough: a power cut between the superblocks of two members leaves
-//! that behind, too, on a member that has everything (`newest`). So the next commit notes it in the chunk tree: in the device item of the member, whose
-//! `generation` is the one that its superblock has to have at least. Nothing else uses that field, and the kernel leaves it alone. Then:
+//! The superblock of the member stays as old as it is. One generation less does not say enough: a
+//! power cut between the superblocks of two members leaves that behind, too, on a member that has
+//! everything (`newest`). So the next commit notes it in the chunk tree: in the device item of the
+//! member, whose `generation` is the one that its superblock has to have at least. Nothing else
+//! uses that field, and the kernel leaves it alone. Then:
 //!
-//! 1. From the failure of a member on no superblock is written whose transaction does not note it. A transaction that was finished before is *postponed*: its
-//!    blocks are written, and what it did becomes durable with the next one.
-//! 2. As long as there is no such superblock, nothing is acknowledged as durable: an fsync makes a commit, and a commit is followed by another one.
+//! 1. From the failure of a member on no superblock is written whose transaction does not note it.
+//!    A transaction that was finished before is *postponed*: its blocks are written, and what it
+//!    did becomes durable with the next one.
+//! 2. As long as there is no such superblock, nothing is acknowledged as durable: an fsync makes a
+//!    commit, and a commit is followed by another one.
 //!
 //! ```text
 //!                                superblock of the others   of the member   its device item
@@ -50,16 +59,18 @@
 //!   the commit returns                                  9               7                 9
 //! ```
 //!
-//! A power cut between the superblocks of the others finds some of them at 7, too, whose device items say 0. These have everything: 7 is the commit before 9,
-//! as the roots say that the superblock remembers of earlier ones.
+//! A power cut between the superblocks of the others finds some of them at 7, too, whose device
+//! items say 0. These have everything: 7 is the commit before 9, as the roots say that the
+//! superblock remembers of earlier ones.
 //!
-//! A member that fails between its barrier and its superblock has all of that commit, and may keep being taken for complete until there is the next
-//! one, which notes the failure.
+//! A member that fails between its barrier and its superblock has all of that commit, and may keep
+//! being taken for complete until there is the next one, which notes the failure.
 //!
 //! # Counters
 //!
-//! Errors are counted for each member as the kernel does, in the item `DEV_STATS` of the device tree, which `btrfs device stats` shows. They are stored
-//! by the next commit (`transaction/device_stats`).
+//! Errors are counted for each member as the kernel does, in the item `DEV_STATS` of the device
+//! tree, which `btrfs device stats` shows. They are stored by the next commit
+//! (`transaction/device_stats`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -70,9 +81,11 @@ use offshoot_btrfs_format::chunk::Profile;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::chunk_map::MappedChunk;
-use super::{Engine, Member, Report};
+use super::{Member, Storage, Trees};
+use crate::report::Report;
 
-/// The kinds of errors of a device that are counted, in the order of the item that has the counters.
+/// The kinds of errors of a device that are counted, in the order of the item that has the
+/// counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceError {
     /// A write failed.
@@ -86,7 +99,8 @@ pub(crate) enum DeviceError {
 }
 
 impl DeviceError {
-    /// How many counters there are. The last one is of generations that differ, which counts as corruption here.
+    /// How many counters there are. The last one is of generations that differ, which counts as
+    /// corruption here.
     pub(crate) const COUNTERS: usize = 5;
 
     fn index(self) -> usize {
@@ -99,11 +113,13 @@ impl DeviceError {
 pub(super) struct Condition {
     /// Nothing is written to it any more.
     has_failed: AtomicBool,
-    /// That it failed is noted in the chunk tree, or need not be: it was seen when the volume was opened.
+    /// That it failed is noted in the chunk tree, or need not be: it was seen when the volume was
+    /// opened.
     is_noted: AtomicBool,
     /// A copy of something could not be written, and the member did not fail for it.
     has_bad_copies: AtomicBool,
-    /// Whether one that is a generation behind has what the newest commit wrote, once somebody needs to know.
+    /// Whether one that is a generation behind has what the newest commit wrote, once somebody
+    /// needs to know.
     has_newest: OnceLock<bool>,
     /// Errors that are not stored yet.
     errors: [AtomicU64; DeviceError::COUNTERS],
@@ -150,9 +166,10 @@ pub(crate) struct WrittenCopy {
     pub(crate) is_written: bool,
 }
 
-impl Engine {
-    /// How many commits a member is behind. A transaction that was postponed leaves out a generation: then the roots of earlier commits that the superblock
-    /// remembers tell that there was no commit between.
+impl Storage {
+    /// How many commits a member is behind. A transaction that was postponed leaves out a
+    /// generation: then the roots of earlier commits that the superblock remembers tell that there
+    /// was no commit between.
     fn commits_behind(&self, member: &Member) -> u64 {
         let (own, newest) = (member.generation().0, self.superblock.generation.0);
         let backups = self.superblock.item.super_roots.iter();
@@ -162,11 +179,12 @@ impl Engine {
         if is_last_but_one && own < newest { 1 } else { member.missed() }
     }
 
-    /// Whether the member `index` has all that the newest commit wrote: its superblock says so, or a power cut left that a generation behind.
+    /// Whether the member `index` has all that the newest commit wrote: its superblock says so, or
+    /// a power cut left that a generation behind.
     ///
     /// # Errors
     /// When a block of the newest commit cannot be read.
-    pub(super) fn is_current(&self, index: usize) -> Result<bool> {
+    pub(crate) fn is_current(&self, trees: &impl Trees, index: usize) -> Result<bool> {
         let member = &self.members()[index];
         match self.commits_behind(member) {
             0 => Ok(true),
@@ -174,15 +192,18 @@ impl Engine {
                 let known = &member.condition.has_newest;
                 match known.get() {
                     Some(has_newest) => Ok(*has_newest),
-                    None => self.has_newest_commit(index).map(|found| *known.get_or_init(|| found)),
+                    None => {
+                        trees.has_newest_commit(index).map(|found| *known.get_or_init(|| found))
+                    }
                 }
             }
             _ => Ok(false),
         }
     }
 
-    /// Writes nothing to the member `index` from the beginning; whether the volume can do without it.
-    pub(super) fn leave_out(&self, index: usize) -> bool {
+    /// Writes nothing to the member `index` from the beginning; whether the volume can do without
+    /// it.
+    pub(crate) fn leave_out(&self, index: usize) -> bool {
         let can = self.can_do_without(index);
         if can {
             let condition = &self.members()[index].condition;
@@ -222,7 +243,7 @@ impl Engine {
     pub(crate) fn bear(&self, index: usize, kind: DeviceError, error: Error) -> Result<()> {
         let member = &self.members()[index];
         self.count_error(index, kind);
-        if self.live_part().is_none() {
+        if !self.is_written {
             return Err(error);
         }
         {
@@ -246,7 +267,8 @@ impl Engine {
         errors[kind.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a write or a barrier of a member failed that is not stored yet: a commit is made for that if need be.
+    /// Whether a write or a barrier of a member failed that is not stored yet: a commit is made for
+    /// that if need be.
     pub(crate) fn has_errors_of_writing(&self) -> bool {
         let kinds = [DeviceError::Write, DeviceError::Flush];
         let of_member = |member: &Member| {
@@ -263,7 +285,8 @@ impl Engine {
         std::array::from_fn(|kind| errors[kind].swap(0, Ordering::Relaxed))
     }
 
-    /// Whether a member has failed of which the superblocks do not tell yet: nothing may be acknowledged as durable.
+    /// Whether a member has failed of which the superblocks do not tell yet: nothing may be
+    /// acknowledged as durable.
     pub(crate) fn hides_failures(&self) -> bool {
         let failing = self.failing.lock();
         failing.failed > failing.shown
@@ -300,7 +323,8 @@ impl Engine {
         self.failing.lock().shown = failed;
     }
 
-    /// Requires that of each part one copy was written to a member that has not failed. What stays bad on others that have not is reported.
+    /// Requires that of each part one copy was written to a member that has not failed. What stays
+    /// bad on others that have not is reported.
     ///
     /// # Errors
     /// `error`, or another one, when nothing of a part was written.

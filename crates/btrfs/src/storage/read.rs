@@ -6,10 +6,9 @@ use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_vfs::{Corrupt, Error, Result};
 
 use super::chunk_map::MappedChunk;
-use super::report::{Report, place};
 use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
-use super::{DeviceError, Engine, parity};
-use crate::block::TreeBlock;
+use super::{DeviceError, Storage, Trees, parity};
+use crate::report::{Report, place};
 
 /// Ranges that are closer than this are fetched in one go, in bytes: skipping the gap
 /// would cost the device more than reading it.
@@ -37,12 +36,12 @@ fn corrupt(malformed: Malformed, logical: Logical) -> Error {
     Error::corrupt_at(malformed.structure, logical.0, malformed.problem)
 }
 
-impl Engine {
+impl Storage {
     /// Reads the tree block that `expected` describes from the devices and verifies it.
     ///
     /// # Errors
     /// When no way gives a block that verifies: what was wrong with the first.
-    pub(crate) fn read_block(&self, expected: &Expected) -> Result<TreeBlock> {
+    pub(crate) fn read_block(&self, expected: &Expected) -> Result<Box<[u8]>> {
         let logical = expected.logical;
         let verify = |bytes: &[u8]| {
             check::verify(bytes, &self.geometry, logical)?;
@@ -53,7 +52,8 @@ impl Engine {
         Ok(block)
     }
 
-    /// Reads the tree block at `logical` by the first way whose bytes pass `verify`, and reports nothing.
+    /// Reads the tree block at `logical` by the first way whose bytes pass `verify`, and reports
+    /// nothing.
     ///
     /// # Errors
     /// As [`read_block`](Self::read_block).
@@ -61,16 +61,17 @@ impl Engine {
         &self,
         logical: Logical,
         verify: impl Fn(&[u8]) -> Result<(), Malformed>,
-    ) -> Result<TreeBlock> {
+    ) -> Result<Box<[u8]>> {
         Ok(self.search_block(logical, verify)?.0)
     }
 
-    /// The block that the first way gives that passes `verify`, and what was wrong with those before.
+    /// The block that the first way gives that passes `verify`, and what was wrong with those
+    /// before.
     fn search_block(
         &self,
         logical: Logical,
         verify: impl Fn(&[u8]) -> Result<(), Malformed>,
-    ) -> Result<(TreeBlock, Vec<Failure>)> {
+    ) -> Result<(Box<[u8]>, Vec<Failure>)> {
         let mut bytes = vec![0; self.superblock.node_size as usize].into_boxed_slice();
         let len = bytes.len() as u64;
         let mut failures = Vec::new();
@@ -86,7 +87,7 @@ impl Engine {
                     .read_segments(&segments, attempt, &mut bytes)
                     .and_then(|()| verify(&bytes).map_err(|e| corrupt(e, logical)));
                 let Err(error) = verified else {
-                    return Ok((TreeBlock::verified(bytes), failures));
+                    return Ok((bytes, failures));
                 };
                 failures.push(Failure { source, member, error });
             }
@@ -112,6 +113,7 @@ impl Engine {
     /// When a sector verifies in no way: the address of that sector, and what was wrong.
     pub(crate) fn read_data(
         &self,
+        trees: &impl Trees,
         logical: Logical,
         buf: &mut [u8],
         checksums: Option<&[u8]>,
@@ -119,11 +121,11 @@ impl Engine {
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
         let mut done = 0;
-        for segment in self.data_segments(logical, buf.len() as u64, Effort::First)? {
+        for segment in self.data_segments(trees, logical, buf.len() as u64, Effort::First)? {
             let len = segment_len(&segment);
             let at = Logical(logical.0 + done as u64);
             let sums = checksums.map(|sums| &sums[done / sector * csum_len..]);
-            self.read_data_segment(at, &mut buf[done..done + len], sums, segment)?;
+            self.read_data_segment(trees, at, &mut buf[done..done + len], sums, segment)?;
             done += len;
         }
         Ok(())
@@ -131,12 +133,13 @@ impl Engine {
 
     fn read_data_segment(
         &self,
+        trees: &impl Trees,
         logical: Logical,
         buf: &mut [u8],
         checksums: Option<&[u8]>,
         mut segment: Segment,
     ) -> Result<()> {
-        self.leave_out_stale(&mut segment, checksums);
+        self.leave_out_stale(trees, &mut segment, checksums);
         let Some(first) = segment.ways.first() else { return Err(self.lost("data", logical)) };
         let read = self.read_way(first, 0, buf);
         let sector = self.superblock.sector_size as usize;
@@ -149,9 +152,9 @@ impl Engine {
                 continue;
             }
             if all.is_none() {
-                let mut segments = self.data_segments(logical, len, Effort::All)?;
+                let mut segments = self.data_segments(trees, logical, len, Effort::All)?;
                 for segment in &mut segments {
-                    self.leave_out_stale(segment, checksums);
+                    self.leave_out_stale(trees, segment, checksums);
                 }
                 all = segments.into_iter().next();
             }
@@ -161,9 +164,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Without checksums a member that missed commits is not believed where others have the same. A power cut between superblocks may leave all of these
-    /// a generation behind: then those are believed that have what the newest commit wrote.
-    fn leave_out_stale(&self, segment: &mut Segment, checksums: Option<&[u8]>) {
+    /// Without checksums a member that missed commits is not believed where others have the same. A
+    /// power cut between superblocks may leave all of these a generation behind: then those are
+    /// believed that have what the newest commit wrote.
+    fn leave_out_stale(&self, trees: &impl Trees, segment: &mut Segment, checksums: Option<&[u8]>) {
         if checksums.is_some() || !segment.redundant {
             return;
         }
@@ -173,7 +177,7 @@ impl Engine {
         }
         let is_whole = |place: Place| {
             // What cannot be found out is not believed.
-            let is_current = || self.is_current(place.member).unwrap_or(false);
+            let is_current = || self.is_current(trees, place.member).unwrap_or(false);
             !self.members.get(place.member).has_failed() && is_current()
         };
         segment.ways.retain(|way| way.places().all(is_whole));
@@ -216,18 +220,20 @@ impl Engine {
         Err(self.first_error("data", logical, failures))
     }
 
-    /// Fills `buf` with the sector of data at `logical` by the first of all ways that verifies, and reports nothing.
+    /// Fills `buf` with the sector of data at `logical` by the first of all ways that verifies, and
+    /// reports nothing.
     ///
     /// # Errors
     /// As [`read_data`](Self::read_data).
     pub(crate) fn find_sector(
         &self,
+        trees: &impl Trees,
         logical: Logical,
         buf: &mut [u8],
         checksum: Option<&[u8]>,
     ) -> Result<()> {
-        for mut segment in self.data_segments(logical, buf.len() as u64, Effort::All)? {
-            self.leave_out_stale(&mut segment, checksum);
+        for mut segment in self.data_segments(trees, logical, buf.len() as u64, Effort::All)? {
+            self.leave_out_stale(trees, &mut segment, checksum);
             self.search_sector(logical, 0, buf, checksum, &segment.ways)?;
         }
         Ok(())
@@ -261,16 +267,24 @@ impl Engine {
     }
 
     /// The segments that `len` bytes of data from `logical` on consist of.
-    fn data_segments(&self, logical: Logical, len: u64, effort: Effort) -> Result<Vec<Segment>> {
-        self.segments("data", logical, len, |mapped, at, len| match self.stripe_tree {
-            Some(tree) if mapped.chunk.flags.is_in_stripe_tree() => {
-                self.recorded_segment(tree, mapped, at, len)
-            }
-            _ => Ok(segment(mapped, &self.members, at, len, effort)),
+    fn data_segments(
+        &self,
+        trees: &impl Trees,
+        logical: Logical,
+        len: u64,
+        effort: Effort,
+    ) -> Result<Vec<Segment>> {
+        self.segments("data", logical, len, |mapped, at, len| {
+            let Some(mut recorded) = trees.recorded_segment(mapped, at, len)? else {
+                return Ok(segment(mapped, &self.members, at, len, effort));
+            };
+            recorded.ways.sort_by_key(|way| way.is_stale(&self.members));
+            Ok(recorded)
         })
     }
 
-    /// The segments that `len` bytes from `logical` on consist of, each of which `find` knows by where it begins and how long it may be.
+    /// The segments that `len` bytes from `logical` on consist of, each of which `find` knows by
+    /// where it begins and how long it may be.
     fn segments(
         &self,
         what: &str,
@@ -301,7 +315,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn read_place(&self, at: Place, offset: u64, buf: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_place(&self, at: Place, offset: u64, buf: &mut [u8]) -> Result<()> {
         let member = self.members.get(at.member);
         let device = member.device.as_ref().expect("a place is on a member that is present");
         let from = at.physical.0.saturating_add(offset);
@@ -310,7 +324,8 @@ impl Engine {
         })
     }
 
-    /// Solves for the lost stripe of a row. `buf` becomes the P sum, or the Q sum when P is not used.
+    /// Solves for the lost stripe of a row. `buf` becomes the P sum, or the Q sum when P is not
+    /// used.
     fn rebuild(&self, rebuild: &Rebuild, offset: u64, buf: &mut [u8]) -> Result<()> {
         let mut stripe = vec![0; buf.len()];
         let mut q_sum = rebuild.q.map(|_| vec![0; buf.len()]);
@@ -341,11 +356,17 @@ impl Engine {
 
     /// Tells the devices that `ranges` of the logical space will be read soon, in the
     /// order of the devices and with small gaps closed.
-    pub(crate) fn prefetch(&self, ranges: impl IntoIterator<Item = (Logical, u64)>) {
+    pub(crate) fn prefetch(
+        &self,
+        trees: &impl Trees,
+        ranges: impl IntoIterator<Item = (Logical, u64)>,
+    ) {
         let mut places = Vec::new();
         for (logical, len) in ranges {
             // What is not mapped fails when it is read.
-            let Ok(segments) = self.data_segments(logical, len, Effort::First) else { continue };
+            let Ok(segments) = self.data_segments(trees, logical, len, Effort::First) else {
+                continue;
+            };
             for segment in segments {
                 if let Some(Way::Direct(at)) = segment.ways.first() {
                     places.push((at.member, at.physical.0, at.physical.0 + segment.len));
@@ -395,13 +416,13 @@ impl Engine {
     }
 
     /// Counts what failed for the members that are to blame. `has_good` says that another way was
-    /// good. Without one, and while the volume is written, the reader may have come too late: what is
-    /// there now is something else, and no error of the device.
+    /// good. Without one, and while the volume is written, the reader may have come too late: what
+    /// is there now is something else, and no error of the device.
     fn count_failures(&self, failures: &[Failure], has_good: bool) {
         for failure in failures {
             let kind = match &failure.error {
                 Error::Io { .. } => DeviceError::Read,
-                _ if !has_good && self.live_part().is_some() => continue,
+                _ if !has_good && self.is_written => continue,
                 _ => DeviceError::Corruption,
             };
             // What a member holds that missed commits is no error of the device.

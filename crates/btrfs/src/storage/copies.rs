@@ -7,7 +7,7 @@ use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::ways::{Effort, Place, Segment, copies, place_in_row};
-use super::{Engine, parity};
+use super::{Storage, parity};
 
 /// A part of one copy of a range that is contiguous on a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +39,9 @@ pub(crate) struct Parity {
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Engine {
-    /// Where all copies of `range` are that are on members which are present. With parity that is the data itself.
+impl Storage {
+    /// Where all copies of `range` are that are on members which are present. With parity that is
+    /// the data itself.
     ///
     /// # Errors
     /// When no chunk covers some of it.
@@ -74,7 +75,8 @@ impl Engine {
         Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
     }
 
-    /// How much of the logical space of `chunk` lies on some member, in bytes from its start: the rest is past the ends of all that are present.
+    /// How much of the logical space of `chunk` lies on some member, in bytes from its start: the
+    /// rest is past the ends of all that are present.
     pub(crate) fn reachable_bytes(&self, chunk: &Chunk) -> u64 {
         let own = chunk.stripes.iter().filter_map(|stripe| {
             let member = self.members.get(self.members.find_present(stripe.device_uuid)?);

@@ -1,7 +1,7 @@
 //! Opening a volume for writing: what must be so, and what is refused.
 //!
-//! Whoever writes must keep everything consistent that the volume holds. What the engine does not keep is
-//! refused by name here, before anything is changed; reading it stays possible.
+//! Whoever writes must keep everything consistent that the volume holds. What the engine does not
+//! keep is refused by name here, before anything is changed; reading it stays possible.
 
 mod chunks;
 #[cfg(test)]
@@ -12,17 +12,19 @@ use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SUPER_FLAG_SEEDING};
-use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use super::{Engine, Member, OpenOptions, Report};
+use super::{Engine, OpenOptions};
 use crate::counter::Stop;
 use crate::data::Buffers;
 use crate::quota::Quotas;
+use crate::report::Report;
 use crate::space::{BlockGroup, Space};
-use crate::subvolume::{chunk_tree_root, malformed};
+use crate::storage::{Member, malformed};
+use crate::subvolume::chunk_tree_root;
 use crate::transaction::Live;
-use crate::tree::{Cursor, TreeRoot, with_item};
+use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
 /// What a writer may leave as it is, or keeps.
 const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
@@ -42,8 +44,8 @@ impl Engine {
     /// The volume, to be written too.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what may only be read, [`Error::Corrupt`] for a volume whose chunks, device extents and block groups do not
-    /// agree.
+    /// [`Error::Unsupported`] for what may only be read, [`Error::Corrupt`] for a volume whose
+    /// chunks, device extents and block groups do not agree.
     pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features(change)?;
@@ -59,13 +61,12 @@ impl Engine {
             volume.require_sound_chunks(volume.block_group_root()?)?;
         }
         let chunk_root = chunk_tree_root(&volume).expected();
-        volume.chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
+        let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let stop = Stop::new(options.reporter.clone());
         volume.buffers = Buffers::new(&stop);
         let space = Space::new(volume.block_groups()?, &volume, stop.clone())?;
-        // From here on the pointer to a block alone says how new it is.
-        volume.geometry.generation = Generation(u64::MAX);
-        let superblock = volume.superblock.item.clone();
+        volume.storage.set_written(chunk_tree_uuid);
+        let superblock = volume.superblock().item.clone();
         volume.live = Some(Live::new(space, superblock, quotas, options, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.live()?.subvolumes.load(&volume)?;
@@ -114,8 +115,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses members that would not have what is written, or leaves them out if the volume can do without them. In memory one may be missing: who reads
-    /// finds it on another.
+    /// Refuses members that would not have what is written, or leaves them out if the volume can do
+    /// without them. In memory one may be missing: who reads finds it on another.
     fn require_whole_members(&self, change: Change) -> Result<()> {
         let refuse = |member: &Member, why: &str| {
             Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
@@ -130,12 +131,12 @@ impl Engine {
         }
         let mut behind = Vec::new();
         for index in 0..self.members().len() {
-            if !self.is_current(index)? {
+            if !self.storage.is_current(self, index)? {
                 behind.push(index);
             }
         }
         for index in behind {
-            if !self.leave_out(index) {
+            if !self.storage.leave_out(index) {
                 let why = "missed commits, and no other member has all that is on it; \
                            a scrub brings it up to date";
                 return refuse(&self.members()[index], why);

@@ -6,7 +6,8 @@
 //! 1. belongs to the same tree and is above it, or
 //! 2. is its sibling, and their parent is latched for writing too, or
 //! 3. belongs to a tree that comes earlier, or
-//! 4. is of a later transaction: then the block is changed no more, and nobody has it for longer than a moment.
+//! 4. is of a later transaction: then the block is changed no more, and nobody has it for longer
+//!    than a moment.
 //!
 //! The trees are ordered as `tree::write` says.
 //!
@@ -21,7 +22,7 @@ use offshoot_btrfs_format::{Generation, Logical, TreeId};
 #[cfg(feature = "shuttle")]
 use shuttle::thread_local;
 
-use crate::block::TreeBlock;
+use super::TreeBlock;
 
 thread_local! {
     static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };
@@ -137,14 +138,14 @@ impl Drop for Looking {
 
 /// That the thread has a transaction handle. Handles do not move between threads.
 #[derive(Debug)]
-pub(super) struct Joined(());
+pub(crate) struct Joined(());
 
 impl Joined {
     /// The thread is about to join.
     ///
     /// # Panics
     /// When it has a handle already.
-    pub(super) fn first() -> Self {
+    pub(crate) fn first() -> Self {
         require_no_handle();
         HAS_HANDLE.with(|has| has.set(true));
         Self(())
@@ -259,7 +260,8 @@ mod tests {
         drop(latch(&[(SUBVOLUME, 2), (SUBVOLUME, 1), (SUBVOLUME, 0), (SUBVOLUME, 0)]));
     }
 
-    /// Nobody can wait for a block that was just made. It is the parent of what is latched after it.
+    /// Nobody can wait for a block that was just made. It is the parent of what is latched after
+    /// it.
     #[test]
     fn a_new_block_may_come_anywhere() {
         let _leaf = Noted::in_order(&block(SUBVOLUME, 0, 1));

@@ -21,7 +21,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
 use super::failing::Condition;
-use super::report::Report;
+use crate::report::Report;
 
 /// A device of a volume.
 #[derive(Clone, Debug)]
@@ -42,7 +42,8 @@ pub struct Member {
     pub(crate) item: DevItem,
     /// How many generations its superblock is behind.
     missed: u64,
-    /// The generation that its superblock has to have at least, as the chunk tree says: it failed before that.
+    /// The generation that its superblock has to have at least, as the chunk tree says: it failed
+    /// before that.
     expected: Generation,
     /// The generation of its superblock.
     own: Generation,
@@ -82,13 +83,15 @@ impl Member {
         self.total_bytes.min(size_bytes)
     }
 
-    /// Whether it missed commits, or something that was to be written to it since the volume was opened.
+    /// Whether it missed commits, or something that was to be written to it since the volume was
+    /// opened.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.missed > 0 || self.has_failed()
     }
 
-    /// Whether nothing is written to it until the volume is opened again: it failed, or missed commits.
+    /// Whether nothing is written to it until the volume is opened again: it failed, or missed
+    /// commits.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.condition.has_failed()
@@ -172,7 +175,7 @@ impl Members {
 
 /// A device that was given, with its superblock.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(crate) struct Found {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) superblock: Superblock,
 }

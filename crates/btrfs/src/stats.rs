@@ -1,13 +1,10 @@
 //! Counters of what the engine does.
 //!
-//! A counter is declared once, in the list below: its words are the documentation of the field of [`Stats`] and
-//! what [`Stats::counters`] says of it, so that whoever shows counters needs no list of its own.
+//! A counter is declared once, in the list below: its words are the documentation of the field of
+//! [`Stats`] and what [`Stats::counters`] says of it, so that whoever shows counters needs no list
+//! of its own.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-use crate::delayed::FlushedBy;
-use crate::log::Obstacle;
-use crate::volume::Engine;
 
 /// Shards of the counters: about as many as threads that count at once.
 const SHARDS: usize = 16;
@@ -44,16 +41,6 @@ impl Counters {
             self.shared_lock_waited();
             wait()
         })
-    }
-
-    /// A set of delayed items was flushed.
-    pub(crate) fn flushed_by(&self, who: FlushedBy) {
-        match who {
-            FlushedBy::Background => self.flushed_in_background(),
-            FlushedBy::Writer => self.flushed_by_writer(),
-            FlushedBy::Commit => self.flushed_by_commit(),
-            FlushedBy::Fsync => self.flushed_by_fsync(),
-        }
     }
 }
 
@@ -100,7 +87,8 @@ macro_rules! counters {
             }
         }
 
-        /// The counters of some threads, which share no line of the processors' caches with those of others.
+        /// The counters of some threads, which share no line of the processors' caches with those
+        /// of others.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         struct Shard { $($field: AtomicU64,)* }
@@ -139,7 +127,8 @@ counters! {
         locks_taken, lock_taken();
         /// Those of these that had to be waited for.
         lock_waits, lock_waited();
-        /// Locks of tree blocks and of roots of trees taken for reading, on the way down to a change as well.
+        /// Locks of tree blocks and of roots of trees taken for reading, on the way down to a
+        /// change as well.
         shared_locks_taken, shared_lock_taken();
         /// Those of these that had to be waited for.
         shared_lock_waits, shared_lock_waited();
@@ -169,7 +158,8 @@ counters! {
         delayed_annihilated, annihilated(count);
         /// Sets of delayed items flushed by the thread of the volume.
         flushes_in_background, flushed_in_background();
-        /// Sets of delayed items flushed by writers, because there were too many, space was wanted, or data of many files was to go beside them.
+        /// Sets of delayed items flushed by writers, because there were too many, space was wanted,
+        /// or data of many files was to go beside them.
         flushes_by_writers, flushed_by_writer();
         /// Sets of delayed items flushed by commits.
         flushes_by_commits, flushed_by_commit();
@@ -199,7 +189,8 @@ counters! {
         fsyncs_logged, fsynced();
         /// Fsyncs of what was on the devices already.
         fsyncs_of_nothing, fsynced_nothing();
-        /// Fsyncs of data alone, of files of which nothing but times had changed: written in place, they took a barrier.
+        /// Fsyncs of data alone, of files of which nothing but times had changed: written in place,
+        /// they took a barrier.
         fsyncs_in_place, fsynced_in_place();
         /// Times that tree logs were written: fsyncs at one time share one.
         log_writes, log_written();
@@ -223,7 +214,8 @@ counters! {
         fsyncs_of_nameless, fsynced_nameless();
         /// Fsyncs that made a commit because a name went to an inode that was not to be logged.
         fsyncs_with_name_taken, committed_name_taken();
-        /// Fsyncs that made a commit because of more names of an inode, or of one hash, than a log is good for.
+        /// Fsyncs that made a commit because of more names of an inode, or of one hash, than a log
+        /// is good for.
         fsyncs_with_many_names, committed_many_names();
         /// Fsyncs that made a commit because the volume needed a feature for the first time.
         fsyncs_with_new_feature, committed_new_feature();
@@ -235,17 +227,20 @@ counters! {
         fsyncs_of_too_much, committed_too_much();
         /// Fsyncs that made a commit because the log had become large.
         fsyncs_with_large_log, committed_large_log();
-        /// Fsyncs that made a commit because so many entries were new in a directory that it was cheaper.
+        /// Fsyncs that made a commit because so many entries were new in a directory that it was
+        /// cheaper.
         fsyncs_with_cheaper_commit, committed_cheaper();
         /// Fsyncs that made a commit because something could not be read to be logged.
         fsyncs_failed, committed_failed();
         /// Fsyncs that made a commit because a member had failed.
         fsyncs_with_failed_member, committed_failed_member();
-        /// Pieces of files that were looked up anew because a commit might have let their extents be used again while they were read.
+        /// Pieces of files that were looked up anew because a commit might have let their extents
+        /// be used again while they were read.
         reads_put_off, read_put_off();
         /// Pieces that were read while commits waited, because they had been put off before.
         reads_held, read_held();
-        /// Orphan items that a crash had left and that were removed, with the files that they stood for.
+        /// Orphan items that a crash had left and that were removed, with the files that they stood
+        /// for.
         orphans_removed, orphan_removed();
         /// Bytes of devices that were discarded.
         discarded_bytes, discarded(bytes);
@@ -257,75 +252,6 @@ counters! {
         delayed_peak_bytes, note_backlog();
         /// The most metadata that was reserved at a time, in bytes.
         metadata_reserved_peak, note_metadata_reserved();
-    }
-}
-
-/// Why a commit is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// Somebody asked for it.
-    Asked,
-    /// It was time.
-    Time,
-    /// There were many dirty tree blocks.
-    DirtyBlocks,
-    /// Somebody needs room.
-    Space,
-    /// A snapshot is taken of what was changed.
-    Snapshot,
-    /// An fsync could not be logged.
-    Fsync,
-    /// A member failed, or could not be written, in the commit before.
-    Member,
-}
-
-impl Counters {
-    /// Counts a commit for its cause.
-    pub(crate) fn committed_for(&self, cause: Cause) {
-        match cause {
-            Cause::Asked => self.committed_asked(),
-            Cause::Time => self.committed_by_time(),
-            Cause::DirtyBlocks => self.committed_dirty_blocks(),
-            Cause::Space => self.committed_for_space(),
-            Cause::Snapshot => self.committed_for_snapshot(),
-            Cause::Fsync => self.committed_for_fsync(),
-            Cause::Member => self.committed_for_member(),
-        }
-    }
-
-    /// Counts an fsync that makes a commit.
-    pub(crate) fn not_logged_for(&self, obstacle: Obstacle) {
-        match obstacle {
-            // Who writes no logs does not ask for one.
-            Obstacle::Off => {}
-            Obstacle::NewChunk => self.committed_new_chunk(),
-            Obstacle::Subvolumes => self.committed_subvolumes(),
-            Obstacle::DirectoryMoved => self.committed_directory_moved(),
-            Obstacle::Exchanged => self.committed_exchanged(),
-            Obstacle::DirectoryRemoved => self.committed_directory_removed(),
-            Obstacle::Clones => self.committed_clones(),
-            Obstacle::NameTaken => self.committed_name_taken(),
-            Obstacle::ManyNames => self.committed_many_names(),
-            Obstacle::NewFeature => self.committed_new_feature(),
-            Obstacle::Contended => self.committed_contended(),
-            Obstacle::NoRoom => self.committed_without_room(),
-            Obstacle::TooMuch => self.committed_too_much(),
-            Obstacle::LargeLog => self.committed_large_log(),
-            Obstacle::Cheaper => self.committed_cheaper(),
-            Obstacle::Failed => self.committed_failed(),
-            Obstacle::MemberFailed => self.committed_failed_member(),
-        }
-    }
-}
-
-impl Engine {
-    /// What the engine has done since the volume was opened. Nothing in one that was opened for reading.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        let Some(live) = self.live_part() else { return Stats::default() };
-        live.stats.note_backlog(live.delayed.peak_bytes());
-        live.stats.note_metadata_reserved(live.space.metadata_reserved_peak());
-        live.stats.read()
     }
 }
 

@@ -1,7 +1,8 @@
 //! What chunks, device extents and block groups must say of each other before a volume is written.
 //!
-//! They say the same three times, in three trees, and system chunks once more in the superblock. A writer relies on each: it allocates from block groups, writes where chunks say, and puts
-//! new chunks where there is no device extent. Where they differ it would write over what is there.
+//! They say the same three times, in three trees, and system chunks once more in the superblock. A
+//! writer relies on each: it allocates from block groups, writes where chunks say, and puts new
+//! chunks where there is no device extent. Where they differ it would write over what is there.
 //!
 //! ```text
 //!   chunk tree      | chunk 1: 4 MiB to 12 MiB, stripe on device 1 at 20 MiB |
@@ -23,7 +24,7 @@ use zerocopy::FromBytes;
 
 use super::Engine;
 use crate::space::system_chunks_of;
-use crate::subvolume::malformed;
+use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 
 /// What a chunk and a block group must have in common.
@@ -56,8 +57,8 @@ fn wrong_group(start: u64, problem: &str) -> Error {
 }
 
 impl Engine {
-    /// Refuses a volume whose devices, chunks, device extents and block groups do not agree. Takes time
-    /// for each of them, not for what they hold.
+    /// Refuses a volume whose devices, chunks, device extents and block groups do not agree. Takes
+    /// time for each of them, not for what they hold.
     ///
     /// # Errors
     /// [`Error::Corrupt`] with the device, or the address of the chunk or block group.
@@ -126,7 +127,8 @@ impl Engine {
         }
     }
 
-    /// Each stripe has a device extent and each device extent a stripe; none overlap, or end behind their device.
+    /// Each stripe has a device extent and each device extent a stripe; none overlap, or end behind
+    /// their device.
     fn require_device_extents(&self, chunks: &[Chunk]) -> Result<()> {
         let mut stripes: HashMap<DevicePlace, &Chunk> = HashMap::new();
         for chunk in chunks {
@@ -221,7 +223,8 @@ impl Engine {
         }
     }
 
-    /// The block groups in the extent tree are those of the chunks. Among the extents of a chunk none is looked for.
+    /// The block groups in the extent tree are those of the chunks. Among the extents of a chunk
+    /// none is looked for.
     fn require_groups_among_extents(&self, chunks: &[Chunk], root: TreeRoot) -> Result<()> {
         let mut behind = 0;
         for chunk in chunks {

@@ -1,4 +1,5 @@
-//! Every reason not to write: it is named, nothing is written, and the volume is read as the kernel shows it.
+//! Every reason not to write: it is named, nothing is written, and the volume is read as the kernel
+//! shows it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ struct Refused {
     /// Which of its members are given.
     present: Vec<usize>,
     options: OpenOptions,
-    /// What the kernel is shown, with which of the members and mount options: the volume itself, or when it mounts no such volume what it was made from.
+    /// What the kernel is shown, with which of the members and mount options: the volume itself, or
+    /// when it mounts no such volume what it was made from.
     shown: Option<Disks>,
     mounted: Vec<usize>,
     mount: &'static str,
@@ -199,7 +201,8 @@ refused! {
         let names = |root: &Path| {
             fill::names::hard_links(&fill::directory(root, "links"));
             fill::xattrs::fill(&fill::directory(root, "xattrs"));
-            // The targets of symbolic links are zeros there, like all that is inline: the kernel shows nothing, ours says so.
+            // The targets of symbolic links are zeros there, like all that is inline: the kernel
+            // shows nothing, ours says so.
             for link in ["links/symlink", "links/other/symlink", "xattrs/symlink"] {
                 std::fs::remove_file(root.join(link)).expect("it is there");
             }
@@ -270,8 +273,8 @@ refused! {
     };
 }
 
-/// A volume with these options of which one item does not fit the others. The kernel mounts hardly any such volume either, so it is shown what was
-/// there before.
+/// A volume with these options of which one item does not fit the others. The kernel mounts hardly
+/// any such volume either, so it is shown what was there before.
 fn contradicting(judges: &Judges, mkfs: &'static str, change: fn(&Disks)) -> Refused {
     let disks = Recipe::new().mkfs(mkfs).fill(little).make(judges);
     let before = disks.copy(judges);
@@ -302,7 +305,7 @@ fn chunk_of(disks: &Disks, flag: u64) -> Chunk {
 fn stored(disks: &Disks, tree: TreeId, key: Key) -> Vec<u8> {
     let volume = crate::Volume::open(disks.devices(), &OpenOptions::default()).unwrap();
     let root = volume.tree(tree).unwrap();
-    with_item(&volume, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
+    with_item(&**volume, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
 }
 
 /// Puts the device extent of the data chunk elsewhere, or makes another one of it.
@@ -477,7 +480,8 @@ fn sound_chunks_of_every_profile_are_written() {
     }
 }
 
-/// A replacement in this state. The kernel mounts it with the device that takes the other one's place alone, so it is shown what was there before.
+/// A replacement in this state. The kernel mounts it with the device that takes the other one's
+/// place alone, so it is shown what was there before.
 fn replacing(judges: &Judges, state: u64) -> Refused {
     let disks = Recipe::new().fill(little).make(judges);
     let before = disks.copy(judges);

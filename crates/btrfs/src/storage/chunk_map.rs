@@ -12,11 +12,11 @@ use offshoot_vfs::{Error, Result};
 
 /// A chunk, with the members that its stripes are on.
 #[derive(Debug)]
-pub(super) struct MappedChunk {
-    pub(super) chunk: Chunk,
+pub(crate) struct MappedChunk {
+    pub(crate) chunk: Chunk,
     /// For every stripe, the index of its member in [`super::Members`]; `None` when it
     /// is missing.
-    pub(super) members: Vec<Option<usize>>,
+    pub(crate) members: Vec<Option<usize>>,
 }
 
 /// All chunks that are known, by address. They do not overlap.

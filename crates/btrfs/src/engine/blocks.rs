@@ -1,0 +1,106 @@
+//! The blocks of an open volume: what transactions have made lately, and else what is committed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use offshoot_btrfs_format::block::KeyPtr;
+use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::{Generation, TreeId};
+use offshoot_vfs::Result;
+
+use super::Engine;
+#[cfg(debug_assertions)]
+use crate::block::lock_order::require_order;
+use crate::block::{Held, Latch, TreeBlock, latch_shared};
+use crate::transaction::Live;
+use crate::tree::Blocks;
+
+/// How many blocks after the wanted one are read ahead, when the wanted one is not
+/// in the cache: walking a tree in order finds the next leaves under way.
+const READ_AHEAD_BLOCKS: usize = 32;
+
+impl Blocks for Engine {
+    fn is_changing(&self) -> bool {
+        self.live.is_some()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.live.as_ref().map_or(0, |live| live.epoch.load(Ordering::Acquire))
+    }
+
+    fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+        self.recent_block(expected).map_or_else(|| self.committed_block(expected), Ok)
+    }
+
+    fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>> {
+        let expected = node.child_expected(slot, owner);
+        if let Some(block) = self.recent_block(&expected) {
+            return Ok(block);
+        }
+        if node.header().level == 1 {
+            self.read_ahead(node, slot);
+        }
+        self.committed_block(&expected)
+    }
+
+    fn hold_root(&self, id: TreeId) -> Result<Held> {
+        let live = self.live()?;
+        let tree = live.tree(self, id)?;
+        tree.require_alive()?;
+        let root = tree.share_root(&live.stats);
+        self.hold(&root.expected())
+    }
+
+    fn hold(&self, expected: &Expected) -> Result<Held> {
+        match self.recent_latch(expected) {
+            Some((live, latch)) => Ok(Held::Latched(latch_shared(&latch, &live.stats))),
+            None => self.committed_block(expected).map(Held::Committed),
+        }
+    }
+}
+
+impl Engine {
+    /// The committed block that `expected` describes.
+    pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+        self.cache.committed(&self.storage, expected)
+    }
+
+    /// The latch of the block that `expected` describes, if it was made lately.
+    fn recent_latch(&self, expected: &Expected) -> Option<(&Live, Arc<Latch>)> {
+        let live = self.live.as_ref()?;
+        Some((live, live.recent_block(expected.generation, expected.logical)?))
+    }
+
+    /// The block that `expected` describes, if it was made lately.
+    fn recent_block(&self, expected: &Expected) -> Option<Arc<TreeBlock>> {
+        let (live, latch) = self.recent_latch(expected)?;
+        let block = live.stats.lock_shared(latch.try_read(), || latch.read());
+        #[cfg(debug_assertions)]
+        require_order(&block);
+        Some(block.clone())
+    }
+
+    /// Hints that the leaves behind `slot` of `node` will be read, when the one there has to be.
+    fn read_ahead(&self, node: &TreeBlock, slot: usize) {
+        let is_held = |pointer: &KeyPtr| {
+            let (generation, at) = (Generation(pointer.generation.get()), pointer.logical());
+            let recent = |live: &Live| live.recent_block(generation, at).is_some();
+            self.cache.contains(at) || self.live_part().is_some_and(recent)
+        };
+        let is_known = |slot: usize| is_held(&node.pointers()[slot]);
+        // Who walks has read the block before, and what is ahead was hinted at a few blocks ago.
+        let is_due = || slot.is_multiple_of(READ_AHEAD_BLOCKS / 2) || !is_known(slot - 1);
+        if is_known(slot) || !is_due() {
+            return;
+        }
+        let node_size = u64::from(self.superblock().node_size);
+        // Blocks of transactions that are not complete are not there yet.
+        let end = self.live_part().map_or(Generation(u64::MAX), Live::first_incomplete);
+        let ahead = &node.pointers()[slot + 1..];
+        let ahead = ahead[..ahead.len().min(READ_AHEAD_BLOCKS)]
+            .iter()
+            .filter(|pointer| pointer.generation.get() < end.0 && !is_held(pointer))
+            .map(KeyPtr::logical);
+        self.storage.prefetch(self, ahead.map(|logical| (logical, node_size)));
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether a member that is one generation behind has what the newest commit wrote.
+//!
+//! All of a commit is on every member before the first superblock says so, so a cut between the
+//! superblocks leaves some of them a generation behind on members that miss nothing. A member that
+//! was away for one whole commit looks just the same, and holds old data: what was overwritten in
+//! place and has no checksums shows by nothing that it is old. The blocks of the newest commit tell
+//! the two apart: the first has its copies of them, and the second has there whatever was there
+//! before.
+//!
+//! A small commit on several members may put none of its blocks on one of them. Nothing can tell
+//! then, and the member is taken for what a cut left, which every power failure can: to refuse it
+//! would be to lose a sound volume for writing.
+
+use std::collections::VecDeque;
+
+use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::{ItemType, TreeId};
+use offshoot_vfs::Result;
+
+use super::Engine;
+use crate::block::TreeBlock;
+use crate::storage::{Place, malformed};
+use crate::subvolume::chunk_tree_root;
+use crate::tree::{Blocks, TreeRoot};
+
+/// How many blocks of the newest commit are looked at, when one of them is on the member.
+const ENOUGH: usize = 64;
+
+/// How many are looked at to find one that is on the member.
+const MOST: usize = 1024;
+
+/// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit
+/// that are looked at, all that lie on the member are there.
+pub(super) fn has_newest_commit(engine: &Engine, index: usize) -> Result<bool> {
+    let roots = [engine.root_tree(), chunk_tree_root(engine)];
+    let roots = roots.iter().map(TreeRoot::expected);
+    let mut blocks: VecDeque<_> = roots.filter(|root| is_newest(engine, root)).collect();
+    let mut is_shown = false;
+    for looked_at in 0..MOST {
+        if is_shown && looked_at >= ENOUGH {
+            break;
+        }
+        let Some(expected) = blocks.pop_front() else { break };
+        let places = own_places(engine, index, &expected)?;
+        if places.is_empty() && expected.level == 0 && expected.owner != TreeId::ROOT {
+            continue;
+        }
+        let block = engine.block(&expected)?;
+        let mut copy = vec![0; block.bytes().len()];
+        for place in places {
+            engine.storage.read_place(place, 0, &mut copy)?;
+            if copy[..] != *block.bytes() {
+                return Ok(false);
+            }
+            is_shown = true;
+        }
+        let below = blocks_below(&block, expected.owner)?;
+        blocks.extend(below.into_iter().filter(|child| is_newest(engine, child)));
+        blocks.truncate(MOST);
+    }
+    Ok(true)
+}
+
+fn is_newest(engine: &Engine, block: &Expected) -> bool {
+    block.generation == engine.superblock().generation
+}
+
+/// Where on the member whole copies of a block belong.
+fn own_places(engine: &Engine, index: usize, block: &Expected) -> Result<Vec<Place>> {
+    let len = u64::from(engine.superblock().node_size);
+    let all = engine.storage.write_places(block.logical, len)?;
+    let own = all.into_iter().filter(|(member, _, part)| *member == index && *part == (0..len));
+    Ok(own.map(|(member, physical, _)| Place { member, physical }).collect())
+}
+
+/// The blocks that a block of the tree `owner` leads to: from a leaf of the root tree, the roots of
+/// trees.
+fn blocks_below(block: &TreeBlock, owner: TreeId) -> Result<Vec<Expected>> {
+    if !block.is_leaf() {
+        return Ok((0..block.len()).map(|slot| block.child_expected(slot, owner)).collect());
+    }
+    let mut roots = Vec::new();
+    for slot in (0..block.len()).filter(|_| owner == TreeId::ROOT) {
+        let key = block.key(slot);
+        let id = TreeId(key.objectid);
+        // What is relocated or removed may lead to blocks that are gone.
+        if key.item_type != ItemType::ROOT_ITEM || id == TreeId::TREE_RELOC {
+            continue;
+        }
+        let item = RootItem::parse(block.data(slot)).map_err(malformed)?;
+        if !item.is_dead() {
+            let (logical, level, generation) = (item.logical(), item.level, item.generation());
+            roots.push(TreeRoot { id, logical, level, generation }.expected());
+        }
+    }
+    Ok(roots)
+}

@@ -1,0 +1,62 @@
+//! The RAID stripe tree: where data is, in a volume that does not leave that to its chunks.
+//!
+//! With this feature a chunk of data with several stripes says only on which devices its bytes are.
+//! Where they were written there is an item for each run of them:
+//!
+//! ```text
+//! key    (logical address, RAID_STRIPE, length)
+//! item   a copy: device, byte      16 bytes each, one for every copy that the profile keeps
+//! ```
+//!
+//! Tree blocks, and data in chunks of one stripe or with parity, are where the chunk says, always:
+//! so the stripe tree is read without itself.
+
+#[cfg(test)]
+mod tests;
+
+use offshoot_btrfs_format::chunk::RaidStride;
+use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical};
+use offshoot_vfs::{Error, Result};
+
+use super::Engine;
+use crate::storage::{MappedChunk, Place, Segment, Way, malformed};
+use crate::tree::{Cursor, TreeRoot};
+
+/// The segment of at most `len` bytes of data that begins at `logical`, which `mapped` covers, as
+/// the stripe tree has it.
+///
+/// # Errors
+/// When it does not say where that is, or says that it is on a device that the chunk is not on.
+pub(super) fn recorded_segment(
+    engine: &Engine,
+    stripe_tree: TreeRoot,
+    mapped: &MappedChunk,
+    logical: Logical,
+    len: u64,
+) -> Result<Segment> {
+    let corrupt = |problem| Error::corrupt_at("raid stripe", logical.0, problem);
+    let last = Key::new(logical.0, ItemType::RAID_STRIPE, u64::MAX);
+    let cursor = Cursor::seek_floor(engine, stripe_tree, last)?;
+    let covering = cursor.item().filter(|(key, _)| {
+        let end = key.objectid.saturating_add(key.offset);
+        key.item_type == ItemType::RAID_STRIPE && (key.objectid..end).contains(&logical.0)
+    });
+    let Some((key, data)) = covering else {
+        return Err(corrupt("the stripe tree does not say where the data is".to_owned()));
+    };
+    let skip = logical.0 - key.objectid;
+    let copies = RaidStride::view_all(data).map_err(malformed)?;
+    let mut ways = Vec::with_capacity(copies.len());
+    for copy in copies {
+        let device = DeviceId(copy.devid.get());
+        let stripes = &mapped.chunk.stripes;
+        let stripe =
+            stripes.iter().position(|stripe| stripe.device == device).ok_or_else(|| {
+                corrupt(format!("a copy on device {device}, which the chunk is not on"))
+            })?;
+        let physical = Physical(copy.physical.get().saturating_add(skip));
+        ways.extend(mapped.members[stripe].map(|member| Way::Direct(Place { member, physical })));
+    }
+    let end = (key.offset - skip).min(mapped.chunk.end().0 - logical.0);
+    Ok(Segment { len: len.min(end), ways, redundant: copies.len() > 1 })
+}

@@ -1,0 +1,203 @@
+//! A tree that can change, and who may change it: a handle of the running transaction.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use offshoot_btrfs_format::{Generation, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::Handle;
+use crate::block::{ReadLatch, TreeBlock, WriteLatch};
+use crate::delayed::Hold;
+use crate::stats::Counters;
+use crate::subvolume::StoredRoot;
+use crate::sync::{RwLock, RwLockReadGuard};
+use crate::tree::{Blocks, Latching, Owns, TreeRoot};
+
+/// A tree that can change: the place of its root, behind the lock above all latches.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) id: TreeId,
+    /// The transaction that took the last snapshot of it: only blocks up to this one may be shared.
+    last_snapshot: AtomicU64,
+    /// Whether it is a subvolume that may not be changed.
+    is_read_only: AtomicBool,
+    /// Whether it is a subvolume without a name. Who has files of it open can go on with them.
+    is_removed: AtomicBool,
+    /// Whether it is a subvolume that was deleted, and nobody has files of it open.
+    is_deleted: AtomicBool,
+    /// How often its files are open. Nothing is locked under it.
+    opens: parking_lot::Mutex<u64>,
+    pub(crate) root: RwLock<TreeRoot>,
+    /// What its blocks take, in bytes.
+    pub(crate) used: AtomicU64,
+    /// What is reserved for items that are queued for it.
+    pub(crate) hold: Hold,
+}
+
+impl Tree {
+    /// The tree as it is stored.
+    pub(crate) fn new(stored: &StoredRoot) -> Self {
+        Self {
+            id: stored.root.id,
+            last_snapshot: AtomicU64::new(stored.last_snapshot.0),
+            is_read_only: AtomicBool::new(stored.is_read_only),
+            is_removed: AtomicBool::new(false),
+            is_deleted: AtomicBool::new(false),
+            opens: parking_lot::Mutex::new(0),
+            root: RwLock::new(stored.root),
+            used: AtomicU64::new(stored.used_bytes),
+            hold: Hold::new(stored.used_bytes),
+        }
+    }
+
+    /// Its root, which nobody replaces meanwhile.
+    pub(crate) fn share_root(&self, stats: &Counters) -> RwLockReadGuard<'_, TreeRoot> {
+        stats.lock_shared(self.root.try_read(), || self.root.read())
+    }
+
+    /// The transaction that took the last snapshot of it.
+    pub(crate) fn last_snapshot(&self) -> Generation {
+        Generation(self.last_snapshot.load(Ordering::Relaxed))
+    }
+
+    /// A snapshot is taken of it, by whoever shut the gate.
+    pub(crate) fn set_last_snapshot(&self, generation: Generation) {
+        self.last_snapshot.store(generation.0, Ordering::Relaxed);
+    }
+
+    /// It may be changed from now on, or not any more. The caller shut the gate.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        self.is_read_only.store(is_read_only, Ordering::Release);
+    }
+
+    /// It has no name any more, by whoever shut the gate.
+    pub(crate) fn set_removed(&self) {
+        self.is_removed.store(true, Ordering::Release);
+    }
+
+    /// Whether it has no name any more.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
+    }
+
+    /// A file of it is opened once more.
+    ///
+    /// # Errors
+    /// `ENOENT` when it was deleted.
+    pub(crate) fn open_file(&self) -> Result<()> {
+        let mut opens = self.opens.lock();
+        self.require_alive()?;
+        *opens += 1;
+        Ok(())
+    }
+
+    /// A file of it is open once less. Whether that was the last of a subvolume without a name,
+    /// which ends then.
+    pub(crate) fn close_file(&self) -> bool {
+        let mut opens = self.opens.lock();
+        *opens = opens.saturating_sub(1);
+        *opens == 0 && self.is_removed()
+    }
+
+    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate:
+    /// nobody but who drops its blocks looks at it any more. Whether that is so since now.
+    pub(crate) fn end(&self) -> bool {
+        let opens = self.opens.lock();
+        *opens == 0 && self.is_removed() && !self.is_deleted.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether it was deleted.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.is_deleted.load(Ordering::Acquire)
+    }
+
+    /// `ENOENT` when it was deleted.
+    pub(crate) fn require_alive(&self) -> Result<()> {
+        if self.is_deleted() {
+            return Err(Error::posix(Errno::NOENT, format!("subvolume {}", self.id)));
+        }
+        Ok(())
+    }
+
+    /// `ENOENT` when it has no name any more.
+    pub(crate) fn require_name(&self) -> Result<()> {
+        if self.is_removed() {
+            return Err(Error::posix(Errno::NOENT, format!("the name of subvolume {}", self.id)));
+        }
+        Ok(())
+    }
+
+    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What
+    /// is found under a handle holds until that is dropped.
+    pub(crate) fn require_writable(&self) -> Result<()> {
+        self.require_alive()?;
+        if self.is_read_only.load(Ordering::Acquire) {
+            return Err(Error::posix(Errno::ROFS, format!("subvolume {}", self.id)));
+        }
+        Ok(())
+    }
+}
+
+/// A tree with the handle on whose behalf it is changed.
+pub(crate) struct Changing<'a> {
+    pub(crate) handle: &'a Handle<'a>,
+    pub(crate) tree: &'a Tree,
+}
+
+impl Owns for Changing<'_> {
+    fn root(&self) -> &RwLock<TreeRoot> {
+        &self.tree.root
+    }
+
+    fn blocks(&self) -> &dyn Blocks {
+        self.handle.volume()
+    }
+
+    fn id(&self) -> TreeId {
+        self.tree.id
+    }
+
+    fn node_size(&self) -> u32 {
+        self.handle.volume().superblock().node_size
+    }
+
+    fn generation(&self) -> Generation {
+        self.handle.generation()
+    }
+
+    fn latching(&self) -> Latching {
+        self.handle.live().latching
+    }
+
+    fn stats(&self) -> &Counters {
+        self.handle.stats()
+    }
+
+    fn owns(&self, generation: Generation, logical: Logical) -> bool {
+        self.handle.owns(self.tree.id, generation, logical)
+    }
+
+    fn latch(&self, logical: Logical) -> Result<WriteLatch> {
+        self.handle.latch(self.tree.id, logical)
+    }
+
+    fn latch_shared(&self, logical: Logical) -> Result<ReadLatch> {
+        self.handle.latch_shared(self.tree.id, logical)
+    }
+
+    fn new_block(&self, level: u8) -> Result<WriteLatch> {
+        self.handle.new_block(self.tree.id, level)
+    }
+
+    fn copy_block(&self, old: &TreeBlock) -> Result<WriteLatch> {
+        self.handle.copy_block(self.tree, old)
+    }
+
+    fn free_block(&self, block: WriteLatch) -> Result<()> {
+        self.handle.free_block(self.tree.id, block)
+    }
+
+    fn root_changed(&self, root: &TreeRoot) {
+        self.handle.root_changed(root);
+    }
+}

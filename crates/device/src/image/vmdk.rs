@@ -1,0 +1,334 @@
+//! VMware's VMDK: files with the bytes of a disk, its *extents*, and a text that names them, the
+//! *descriptor*.
+//!
+//! ```text
+//!   disk.vmdk   RW 4194304 FLAT "disk-f001.vmdk" 0     disk  | disk-f001.vmdk | disk-f002.vmdk |
+//!               RW 1048576 FLAT "disk-f002.vmdk" 0           0             2 GiB          2.5 GiB
+//! ```
+//!
+//! | image | its descriptor | its extents | written |
+//! |---|---|---|---|
+//! | monolithic sparse | in the extent | one [sparse] file | yes |
+//! | stream-optimised | in the extent | one sparse file with deflated grains | no |
+//! | flat, in one file or pieces of 2 GiB | a small file | the bytes of the disk | yes |
+//! | sparse in pieces of 2 GiB | a small file | sparse files | yes |
+//!
+//! An extent of type ZERO has no file: it reads as zeros and is not written. An image that stands
+//! over another one is refused.
+//!
+//! # The content id
+//!
+//! An image that stands over this one keeps the number behind `CID=`, to notice that its base
+//! changed. So the first write that is made to an opened image changes the number.
+//!
+//! Source: VMware, "Virtual Disk Format 5.0", 2011.
+
+mod sparse;
+mod text;
+
+use std::ffi::OsString;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::unsupported;
+use crate::fields::invalid;
+use crate::{BlockDevice, WindowDevice, request_range, together, total_bytes};
+pub(super) use sparse::COWD;
+pub use sparse::open_vmdk;
+use text::{Access, ContentId, ExtentLine, Text};
+
+const SECTOR_BYTES: u64 = 512;
+
+/// How large a descriptor may be. That of a disk with many extents takes a few KiB.
+const DESCRIPTOR_BYTES_MAX: u64 = 64 << 10;
+
+/// How many extents a disk may have. Each takes an open file.
+const EXTENTS_MAX: usize = 256;
+
+/// The way on from a VMDK that is not read or written here.
+const WAY: &str = "qemu-img convert -O qcow2 IN OUT makes one image of all";
+
+/// The descriptor of a VMDK, in a file of its own.
+#[derive(Debug)]
+pub struct VmdkDescriptor {
+    /// The files that it names, each once. Whether they may be opened the caller decides: the text
+    /// may name any file of the host.
+    pub files: Vec<VmdkFile>,
+    text: Text,
+}
+
+/// A file that a descriptor names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmdkFile {
+    /// Its name, relative to the directory of the descriptor.
+    pub name: OsString,
+    /// Whether it becomes longer when the disk is written.
+    pub grows: bool,
+}
+
+impl VmdkDescriptor {
+    /// Reads the descriptor on `device`.
+    ///
+    /// # Errors
+    /// Those of the device; of kind `InvalidData` for one that makes no sense, and `Unsupported`
+    /// for a kind of disk that is not read, with the way on.
+    pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
+        // A guest that writes to a plain disk can make it look like a descriptor.
+        if device.size_bytes() > DESCRIPTOR_BYTES_MAX {
+            return Err(unsupported(
+                "it begins as the descriptor of a VMDK does, and is too large for one: if it is \
+                 a plain disk, say so with --image-format raw",
+            ));
+        }
+        let text = Text::read(device, 0, device.size_bytes())?;
+        if text.has_parent {
+            return Err(unsupported(format!("a VMDK that stands over another is not read: {WAY}")));
+        }
+        if text.extents.is_empty() || text.extents.len() > EXTENTS_MAX {
+            let count = text.extents.len();
+            return Err(unsupported(format!(
+                "its descriptor names {count} extents, and 1 to {EXTENTS_MAX} are read: {WAY}"
+            )));
+        }
+        let mut files: Vec<VmdkFile> = Vec::new();
+        for extent in &text.extents {
+            let grows = match &*extent.kind {
+                "FLAT" | "VMFS" => false,
+                "SPARSE" => true,
+                "ZERO" => continue,
+                kind => {
+                    return Err(unsupported(format!(
+                        "an extent of type {kind:?} is not read here: {WAY}"
+                    )));
+                }
+            };
+            if matches!(extent.access, Access::None) {
+                return Err(unsupported(format!(
+                    "its descriptor says that an extent is not to be accessed: {WAY}"
+                )));
+            }
+            let name = extent.file.clone();
+            let name = name.ok_or_else(|| invalid("an extent in its descriptor has no file"))?;
+            let file = VmdkFile { name, grows };
+            match files.iter().find(|known| known.name == file.name) {
+                None => files.push(file),
+                // Parts of one file, which are checked not to overlap.
+                Some(_) if !grows => {}
+                Some(_) => return Err(invalid("two of its extents are in one file")),
+            }
+        }
+        Ok(Self { files, text })
+    }
+
+    /// Opens the disk. `below` holds this descriptor, and `files` are the files that it names, in
+    /// the order of [`files`](Self::files).
+    ///
+    /// # Errors
+    /// Those of the files, and as [`read`](Self::read).
+    pub fn open(
+        self,
+        below: Arc<dyn BlockDevice>,
+        files: &[Arc<dyn BlockDevice>],
+        is_writable: bool,
+    ) -> io::Result<Arc<dyn BlockDevice>> {
+        let Self { files: names, text } = self;
+        if is_writable {
+            text.check_writable()?;
+        }
+        refuse_overlaps(&text.extents)?;
+        let mut pieces = Vec::new();
+        let mut end: u64 = 0;
+        for extent in text.extents {
+            let start = end;
+            end = start.checked_add(extent.size_bytes).ok_or_else(|| invalid("it is too large"))?;
+            let number = names.iter().position(|file| Some(&file.name) == extent.file.as_ref());
+            let file = match (&*extent.kind, number.and_then(|number| files.get(number))) {
+                ("ZERO", _) => None,
+                ("SPARSE", Some(file)) => {
+                    let is_writable = is_writable && matches!(extent.access, Access::Write);
+                    let disk = sparse::open_extent(file.clone(), is_writable)?;
+                    Some(window(disk, 0..extent.size_bytes)?)
+                }
+                (_, Some(file)) => {
+                    let part = extent.offset..extent.offset.saturating_add(extent.size_bytes);
+                    Some(window(file.clone(), part)?)
+                }
+                (_, None) => return Err(invalid("a file of one of its extents is missing")),
+            };
+            let is_writable = is_writable && matches!(extent.access, Access::Write);
+            pieces.push(Piece { range: start..end, file, is_writable });
+        }
+        let (name, content_id) = (below.name().to_owned(), text.content_id);
+        Ok(Arc::new(PiecesDevice { below, name, size_bytes: end, content_id, pieces, is_writable }))
+    }
+}
+
+fn window(file: Arc<dyn BlockDevice>, range: Range<u64>) -> io::Result<WindowDevice> {
+    let name = file.name().to_owned();
+    let what = format!("{name}: the extent of the VMDK in it");
+    WindowDevice::new(file, range, name).map_err(|error| invalid(format!("{what}: {error}")))
+}
+
+/// Refuses extents that have bytes in common.
+fn refuse_overlaps(extents: &[ExtentLine]) -> io::Result<()> {
+    for (at, second) in extents.iter().enumerate().filter(|(_, one)| one.file.is_some()) {
+        let end = |one: &ExtentLine| one.offset.saturating_add(one.size_bytes);
+        let overlaps = |first: &ExtentLine| {
+            first.file == second.file && first.offset < end(second) && second.offset < end(first)
+        };
+        if extents[..at].iter().any(overlaps) {
+            return Err(invalid("two of its extents have bytes in common"));
+        }
+    }
+    Ok(())
+}
+
+/// A part of a disk that is in a file of its own.
+#[derive(Debug)]
+struct Piece {
+    /// Its bytes of the disk.
+    range: Range<u64>,
+    /// `None` for zeros.
+    file: Option<WindowDevice>,
+    is_writable: bool,
+}
+
+impl Piece {
+    /// Where it is written.
+    fn writable(&self) -> io::Result<&WindowDevice> {
+        match &self.file {
+            None => Err(unsupported(
+                "the descriptor of the VMDK has no file for this part of the disk (ZERO)",
+            )),
+            Some(_) if !self.is_writable => Err(unsupported(
+                "the descriptor of the VMDK says that this part of the disk is only read (RDONLY)",
+            )),
+            Some(file) => Ok(file),
+        }
+    }
+}
+
+/// A disk whose parts are in several files.
+#[derive(Debug)]
+struct PiecesDevice {
+    /// What holds the descriptor.
+    below: Arc<dyn BlockDevice>,
+    name: String,
+    size_bytes: u64,
+    content_id: ContentId,
+    /// In their order on the disk, which they cover.
+    pieces: Vec<Piece>,
+    is_writable: bool,
+}
+
+impl PiecesDevice {
+    /// The pieces that a range of the disk lies in: each with where the range begins in it, and how
+    /// many bytes it has there.
+    fn parts(&self, offset: u64, len: u64) -> io::Result<impl Iterator<Item = (&Piece, u64, u64)>> {
+        let range = request_range(self.size_bytes, offset, len)?;
+        let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
+        let parts = self.pieces[first..].iter().map(move |piece| {
+            let start = piece.range.start.max(range.start);
+            let end = piece.range.end.min(range.end);
+            (piece, start - piece.range.start, end.saturating_sub(start))
+        });
+        Ok(parts.take_while(|(.., len)| *len > 0))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.is_writable { Ok(()) } else { Err(rustix::io::Errno::ROFS.into()) }
+    }
+
+    /// Fills `buf` by `read`, which reads from one file.
+    fn read_by(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        read: impl Fn(&WindowDevice, u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut rest = buf;
+        let len = rest.len() as u64;
+        for (piece, inside, len) in self.parts(offset, len)? {
+            let (part, behind) = rest.split_at_mut(usize::try_from(len).map_err(io::Error::other)?);
+            match &piece.file {
+                Some(file) => read(file, inside, part)?,
+                None => part.fill(0),
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for PiecesDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_by(offset, buf, BlockDevice::read_at)
+    }
+
+    fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_by(offset, buf, BlockDevice::read_medium_at)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        let len = len.min(self.size_bytes.saturating_sub(offset));
+        for (piece, inside, len) in self.parts(offset, len).into_iter().flatten() {
+            if let Some(file) = &piece.file {
+                file.prefetch(inside, len);
+            }
+        }
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_writable()?;
+        let mut rest = buf;
+        for (piece, inside, len) in self.parts(offset, buf.len() as u64)? {
+            let file = piece.writable()?;
+            self.content_id.change(&*self.below)?;
+            let (part, behind) = rest.split_at(usize::try_from(len).map_err(io::Error::other)?);
+            file.write_at(inside, part)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.check_writable()?;
+        let mut parts = self.parts(offset, total_bytes(bufs))?;
+        match (parts.next(), parts.next()) {
+            (Some((piece, inside, _)), None) => {
+                let file = piece.writable()?;
+                self.content_id.change(&*self.below)?;
+                file.write_vectored_at(inside, bufs)
+            }
+            _ => self.write_at(offset, &together(bufs)),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if !self.is_writable {
+            return Ok(());
+        }
+        self.below.flush()?;
+        self.pieces.iter().filter_map(|piece| piece.file.as_ref()).try_for_each(BlockDevice::flush)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        for (piece, inside, len) in self.parts(offset, len)? {
+            if piece.file.is_some() {
+                self.content_id.change(&*self.below)?;
+                piece.writable()?.discard(inside, len)?;
+            }
+        }
+        Ok(())
+    }
+}

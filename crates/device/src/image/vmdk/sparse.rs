@@ -1,0 +1,588 @@
+//! Sparse extents: files that have only those parts of a disk, its *grains*, that were written.
+//!
+//! ```text
+//!   sector 0    header: size, grain size, where the directories are     12..20, 20..28, 48..64
+//!               text of the descriptor                                  28..44
+//!   directory   the sector of each table; 0: none of its grains is there
+//!   table       the sector of each of its grains (512 mostly); 0: it was never written
+//! ```
+//!
+//! There are two directories, each with tables of its own: the primary one, which is read, and a
+//! redundant one, which is kept the same.
+//!
+//! # What a power cut leaves
+//!
+//! A new grain goes to the end of the file. The entry for it stays in memory until the next
+//! [`flush`](BlockDevice::flush), which writes in this order, with a barrier between two steps:
+//!
+//! | step | what is written | what it refers to is on the medium since |
+//! |---|---|---|
+//! | 1 | grains, by the writes before; the mark of an unclean shutdown, the content id | |
+//! | 2 | the tables with new entries, in both copies | step 1 |
+//! | 3 | entries of the directories for tables that are new | step 2 |
+//!
+//! So every table refers to grains that are there whole. At worst the two copies differ in
+//! entries that no flush has promised, and the end of the file has grains that nothing refers to.
+//! An image that is opened for writing has both checked: the primary tables count, and the
+//! redundant ones are made the same with the first flush that follows a write.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::text::{ContentId, Text};
+use super::{SECTOR_BYTES, WAY};
+use crate::fields::{invalid, u32_le, u64_le};
+use crate::image::mapped::{BlockPlace, MappedDevice, numbers, part};
+use crate::image::{TABLE_BYTES_MAX, unsupported};
+use crate::{BlockDevice, request_range, together};
+
+const HAS_REDUNDANT: u32 = 1 << 1;
+const HAS_ZEROED_GRAINS: u32 = 1 << 2;
+const HAS_DEFLATED: u32 = 1 << 16;
+const HAS_MARKERS: u32 = 1 << 17;
+
+/// The entry of a grain that was written as zeros, where the header says that there are such.
+const ZEROED: u32 = 1;
+
+/// How a sparse extent of ESX begins, which has another header.
+pub(in crate::image) const COWD: &[u8] = b"COWD";
+
+/// Where the header says whether the file was closed after it was written.
+const UNCLEAN_AT: u64 = 72;
+
+/// What a sparse extent says of itself.
+struct Header {
+    flags: u32,
+    size_bytes: u64,
+    grain_bytes: u64,
+    per_table: u64,
+    /// The primary directory, and the redundant one.
+    directories: Vec<u64>,
+    /// Where the text of the descriptor is, and how long.
+    text: (u64, u64),
+}
+
+impl Header {
+    fn read(below: &dyn BlockDevice) -> io::Result<Self> {
+        const AT_END: u64 = u64::MAX;
+        let mut header = part(below, 0, SECTOR_BYTES)?;
+        if u64_le(&header, 56) == AT_END {
+            // The last sectors: a marker, the header again, and the end of the stream.
+            let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
+            let at = at.ok_or_else(|| invalid("its end is missing"))?;
+            header = part(below, at, SECTOR_BYTES)?;
+        }
+        if header.starts_with(COWD) {
+            return Err(unsupported(format!("a sparse VMDK of ESX is not read here: {WAY}")));
+        }
+        let (version, flags) = (u32_le(&header, 4), u32_le(&header, 8));
+        let bytes_at = |at: usize| {
+            let sectors = u64_le(&header, at).checked_mul(SECTOR_BYTES);
+            sectors.ok_or_else(|| invalid("a number in its header is impossible"))
+        };
+        let mut directories = vec![bytes_at(56)?];
+        if flags & HAS_REDUNDANT != 0 && flags & HAS_DEFLATED == 0 {
+            directories.push(bytes_at(48)?);
+        }
+        let found = Self {
+            flags,
+            size_bytes: bytes_at(12)?,
+            grain_bytes: bytes_at(20)?,
+            per_table: u32_le(&header, 44).into(),
+            directories,
+            text: (bytes_at(28)?, bytes_at(36)?.min(super::DESCRIPTOR_BYTES_MAX)),
+        };
+        let is_possible = header.starts_with(b"KDMV")
+            && found.grain_bytes.is_power_of_two()
+            && (4096..=TABLE_BYTES_MAX).contains(&found.grain_bytes)
+            && (1..=4096).contains(&found.per_table);
+        if !is_possible {
+            return Err(invalid("its header is damaged"));
+        }
+        if !(1..=3).contains(&version) {
+            return Err(unsupported(format!(
+                "a VMDK of version {version} is not read here: {WAY}"
+            )));
+        }
+        if found.grains().saturating_mul(4) > TABLE_BYTES_MAX {
+            return Err(unsupported(format!("a VMDK with so many grains is not read here: {WAY}")));
+        }
+        Ok(found)
+    }
+
+    fn grains(&self) -> u64 {
+        self.size_bytes.div_ceil(self.grain_bytes)
+    }
+
+    fn tables(&self) -> u64 {
+        self.grains().div_ceil(self.per_table)
+    }
+
+    /// The tables of the directory at `directory_at`, and the entries in all of them.
+    fn entries(
+        &self,
+        below: &dyn BlockDevice,
+        directory_at: u64,
+    ) -> io::Result<(Vec<u32>, Vec<u32>)> {
+        let tables = numbers(below, directory_at, self.tables(), u32_le)?;
+        let mut entries = Vec::new();
+        for &at in &tables {
+            match at {
+                0 => entries.extend((0..self.per_table).map(|_| 0)),
+                at => entries.extend(numbers(below, bytes(at), self.per_table, u32_le)?),
+            }
+        }
+        Ok((tables, entries))
+    }
+
+    fn is_zeros(&self, entry: u32) -> bool {
+        entry == 0 || entry == ZEROED && self.flags & HAS_ZEROED_GRAINS != 0
+    }
+}
+
+/// Where a sector is.
+fn bytes(sector: u32) -> u64 {
+    u64::from(sector) * SECTOR_BYTES
+}
+
+/// The disk in one file: a sparse extent with the descriptor in it.
+///
+/// # Errors
+/// Those of the device; of kind `InvalidData` for a damaged image and `Unsupported` for one that
+/// is not read, or not written, with the way on.
+pub fn open_vmdk(
+    below: Arc<dyn BlockDevice>,
+    is_writable: bool,
+) -> io::Result<Arc<dyn BlockDevice>> {
+    let header = Header::read(&*below)?;
+    let text = Text::read(&*below, header.text.0, header.text.1)?;
+    if text.extents.is_empty() {
+        return Err(unsupported(
+            "it is one of the files of a VMDK: name the one that has the names of all of them",
+        ));
+    }
+    if text.extents.len() > 1 || text.has_parent {
+        return Err(unsupported(format!("a VMDK that needs other files is not read here: {WAY}")));
+    }
+    if is_writable {
+        text.check_writable()?;
+    }
+    open(below, &header, Some(text.content_id), is_writable)
+}
+
+/// The part of a disk in a file that a descriptor names.
+pub(super) fn open_extent(
+    below: Arc<dyn BlockDevice>,
+    is_writable: bool,
+) -> io::Result<Arc<dyn BlockDevice>> {
+    let header = Header::read(&*below)?;
+    open(below, &header, None, is_writable)
+}
+
+fn open(
+    below: Arc<dyn BlockDevice>,
+    header: &Header,
+    content_id: Option<ContentId>,
+    is_writable: bool,
+) -> io::Result<Arc<dyn BlockDevice>> {
+    let is_deflated = header.flags & (HAS_DEFLATED | HAS_MARKERS) != 0;
+    if is_deflated && is_writable {
+        return Err(unsupported(
+            "a stream-optimised VMDK is only read here, and not written: qemu-img convert -O \
+             qcow2 IN OUT makes an image that is",
+        ));
+    }
+    let (primary, entries) = header.entries(&*below, header.directories[0])?;
+    if header.flags & HAS_DEFLATED != 0 {
+        let place = |entry| match entry {
+            entry if header.is_zeros(entry) => BlockPlace::Zeros,
+            entry => BlockPlace::Deflated(bytes(entry)),
+        };
+        let table = entries.into_iter().map(place).collect();
+        return MappedDevice::open(below, header.size_bytes, header.grain_bytes, table);
+    }
+    let mut state = State {
+        entries,
+        copies: vec![Tables { directory_at: header.directories[0], tables: primary }],
+        changed: BTreeSet::new(),
+        new: BTreeSet::new(),
+        end: 0,
+        is_marked: false,
+    };
+    if is_writable {
+        for &directory_at in &header.directories[1..] {
+            let (tables, entries) = header.entries(&*below, directory_at)?;
+            let per_table = usize::try_from(header.per_table).map_err(io::Error::other)?;
+            let pairs = state.entries.chunks(per_table).zip(entries.chunks(per_table));
+            let differ = pairs.enumerate().filter(|(_, (one, other))| one != other);
+            state.changed.extend(differ.map(|(number, _)| number));
+            state.copies.push(Tables { directory_at, tables });
+        }
+        let used_end = state.check(&*below, header)?;
+        state.end = used_end.max(below.size_bytes()).next_multiple_of(header.grain_bytes);
+    }
+    Ok(Arc::new(SparseDevice {
+        name: below.name().to_owned(),
+        below,
+        size_bytes: header.size_bytes,
+        grain_bytes: header.grain_bytes,
+        per_table: usize::try_from(header.per_table).map_err(io::Error::other)?,
+        has_zeroed_grains: header.flags & HAS_ZEROED_GRAINS != 0,
+        is_writable,
+        content_id,
+        state: RwLock::new(state),
+        flush: Mutex::new(()),
+    }))
+}
+
+/// A directory with the tables that it leads to.
+#[derive(Debug)]
+struct Tables {
+    directory_at: u64,
+    /// The sector of each table; 0 for one that is not there.
+    tables: Vec<u32>,
+}
+
+/// What changes when an extent is written.
+#[derive(Debug)]
+struct State {
+    /// The sector of each grain, as the tables have it, or will have it after the next flush.
+    entries: Vec<u32>,
+    /// The primary tables, and the redundant ones.
+    copies: Vec<Tables>,
+    /// The numbers of the tables that are to be written.
+    changed: BTreeSet<usize>,
+    /// The tables, by copy and number, that their directory does not lead to yet.
+    new: BTreeSet<(usize, usize)>,
+    /// Behind this byte of the file there is nothing. It is a multiple of a grain.
+    end: u64,
+    /// The file says that it is being written.
+    is_marked: bool,
+}
+
+impl State {
+    /// Refuses what must not be written: structures or grains that have bytes in common, or are
+    /// not in the file. Returns the end of the last one.
+    fn check(&self, below: &dyn BlockDevice, header: &Header) -> io::Result<u64> {
+        let damaged = |what| invalid(format!("{what}, so it is not written: {WAY}"));
+        let mut grains: Vec<u32> = self.entries.clone();
+        grains.retain(|&entry| !header.is_zeros(entry));
+        grains.sort_unstable();
+        let grain_sectors = header.grain_bytes / SECTOR_BYTES;
+        if grains.windows(2).any(|two| u64::from(two[1] - two[0]) < grain_sectors) {
+            return Err(damaged("two of its grains have bytes in common"));
+        }
+        let table_bytes = header.per_table * 4;
+        let (text_at, text_bytes) = header.text;
+        let mut others = vec![(0, SECTOR_BYTES), (text_at, text_bytes)];
+        for copy in &self.copies {
+            others.push((copy.directory_at, header.tables() * 4));
+            let tables = copy.tables.iter().filter(|&&at| at != 0);
+            others.extend(tables.map(|&at| (bytes(at), table_bytes)));
+        }
+        others.retain(|(_, len)| *len > 0);
+        others.sort_unstable();
+        if others.windows(2).any(|two| two[0].0.saturating_add(two[0].1) > two[1].0) {
+            return Err(damaged("two of its tables have bytes in common"));
+        }
+        for &(at, len) in &others {
+            // The first grain that ends behind the beginning of this.
+            let next = grains.partition_point(|&grain| bytes(grain) + header.grain_bytes <= at);
+            if grains.get(next).is_some_and(|&grain| bytes(grain) < at.saturating_add(len)) {
+                return Err(damaged("one of its grains is where a table is"));
+            }
+        }
+        let last = grains.last().map_or(0, |&grain| bytes(grain));
+        if last >= below.size_bytes() {
+            return Err(damaged("one of its grains is behind the end of the file"));
+        }
+        let end = others.last().map_or(0, |(at, len)| at.saturating_add(*len));
+        if end > below.size_bytes() {
+            return Err(damaged("its descriptor is behind the end of the file"));
+        }
+        Ok(if grains.is_empty() { end } else { end.max(last + header.grain_bytes) })
+    }
+}
+
+/// The disk in a sparse extent, or a part of it.
+#[derive(Debug)]
+struct SparseDevice {
+    below: Arc<dyn BlockDevice>,
+    name: String,
+    size_bytes: u64,
+    grain_bytes: u64,
+    per_table: usize,
+    has_zeroed_grains: bool,
+    is_writable: bool,
+    /// That of the descriptor in this file.
+    content_id: Option<ContentId>,
+    state: RwLock<State>,
+    /// Held by a flush: a table that an earlier one has yet to write would undo what a later one
+    /// wrote.
+    flush: Mutex<()>,
+}
+
+/// A part of a request that is in one piece in the file.
+struct Run {
+    /// Where it is; `None` for what was never written.
+    place: Option<u64>,
+    len: usize,
+}
+
+impl SparseDevice {
+    /// Where the grain of this number is.
+    fn place(&self, state: &State, number: u64) -> io::Result<Option<u64>> {
+        let index = usize::try_from(number).map_err(io::Error::other)?;
+        // There are as many entries as the size of the disk needs.
+        let entry = state.entries[index];
+        let is_zeros = entry == 0 || entry == ZEROED && self.has_zeroed_grains;
+        Ok((!is_zeros).then(|| bytes(entry)))
+    }
+
+    /// The pieces of a range of the disk.
+    fn runs(&self, state: &State, offset: u64, len: u64) -> io::Result<Vec<Run>> {
+        let range = request_range(self.size_bytes, offset, len)?;
+        let mut runs: Vec<Run> = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let inside = at % self.grain_bytes;
+            let len = (self.grain_bytes - inside).min(range.end - at);
+            let place = self.place(state, at / self.grain_bytes)?.map(|place| place + inside);
+            at += len;
+            let len = usize::try_from(len).map_err(io::Error::other)?;
+            match runs.last_mut() {
+                Some(last) if last.place.map(|place| place + last.len as u64) == place => {
+                    last.len += len;
+                }
+                _ => runs.push(Run { place, len }),
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Says in the file that it is being written, and in the descriptor that it changed.
+    fn mark(&self, state: &mut State) -> io::Result<()> {
+        if !state.is_marked {
+            if let Some(content_id) = &self.content_id {
+                content_id.change(&*self.below)?;
+            }
+            self.below.write_at(UNCLEAN_AT, &[1])?;
+            state.is_marked = true;
+        }
+        Ok(())
+    }
+
+    /// Takes `len` bytes at the end of the file; their sector.
+    fn take(&self, state: &mut State, len: u64) -> io::Result<u32> {
+        let at = state.end;
+        let end = (at + len).next_multiple_of(self.grain_bytes);
+        let sector = u32::try_from(at / SECTOR_BYTES).map_err(|_| {
+            let what = "a sparse VMDK cannot be larger than 2 TiB";
+            io::Error::new(io::ErrorKind::StorageFull, what)
+        })?;
+        state.end = end;
+        Ok(sector)
+    }
+
+    /// Writes to a grain that is not there yet.
+    fn write_new(
+        &self,
+        state: &mut State,
+        number: u64,
+        inside: u64,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let sector = self.take(state, self.grain_bytes)?;
+        let zeros = |len: u64| usize::try_from(len).map(|len| vec![0; len]);
+        let before = zeros(inside).map_err(io::Error::other)?;
+        let after = self.grain_bytes - inside - data.len() as u64;
+        let after = zeros(after).map_err(io::Error::other)?;
+        let grain = [&before[..], data, &after].map(IoSlice::new);
+        self.below.write_vectored_at(bytes(sector), &grain)?;
+        let index = usize::try_from(number).map_err(io::Error::other)?;
+        state.entries[index] = sector;
+        state.changed.insert(index / self.per_table);
+        Ok(())
+    }
+
+    /// The tables that are to be written, each with its bytes, and where they go.
+    fn changed(&self, state: &mut State) -> io::Result<Changed> {
+        let table_bytes = self.per_table as u64 * 4;
+        for &number in &state.changed.clone() {
+            for copy in 0..state.copies.len() {
+                if state.copies[copy].tables[number] == 0 {
+                    state.copies[copy].tables[number] = self.take(state, table_bytes)?;
+                    state.new.insert((copy, number));
+                }
+            }
+        }
+        let mut changed = Changed { numbers: state.changed.clone(), ..Changed::default() };
+        for &number in &state.changed {
+            let entries = &state.entries[number * self.per_table..][..self.per_table];
+            let table: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+            for (copy, Tables { directory_at, tables }) in state.copies.iter().enumerate() {
+                changed.tables.insert(bytes(tables[number]), table.clone());
+                if state.new.contains(&(copy, number)) {
+                    let at = directory_at + number as u64 * 4;
+                    changed.directories.push((at, tables[number]));
+                    changed.new.push((copy, number));
+                }
+            }
+        }
+        state.changed.clear();
+        Ok(changed)
+    }
+
+    /// Writes tables, and what leads to them, each after what it refers to.
+    fn store(&self, changed: &Changed) -> io::Result<()> {
+        self.below.flush()?;
+        if changed.tables.is_empty() {
+            return Ok(());
+        }
+        for (at, table) in &changed.tables {
+            self.below.write_at(*at, table)?;
+        }
+        self.below.flush()?;
+        if changed.directories.is_empty() {
+            return Ok(());
+        }
+        for (at, sector) in &changed.directories {
+            self.below.write_at(*at, &sector.to_le_bytes())?;
+        }
+        self.below.flush()
+    }
+
+    fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
+        if !self.is_writable {
+            return Err(rustix::io::Errno::ROFS.into());
+        }
+        request_range(self.size_bytes, offset, len).map(drop)
+    }
+}
+
+/// What a flush writes.
+#[derive(Default)]
+struct Changed {
+    numbers: BTreeSet<usize>,
+    /// By where they go.
+    tables: BTreeMap<u64, Vec<u8>>,
+    /// Where an entry goes, and the sector in it.
+    directories: Vec<(u64, u32)>,
+    /// As [`State::new`].
+    new: Vec<(usize, usize)>,
+}
+
+impl BlockDevice for SparseDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let runs = self.runs(&self.state.read(), offset, buf.len() as u64)?;
+        let mut rest = buf;
+        for Run { place, len } in runs {
+            let (part, behind) = rest.split_at_mut(len);
+            match place {
+                Some(place) => self.below.read_at(place, part)?,
+                None => part.fill(0),
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        let len = len.min(self.size_bytes.saturating_sub(offset));
+        let runs = self.runs(&self.state.read(), offset, len);
+        for Run { place, len } in runs.into_iter().flatten() {
+            if let Some(place) = place {
+                self.below.prefetch(place, len as u64);
+            }
+        }
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_change(offset, buf.len() as u64)?;
+        let (runs, is_marked) = {
+            let state = self.state.read();
+            (self.runs(&state, offset, buf.len() as u64)?, state.is_marked)
+        };
+        let mut rest = buf;
+        if is_marked && runs.iter().all(|run| run.place.is_some()) {
+            // Grains stay where they are.
+            for Run { place, len } in runs {
+                let (part, behind) = rest.split_at(len);
+                self.below.write_at(place.unwrap_or_default(), part)?;
+                rest = behind;
+            }
+            return Ok(());
+        }
+        let state = &mut *self.state.write();
+        self.mark(state)?;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let (number, inside) = (at / self.grain_bytes, at % self.grain_bytes);
+            let left = usize::try_from(self.grain_bytes - inside).map_err(io::Error::other)?;
+            let (part, behind) = rest.split_at(left.min(rest.len()));
+            match self.place(state, number)? {
+                Some(place) => self.below.write_at(place + inside, part)?,
+                None => self.write_new(state, number, inside, part)?,
+            }
+            at += part.len() as u64;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.write_at(offset, &together(bufs))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if !self.is_writable {
+            return Ok(());
+        }
+        let _alone = self.flush.lock();
+        let changed = {
+            let state = &mut *self.state.write();
+            // Copies that differ are mended when the file is written for another reason.
+            if state.is_marked { self.changed(state)? } else { Changed::default() }
+        };
+        let result = self.store(&changed);
+        let state = &mut *self.state.write();
+        match &result {
+            Ok(()) => state.new.retain(|one| !changed.new.contains(one)),
+            Err(_) => state.changed.extend(changed.numbers),
+        }
+        result
+    }
+
+    /// Passes on what of the range is there. The grains stay where they are.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_change(offset, len)?;
+        let runs = {
+            let state = &mut *self.state.write();
+            self.mark(state)?;
+            self.runs(state, offset, len)?
+        };
+        let there = runs.into_iter().filter_map(|run| Some((run.place?, run.len)));
+        there.into_iter().try_for_each(|(place, len)| self.below.discard(place, len as u64))
+    }
+}
+
+impl Drop for SparseDevice {
+    fn drop(&mut self) {
+        // What was promised is stored already. Without this the file keeps the mark, and what was
+        // written since the last flush is lost, which no caller was told to be stored.
+        if self.is_writable && self.state.get_mut().is_marked && self.flush().is_ok() {
+            let _ = self.below.write_at(UNCLEAN_AT, &[0]).and_then(|()| self.below.flush());
+        }
+    }
+}
