@@ -7,6 +7,7 @@
 mod apt;
 mod bench;
 mod campaign;
+mod columns;
 mod counts;
 mod demo;
 mod floors;

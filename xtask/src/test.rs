@@ -7,9 +7,9 @@ use offshoot_machine::{SKIPPED_FILE, may_mount, may_switch_io_uring_on};
 
 use crate::counts::{Counts, Sums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
-use crate::{floors, licences, setup};
+use crate::{columns, floors, licences, setup};
 
-/// What is missing, the format, the lints, the tests and the licences, in this order. The last
+/// What is missing, the format, the lints, comments and floors, the tests and the licences, in this order. The last
 /// line that it writes counts the tests, also when something failed.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
@@ -31,6 +31,7 @@ fn run(tests: &mut Tests) -> Result {
         }
     }
     style()?;
+    columns::check()?;
     floors::check()?;
     // The development profile compiles the engine with little and the checksums and
     // decompressors with full optimisation, which is the fastest way through both.
