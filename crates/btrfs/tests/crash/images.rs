@@ -1,5 +1,5 @@
-//! Volumes in a qcow2, whose file is cut: the image has no corruption, and the volume in it has what
-//! was promised.
+//! Volumes in a qcow2 whose file is cut: the image has no corruption, and the volume in it has
+//! what was promised.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

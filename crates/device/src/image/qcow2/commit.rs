@@ -13,8 +13,8 @@
 //! So whatever the medium leads to is counted and whole. A cut leaves at most clusters that are
 //! counted and not used, which `qemu-img check` calls leaks and repairs.
 //!
-//! The pages are those of one moment, at which nobody writes: everything that an entry in them leads
-//! to is in the file, and counted in them. Then requests go on while they are written.
+//! The committer takes all pages at one moment, while no request changes one: everything that an
+//! entry in them leads to is in the file, and counted in them. Then requests go on while it writes.
 
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release};

@@ -151,7 +151,7 @@ impl Layout {
         Ok(Entry { host, is_copied: word & COPIED != 0, stored, zeros, compressed: None })
     }
 
-    /// The bytes of an entry that is not compressed, of which the first [`Self::entry_bytes`] count.
+    /// The bytes of an entry that is not compressed. The first [`Self::entry_bytes`] of them count.
     pub(super) fn encode(&self, entry: &Entry) -> [u8; 16] {
         let mut word = entry.host | if entry.is_copied { COPIED } else { 0 };
         if !self.has_subclusters && entry.zeros != 0 {

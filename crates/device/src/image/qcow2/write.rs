@@ -290,8 +290,8 @@ impl Disk {
         Ok(())
     }
 
-    /// The parts of a request for `len` bytes at `at`: each begins at a byte of the disk, and is all
-    /// in one cluster.
+    /// The parts of a request for `len` bytes at `at`, with the byte of the disk at which each
+    /// begins: each is all in one cluster.
     fn by_clusters(&self, at: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
         let layout = self.layout;
         let mut done = 0;
