@@ -36,7 +36,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check::Geometry;
-use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Generation, Logical, Malformed, Physical};
 use offshoot_vfs::{Errno, Error, Result};
@@ -103,6 +103,18 @@ impl Storage {
     pub(crate) fn chunks(&self) -> impl ExactSizeIterator<Item = Chunk> {
         let all: Vec<_> = self.chunk_map().mapped().map(|mapped| mapped.chunk.clone()).collect();
         all.into_iter()
+    }
+
+    /// The address behind the last chunk.
+    pub(crate) fn end_of_chunks(&self) -> u64 {
+        self.chunk_map().mapped().next_back().map_or(0, |mapped| mapped.chunk.end().0)
+    }
+
+    /// The system chunks, by their logical address.
+    pub(crate) fn system_chunks(&self) -> Vec<Chunk> {
+        let map = self.chunk_map();
+        let chunks = map.mapped().map(|mapped| &mapped.chunk);
+        chunks.filter(|chunk| chunk.flags.0 & BlockGroupFlags::SYSTEM != 0).cloned().collect()
     }
 
     /// The map of chunks as it is now.

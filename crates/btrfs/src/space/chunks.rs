@@ -371,7 +371,7 @@ impl Handle<'_> {
         let volume = self.volume();
         let Some(plan) = self.chunk_plan(purpose, members)? else { return Ok(None) };
         // Converted volumes have chunks that end anywhere.
-        let end = volume.chunks().last().map_or(0, |chunk| chunk.end().0);
+        let end = volume.storage.end_of_chunks();
         let Some(start) = end.checked_next_multiple_of(STRIPE_LEN) else { return Ok(None) };
         let start = Logical(start);
         let stripes = plan.stripes.iter().map(|&(index, at)| {
@@ -405,13 +405,8 @@ impl Handle<'_> {
         room.saturating_sub(97) / 32 + 1
     }
 
-    fn system_chunks(&self) -> Vec<Chunk> {
-        let is_system = |chunk: &Chunk| chunk.flags.0 & BlockGroupFlags::SYSTEM != 0;
-        self.volume().chunks().filter(is_system).collect()
-    }
-
     fn fits_superblock(&self, chunk: &Chunk) -> bool {
-        let all = self.system_chunks();
+        let all = self.volume().storage.system_chunks();
         let sector_size = self.volume().superblock().sector_size;
         let bytes = system_chunk_array(all.iter().chain([chunk]), sector_size);
         bytes.len() <= SYSTEM_CHUNK_ARRAY_SIZE
@@ -420,7 +415,7 @@ impl Handle<'_> {
     /// Names the system chunks in the superblock, if they are not those that it names.
     pub(crate) fn store_system_chunks(&self, item: &mut SuperblockItem) -> Result<()> {
         let sector_size = self.volume().superblock().sector_size;
-        let chunks = self.system_chunks();
+        let chunks = self.volume().storage.system_chunks();
         if system_chunks_of(item, sector_size)? == chunks {
             return Ok(());
         }

@@ -70,7 +70,9 @@ impl ChunkMap {
         (logical < mapped.chunk.end()).then_some(mapped)
     }
 
-    pub(super) fn mapped(&self) -> impl ExactSizeIterator<Item = &Arc<MappedChunk>> {
+    pub(super) fn mapped(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = &Arc<MappedChunk>> + ExactSizeIterator {
         self.chunks.iter()
     }
 }
