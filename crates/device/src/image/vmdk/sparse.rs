@@ -17,9 +17,12 @@
 //!
 //! | step | what is written | what it refers to is on the medium since |
 //! |---|---|---|
-//! | 1 | grains, by the writes before; the mark of an unclean shutdown, the content id | |
+//! | 1 | grains, by the writes before | |
 //! | 2 | the tables with new entries, in both copies | step 1 |
 //! | 3 | entries of the directories for tables that are new | step 2 |
+//!
+//! The first write to an opened image stores the mark of an unclean shutdown and the new content id
+//! first, with a flush of their own: it may overwrite a grain in place.
 //!
 //! So every table refers to grains that are there whole. At worst the two copies differ in
 //! entries that no flush has promised, and the end of the file has grains that nothing refers to.
@@ -59,6 +62,9 @@ struct Header {
     size_bytes: u64,
     grain_bytes: u64,
     per_table: u64,
+    /// This header is a copy at the end of the file: the first one was written too early to know
+    /// where the directory is.
+    is_footer: bool,
     /// The primary directory, and the redundant one.
     directories: Vec<u64>,
     /// Where the text of the descriptor is, and how long.
@@ -69,7 +75,8 @@ impl Header {
     fn read(below: &dyn BlockDevice) -> io::Result<Self> {
         const AT_END: u64 = u64::MAX;
         let mut header = part(below, 0, SECTOR_BYTES)?;
-        if u64_le(&header, 56) == AT_END {
+        let is_footer = u64_le(&header, 56) == AT_END;
+        if is_footer {
             // The last sectors: a marker, the header again, and the end of the stream.
             let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
             let at = at.ok_or_else(|| invalid("its end is missing"))?;
@@ -92,6 +99,7 @@ impl Header {
             size_bytes: bytes_at(12)?,
             grain_bytes: bytes_at(20)?,
             per_table: u32_le(&header, 44).into(),
+            is_footer,
             directories,
             text: (bytes_at(28)?, bytes_at(36)?.min(super::DESCRIPTOR_BYTES_MAX)),
         };
@@ -111,6 +119,25 @@ impl Header {
             return Err(unsupported(format!("a VMDK with so many grains is not read here: {WAY}")));
         }
         Ok(found)
+    }
+
+    /// Refuses layouts that are only read.
+    fn check_writable(&self) -> io::Result<()> {
+        let refused = |what: &str| {
+            Err(unsupported(format!(
+                "{what} is only read here, and not written: qemu-img convert -O qcow2 IN OUT \
+                 makes an image that is"
+            )))
+        };
+        // A new grain would go behind a footer, where no reader looks for one.
+        if self.is_footer || self.flags & (HAS_DEFLATED | HAS_MARKERS) != 0 {
+            return refused("a stream-optimised VMDK");
+        }
+        // Tables that share a sector could not be written one by one.
+        if !(self.per_table * 4).is_multiple_of(SECTOR_BYTES) {
+            return refused(&format!("a VMDK with {} entries in a table", self.per_table));
+        }
+        Ok(())
     }
 
     fn grains(&self) -> u64 {
@@ -167,8 +194,14 @@ pub fn open_vmdk(
     if text.extents.len() > 1 || text.has_parent {
         return Err(unsupported(format!("a VMDK that needs other files is not read here: {WAY}")));
     }
+    let extent = &text.extents[0];
+    extent.check_readable()?;
+    if extent.kind != "SPARSE" {
+        return Err(extent.unknown_kind());
+    }
     if is_writable {
         text.check_writable()?;
+        extent.check_writable()?;
     }
     open(below, &header, Some(text.content_id), is_writable)
 }
@@ -188,12 +221,8 @@ fn open(
     content_id: Option<ContentId>,
     is_writable: bool,
 ) -> io::Result<Arc<dyn BlockDevice>> {
-    let is_deflated = header.flags & (HAS_DEFLATED | HAS_MARKERS) != 0;
-    if is_deflated && is_writable {
-        return Err(unsupported(
-            "a stream-optimised VMDK is only read here, and not written: qemu-img convert -O \
-             qcow2 IN OUT makes an image that is",
-        ));
+    if is_writable {
+        header.check_writable()?;
     }
     let (primary, entries) = header.entries(&*below, header.directories[0])?;
     if header.flags & HAS_DEFLATED != 0 {
@@ -363,28 +392,31 @@ impl SparseDevice {
         Ok(runs)
     }
 
-    /// Says in the file that it is being written, and in the descriptor that it changed.
+    /// Says in the file that it is being written, and in the descriptor that it changed. Both are
+    /// on the medium before the first change is made.
     fn mark(&self, state: &mut State) -> io::Result<()> {
         if !state.is_marked {
-            if let Some(content_id) = &self.content_id {
-                content_id.change(&*self.below)?;
-            }
             self.below.write_at(UNCLEAN_AT, &[1])?;
+            match &self.content_id {
+                Some(content_id) => content_id.change(&*self.below)?,
+                None => self.below.flush()?,
+            }
             state.is_marked = true;
         }
         Ok(())
     }
 
-    /// Takes `len` bytes at the end of the file; their sector.
-    fn take(&self, state: &mut State, len: u64) -> io::Result<u32> {
-        let at = state.end;
-        let end = (at + len).next_multiple_of(self.grain_bytes);
-        let sector = u32::try_from(at / SECTOR_BYTES).map_err(|_| {
+    /// The sector at the end of the file, where the next grain or table goes.
+    fn end_sector(state: &State) -> io::Result<u32> {
+        u32::try_from(state.end / SECTOR_BYTES).map_err(|_| {
             let what = "a sparse VMDK cannot be larger than 2 TiB";
             io::Error::new(io::ErrorKind::StorageFull, what)
-        })?;
-        state.end = end;
-        Ok(sector)
+        })
+    }
+
+    /// Takes `len` bytes at the end of the file.
+    fn take(&self, state: &mut State, len: u64) {
+        state.end = (state.end + len).next_multiple_of(self.grain_bytes);
     }
 
     /// Writes to a grain that is not there yet.
@@ -395,13 +427,14 @@ impl SparseDevice {
         inside: u64,
         data: &[u8],
     ) -> io::Result<()> {
-        let sector = self.take(state, self.grain_bytes)?;
+        let sector = Self::end_sector(state)?;
         let zeros = |len: u64| usize::try_from(len).map(|len| vec![0; len]);
         let before = zeros(inside).map_err(io::Error::other)?;
         let after = self.grain_bytes - inside - data.len() as u64;
         let after = zeros(after).map_err(io::Error::other)?;
         let grain = [&before[..], data, &after].map(IoSlice::new);
         self.below.write_vectored_at(bytes(sector), &grain)?;
+        self.take(state, self.grain_bytes);
         let index = usize::try_from(number).map_err(io::Error::other)?;
         state.entries[index] = sector;
         state.changed.insert(index / self.per_table);
@@ -414,7 +447,9 @@ impl SparseDevice {
         for &number in &state.changed.clone() {
             for copy in 0..state.copies.len() {
                 if state.copies[copy].tables[number] == 0 {
-                    state.copies[copy].tables[number] = self.take(state, table_bytes)?;
+                    // A flush that fails tries the same sector again, so it is taken for good.
+                    state.copies[copy].tables[number] = Self::end_sector(state)?;
+                    self.take(state, table_bytes);
                     state.new.insert((copy, number));
                 }
             }
@@ -455,6 +490,26 @@ impl SparseDevice {
         self.below.flush()
     }
 
+    /// Fills `buf` by `read`, which reads from a place of the file.
+    fn read_by(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let runs = self.runs(&self.state.read(), offset, buf.len() as u64)?;
+        let mut rest = buf;
+        for Run { place, len } in runs {
+            let (part, behind) = rest.split_at_mut(len);
+            match place {
+                Some(place) => read(place, part)?,
+                None => part.fill(0),
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.is_writable {
             return Err(rustix::io::Errno::ROFS.into());
@@ -485,17 +540,11 @@ impl BlockDevice for SparseDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let runs = self.runs(&self.state.read(), offset, buf.len() as u64)?;
-        let mut rest = buf;
-        for Run { place, len } in runs {
-            let (part, behind) = rest.split_at_mut(len);
-            match place {
-                Some(place) => self.below.read_at(place, part)?,
-                None => part.fill(0),
-            }
-            rest = behind;
-        }
-        Ok(())
+        self.read_by(offset, buf, |place, part| self.below.read_at(place, part))
+    }
+
+    fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_by(offset, buf, |place, part| self.below.read_medium_at(place, part))
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
@@ -567,12 +616,15 @@ impl BlockDevice for SparseDevice {
     /// Passes on what of the range is there. The grains stay where they are.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
-        let runs = {
+        let there: Vec<_> = {
             let state = &mut *self.state.write();
-            self.mark(state)?;
-            self.runs(state, offset, len)?
+            let runs = self.runs(state, offset, len)?.into_iter();
+            let there: Vec<_> = runs.filter_map(|run| Some((run.place?, run.len))).collect();
+            if !there.is_empty() {
+                self.mark(state)?;
+            }
+            there
         };
-        let there = runs.into_iter().filter_map(|run| Some((run.place?, run.len)));
         there.into_iter().try_for_each(|(place, len)| self.below.discard(place, len as u64))
     }
 }

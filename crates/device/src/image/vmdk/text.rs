@@ -39,6 +39,38 @@ pub(super) struct ExtentLine {
     pub(super) offset: u64,
 }
 
+impl ExtentLine {
+    /// Refuses an extent that is not to be read.
+    pub(super) fn check_readable(&self) -> io::Result<()> {
+        if matches!(self.access, Access::None) {
+            return Err(unsupported(format!(
+                "its descriptor says that an extent is not to be accessed (NOACCESS): {WAY}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses an extent that is not to be written.
+    pub(super) fn check_writable(&self) -> io::Result<()> {
+        if !self.is_writable() {
+            return Err(unsupported(format!(
+                "its descriptor says that an extent is only read (RDONLY), so it is not written: \
+                 {WAY}"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        matches!(self.access, Access::Write)
+    }
+
+    /// The error for an extent of a type that is not read.
+    pub(super) fn unknown_kind(&self) -> io::Error {
+        unsupported(format!("an extent of type {:?} is not read here: {WAY}", self.kind))
+    }
+}
+
 /// What a descriptor says.
 #[derive(Debug)]
 pub(super) struct Text {
@@ -137,12 +169,13 @@ pub(super) struct ContentId {
 }
 
 impl ContentId {
-    /// Changes it on `device`, unless that was done.
+    /// Changes it on `device` and on the medium, unless that was done.
     pub(super) fn change(&self, device: &dyn BlockDevice) -> io::Result<()> {
         let mut is_changed = self.is_changed.lock();
-        if let Some((at, old)) = &self.place
-            && !*is_changed
-        {
+        if *is_changed {
+            return Ok(());
+        }
+        if let Some((at, old)) = &self.place {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             // The last digits of the time are as good as any number that was not there before. QEMU
             // writes no zeros in front, so there may be fewer than eight.
@@ -152,6 +185,7 @@ impl ContentId {
             let is_old = new[0].eq_ignore_ascii_case(old);
             device.write_at(*at, &new[usize::from(is_old)])?;
         }
+        device.flush()?;
         *is_changed = true;
         Ok(())
     }
