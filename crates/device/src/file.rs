@@ -53,7 +53,7 @@ pub struct FileDevice {
     name: String,
     size_bytes: AtomicU64,
     /// A write behind the end makes the file longer.
-    grows: bool,
+    is_growing: bool,
     writable: bool,
     is_block_device: bool,
     logical_sector_bytes: Option<u64>,
@@ -220,7 +220,7 @@ impl FileDevice {
             file,
             name: path.display().to_string(),
             size_bytes: AtomicU64::new(size_bytes),
-            grows: false,
+            is_growing: false,
             writable,
             is_block_device,
             logical_sector_bytes,
@@ -234,7 +234,7 @@ impl FileDevice {
     /// is for images of disks, whose files have what was written so far and no more.
     #[must_use]
     pub fn growing(mut self) -> Self {
-        self.grows = !self.is_block_device;
+        self.is_growing = !self.is_block_device;
         self
     }
 
@@ -298,7 +298,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        if self.grows {
+        if self.is_growing {
             return self.write_growing(offset, bufs);
         }
         self.check_change(offset, total_bytes(bufs))?;

@@ -447,7 +447,7 @@ fn what_fails_is_made_up_for() {
     create(dir.path(), "a", "subformat=monolithicSparse", "40M");
     let mut image = std::fs::read(dir.path().join("a")).expect("an image");
     drop_table(&mut image, 1);
-    let run = |fault: Option<(Requests, u64)>| {
+    let write = |fault: Option<(Requests, u64)>| {
         let below = bodies::disk(&image, 4 << 20);
         let device = Arc::new(FaultDevice::new(below.clone()));
         if let Some((requests, number)) = fault {
@@ -480,11 +480,11 @@ fn what_fails_is_made_up_for() {
         }
         (failures, requests, size_bytes)
     };
-    let (failures, [writes, flushes], size_bytes) = run(None);
+    let (failures, [writes, flushes], size_bytes) = write(None);
     assert!(failures == 0 && writes > 8 && flushes > 5, "{writes} writes, {flushes} flushes");
     let faults = (0..writes).map(|number| (Requests::Writes, number));
     for fault in faults.chain((0..flushes).map(|number| (Requests::Flushes, number))) {
-        let (failures, _, bytes) = run(Some(fault));
+        let (failures, _, bytes) = write(Some(fault));
         assert_eq!((failures, bytes), (1, size_bytes), "{fault:?}");
     }
 }
@@ -508,9 +508,9 @@ fn a_sparse_extent_passes_on_what_is_there() {
     assert!(bytes == image, "something was written");
     drop(disk);
     let disk = open_vmdk(Arc::new(Medium(below)), false).expect("it opens");
-    let mut found = [1; 65536 + 100];
+    let mut found = vec![1; 65536 + 100];
     disk.read_medium_at(0, &mut found).expect("it is read");
-    assert!(found[..65536] == [9; 65536] && found[65536..] == [0; 100]);
+    assert!(found == [vec![9; 65536], vec![0; 100]].concat());
 }
 
 /// A device whose medium has nines.

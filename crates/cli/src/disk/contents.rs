@@ -92,9 +92,9 @@ impl Contents {
             && device.logical_sector_bytes().is_none()
             && held.iter().all(|held| held.what.is_none())
         {
-            // The disk may be a copy of one that counts in larger sectors. What its partitions hold
-            // there proves it, unless the disk is too small for them: then it is a rest of
-            // something else. An error at a place that is only guessed proves nothing.
+            // The file may be a copy of a disk that counts in larger sectors. A partition that
+            // holds something there proves it, if all of them fit on the disk: else an older layout
+            // left the signature. An error at a place that is only guessed proves nothing.
             let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES);
             let large = large.and_then(|large| large.map(with_held).transpose()).ok().flatten();
             if let Some((mut large, large_held)) = large

@@ -6,10 +6,11 @@
 //! names, with `--image-format raw`.
 //!
 //! The descriptor of a VMDK names the files with the data. It is a file of a few KiB, which no disk
-//! of a guest is, but it may come from anywhere. So a plain file beside it is opened, and what else
-//! it may name (a path, a link, a device) only when the command line asks for it. Both that, and
-//! whether a file is open already, is looked at on the open file: the name may lead elsewhere by
-//! then.
+//! of a guest is, but the user may have it from anywhere. So we open a plain file beside it, and
+//! anything else that it names (a path, a link, a device) only when the command line asks for it.
+//!
+//! Another process may put another file at a name while we look at it. So the type of a file, and
+//! whether it is open already, are those of the file that we opened.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -107,8 +108,8 @@ impl Layers<'_> {
         Ok(layered)
     }
 
-    /// Opens a file; `None` when it is open already. One that must be `plain` is no link and no
-    /// device.
+    /// Opens a file; `None` when it is open already. With `is_plain` a link or a device is an
+    /// error.
     fn open_file(
         &mut self,
         path: &Path,
@@ -198,7 +199,7 @@ impl Layers<'_> {
                     "is the descriptor itself, or another name of a file that it names",
                 );
             };
-            let is_growing = file.grows && access == Access::Write;
+            let is_growing = file.is_growing && access == Access::Write;
             let device = if is_growing { growing_vmdk(device, &name)? } else { device };
             files.push(Arc::new(device));
         }

@@ -65,8 +65,8 @@ pub struct VmdkFile {
     /// Its name, relative to the directory of the descriptor.
     pub name: OsString,
     /// Whether it becomes longer when the disk is written.
-    pub grows: bool,
-    /// Whether one of its extents is written when the disk is. Else it is only read.
+    pub is_growing: bool,
+    /// Whether a write to the disk may change it. Else all its extents are only read.
     pub is_written: bool,
 }
 
@@ -96,7 +96,7 @@ impl VmdkDescriptor {
         }
         let mut files: Vec<VmdkFile> = Vec::new();
         for extent in &text.extents {
-            let grows = match &*extent.kind {
+            let is_growing = match &*extent.kind {
                 "FLAT" | "VMFS" => false,
                 "SPARSE" => true,
                 "ZERO" => continue,
@@ -105,11 +105,13 @@ impl VmdkDescriptor {
             extent.check_readable()?;
             let name = extent.file.clone();
             let name = name.ok_or_else(|| invalid("an extent in its descriptor has no file"))?;
-            let file = VmdkFile { name, grows, is_written: extent.is_writable() };
+            let file = VmdkFile { name, is_growing, is_written: extent.is_writable() };
             match files.iter_mut().find(|known| known.name == file.name) {
                 None => files.push(file),
                 // Parts of one file, which are checked not to overlap.
-                Some(known) if !known.grows && !grows => known.is_written |= file.is_written,
+                Some(known) if !known.is_growing && !is_growing => {
+                    known.is_written |= file.is_written;
+                }
                 Some(_) => return Err(invalid("two of its extents are in one file")),
             }
         }
@@ -189,7 +191,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Where it is written.
+    /// The file that a write to this part goes to.
     fn writable(&self) -> io::Result<&WindowDevice> {
         match &self.file {
             None => Err(unsupported(
@@ -230,8 +232,8 @@ impl PiecesDevice {
         Ok(parts.take_while(|(.., len)| *len > 0))
     }
 
-    /// As [`parts`](Self::parts), of a range that is about to change, with the file of each. Any
-    /// part that must not change refuses the range before anything is written.
+    /// As [`parts`](Self::parts) for a caller that changes those that `is_changed` picks, with the
+    /// file of each. When one of them must not change, nothing was written yet.
     fn parts_to_change(
         &self,
         offset: u64,

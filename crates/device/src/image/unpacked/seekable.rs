@@ -36,7 +36,7 @@ const FRAME_BYTES_MAX: u32 = 64 << 20;
 /// How much is kept unpacked, one frame at least.
 const KEPT_BYTES_MAX: u32 = 64 << 20;
 
-/// How many frames are kept unpacked, however small they are: a reader looks at all of them.
+/// How many frames are kept unpacked, however small they are: each read searches all of them.
 const KEPT_FRAMES_MAX: u32 = 64;
 
 /// A frame with something in it.
@@ -51,11 +51,11 @@ struct Frame {
     checksum: Option<u32>,
 }
 
-/// A frame that was unpacked, or is being.
+/// A frame that a reader unpacked, or is unpacking.
 #[derive(Debug, Default)]
 struct Kept {
     number: usize,
-    /// Held by the thread that unpacks it, for which others wait.
+    /// The thread that unpacks it holds this, and other readers of the frame wait for it.
     bytes: Mutex<Option<Arc<Vec<u8>>>>,
 }
 

@@ -129,11 +129,11 @@ impl Header {
                  makes an image that is"
             )))
         };
-        // A new grain would go behind a footer, where no reader looks for one.
+        // The writer would put new grains behind the footer, which readers look for at the end.
         if self.is_footer || self.flags & (HAS_DEFLATED | HAS_MARKERS) != 0 {
             return refused("a stream-optimised VMDK");
         }
-        // Tables that share a sector could not be written one by one.
+        // A torn write of one table could damage another one in the same sector.
         if !(self.per_table * 4).is_multiple_of(SECTOR_BYTES) {
             return refused(&format!("a VMDK with {} entries in a table", self.per_table));
         }
@@ -233,7 +233,7 @@ fn open(
         let table = entries.into_iter().map(place).collect();
         return MappedDevice::open(below, header.size_bytes, header.grain_bytes, table);
     }
-    let mut state = State {
+    let mut state = SparseState {
         entries,
         copies: vec![Tables { directory_at: header.directories[0], tables: primary }],
         changed: BTreeSet::new(),
@@ -277,22 +277,22 @@ struct Tables {
 
 /// What changes when an extent is written.
 #[derive(Debug)]
-struct State {
+struct SparseState {
     /// The sector of each grain, as the tables have it, or will have it after the next flush.
     entries: Vec<u32>,
     /// The primary tables, and the redundant ones.
     copies: Vec<Tables>,
-    /// The numbers of the tables that are to be written.
+    /// The numbers of the tables that the next flush writes.
     changed: BTreeSet<usize>,
     /// The tables, by copy and number, that their directory does not lead to yet.
     new: BTreeSet<(usize, usize)>,
-    /// Behind this byte of the file there is nothing. It is a multiple of a grain.
+    /// Where the writer puts the next grain or table: the end of the file, rounded up to a grain.
     end: u64,
     /// The file says that it is being written.
     is_marked: bool,
 }
 
-impl State {
+impl SparseState {
     /// Refuses what must not be written: structures or grains that have bytes in common, or are
     /// not in the file. Returns the end of the last one.
     fn check(&self, below: &dyn BlockDevice, header: &Header) -> io::Result<u64> {
@@ -348,14 +348,14 @@ struct SparseDevice {
     is_writable: bool,
     /// That of the descriptor in this file.
     content_id: Option<ContentId>,
-    state: RwLock<State>,
-    /// Held by a flush: a table that an earlier one has yet to write would undo what a later one
-    /// wrote.
+    state: RwLock<SparseState>,
+    /// The flushing thread holds it: of two at once, the slower one could write its older table
+    /// over the newer one.
     flush: Mutex<()>,
 }
 
 /// A part of a request that is in one piece in the file.
-struct Run {
+struct GrainRun {
     /// Where it is; `None` for what was never written.
     place: Option<u64>,
     len: usize,
@@ -363,7 +363,7 @@ struct Run {
 
 impl SparseDevice {
     /// Where the grain of this number is.
-    fn place(&self, state: &State, number: u64) -> io::Result<Option<u64>> {
+    fn place(&self, state: &SparseState, number: u64) -> io::Result<Option<u64>> {
         let index = usize::try_from(number).map_err(io::Error::other)?;
         // There are as many entries as the size of the disk needs.
         let entry = state.entries[index];
@@ -372,9 +372,9 @@ impl SparseDevice {
     }
 
     /// The pieces of a range of the disk.
-    fn runs(&self, state: &State, offset: u64, len: u64) -> io::Result<Vec<Run>> {
+    fn runs(&self, state: &SparseState, offset: u64, len: u64) -> io::Result<Vec<GrainRun>> {
         let range = request_range(self.size_bytes, offset, len)?;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<GrainRun> = Vec::new();
         let mut at = range.start;
         while at < range.end {
             let inside = at % self.grain_bytes;
@@ -386,7 +386,7 @@ impl SparseDevice {
                 Some(last) if last.place.map(|place| place + last.len as u64) == place => {
                     last.len += len;
                 }
-                _ => runs.push(Run { place, len }),
+                _ => runs.push(GrainRun { place, len }),
             }
         }
         Ok(runs)
@@ -394,7 +394,7 @@ impl SparseDevice {
 
     /// Says in the file that it is being written, and in the descriptor that it changed. Both are
     /// on the medium before the first change is made.
-    fn mark(&self, state: &mut State) -> io::Result<()> {
+    fn mark(&self, state: &mut SparseState) -> io::Result<()> {
         if !state.is_marked {
             self.below.write_at(UNCLEAN_AT, &[1])?;
             match &self.content_id {
@@ -407,7 +407,7 @@ impl SparseDevice {
     }
 
     /// The sector at the end of the file, where the next grain or table goes.
-    fn end_sector(state: &State) -> io::Result<u32> {
+    fn end_sector(state: &SparseState) -> io::Result<u32> {
         u32::try_from(state.end / SECTOR_BYTES).map_err(|_| {
             let what = "a sparse VMDK cannot be larger than 2 TiB";
             io::Error::new(io::ErrorKind::StorageFull, what)
@@ -415,14 +415,14 @@ impl SparseDevice {
     }
 
     /// Takes `len` bytes at the end of the file.
-    fn take(&self, state: &mut State, len: u64) {
+    fn take(&self, state: &mut SparseState, len: u64) {
         state.end = (state.end + len).next_multiple_of(self.grain_bytes);
     }
 
     /// Writes to a grain that is not there yet.
     fn write_new(
         &self,
-        state: &mut State,
+        state: &mut SparseState,
         number: u64,
         inside: u64,
         data: &[u8],
@@ -442,7 +442,7 @@ impl SparseDevice {
     }
 
     /// The tables that are to be written, each with its bytes, and where they go.
-    fn changed(&self, state: &mut State) -> io::Result<Changed> {
+    fn changed(&self, state: &mut SparseState) -> io::Result<Changed> {
         let table_bytes = self.per_table as u64 * 4;
         for &number in &state.changed.clone() {
             for copy in 0..state.copies.len() {
@@ -499,7 +499,7 @@ impl SparseDevice {
     ) -> io::Result<()> {
         let runs = self.runs(&self.state.read(), offset, buf.len() as u64)?;
         let mut rest = buf;
-        for Run { place, len } in runs {
+        for GrainRun { place, len } in runs {
             let (part, behind) = rest.split_at_mut(len);
             match place {
                 Some(place) => read(place, part)?,
@@ -526,7 +526,7 @@ struct Changed {
     tables: BTreeMap<u64, Vec<u8>>,
     /// Where an entry goes, and the sector in it.
     directories: Vec<(u64, u32)>,
-    /// As [`State::new`].
+    /// As [`SparseState::new`].
     new: Vec<(usize, usize)>,
 }
 
@@ -550,7 +550,7 @@ impl BlockDevice for SparseDevice {
     fn prefetch(&self, offset: u64, len: u64) {
         let len = len.min(self.size_bytes.saturating_sub(offset));
         let runs = self.runs(&self.state.read(), offset, len);
-        for Run { place, len } in runs.into_iter().flatten() {
+        for GrainRun { place, len } in runs.into_iter().flatten() {
             if let Some(place) = place {
                 self.below.prefetch(place, len as u64);
             }
@@ -566,7 +566,7 @@ impl BlockDevice for SparseDevice {
         let mut rest = buf;
         if is_marked && runs.iter().all(|run| run.place.is_some()) {
             // Grains stay where they are.
-            for Run { place, len } in runs {
+            for GrainRun { place, len } in runs {
                 let (part, behind) = rest.split_at(len);
                 self.below.write_at(place.unwrap_or_default(), part)?;
                 rest = behind;
@@ -631,8 +631,8 @@ impl BlockDevice for SparseDevice {
 
 impl Drop for SparseDevice {
     fn drop(&mut self) {
-        // What was promised is stored already. Without this the file keeps the mark, and what was
-        // written since the last flush is lost, which no caller was told to be stored.
+        // No caller waits for this flush, so its error is dropped. The file then keeps the mark of
+        // an unclean shutdown, and loses only what the caller never flushed.
         if self.is_writable && self.state.get_mut().is_marked && self.flush().is_ok() {
             let _ = self.below.write_at(UNCLEAN_AT, &[0]).and_then(|()| self.below.flush());
         }

@@ -22,7 +22,7 @@ use crate::image::unsupported;
 
 /// What an extent may be used for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Access {
+pub(super) enum ExtentAccess {
     Write,
     Read,
     None,
@@ -31,7 +31,7 @@ pub(super) enum Access {
 /// A line about an extent.
 #[derive(Debug)]
 pub(super) struct ExtentLine {
-    pub(super) access: Access,
+    pub(super) access: ExtentAccess,
     pub(super) size_bytes: u64,
     pub(super) kind: String,
     pub(super) file: Option<OsString>,
@@ -42,7 +42,7 @@ pub(super) struct ExtentLine {
 impl ExtentLine {
     /// Refuses an extent that is not to be read.
     pub(super) fn check_readable(&self) -> io::Result<()> {
-        if matches!(self.access, Access::None) {
+        if matches!(self.access, ExtentAccess::None) {
             return Err(unsupported(format!(
                 "its descriptor says that an extent is not to be accessed (NOACCESS): {WAY}"
             )));
@@ -62,7 +62,7 @@ impl ExtentLine {
     }
 
     pub(super) fn is_writable(&self) -> bool {
-        matches!(self.access, Access::Write)
+        matches!(self.access, ExtentAccess::Write)
     }
 
     /// The error for an extent of a type that is not read.
@@ -125,9 +125,13 @@ impl Text {
 
 /// The extent that `line` is about, if it is about one.
 fn extent(line: &[u8]) -> io::Result<Option<ExtentLine>> {
-    let kinds: [(&[u8], Access); 3] =
-        [(b"RW ", Access::Write), (b"RDONLY ", Access::Read), (b"NOACCESS ", Access::None)];
-    let access = |(word, access): &(&[u8], Access)| Some((line.strip_prefix(*word)?, *access));
+    let kinds: [(&[u8], ExtentAccess); 3] = [
+        (b"RW ", ExtentAccess::Write),
+        (b"RDONLY ", ExtentAccess::Read),
+        (b"NOACCESS ", ExtentAccess::None),
+    ];
+    let access =
+        |(word, access): &(&[u8], ExtentAccess)| Some((line.strip_prefix(*word)?, *access));
     let Some((rest, access)) = kinds.iter().find_map(access) else { return Ok(None) };
     let wrong = || {
         let shown = String::from_utf8_lossy(line);
@@ -136,7 +140,7 @@ fn extent(line: &[u8]) -> io::Result<Option<ExtentLine>> {
     extent_of(rest, access).map(Some).ok_or_else(wrong)
 }
 
-fn extent_of(rest: &[u8], access: Access) -> Option<ExtentLine> {
+fn extent_of(rest: &[u8], access: ExtentAccess) -> Option<ExtentLine> {
     let word = |bytes: &mut &[u8]| -> Option<String> {
         let text = bytes.trim_ascii_start();
         let end = text.iter().position(|&byte| byte == b' ').unwrap_or(text.len());
