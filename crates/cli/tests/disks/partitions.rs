@@ -197,6 +197,20 @@ fn an_old_signature_makes_no_large_sectors() {
         assert_eq!(said.contains("none of its partitions holds btrfs"), !proof, "{said}");
         assert_eq!(said.contains("seems to count in sectors of 4096"), proof, "{said}");
     }
+    // The image is damaged there: what its cluster is said to be compressed to are zeros.
+    bench.qemu_img(&["convert", "-O", "qcow2", "mbr.img", "mbr.qcow2"]);
+    let image = File::options().read(true).write(true).open(bench.path("mbr.qcow2"));
+    let image = image.expect("an image");
+    let number = |at| {
+        let mut bytes = [0; 8];
+        image.read_exact_at(&mut bytes, at).expect("a read");
+        u64::from_be_bytes(bytes) & 0x00ff_ffff_ffff_fe00
+    };
+    let entry_at = number(number(40)) + (16 * MIB / 65536 + 1) * 8;
+    assert_ne!(number(entry_at), 0, "the superblock is in a cluster");
+    image.write_all_at(&(1_u64 << 62 | 512).to_be_bytes(), entry_at).expect("a write");
+    let said = bench.fails(&["ls", "mbr.qcow2:/"], 1);
+    assert!(said.contains("none of its partitions holds btrfs"), "{said}");
 }
 
 /// All that lies outside of a partition stays what it was, whatever is done inside.
