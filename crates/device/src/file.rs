@@ -110,8 +110,8 @@ impl FileDevice {
         Self::open_with(path, usage, OFlags::empty())
     }
 
-    /// As [`open_for`](Self::open_for) for a regular file, which must be at `path` itself: a link
-    /// there is not followed. Nobody can put another file there in between.
+    /// As [`open_for`](Self::open_for) for a regular file at `path` itself: a link there is not
+    /// followed. The open file is checked, so another process cannot put one there in between.
     ///
     /// # Errors
     /// As [`open_writable`](Self::open_writable), and for a link and a block device.
