@@ -9,8 +9,8 @@ use crate::counts::{Counts, Sums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
 use crate::{columns, floors, licences, setup};
 
-/// What is missing, the format, the lints, comments and floors, the tests and the licences, in this order. The last
-/// line that it writes counts the tests, also when something failed.
+/// What is missing, the format, the lints, comments and floors, the tests and the licences, in this
+/// order. The last line that it writes counts the tests, also when something failed.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
     let result = run(&mut tests);

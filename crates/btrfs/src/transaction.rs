@@ -55,9 +55,8 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 #[cfg(debug_assertions)]
-use crate::block::{
-    DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared, lock_order,
-};
+use crate::block::lock_order;
+use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::Stop;
 use crate::delayed::{Delayed, Queue};
 use crate::engine::{Engine, OpenOptions};

@@ -89,7 +89,8 @@ Names with control characters, invisible characters or bytes that are not UTF-8 
 with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings only `\\xff` and \
 `\\\\` are used besides JSON's own escapes.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the volume is corrupt, 4 the volume needs a \
+Exit codes: 0 done, 1 failed, 2 wrong usage (of ls also a place that is not there), \
+3 the volume is corrupt, 4 the volume needs a \
 feature that is not supported.";
 
 const INFO_HELP: &str = "\

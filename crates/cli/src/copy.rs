@@ -17,8 +17,9 @@
 //! does not grow with the source. A directory gets its times when the last file in it is
 //! done.
 //!
-//! What cannot be copied is reported with its path and is not there afterwards: no file is left with
-//! less than its data.
+//! What cannot be copied is reported with its path, and no new file is left with less than its
+//! data. A file that is written into stays: as it was when nothing of the source can be read, and
+//! with what was written into it by then otherwise.
 
 mod directory;
 mod host;
@@ -42,12 +43,12 @@ use crate::args::Reflink;
 use crate::edit::{HostId, NewName};
 use crate::extract::{Counters, Limits, LinkTable, Problems};
 use crate::output::Progress;
-use crate::resolve::climb;
+use crate::resolve::{climb, prefix};
 pub(crate) use host::limits;
 pub(crate) use manner::Manner;
 use original::{HostFile, Original, Stream, VolumeFile};
 pub(crate) use preserve::Preserve;
-/// How long a path may be that is made only to be shown.
+/// How long a path may be that is made only to be shown, or to follow a link in its place.
 const SHOWN_PATH_MAX: usize = 64 << 10;
 
 /// A copy into a volume, of one source.
@@ -70,8 +71,6 @@ pub(crate) struct IntoVolume<'a> {
     pub(crate) reflink: Reflink,
     /// What is left out, replaced and told.
     pub(crate) manner: &'a Manner,
-    /// The volume, as the caller named it.
-    volume: &'a Path,
     /// Names that inodes of the source were given that have several.
     links: &'a Mutex<LinkTable>,
 }
@@ -89,7 +88,17 @@ pub(crate) struct Shared<'a> {
 }
 
 /// Where one source goes.
-pub(crate) enum Goal {
+pub(crate) struct Goal {
+    /// What it becomes.
+    pub(crate) becomes: Becomes,
+    /// The place, as the caller writes it.
+    pub(crate) shown: Vec<u8>,
+    /// Another source of the command has become what is there.
+    pub(crate) is_just_made: bool,
+}
+
+/// What one source becomes.
+pub(crate) enum Becomes {
     /// It gets this name.
     Name(NewName),
     /// What is in it goes into this directory.
@@ -101,8 +110,16 @@ struct Source<'a> {
     into: &'a IntoVolume<'a>,
     /// Its path, as the caller gave it.
     path: &'a [u8],
+    /// Where its top goes, as the caller writes it.
+    shown: &'a [u8],
     /// What its top became in the volume.
     top: FileId,
+}
+
+/// How messages name one copy; found only where that is needed.
+struct Names<'x> {
+    from: &'x dyn Fn() -> Vec<u8>,
+    to: &'x dyn Fn() -> Vec<u8>,
 }
 
 /// Why a file could not be copied.
@@ -124,25 +141,12 @@ impl<'a> IntoVolume<'a> {
     /// the table of links.
     pub(crate) fn new(
         fs: &'a dyn FileSystemMut,
-        volume: &'a Path,
         at: Timestamp,
         shared: Shared<'a>,
         links: &'a Mutex<LinkTable>,
     ) -> Self {
         let Shared { preserve, problems, progress, counters, devices, reflink, manner } = shared;
-        Self {
-            fs,
-            at,
-            preserve,
-            problems,
-            progress,
-            counters,
-            devices,
-            reflink,
-            manner,
-            volume,
-            links,
-        }
+        Self { fs, at, preserve, problems, progress, counters, devices, reflink, manner, links }
     }
 
     /// Copies the file or directory of the host at `path`.
@@ -181,13 +185,13 @@ impl<'a> IntoVolume<'a> {
     ) {
         let copy = || {
             let attr = fs.attr(file).map_err(Trouble::Source)?;
-            if is_same {
-                self.require_elsewhere(&attr, goal)?;
-            }
             if attr.file_type != FileType::Directory {
                 return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
             require_recursive(recursive)?;
+            if is_same {
+                self.require_elsewhere(&attr, goal)?;
+            }
             self.below(path, goal, &attr, |source, id, is_new| {
                 let top = VolumeFile { fs, attr, is_same };
                 tree::copy_volume(source, &top, id, is_new)
@@ -210,12 +214,16 @@ impl<'a> IntoVolume<'a> {
 
     /// Copies what is no directory.
     fn one(&self, path: &[u8], goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
-        let Goal::Name(new) = goal else {
+        let Becomes::Name(new) = &goal.becomes else {
             return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
         };
-        target::put(self, path, new.dir, &new.name, original, &mut Vec::new())?;
         let place = Place { dir: new.dir, name: &new.name };
-        self.manner.tell(|| path.to_vec(), || self.named(place));
+        if goal.is_just_made {
+            target::require_not_just_made(self, place, original)?;
+        }
+        let names = Names { from: &|| path.to_vec(), to: &|| goal.shown.clone() };
+        target::put(self, &names, place, original, &mut Vec::new())?;
+        self.manner.tell(names.from, names.to);
         self.count_file();
         Ok(())
     }
@@ -228,34 +236,28 @@ impl<'a> IntoVolume<'a> {
         attr: &Attr,
         fill: impl FnOnce(&Source<'_>, FileId, bool) -> Result<(), Trouble>,
     ) -> Result<(), Trouble> {
-        let (top, is_new) = match goal {
-            Goal::Contents(dir) => (*dir, false),
-            Goal::Name(new) => target::make_directory(self, new.dir, &new.name, attr)?,
+        let (top, is_new) = match &goal.becomes {
+            Becomes::Contents(dir) => (*dir, false),
+            Becomes::Name(new) => target::make_directory(self, new.dir, &new.name, attr)?,
         };
-        if let Goal::Name(new) = goal
-            && is_new
-        {
-            let place = Place { dir: new.dir, name: &new.name };
-            self.manner.tell(|| path.to_vec(), || self.named(place));
+        if is_new {
+            self.manner.tell(|| path.to_vec(), || goal.shown.clone());
         }
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
-        let path = path.strip_suffix(b"/").unwrap_or(path);
-        fill(&Source { into: self, path, top }, top, is_new)
+        let [path, shown] = [path, &goal.shown].map(prefix);
+        fill(&Source { into: self, path, shown, top }, top, is_new)
     }
 
-    /// Refuses to copy a file onto itself and a directory into itself.
+    /// Refuses to copy a directory onto itself and into itself.
     fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), Trouble> {
         /// More than any path has levels.
         const LEVELS_MAX: usize = 1 << 16;
-        let (mut at, existing) = match goal {
-            Goal::Name(new) => (new.dir, new.existing),
-            Goal::Contents(dir) => (*dir, Some(*dir)),
+        let (mut at, existing) = match &goal.becomes {
+            Becomes::Name(new) => (new.dir, new.existing),
+            Becomes::Contents(dir) => (*dir, Some(*dir)),
         };
         if existing == Some(attr.file) {
-            return Err(same_file());
-        }
-        if attr.file_type != FileType::Directory {
-            return Ok(());
+            return Err(if self.manner.keeps_all() { Trouble::Kept } else { same_file() });
         }
         for _ in 0..LEVELS_MAX {
             if at == attr.file {
@@ -271,11 +273,6 @@ impl<'a> IntoVolume<'a> {
             "inode ref",
             "the way up from a directory does not end",
         )))
-    }
-
-    /// A place in the volume as the caller writes it.
-    fn named(&self, place: Place<'_>) -> Vec<u8> {
-        [self.volume.as_os_str().as_bytes(), b":", &self.path_of(place)].concat()
     }
 
     /// The path of a place in the volume, for messages.
@@ -337,8 +334,8 @@ fn require_recursive(recursive: bool) -> Result<(), Trouble> {
 impl Source<'_> {
     /// Tells that `name` in the directory that became `parent` was copied.
     fn tell(&self, parent: FileId, name: &[u8]) {
-        let place = Place { dir: parent, name };
-        self.into.manner.tell(|| self.path_of(parent, name), || self.into.named(place));
+        let to = || self.shown_of(parent, name);
+        self.into.manner.tell(|| self.path_of(parent, name), to);
     }
 
     /// Whether `name` in the directory that became `parent` is left out.
@@ -355,6 +352,11 @@ impl Source<'_> {
     /// The path of `name` in the directory that became `parent`, found in the copy.
     fn path_of(&self, parent: FileId, name: &[u8]) -> Vec<u8> {
         shown(self.path, climb(self.into.fs, self.top, parent, SHOWN_PATH_MAX), name)
+    }
+
+    /// The place that it becomes, as the caller writes it.
+    fn shown_of(&self, parent: FileId, name: &[u8]) -> Vec<u8> {
+        shown(self.shown, climb(self.into.fs, self.top, parent, SHOWN_PATH_MAX), name)
     }
 }
 

@@ -4,6 +4,7 @@
 //! durable with [`Volumes::sync`], also when something failed on the way: what was done before
 //! is not lost, and nothing is reported as done that a crash could undo.
 
+use std::fmt::Display;
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -244,7 +245,7 @@ pub(crate) fn at_every_place(
                     if is_interrupted() {
                         break;
                     }
-                    let mut report = Report { failures: &mut failures, volume: &volume, errors: 0 };
+                    let mut report = Report::new(&mut failures, &volume);
                     if let Err(error) = change(&fs, &path, &mut report) {
                         report.error(&error);
                     }
@@ -281,9 +282,15 @@ pub(crate) struct Report<'a, 'f> {
     failures: &'a mut Failures<'f>,
     volume: &'a Path,
     errors: u64,
+    /// Errors about files are counted and not printed.
+    pub(crate) is_silent: bool,
 }
 
-impl Report<'_, '_> {
+impl<'a, 'f> Report<'a, 'f> {
+    fn new(failures: &'a mut Failures<'f>, volume: &'a Path) -> Self {
+        Self { failures, volume, errors: 0, is_silent: false }
+    }
+
     /// The place with this path, as a caller writes it.
     pub(crate) fn place(&self, path: &[u8]) -> Vec<u8> {
         [self.volume.as_os_str().as_bytes(), b":", path].concat()
@@ -291,20 +298,34 @@ impl Report<'_, '_> {
 
     /// Prints an error about what is at `path`.
     pub(crate) fn at(&mut self, path: &[u8], error: &Error) {
-        self.errors += 1;
         let text = format_args!("{}: {}", Escaped(path), Nameless(error));
-        self.failures.inside(self.volume, ExitStatus::of(error), &text);
+        self.print(ExitStatus::of(error), &text);
     }
 
     /// Prints an error.
     pub(crate) fn error(&mut self, error: &Error) {
+        self.print(ExitStatus::of(error), error);
+    }
+
+    /// Prints what became of `path` that was not meant, even where errors are not printed.
+    pub(crate) fn failed(&mut self, path: &[u8], what: &dyn Display) {
         self.errors += 1;
-        self.failures.inside(self.volume, ExitStatus::of(error), error);
+        let text = format_args!("{}: {what}", Escaped(path));
+        self.failures.inside(self.volume, ExitStatus::Failed, &text);
+    }
+
+    fn print(&mut self, status: ExitStatus, text: &dyn Display) {
+        self.errors += 1;
+        if self.is_silent && status == ExitStatus::Failed {
+            self.failures.note(status);
+        } else {
+            self.failures.inside(self.volume, status, text);
+        }
     }
 }
 
 /// Whether two names are of one volume, as far as names tell.
-fn is_same(one: &Path, other: &Path) -> bool {
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     let id = |path| DiskName::parse(path).id();
     one == other || id(one).is_some_and(|one| Some(one) == id(other))
 }
@@ -322,6 +343,9 @@ pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
     }
     Ok(())
 }
+
+/// Why nothing is copied or moved to a place.
+pub(crate) const JUST_MADE: &str = "another source of this command has just gone there";
 
 /// What the last of several paths means to verbs that give new names.
 #[derive(Clone)]
@@ -390,7 +414,7 @@ impl Aim {
             }
             Self::Name(end) => {
                 let fail = |errno| Error::posix(errno, Escaped(path).to_string());
-                if end.must_be_directory && !is_directory {
+                if end.must_be_directory && !is_directory && end.file.is_none() {
                     return Err(fail(Errno::NOTDIR));
                 }
                 let (dir, name) = end.place.clone().ok_or_else(|| fail(Errno::BUSY))?;

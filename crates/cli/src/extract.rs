@@ -149,7 +149,6 @@ pub(crate) fn extract(
             preserve: &everything,
             manner: &manner,
             devices: &[],
-            is_recursive: true,
             is_named: false,
             is_resumed: true,
             parent: path,

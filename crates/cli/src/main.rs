@@ -102,8 +102,11 @@ fn run(words: &[OsString], console: &Arc<Console>) -> Result {
     }
 }
 
-/// What clap has to say, without the word with which every message of ours begins.
+/// What clap has to say, without the word with which every message of ours begins. An option that a
+/// verb does not have is no name of a file either, as clap supposes.
 fn usage(message: &clap::Error) -> String {
     let text = message.render().to_string();
-    text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_owned()
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let is_told = |line: &&str| !line.trim_start().starts_with("tip: to pass");
+    text.lines().filter(is_told).collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }

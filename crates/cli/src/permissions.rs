@@ -32,6 +32,8 @@ enum Bits {
     Letters { mode: u32, is_x_if_any: bool },
     /// Those that one of `u`, `g` and `o` has, by how far they are shifted.
     CopyOf(u32),
+    /// All of these, in octal, whatever the umask says.
+    Number(u32),
 }
 
 const USER: u32 = 0o4700;
@@ -44,8 +46,7 @@ impl ModeChange {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let usage = || "a mode is up to four octal digits, or as in u+x,go-w".to_owned();
         if text.starts_with(|c: char| c.is_ascii_digit()) {
-            let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o7777);
-            let mode = mode.ok_or_else(usage)?;
+            let mode = octal(text).ok_or_else(usage)?;
             // `chmod 00755 dir` takes the bits away, `chmod 755 dir` does not.
             return Ok(Self::Exactly { mode, clears_set_id: text.len() > 4 });
         }
@@ -72,7 +73,15 @@ impl ModeChange {
                     _ => Action::Set,
                 };
                 let end = rest[1..].find(['+', '-', '=']).map_or(rest.len(), |at| at + 1);
-                let bits = Bits::parse(&rest[1..end]).ok_or_else(usage)?;
+                let letters = &rest[1..end];
+                let bits = if letters.starts_with(|c: char| c.is_ascii_digit()) {
+                    // Digits are about everybody, and end the clause.
+                    let is_alone = people.is_empty() && end == rest.len();
+                    octal(letters).filter(|_| is_alone).map(Bits::Number)
+                } else {
+                    Bits::parse(letters)
+                };
+                let bits = bits.ok_or_else(usage)?;
                 parts.push(Part { who, action, bits });
                 rest = &rest[end..];
             }
@@ -92,6 +101,10 @@ impl ModeChange {
             }
         }
     }
+}
+
+fn octal(digits: &str) -> Option<u32> {
+    u32::from_str_radix(digits, 8).ok().filter(|&mode| mode <= 0o7777)
 }
 
 impl Bits {
@@ -125,23 +138,25 @@ impl Part {
     fn apply(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
         let everybody = USER | GROUP | OTHERS | 0o1000;
         let who = self.who.unwrap_or(everybody);
+        let is_number = matches!(self.bits, Bits::Number(_));
         let bits = match self.bits {
             Bits::Letters { mode, is_x_if_any } => {
                 let is_x = is_x_if_any && (is_directory || old & 0o111 != 0);
                 mode | if is_x { 0o111 } else { 0 }
             }
             Bits::CopyOf(shift) => (old >> shift & 0o7) * 0o111,
+            Bits::Number(mode) => mode,
         };
         // The sticky bit is set by `+t` and `o+t`, not by `u+t`.
         let sticky = if self.who.is_none_or(|who| who & OTHERS != 0) { 0o1000 } else { 0 };
-        let of_umask = if self.who.is_none() { umask } else { 0 };
+        let of_umask = if self.who.is_none() && !is_number { umask } else { 0 };
         let bits = bits & (who | sticky) & !of_umask;
         match self.action {
             Action::Add => old | bits,
             Action::Remove => old & !bits,
             Action::Set => {
                 // A directory keeps its set-id bits, unless they are named.
-                let kept = if is_directory { SET_ID } else { 0 };
+                let kept = if is_directory && !is_number { SET_ID } else { 0 };
                 old & !((who | sticky) & !kept) | bits
             }
         }
@@ -154,7 +169,8 @@ mod tests {
 
     #[test]
     fn what_no_mode_is() {
-        for text in ["", "8", "77777", "u", "x", "u+q", "+7", "u+x,", "u+gx", "z+x"] {
+        for text in ["", "8", "77777", "u", "x", "u+q", "+8", "u+7", "+7-1", "u+x,", "u+gx", "z+x"]
+        {
             ModeChange::parse(text).expect_err(text);
         }
     }
@@ -173,6 +189,9 @@ mod tests {
             ("u=o", 0o705, 0o505),
             ("o+t", 0o755, 0o1755),
             ("u+t", 0o755, 0o755),
+            ("u+x,=750", 0o777, 0o750),
+            ("+002", 0o640, 0o642),
+            ("-022", 0o666, 0o644),
         ] {
             let change = ModeChange::parse(text).expect(text);
             assert_eq!(change.of(old, false, 0o022), new, "{text} of {old:o}");

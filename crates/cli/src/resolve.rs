@@ -118,6 +118,20 @@ pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
     (last != b"." && last != b"..").then_some(last)
 }
 
+/// A path without the slashes at its end.
+pub(crate) fn bare(mut path: &[u8]) -> &[u8] {
+    while let [front @ .., b'/'] = path {
+        path = front;
+    }
+    path
+}
+
+/// A path in front of those of what is in it: without slashes at its end, and a `.` behind them.
+pub(crate) fn prefix(path: &[u8]) -> &[u8] {
+    let path = bare(path);
+    bare(path.strip_suffix(b"/.").unwrap_or(path))
+}
+
 /// The components of a path, last one first, so that a stack of them pops the next one.
 fn components(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     path.rsplit(|&byte| byte == b'/')
@@ -264,6 +278,20 @@ mod tests {
         assert_eq!(end("/etc/..", LastLink::Keep), (None, Some(ROOT), false));
         assert_eq!(end("/", LastLink::Keep), (None, Some(ROOT), true));
         assert!(resolve_end(&fs, b"/no/new", LastLink::Keep).is_err());
+    }
+
+    #[test]
+    fn ends_of_paths() {
+        for (path, without, in_front) in [
+            ("/", "", ""),
+            ("a//", "a", "a"),
+            ("a/./", "a/.", "a"),
+            ("/.", "/.", ""),
+            (".", ".", "."),
+        ] {
+            assert_eq!(bare(path.as_bytes()), without.as_bytes(), "{path}");
+            assert_eq!(prefix(path.as_bytes()), in_front.as_bytes(), "{path}");
+        }
     }
 
     #[test]

@@ -5,8 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use offshoot_testkit::damage::{Features, edit_superblocks, lead_nowhere, set_features};
-use offshoot_testkit::fixture;
+use offshoot_testkit::damage::{
+    Features, edit_superblocks, lead_nowhere, set_features, use_nothing,
+};
+use offshoot_testkit::{fixture, judges, run};
 use serde_json::Value;
 
 fn offshoot(arguments: &[&str]) -> Output {
@@ -255,4 +257,41 @@ fn a_socket_in_an_archive_is_an_error() {
     assert!(listed.status.success(), "{listed:?}");
     let listed = String::from_utf8_lossy(&listed.stdout);
     assert!(listed.contains("z-file") && !listed.contains("socket"), "{listed}");
+}
+
+/// The verb that is the first to leave numbers of quotas as they were says so once, and so does one
+/// that finds numbers that do not fit what is there.
+#[test]
+fn what_becomes_of_quotas_is_said() {
+    if judges::require().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let of_kind = |kind: &str| {
+        let image = dir.path().join(kind);
+        File::create(&image).and_then(|file| file.set_len(256 << 20)).expect("an image");
+        run::run("mkfs.btrfs", &["-q".as_ref(), "-O".as_ref(), kind.as_ref(), image.as_os_str()]);
+        image
+    };
+    let said = |image: &Path, verb: &[&str], path: &str| {
+        let place = format!("{}:{path}", text(image));
+        let output = offshoot(&[verb, &[&place]].concat());
+        assert_eq!(output.status.code(), Some(0), "{verb:?}: {output:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let inconsistent = "warning: the numbers of quotas are not kept up with what is written: \
+                        they are marked as inconsistent";
+    let quota = of_kind("quota");
+    let first = said(&quota, &["mkdir", "-p"], "/a/b/c");
+    assert!(first.contains(inconsistent) && first.lines().count() == 1, "{first}");
+    assert!(first.contains("`btrfs quota rescan`"), "{first}");
+    assert_eq!(said(&quota, &["touch"], "/a/file"), "");
+    let simple = of_kind("squota");
+    assert_eq!(said(&simple, &["mkdir", "-p"], "/a/b/c"), "");
+    assert_eq!(said(&simple, &["fallocate", "-l", "1M"], "/a/file"), "");
+    use_nothing(&simple, 5);
+    let wrong = said(&simple, &["rm"], "/a/file");
+    let expected = "warning: the numbers of quota group 0/5 do not fit what the volume holds";
+    assert!(wrong.contains(expected) && wrong.lines().count() == 1, "{wrong}");
+    assert!(wrong.contains("`btrfs quota disable`"), "{wrong}");
 }

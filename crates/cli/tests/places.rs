@@ -44,12 +44,12 @@ fn places_in_several_volumes_are_told_apart() {
     let volumes = volumes();
     let places = ["a.img:/home", "b.img:/home", "b.img:/nowhere"];
     let output = offshoot(volumes.path(), &[&["ls"], &places[..]].concat());
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stdout), "a.img:/home:\nalice\n\nb.img:/home:\nalice\n");
     let message = "offshoot: b.img:/nowhere: no such file\n";
     assert_eq!(text(&output.stderr), message);
     let output = offshoot(volumes.path(), &[&["ls", "--json"], &places[..]].concat());
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let records: serde_json::Value =
         serde_json::from_slice(&output.stdout).expect("what was found is JSON");
     let volume = |at: usize| records[at]["volume"].as_str();

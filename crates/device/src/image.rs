@@ -6,8 +6,7 @@
 //!
 //! | image | read | written | by |
 //! |---|---|---|---|
-//! | qcow2, versions 2 and 3 | yes | yes | the crate `imago`; see [`qcow2`] |
-//! | qcow2 with extended L2 entries, or compressed by zstd | yes | no | [`qcow2`] too |
+//! | qcow2, versions 2 and 3 | yes | yes | [`qcow2`] |
 //! | VMDK, sparse and flat | yes | yes | [`vmdk`] |
 //! | VMDK, stream-optimised | yes | no | [`vmdk`] |
 //! | VDI, VHD, VHDX | yes | no | [`mapped`] |

@@ -74,6 +74,23 @@ pub fn edit_superblocks(image: &Path, edit: impl Fn(&mut [u8])) {
     }
 }
 
+/// Changes every leaf of an image with nodes of 16 KiB and CRC-32C, and gives it a fitting
+/// checksum.
+fn edit_leaves(image: &Path, mut edit: impl FnMut(&mut [u8])) {
+    const NODE_BYTES: usize = 16 << 10;
+    let mut bytes = std::fs::read(image).expect("an image is read");
+    for at in (0..bytes.len().saturating_sub(NODE_BYTES)).step_by(4096) {
+        let block = &mut bytes[at..at + NODE_BYTES];
+        if block[..4] != crc32c::crc32c(&block[32..]).to_le_bytes() || block[100] != 0 {
+            continue;
+        }
+        edit(block);
+        let sum = crc32c::crc32c(&block[32..]);
+        block[..4].copy_from_slice(&sum.to_le_bytes());
+    }
+    std::fs::write(image, bytes).expect("an image is written");
+}
+
 /// Has every directory entry called `name` lead to an inode that is not there, in all copies of the
 /// leaves of an image with nodes of 16 KiB and CRC-32C; the number of that inode.
 ///
@@ -81,18 +98,12 @@ pub fn edit_superblocks(image: &Path, edit: impl Fn(&mut [u8])) {
 /// When no leaf has such an entry.
 #[must_use]
 pub fn lead_nowhere(image: &Path, name: &str) -> u64 {
-    const NODE_BYTES: usize = 16 << 10;
     const MISSING: u64 = 30_583;
     // An entry has its location, 17 bytes, its transaction, two lengths and a type before the name.
     const BEFORE_NAME: usize = 17 + 8 + 2 + 2 + 1;
-    let mut bytes = std::fs::read(image).expect("an image is read");
     let mut found = 0;
-    for at in (0..bytes.len().saturating_sub(NODE_BYTES)).step_by(4096) {
-        let block = &mut bytes[at..at + NODE_BYTES];
-        if block[..4] != crc32c::crc32c(&block[32..]).to_le_bytes() || block[100] != 0 {
-            continue;
-        }
-        for place in BEFORE_NAME..NODE_BYTES - name.len() {
+    edit_leaves(image, |block| {
+        for place in BEFORE_NAME..block.len() - name.len() {
             let name_len = u16::from_le_bytes([block[place - 3], block[place - 2]]);
             // The key of an inode has the type 1 and no offset.
             let key_end = &block[place - BEFORE_NAME + 8..place - BEFORE_NAME + 17];
@@ -104,12 +115,36 @@ pub fn lead_nowhere(image: &Path, name: &str) -> u64 {
                 found += 1;
             }
         }
-        let sum = crc32c::crc32c(&block[32..]);
-        block[..4].copy_from_slice(&sum.to_le_bytes());
-    }
+    });
     assert!(found > 0, "no entry is called {name}");
-    std::fs::write(image, bytes).expect("an image is written");
     MISSING
+}
+
+/// Has the quota group of a subvolume say that nothing is used, in all copies of the leaves of an
+/// image with nodes of 16 KiB and CRC-32C.
+///
+/// # Panics
+/// When no leaf has such a group.
+pub fn use_nothing(image: &Path, subvolume: u64) {
+    const HEADER_BYTES: usize = 101;
+    const ITEM_BYTES: usize = 25;
+    const QGROUP_INFO: u8 = 242;
+    let key = [&[0; 8][..], &[QGROUP_INFO], &subvolume.to_le_bytes()].concat();
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
+    let mut found = 0;
+    edit_leaves(image, |block| {
+        let count = number(&block[96..100]);
+        for item in (0..count).map(|index| HEADER_BYTES + index * ITEM_BYTES) {
+            if item + ITEM_BYTES <= block.len() && block[item..].starts_with(&key) {
+                let data = HEADER_BYTES + number(&block[item + 17..item + 21]);
+                let len = number(&block[item + 21..item + ITEM_BYTES]);
+                // The first number is that of the transaction.
+                block[data + 8..data + len].fill(0);
+                found += 1;
+            }
+        }
+    });
+    assert!(found > 0, "no group is that of subvolume {subvolume}");
 }
 
 /// The kinds of features in a superblock, by the place of their bits.

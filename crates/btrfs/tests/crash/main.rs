@@ -18,12 +18,14 @@
 //! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
 //! | `members` | writes and flushes that fail on members of every profile, for each kind of write; power cuts after that; members that come back |
 //! | `superblocks`, `truncation`, `sharing` | what the explorer found there |
+//! | `in_images` | volumes in a qcow2, whose file is cut |
 //! | `synchronous` | every call on synchronous files and directories, without a sync |
 //! | `sabotage` | that the explorer finds what is broken |
 
 mod accounts;
 mod campaign;
 mod engine;
+mod images;
 mod judge;
 mod members;
 mod sabotage;

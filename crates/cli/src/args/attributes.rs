@@ -7,8 +7,9 @@ use clap::Args;
 use super::EditArguments;
 
 pub(crate) const CHMOD_HELP: &str = "\
-MODE is in octal, or has parts as u+x, go-w, a=rX, +t with commas between them. A symbolic link is followed, but not below a \
-directory.
+MODE is in octal, or has parts as u+x, go-w, a=rX, +t with commas between them. Parts without u, \
+g, o or a leave alone what the umask masks; it is an error when a MODE such as -w takes away less \
+than it says for that reason. A symbolic link is followed, but not below a directory.
 
 Examples:
   offshoot chmod 600 disk.img:/etc/shadow
@@ -44,6 +45,7 @@ Examples:
   offshoot rmdir -p disk.img:/a/b/c";
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "they are the options of chmod")]
 pub(crate) struct ChmodArguments {
     /// What the permissions become
     #[arg(value_name = "MODE", allow_hyphen_values = true)]
@@ -54,6 +56,15 @@ pub(crate) struct ChmodArguments {
     /// Go down directories
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
+    /// Say of each file what its permissions were and are
+    #[arg(short = 'v', long, conflicts_with = "json", overrides_with = "changes")]
+    pub(crate) verbose: bool,
+    /// Say it of those that changed
+    #[arg(short = 'c', long, conflicts_with = "json", overrides_with = "verbose")]
+    pub(crate) changes: bool,
+    /// Print no errors about files that cannot be changed
+    #[arg(short = 'f', long, visible_alias = "quiet")]
+    pub(crate) silent: bool,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
 }

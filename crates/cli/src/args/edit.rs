@@ -19,11 +19,15 @@ Mode, owner, group, times, extended attributes with ACLs, hard links and holes a
 runs it: a volume takes owners and device nodes without root. On the host, what may not be made \
 without root is left out, and one summary at the end says so.
 
-Directories are merged, files that are there are replaced. A file of the host that is named as \
+Directories are merged, files that are there are replaced. A file in a volume is written into, \
+also where a link leads to it; with -r or -d one that has other names is removed. A file of the \
+host that is named as \
 the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
-left out, and the rest goes on. One that becomes shorter meanwhile is copied as far as it goes, with a warning.
+left out, and the rest goes on; what was there stays as it was when nothing of the source can be \
+read. No source replaces what another source of the same command has become. A file that becomes \
+shorter meanwhile is copied as far as it goes, with a warning.
 
 Examples:
   offshoot cp -r src disk.img:/src
@@ -169,7 +173,7 @@ pub(crate) struct CpArguments {
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// Replace nothing
-    #[arg(short = 'n', long, overrides_with_all = ["force", "update"])]
+    #[arg(short = 'n', long)]
     pub(crate) no_clobber: bool,
     /// Replace only what is older
     #[arg(short = 'u', long)]
@@ -210,9 +214,12 @@ pub(crate) struct MkdirArguments {
     /// Make the directories above as well, and let be what is there
     #[arg(short = 'p', long)]
     pub(crate) parents: bool,
-    /// The permissions in octal; 777 without the umask otherwise
-    #[arg(short = 'm', long, value_name = "MODE", value_parser = parse_mode)]
-    pub(crate) mode: Option<u32>,
+    /// The permissions, as for chmod of a=rwx; 777 without the umask otherwise
+    #[arg(short = 'm', long, value_name = "MODE", allow_hyphen_values = true)]
+    pub(crate) mode: Option<String>,
+    /// Say what was made
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Args)]
@@ -301,6 +308,7 @@ pub(crate) struct MvArguments {
 }
 
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct LnArguments {
     /// The file, or with -s the text of the link
     #[arg(value_name = "TARGET")]
@@ -317,6 +325,12 @@ pub(crate) struct LnArguments {
     /// PLACE is the new name, also if it is a directory that is there
     #[arg(short = 'T', long)]
     pub(crate) no_target_directory: bool,
+    /// PLACE is the new name, also if it is a link to a directory
+    #[arg(short = 'n', long)]
+    pub(crate) no_dereference: bool,
+    /// Say what was made
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
 }
@@ -519,18 +533,11 @@ pub(crate) struct GetfattrArguments {
     pub(crate) json: bool,
 }
 
-fn parse_mode(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|&mode| mode <= 0o7777 && !text.starts_with('+'))
-        .ok_or_else(|| "a mode is up to four octal digits".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use offshoot_vfs::FileFlags;
 
-    use super::{FlagChange, Length, parse_flags, parse_length, parse_mode, parse_value};
+    use super::{FlagChange, Length, parse_flags, parse_length, parse_value};
 
     #[test]
     fn values() {
@@ -573,14 +580,5 @@ mod tests {
             parse_length(text).expect_err(text);
         }
         assert_eq!(parse_length("0"), Ok(Length::Exactly(0)));
-    }
-
-    #[test]
-    fn modes() {
-        assert_eq!(parse_mode("755"), Ok(0o755));
-        assert_eq!(parse_mode("01777"), Ok(0o1777));
-        for text in ["", "8", "u+x", "+7", "17777", "-1"] {
-            parse_mode(text).expect_err(text);
-        }
     }
 }

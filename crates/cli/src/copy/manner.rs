@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use offshoot_vfs::Timestamp;
 
-use crate::args::CpArguments;
+use crate::args::{Attribute, CpArguments};
 use crate::exit::{Failure, Result};
 use crate::output::write_name;
 use crate::resolve::last_name;
@@ -26,6 +26,11 @@ enum Existing {
 /// See the top of this file.
 pub(crate) struct Manner {
     existing: Existing,
+    /// A file of the destination that has other names is replaced and not written into, so that
+    /// what is copied has names of its own.
+    pub(crate) is_apart: bool,
+    /// A link that leads to itself is replaced, too (`-f`).
+    pub(crate) is_forced: bool,
     /// Other filesystems of the host, and other subvolumes, are not entered (`-x`).
     pub(crate) is_one_filesystem: bool,
     /// Names that are left out, wherever they are.
@@ -46,6 +51,8 @@ impl Manner {
     pub(crate) fn plain() -> Self {
         Self {
             existing: Existing::Replaced,
+            is_apart: false,
+            is_forced: false,
             is_one_filesystem: false,
             names: Vec::new(),
             paths: Vec::new(),
@@ -74,6 +81,10 @@ impl Manner {
         });
         Ok(Self {
             existing,
+            is_apart: arguments.recursive
+                || arguments.no_dereference
+                || arguments.preserve.contains(&Attribute::Links),
+            is_forced: arguments.force,
             is_one_filesystem: arguments.one_file_system,
             names: names.into_iter().map(Pattern::new).collect(),
             paths: paths
@@ -106,6 +117,11 @@ impl Manner {
         self.existing != Existing::Replaced
     }
 
+    /// Whether all that is there stays.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.existing == Existing::Kept
+    }
+
     /// Whether what is there stays, last modified at `old`, where the source was at `new`.
     pub(crate) fn keeps(&self, old: Timestamp, new: Timestamp) -> bool {
         match self.existing {
@@ -117,23 +133,36 @@ impl Manner {
 
     /// Tells that something was copied, if that is asked for.
     pub(crate) fn tell(&self, from: impl FnOnce() -> Vec<u8>, to: impl FnOnce() -> Vec<u8>) {
+        self.say(|out| {
+            out.write_all(b"'")?;
+            write_name(out, &from())?;
+            out.write_all(b"' -> '")?;
+            write_name(out, &to())?;
+            out.write_all(b"'\n")
+        });
+    }
+
+    /// Tells that what had the name of a copy was removed for it, if that is asked for.
+    pub(crate) fn tell_removed(&self, to: impl FnOnce() -> Vec<u8>) {
+        self.say(|out| {
+            out.write_all(b"removed '")?;
+            write_name(out, &to())?;
+            out.write_all(b"'\n")
+        });
+    }
+
+    fn say(&self, line: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let Some(told) = &self.told else { return };
-        let (from, to) = (from(), to());
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
         let Told { out, failed } = &mut *told;
         if failed.is_some() {
             return;
         }
-        let mut line = || {
-            out.write_all(b"'")?;
-            write_name(out, &from)?;
-            out.write_all(b"' -> '")?;
-            write_name(out, &to)?;
-            out.write_all(b"'\n")?;
-            // Who looks at a terminal sees each file when it is copied.
+        // Who looks at a terminal sees each file when it is copied.
+        let flush = |out: &mut BufWriter<File>| {
             if out.get_ref().is_terminal() { out.flush() } else { Ok(()) }
         };
-        *failed = line().err();
+        *failed = line(out).and_then(|()| flush(out)).err();
     }
 
     /// Writes what was told and is not written yet.

@@ -42,6 +42,11 @@ pub(super) trait Original {
     /// Reads data; the count is short at the end only.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
+    /// Whether its data comes once, and can be read at no other time.
+    fn comes_once(&self) -> bool {
+        false
+    }
+
     /// Its size now, where something may have changed it since its attributes were read.
     fn size_now(&self) -> Result<u64> {
         Ok(self.attr().size)
@@ -257,6 +262,10 @@ impl Original for Stream {
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
         Ok(Some(offset..u64::MAX))
+    }
+
+    fn comes_once(&self) -> bool {
+        true
     }
 
     fn read(&self, _offset: u64, buf: &mut [u8]) -> Result<usize> {

@@ -1,9 +1,10 @@
 //! One file, made in the volume and filled.
 //!
 //! A name that is there already is dealt with as `cp` does: a regular file is cut to nothing and
-//! written again, and keeps its other names; anything else but a directory is replaced; and
-//! directories and other files are never exchanged for each other. A name of the source itself is
-//! refused before anything is changed: cut to nothing, it would be all that there was.
+//! written again, also through a symbolic link, and keeps its other names, unless copies have names
+//! of their own; anything else but a directory is replaced; and directories and other files are
+//! never exchanged for each other. A name of the source itself is refused before anything is
+//! changed: cut to nothing, it would be all that there was. So is a source that cannot be read.
 
 use std::sync::PoisonError;
 
@@ -13,33 +14,29 @@ use offshoot_vfs::{
 };
 
 use super::original::Original;
-use super::{IntoVolume, Trouble, same_file};
+use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
+use crate::edit::JUST_MADE;
 use crate::extract::{Known, Name, SafeName, Unapplied};
-use crate::resolve::leads_to_itself;
+use crate::resolve::{End, LastLink, climb, leads_to_itself, resolve_end};
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Copies what is no directory and has the path `path` to `name` in `dir`, with `buf` to read into.
-pub(super) fn put(
-    into: &IntoVolume<'_>,
-    path: &[u8],
-    dir: FileId,
-    name: &[u8],
-    original: &dyn Original,
-    buf: &mut Vec<u8>,
-) -> Result<(), Trouble> {
-    put_at(into, &|| path.to_vec(), dir, name, original, buf)
+/// What has the name of a copy.
+struct Old {
+    /// The file: for a regular copy that to which a link leads.
+    attr: Attr,
+    /// A link leads to it.
+    is_linked: bool,
 }
 
-/// The same for a path that is only found where it is needed.
-pub(super) fn put_at(
+/// Copies what is no directory to `place`, with `buf` to read into.
+pub(super) fn put(
     into: &IntoVolume<'_>,
-    path: &dyn Fn() -> Vec<u8>,
-    dir: FileId,
-    name: &[u8],
+    names: &Names<'_>,
+    place: Place<'_>,
     original: &dyn Original,
     buf: &mut Vec<u8>,
 ) -> Result<(), Trouble> {
@@ -48,56 +45,182 @@ pub(super) fn put_at(
         let what = "it is a device of a volume of this command";
         return Err(Trouble::Source(Error::posix(Errno::BUSY, what)));
     }
-    if into.manner.may_keep() {
-        require_replaced(into, Place { dir, name }, original.attr())?;
-    }
+    let old = existing(into, place, original)?;
     let attr = into.preserve.of(original.attr());
+    if let Some(old) = &old
+        && into.manner.keeps(old.attr.mtime, original.attr().mtime)
+    {
+        if into.manner.is_apart && attr.nlink > 1 && !into.manner.keeps_all() {
+            link_kept(into, names, place, old, &attr)?;
+        }
+        return Err(Trouble::Kept);
+    }
     let must_share = into.reflink == Reflink::Always && attr.file_type == FileType::Regular;
     if must_share && original.in_same_volume().is_none() {
         return Err(not_shared(Error::posix(Errno::XDEV, "sharing its data")));
     }
-    let place = Place { dir, name };
-    if attr.nlink < 2 {
-        let file = make(into, place, original, &attr)?;
-        return fill(into, path, place, file, original, &attr, buf)
-            .inspect_err(|_| remove(into, place));
-    }
-    match link(into, place, original, &attr)? {
-        None => Ok(()),
-        Some(file) => fill(into, path, place, file, original, &attr, buf)
-            .inspect_err(|_| remove_all(into, place, attr.file)),
-    }
-}
-
-/// Goes on unless what is at `place` stays.
-fn require_replaced(into: &IntoVolume<'_>, place: Place<'_>, new: &Attr) -> Result<(), Trouble> {
-    let file = match into.fs.lookup(place.dir, place.name) {
-        Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(()),
-        found => found.map_err(Trouble::Target)?,
+    let target = match attr.file_type {
+        FileType::Symlink => original.read_link().map_err(Trouble::Source)?,
+        _ => Vec::new(),
     };
-    let old = into.fs.attr(file).map_err(Trouble::Target)?;
-    if into.manner.keeps(old.mtime, new.mtime) { Err(Trouble::Kept) } else { Ok(()) }
+    let taken = match old {
+        Some(old) => take(into, names, place, &old, original, &target, buf)?,
+        None => None,
+    };
+    if attr.nlink < 2 {
+        let file = begin(into, place, taken, &target, &attr)?;
+        return fill(into, names, place, file, original, &attr, buf).inspect_err(|_| {
+            if taken.is_none() {
+                remove(into, place);
+            }
+        });
+    }
+    match link(into, names, place, taken, &target, &attr)? {
+        None => Ok(()),
+        Some(file) => fill(into, names, place, file, original, &attr, buf)
+            .inspect_err(|_| remove_all(into, place, attr.file, taken.is_none())),
+    }
 }
 
-/// Gives a file with several names one more, or makes it for its first.
-fn link(
+/// What is at `place`.
+fn existing(
     into: &IntoVolume<'_>,
     place: Place<'_>,
     original: &dyn Original,
+) -> Result<Option<Old>, Trouble> {
+    let file = match into.fs.lookup(place.dir, place.name) {
+        Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(None),
+        found => found.map_err(Trouble::Target)?,
+    };
+    let mut attr = into.fs.attr(file).map_err(Trouble::Target)?;
+    let mut is_linked = false;
+    if attr.file_type == FileType::Symlink && original.attr().file_type == FileType::Regular {
+        match behind_link(into, place) {
+            Ok(file) => (attr, is_linked) = (into.fs.attr(file).map_err(Trouble::Target)?, true),
+            Err(Error::Posix { errno: Errno::LOOP, .. }) if into.manner.is_forced => {}
+            Err(error) => return Err(Trouble::Source(error)),
+        }
+    }
+    if original.in_same_volume() == Some(attr.file) && !into.manner.keeps_all() {
+        return Err(same_file());
+    }
+    Ok(Some(Old { attr, is_linked }))
+}
+
+/// The file that the symbolic link at `place` leads to: what a regular file is written into, as
+/// by `cp`.
+fn behind_link(into: &IntoVolume<'_>, place: Place<'_>) -> Result<FileId, Error> {
+    let Some(way) = climb(into.fs, into.fs.root(), place.dir, SHOWN_PATH_MAX)? else {
+        let what = "a symbolic link is in its place, too deep to be followed";
+        return Err(Error::posix(Errno::NAMETOOLONG, what));
+    };
+    let path = [b"/", &way[..], b"/", place.name].concat();
+    match resolve_end(into.fs, &path, LastLink::Follow) {
+        Ok(End { file: Some(file), .. }) => Ok(file),
+        Ok(End { file: None, .. }) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {
+            let what = "a symbolic link to nothing is in its place, and is not written through";
+            Err(Error::posix(Errno::INVAL, what))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Refuses to replace what another source of the same command has become.
+pub(super) fn require_not_just_made(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+) -> Result<(), Trouble> {
+    let Some(Old { attr, .. }) = existing(into, place, original)? else { return Ok(()) };
+    let is_kept = into.manner.keeps(attr.mtime, original.attr().mtime);
+    if is_kept || attr.file_type == FileType::Directory {
+        return Ok(());
+    }
+    Err(Trouble::Source(Error::posix(Errno::EXIST, JUST_MADE)))
+}
+
+/// Makes place for a copy: gives the regular file that is written into, and removes what is not.
+fn take(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    Old { attr: old, is_linked }: &Old,
+    original: &dyn Original,
+    target: &[u8],
+    buf: &mut Vec<u8>,
+) -> Result<Option<FileId>, Trouble> {
+    if old.file_type == FileType::Directory {
+        let what = "a directory is in its place";
+        return Err(Trouble::Source(Error::posix(Errno::ISDIR, what)));
+    }
+    if *is_linked && old.file_type != FileType::Regular {
+        let what = "a symbolic link to what is no regular file is in its place, and is not \
+                    written through";
+        return Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
+    }
+    let is_regular = original.attr().file_type == FileType::Regular;
+    if is_regular {
+        require_readable(original, buf)?;
+    }
+    let has_other_names = into.manner.is_apart && old.nlink > 1;
+    let is_written = is_regular && old.file_type == FileType::Regular && !has_other_names;
+    let written = is_written.then_some(old.file);
+    if into.reflink == Reflink::Always {
+        let new = new_file(into, &into.preserve.of(original.attr()));
+        require_sharing(into, place.dir, original, written, &new)?;
+    }
+    if written.is_some() {
+        return Ok(written);
+    }
+    if original.attr().file_type == FileType::Symlink
+        && leads_to_itself(into.fs, place, target, old.file).map_err(Trouble::Target)?
+    {
+        return Err(same_file());
+    }
+    replace(into, names, place)?;
+    Ok(None)
+}
+
+/// Reads the beginning of the data: a source that cannot be read costs nothing of what is there.
+fn require_readable(original: &dyn Original, buf: &mut Vec<u8>) -> Result<(), Trouble> {
+    if original.comes_once() {
+        return Ok(());
+    }
+    let Some(data) = original.next_data(0).map_err(Trouble::Source)? else { return Ok(()) };
+    let len =
+        usize::try_from(data.end - data.start).map_or(PIECE_BYTES, |len| len.min(PIECE_BYTES));
+    if buf.len() < len {
+        buf.resize(len, 0);
+    }
+    original.read(data.start, &mut buf[..len]).map_err(Trouble::Source).map(drop)
+}
+
+/// Removes what is at `place` for a copy.
+fn replace(into: &IntoVolume<'_>, names: &Names<'_>, place: Place<'_>) -> Result<(), Trouble> {
+    into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
+    into.manner.tell_removed(names.to);
+    Ok(())
+}
+
+/// Gives a file with several names one more, or begins it for its first.
+fn link(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    mut taken: Option<FileId>,
+    target: &[u8],
     attr: &Attr,
 ) -> Result<Option<FileId>, Trouble> {
-    let failed = |error| Trouble::Source(Error::io("the table of hard links", error));
-    let name =
-        Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? };
+    let name = name_of(place)?;
     // Held until the name is in the table, so that a worker that cannot read the file
     // finds all of its names.
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
-    match links.newest(attr.file).map_err(failed)? {
+    match links.newest(attr.file).map_err(table_failed)? {
         None => {}
         Some(Known::Unreadable) => return Err(Trouble::OtherName),
-        Some(Known::Name(known)) => match link_to(into, &known, place, original) {
+        Some(Known::Name(known)) => match link_to(into, names, &known, place, &mut taken) {
             Ok(()) => {
-                links.add(attr.file, &name).map_err(failed)?;
+                links.add(attr.file, &name).map_err(table_failed)?;
                 return Ok(None);
             }
             // Another subvolume, or no more links for it: a file of its own.
@@ -109,84 +232,77 @@ fn link(
             Err(trouble) => return Err(trouble),
         },
     }
-    let file = make(into, place, original, attr)?;
-    links.add(attr.file, &name).map_err(failed)?;
+    let file = begin(into, place, taken, target, attr)?;
+    links.add(attr.file, &name).map_err(table_failed)?;
     Ok(Some(file))
 }
 
-fn link_to(
+/// A file that stays, in the place of one with several names: it gets the next ones, or has its
+/// name given to the copy that was made before.
+fn link_kept(
     into: &IntoVolume<'_>,
-    known: &Name,
+    names: &Names<'_>,
     place: Place<'_>,
-    original: &dyn Original,
+    old: &Old,
+    attr: &Attr,
 ) -> Result<(), Trouble> {
-    let file = into.fs.lookup(known.parent, &known.name).map_err(Trouble::Target)?;
-    match into.fs.link(file, place, into.at) {
-        Err(Error::Posix { errno: Errno::EXIST, .. }) => {
-            if existing(into, place, original)?.file == file {
-                return Ok(());
-            }
-            into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
-            into.fs.link(file, place, into.at).map_err(Trouble::Target)
+    let name = name_of(place)?;
+    let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
+    match links.newest(attr.file).map_err(table_failed)? {
+        None if !old.is_linked => {}
+        Some(Known::Name(known)) => {
+            link_to(into, names, &known, place, &mut Some(old.attr.file))?;
         }
-        result => result.map_err(Trouble::Target),
+        None | Some(Known::Unreadable) => return Ok(()),
     }
+    links.add(attr.file, &name).map_err(table_failed)
 }
 
-/// Makes an empty file, or takes the regular one that is there.
-fn make(
+fn name_of(place: Place<'_>) -> Result<Name, Trouble> {
+    Ok(Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? })
+}
+
+fn table_failed(error: std::io::Error) -> Trouble {
+    Trouble::Source(Error::io("the table of hard links", error))
+}
+
+/// Gives what was copied to `known` the name `place`, which `taken` loses.
+fn link_to(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    known: &Name,
+    place: Place<'_>,
+    taken: &mut Option<FileId>,
+) -> Result<(), Trouble> {
+    let file = into.fs.lookup(known.parent, &known.name).map_err(Trouble::Target)?;
+    if *taken == Some(file) {
+        return Ok(());
+    }
+    if taken.take().is_some() {
+        replace(into, names, place)?;
+    }
+    into.fs.link(file, place, into.at).map_err(Trouble::Target)
+}
+
+/// Makes an empty file, or empties the one that is written into.
+fn begin(
     into: &IntoVolume<'_>,
     place: Place<'_>,
-    original: &dyn Original,
+    taken: Option<FileId>,
+    target: &[u8],
     attr: &Attr,
 ) -> Result<FileId, Trouble> {
     let new = new_file(into, attr);
-    let target = match attr.file_type {
-        FileType::Symlink => original.read_link().map_err(Trouble::Source)?,
-        _ => Vec::new(),
-    };
-    let make = || match attr.file_type {
-        FileType::Symlink => into.fs.symlink(place, &target, &new),
-        file_type => into.fs.mknod(place, Node { file_type, rdev: attr.rdev }, &new),
-    };
-    match make() {
-        Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
-        result => return result.map_err(Trouble::Target),
+    let file_type = attr.file_type;
+    match taken {
+        Some(file) => {
+            let set = SetAttr { size: Some(0), ..owner_and_mode(into, attr) };
+            into.fs.set_attr(file, &set, into.at).map(|()| file)
+        }
+        None if file_type == FileType::Symlink => into.fs.symlink(place, target, &new),
+        None => into.fs.mknod(place, Node { file_type, rdev: attr.rdev }, &new),
     }
-    let old = existing(into, place, original)?;
-    if into.reflink == Reflink::Always {
-        require_sharing(into, place.dir, original, &old, &new)?;
-    }
-    if old.file_type == FileType::Regular && attr.file_type == FileType::Regular {
-        let set = SetAttr { size: Some(0), ..owner_and_mode(attr) };
-        into.fs.set_attr(old.file, &set, into.at).map_err(Trouble::Target)?;
-        return Ok(old.file);
-    }
-    if attr.file_type == FileType::Symlink
-        && leads_to_itself(into.fs, place, &target, old.file).map_err(Trouble::Target)?
-    {
-        return Err(same_file());
-    }
-    into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
-    make().map_err(Trouble::Target)
-}
-
-/// What is at `place`, which is no directory and not what is copied.
-fn existing(
-    into: &IntoVolume<'_>,
-    place: Place<'_>,
-    original: &dyn Original,
-) -> Result<Attr, Trouble> {
-    let file = into.fs.lookup(place.dir, place.name).map_err(Trouble::Target)?;
-    if original.in_same_volume() == Some(file) {
-        return Err(same_file());
-    }
-    let attr = into.fs.attr(file).map_err(Trouble::Target)?;
-    if attr.file_type == FileType::Directory {
-        let what = "a directory is in its place";
-        return Err(Trouble::Source(Error::posix(Errno::ISDIR, what)));
-    }
-    Ok(attr)
+    .map_err(Trouble::Target)
 }
 
 fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
@@ -199,11 +315,13 @@ fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
     }
 }
 
-fn owner_and_mode(attr: &Attr) -> SetAttr {
+/// What a file that is there gets: what is not kept of the source stays as it is.
+fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
+    let is_owner_kept = into.preserve.keeps(Attribute::Ownership);
     SetAttr {
-        permissions: Some(attr.permissions),
-        uid: Some(attr.uid),
-        gid: Some(attr.gid),
+        permissions: into.preserve.keeps(Attribute::Mode).then_some(attr.permissions),
+        uid: is_owner_kept.then_some(attr.uid),
+        gid: is_owner_kept.then_some(attr.gid),
         ..SetAttr::default()
     }
 }
@@ -211,7 +329,7 @@ fn owner_and_mode(attr: &Attr) -> SetAttr {
 /// Gives a file that was made its data, its extended attributes and its times.
 fn fill(
     into: &IntoVolume<'_>,
-    path: &dyn Fn() -> Vec<u8>,
+    names: &Names<'_>,
     place: Place<'_>,
     file: FileId,
     original: &dyn Original,
@@ -235,7 +353,7 @@ fn fill(
                 "it became shorter: {} bytes of {} were copied",
                 copied.end, attr.size
             );
-            into.problems.warning(&path(), &what);
+            into.problems.warning(&(names.from)(), &what);
         }
     }
     if into.preserve.keeps(Attribute::Xattr) {
@@ -264,20 +382,21 @@ fn share_data(
     }
 }
 
-/// Refuses what cannot be shared with the file that takes the place of `old`, which still is as it was.
+/// Refuses what cannot be shared with the file that is written into, or else with a new one in
+/// `dir`. What is there still is as it was.
 fn require_sharing(
     into: &IntoVolume<'_>,
     dir: FileId,
     original: &dyn Original,
-    old: &Attr,
+    written: Option<FileId>,
     new: &NewFile,
 ) -> Result<(), Trouble> {
     let is_regular = original.attr().file_type == FileType::Regular;
     let Some(from) = original.in_same_volume().filter(|_| is_regular) else { return Ok(()) };
     // No bytes are the same in any two files: what remains are the reasons that forbid it.
     let ask = |file| into.fs.dedupe_range(beginning(from), beginning(file), 0).map(drop);
-    let answer = if old.file_type == FileType::Regular {
-        ask(old.file)
+    let answer = if let Some(file) = written {
+        ask(file)
     } else {
         // Whether a new file has checksums is for its directory to say.
         into.fs.create_unnamed(dir, false, new).and_then(|file| {
@@ -415,7 +534,7 @@ pub(super) fn finish_directory(
     is_new: bool,
 ) -> Result<(), Error> {
     let attr = into.preserve.of(attr);
-    let all = if is_new { SetAttr::default() } else { owner_and_mode(&attr) };
+    let all = if is_new { SetAttr::default() } else { owner_and_mode(into, &attr) };
     let set = SetAttr {
         atime: Some(SetTime::To(attr.atime)),
         mtime: Some(SetTime::To(attr.mtime)),
@@ -445,8 +564,8 @@ fn remove(into: &IntoVolume<'_>, place: Place<'_>) {
     }
 }
 
-/// Removes all names of a file that could not be filled.
-fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, file: FileId) {
+/// Removes all names of a file that could not be filled, but for `place` when that was not new.
+fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, file: FileId, is_new: bool) {
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
     let mut names = || -> std::io::Result<Vec<Name>> {
         links.mark_unreadable(file)?;
@@ -455,7 +574,10 @@ fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, file: FileId) {
     match names() {
         Ok(names) => {
             for Name { parent, name } in names {
-                remove(into, Place { dir: parent, name: &name });
+                let made = Place { dir: parent, name: &name };
+                if is_new || made != place {
+                    remove(into, made);
+                }
             }
         }
         Err(error) => {

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
-use offshoot_vfs::{Error, FileId, FileType};
+use offshoot_vfs::{Error, FileId, FileType, Place};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
-use super::{IntoVolume, Source, Trouble, target};
+use super::{IntoVolume, Names, Source, Trouble, target};
 use crate::extract::{Entry, SafeName, Visitor, walk, workers};
 
 /// The most files that go to a worker at once.
@@ -56,13 +56,16 @@ impl Job<'_> {
     fn copy(&self, buf: &mut Vec<u8>) -> Result<(), Trouble> {
         let source = self.directory.source();
         let (into, dir) = (source.into, self.directory.file());
-        let path = || source.path_of(dir, &self.name);
+        let from = || source.path_of(dir, &self.name);
+        let to = || source.shown_of(dir, &self.name);
+        let names = Names { from: &from, to: &to };
+        let place = Place { dir, name: &self.name };
         match self.seen {
             Seen::Host(file_type) => {
                 let file = HostFile::found(self.directory.host_fd(), &self.name, file_type);
-                target::put_at(into, &path, dir, &self.name, &file.map_err(Trouble::Source)?, buf)
+                target::put(into, &names, place, &file.map_err(Trouble::Source)?, buf)
             }
-            Seen::Volume(ref file) => target::put_at(into, &path, dir, &self.name, file, buf),
+            Seen::Volume(ref file) => target::put(into, &names, place, file, buf),
         }
     }
 }

@@ -3,8 +3,8 @@
 //! A regular file whose destination the caller named is written into what is there, as `cp` does:
 //! its symbolic link is followed, its other names are kept, and a device or a FIFO takes the data
 //! and keeps its attributes. Everything else is removed, and then its name is given again: what
-//! is below a directory that is copied, and what is no regular file. With `-r` a file with
-//! several names is removed too, because the copy has names of its own.
+//! is below a directory that is copied, and what is no regular file. With `-r` or `-d` a
+//! file with several names is removed too, because the copy has names of its own.
 //!
 //! What holds a filesystem is neither written into nor removed.
 
@@ -93,7 +93,7 @@ fn find(
     if is_regular || file_type.is_block_device() {
         refuse_occupied(context, directory, name)?;
     }
-    if is_regular && overwrite.is_recursive && stat.st_nlink > 1 {
+    if is_regular && overwrite.manner.is_apart && stat.st_nlink > 1 {
         return Ok(Found::Replace);
     }
     let truncate = if is_regular { OFlags::empty() } else { OFlags::TRUNC };

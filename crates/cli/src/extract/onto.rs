@@ -37,8 +37,6 @@ pub(crate) struct Overwrite<'a> {
     pub(crate) manner: &'a Manner,
     /// The devices of the volumes, which are never replaced.
     pub(crate) devices: &'a [HostId],
-    /// Directories are copied with what is in them, as by `cp -a`.
-    pub(crate) is_recursive: bool,
     /// The caller named the destination of this file; otherwise it is below a directory.
     pub(crate) is_named: bool,
     /// What is there was made by an extraction that was left half done, in a directory of its own.
@@ -52,7 +50,6 @@ pub(crate) struct Onto<'a> {
     pub(crate) preserve: &'a Preserve,
     pub(crate) manner: &'a Manner,
     pub(crate) devices: &'a [HostId],
-    pub(crate) is_recursive: bool,
     pub(crate) problems: &'a Problems<'a>,
     pub(crate) progress: &'a Progress,
     pub(crate) counters: &'a Counters,
@@ -78,7 +75,6 @@ impl Onto<'_> {
             preserve: self.preserve,
             manner: self.manner,
             devices: self.devices,
-            is_recursive: self.is_recursive,
             is_named: !is_directory,
             is_resumed: false,
             parent: &host_top(parent, is_directory.then_some(name).flatten()),

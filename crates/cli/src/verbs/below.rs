@@ -10,6 +10,10 @@ use crate::resolve::{LastLink, at_path, resolve};
 /// The deepest tree that is gone through: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;
 
+/// What is done to each file: it gets the attributes, the path and where errors go.
+type Change<'c> =
+    &'c mut dyn FnMut(&Attr, &dyn Fn() -> Vec<u8>, &mut Report<'_, '_>) -> Result<(), Error>;
+
 /// Calls `change` for the file at `path` and, if `is_recursive`, for all below it. What cannot be
 /// changed is reported, and the others are changed.
 pub(super) fn each(
@@ -18,32 +22,33 @@ pub(super) fn each(
     last: LastLink,
     is_recursive: bool,
     report: &mut Report<'_, '_>,
-    change: &mut dyn FnMut(&Attr) -> Result<(), Error>,
+    change: Change<'_>,
 ) -> Result<(), Error> {
     let top = resolve(fs, path, last)?;
     let attr = fs.attr(top).map_err(|error| at_path(error, path))?;
-    change(&attr).map_err(|error| at_path(error, path))?;
+    change(&attr, &|| path.to_vec(), report).map_err(|error| at_path(error, path))?;
     if is_recursive && attr.file_type == FileType::Directory {
         walk(fs, top, (), DEPTH_MAX, &mut Below { top: path, report, change });
     }
     Ok(())
 }
 
-struct Below<'a, 'r, 'f> {
+struct Below<'a, 'r, 'f, 'c> {
     top: &'a [u8],
     report: &'a mut Report<'r, 'f>,
-    change: &'a mut dyn FnMut(&Attr) -> Result<(), Error>,
+    change: Change<'c>,
 }
 
-impl Below<'_, '_, '_> {
+impl Below<'_, '_, '_, '_> {
     fn change(&mut self, entry: &Entry<'_>) {
-        if let Err(error) = (self.change)(entry.attr) {
-            self.report.error(&at_path(error, &joined(self.top, entry.path)));
+        let path = || joined(self.top, entry.path);
+        if let Err(error) = (self.change)(entry.attr, &path, self.report) {
+            self.report.error(&at_path(error, &path()));
         }
     }
 }
 
-impl Visitor for Below<'_, '_, '_> {
+impl Visitor for Below<'_, '_, '_, '_> {
     type Directory = ();
 
     fn enter(&mut self, (): &(), entry: &Entry<'_>) -> Option<()> {

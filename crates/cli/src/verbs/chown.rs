@@ -20,7 +20,7 @@ pub(super) fn run(arguments: &ChownArguments, console: &Arc<Console>) -> Result 
     let last = if is_kept { LastLink::Keep } else { LastLink::Follow };
     at_every_place(places, &arguments.edit, console, |fs, path, report| {
         let (uid, gid) = owner(arguments.owner.as_bytes(), &Owners::of(fs))?;
-        each(fs, path, last, arguments.recursive, report, &mut |attr| {
+        each(fs, path, last, arguments.recursive, report, &mut |attr, _, _| {
             let permissions = without_set_id(attr);
             fs.set_attr(attr.file, &SetAttr { permissions, uid, gid, ..SetAttr::default() }, at)
         })

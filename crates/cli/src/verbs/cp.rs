@@ -1,18 +1,20 @@
 //! `offshoot cp`: copy files and directories into, out of and between volumes.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{Filesystem, Volume};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
 
 use crate::args::{CpArguments, Reflink};
-use crate::copy::{Goal, IntoVolume, Manner, Preserve, Shared, limits};
-use crate::edit::{Aim, NewName, Volumes, moment};
+use crate::copy::{Becomes, Goal, IntoVolume, Manner, Preserve, Shared, limits};
+use crate::edit::{Aim, HostId, JUST_MADE, Volumes, host_id_of_file, joined, moment};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{
     Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
@@ -22,7 +24,7 @@ use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
-use crate::resolve::{End, LastLink, at_path, climb_file, last_name, resolve, resolve_end};
+use crate::resolve::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use crate::session::Access;
 use crate::stream::{StreamFailure, TextOnly, write_contents};
 
@@ -48,6 +50,10 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     let manner = Manner::new(arguments)?;
     if first.is_empty() {
         return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
+    }
+    if let (true, [_, more, ..]) = (arguments.no_target_directory, first) {
+        let message = format!("-T takes one source, and {} is one more", more.display());
+        return Err(Failure::Usage(message));
     }
     let sources = sources(first)?;
     let (problems, counters) = (Problems::new(console), Counters::default());
@@ -211,6 +217,48 @@ impl Opened {
             Self::Stream => None,
         }
     }
+
+    /// How it is shown.
+    fn shown(&self) -> Vec<u8> {
+        match self {
+            Self::Volume(volume, _, path) => place_in(volume, path),
+            Self::Host(_) | Self::Stream => self.path().unwrap_or(b"-").to_vec(),
+        }
+    }
+}
+
+/// Sources that were named.
+#[derive(Default)]
+struct Seen {
+    /// Directory and name, on the host.
+    on_host: HashSet<(HostId, Vec<u8>)>,
+    /// The same in volumes, each by the address at which it is open.
+    in_volumes: HashSet<(usize, FileId, Vec<u8>)>,
+}
+
+impl Seen {
+    /// Whether a source is named for the first time. What has no name is no concern of it.
+    fn is_new(&mut self, source: &Opened) -> bool {
+        match source {
+            Opened::Stream => true,
+            Opened::Host(path) => {
+                let name = last_name(path.as_os_str().as_bytes());
+                let parent = path.parent().unwrap_or(path);
+                let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+                let (Some(name), Some(parent)) = (name, host_id_of_file(parent)) else {
+                    return true;
+                };
+                path.symlink_metadata().is_err() || self.on_host.insert((parent, name.to_vec()))
+            }
+            Opened::Volume(_, fs, path) => match resolve_end(fs, bare(path), LastLink::Keep) {
+                Ok(End { file: Some(_), place: Some((dir, name)), .. }) => {
+                    let volume = Arc::as_ptr(fs.volume()).addr();
+                    self.in_volumes.insert((volume, dir, name))
+                }
+                Ok(_) | Err(_) => true,
+            },
+        }
+    }
 }
 
 /// A source in a volume.
@@ -295,84 +343,80 @@ impl Copying<'_> {
         failures: &mut Failures<'_>,
     ) -> Result {
         let is_name = self.arguments.no_target_directory;
-        let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Follow)
-            .map_err(|error| Failure::Inside(volume.clone(), error))?;
-        if let Aim::Name(End { file: Some(file), .. }) = &aim {
-            require_written_through(fs, path, *file)
-                .map_err(|error| Failure::Inside(volume.clone(), error))?;
-        }
-        // What leads nowhere is replaced by a link, and written through by nothing.
-        let is_dangling = matches!(&aim, Aim::Name(End { file: None, .. }))
-            && resolve(fs, path, LastLink::Keep).is_ok();
+        let inside = |error| Failure::Inside(volume.clone(), error);
+        let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
         let limits = limits()?;
+        let mut seen = Seen::default();
+        let mut made = HashSet::new();
         for (source, links) in sources.iter().zip(&link_tables(sources)) {
             if self.shared.problems.is_stopped() {
                 break;
             }
-            if source.path().is_some_and(|path| self.shared.manner.leaves_out_source(path)) {
+            if self.is_left_out(source, &mut seen) {
                 continue;
             }
-            let into = IntoVolume::new(fs, volume, self.at, self.shared, links);
-            let aim = match is_dangling {
-                true if self.is_link(source) => Aim::of(fs, path, is_name, 1, LastLink::Keep),
-                true => {
-                    failures.opening(&Failure::Inside(volume.clone(), dangling(path)));
-                    continue;
-                }
-                false => Ok(aim.clone()),
-            };
-            let aim = aim.map_err(|error| Failure::Inside(volume.clone(), error))?;
-            if let Err(failure) =
-                self.one_to_volume(&into, source, fs, &aim, (volume, path), limits)
-            {
+            let into = IntoVolume::new(fs, self.at, self.shared, links);
+            let to = (fs, &aim, volume.as_path(), &path[..]);
+            if let Err(failure) = self.one_to_volume(&into, source, to, &mut made, limits) {
                 failures.opening(&failure);
             }
         }
         Ok(())
     }
 
-    /// Whether a source is a symbolic link that is copied as one.
-    fn is_link(&self, source: &Opened) -> bool {
-        self.last_link() == LastLink::Keep
-            && match source {
-                Opened::Host(path) => path.is_symlink(),
-                Opened::Volume(_, fs, path) => resolve(fs, path, LastLink::Keep)
-                    .and_then(|file| fs.attr(file))
-                    .is_ok_and(|attr| attr.file_type == FileType::Symlink),
-                Opened::Stream => false,
-            }
+    /// Whether a source is not copied: its name is left out, or it was named before.
+    fn is_left_out(&self, source: &Opened, seen: &mut Seen) -> bool {
+        let Some(path) = source.path() else { return false };
+        if self.shared.manner.leaves_out_source(path) {
+            return true;
+        }
+        let is_again = !seen.is_new(source);
+        if is_again {
+            let what = &"it was named before, and is copied once";
+            self.shared.problems.warning(&source.shown(), what);
+        }
+        is_again
     }
 
     fn one_to_volume(
         &self,
         into: &IntoVolume<'_>,
         source: &Opened,
-        fs: &Filesystem,
-        aim: &Aim,
-        (volume, path): (&Path, &[u8]),
+        (fs, aim, volume, path): (&Filesystem, &Aim, &Path, &[u8]),
+        made: &mut HashSet<(FileId, Vec<u8>)>,
         limits: Limits,
     ) -> Result {
         let recursive = self.arguments.recursive;
-        let is_link_kept = self.last_link() == LastLink::Keep;
         let inside = |error| Failure::Inside(volume.to_path_buf(), error);
+        let mut goal = |name: &[u8], is_directory| {
+            let becomes = becomes(aim, fs, path, name, is_directory)?;
+            let is_just_made = match &becomes {
+                Becomes::Name(new) => !made.insert((new.dir, new.name.clone())),
+                Becomes::Contents(_) => false,
+            };
+            let shown = match aim {
+                Aim::Into(_) => joined(path, last_name(name).unwrap_or(b".")),
+                Aim::Name(_) => path.to_vec(),
+            };
+            Ok(Goal { becomes, shown: place_in(volume, &shown), is_just_made })
+        };
         match source {
             Opened::Stream => {
-                let goal = stream_goal(aim, fs, path).map_err(inside)?;
+                if matches!(aim, Aim::Into(_)) {
+                    return Err(inside(Error::posix(Errno::ISDIR, Escaped(path).to_string())));
+                }
+                let goal = goal(b"", false).map_err(inside)?;
                 into.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
             }
             Opened::Host(file) => {
                 let name = file.as_os_str().as_bytes();
-                let goal = goal(aim, fs, path, name, file.is_dir()).map_err(inside)?;
-                let is_regular = file.is_file() && !(is_link_kept && file.is_symlink());
-                let goal = through_link(goal, fs, is_regular).map_err(inside)?;
+                let goal = goal(name, file.is_dir()).map_err(inside)?;
+                let is_link_kept = self.last_link() == LastLink::Keep;
                 into.host(file, &goal, recursive, is_link_kept, limits);
             }
             Opened::Volume(from, source, name) => {
                 let found = self.found(from, source, name)?;
-                let goal = goal(aim, fs, path, name, found.is_directory).map_err(inside)?;
-                let attr = source.attr(found.file).map_err(inside)?;
-                let is_regular = attr.file_type == FileType::Regular;
-                let goal = through_link(goal, fs, is_regular).map_err(inside)?;
+                let goal = goal(name, found.is_directory).map_err(inside)?;
                 let is_same = Arc::ptr_eq(source.volume(), fs.volume());
                 into.volume(source, found.file, &found.path, &goal, recursive, is_same);
             }
@@ -380,16 +424,24 @@ impl Copying<'_> {
         Ok(())
     }
 
+    /// Whether a file with these attributes would take the place of another one on the host.
+    fn replaces(&self, target: &Path, new: &Attr) -> bool {
+        target.metadata().or_else(|_| target.symlink_metadata()).is_ok_and(|old| {
+            let nanos = u32::try_from(old.mtime_nsec()).unwrap_or_default();
+            let old_mtime = Timestamp { secs: old.mtime(), nanos };
+            !old.is_dir() && !self.shared.manner.keeps(old_mtime, new.mtime)
+        })
+    }
+
     /// The source at `path` of a volume.
     fn found(&self, volume: &Path, fs: &Filesystem, path: &[u8]) -> Result<Found> {
         let find = || {
             let file = resolve(fs, path, self.last_link())?;
             let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
-            Ok((file, attr, climb_file(fs, file, path)?))
+            Ok((file, attr))
         };
-        let (file, attr, path) =
-            find().map_err(|error| Failure::Inside(volume.to_path_buf(), error))?;
-        let path = [volume.as_os_str().as_bytes(), b":", &path].concat();
+        let (file, attr) = find().map_err(|error| Failure::Inside(volume.to_path_buf(), error))?;
+        let path = place_in(volume, path);
         Ok(Found { file, is_directory: attr.file_type == FileType::Directory, path })
     }
 
@@ -414,7 +466,6 @@ impl Copying<'_> {
             preserve: self.shared.preserve,
             manner: self.shared.manner,
             devices: self.shared.devices,
-            is_recursive: self.arguments.recursive,
             problems: self.shared.problems,
             progress: self.shared.progress,
             counters: self.shared.counters,
@@ -422,15 +473,19 @@ impl Copying<'_> {
         };
         // Permissions are those of the volume; what they are before that is said with each call.
         rustix::process::umask(Mode::empty());
+        let mut seen = Seen::default();
+        let mut made = HashSet::new();
         for source in sources {
             let Opened::Volume(volume, fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
                 break;
             }
-            if self.shared.manner.leaves_out_source(name) {
+            if self.is_left_out(source, &mut seen) {
                 continue;
             }
-            if let Err(failure) = self.one_to_host(&onto, (volume, fs), name, path, into) {
+            if let Err(failure) =
+                self.one_to_host(&onto, (volume, fs), name, (path, into), &mut made)
+            {
                 failures.opening(&failure);
             }
         }
@@ -442,8 +497,8 @@ impl Copying<'_> {
         onto: &Onto<'_>,
         (volume, fs): (&Path, &Filesystem),
         name: &[u8],
-        path: &Path,
-        into: bool,
+        (path, into): (&Path, bool),
+        made: &mut HashSet<PathBuf>,
     ) -> Result {
         let Found { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
@@ -461,78 +516,38 @@ impl Copying<'_> {
             (false, None) => (path, None),
         };
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let target = parent.join(OsStr::from_bytes(name.unwrap_or_default()));
+        let is_just_made = !made.insert(target.clone());
+        if is_just_made && !is_directory && self.replaces(&target, &fs.attr(file)?) {
+            return Err(Failure::Refused(format!("{}: {JUST_MADE}", target.display())));
+        }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
-        onto.copy(&Source { fs, top: file, path: &shown }, parent, name.as_ref())
+        onto.copy(&Source { fs, top: file, path: prefix(&shown) }, parent, name.as_ref())
     }
 }
 
-/// Where a source at `source` goes.
-fn goal(
+/// What a source at `source` becomes.
+fn becomes(
     aim: &Aim,
     fs: &Filesystem,
     path: &[u8],
     source: &[u8],
     is_directory: bool,
-) -> Result<Goal, Error> {
+) -> Result<Becomes, Error> {
     match (aim, last_name(source)) {
-        (Aim::Into(dir), None) => Ok(Goal::Contents(*dir)),
+        (Aim::Into(dir), None) => Ok(Becomes::Contents(*dir)),
         (Aim::Name(end), _) if end.place.is_none() && is_directory => {
             let root = end.file.unwrap_or(fs.root());
-            Ok(Goal::Contents(root))
+            Ok(Becomes::Contents(root))
         }
         (_, name) => {
             let name = name.unwrap_or_default();
-            aim.new_name(fs, path, name, is_directory).map(Goal::Name)
+            aim.new_name(fs, path, name, is_directory).map(Becomes::Name)
         }
     }
 }
 
-/// What a regular file is written into, when a symbolic link has its name in a directory: the
-/// regular file that it leads to, as for `cp`.
-fn through_link(goal: Goal, fs: &Filesystem, is_regular: bool) -> Result<Goal, Error> {
-    let Goal::Name(new) = &goal else { return Ok(goal) };
-    let Some(link) = new.existing.filter(|_| is_regular) else { return Ok(goal) };
-    if fs.attr(link)?.file_type != FileType::Symlink {
-        return Ok(goal);
-    }
-    let path = [&climb_file(fs, new.dir, b"")?[..], b"/", &new.name].concat();
-    match resolve_end(fs, &path, LastLink::Follow)? {
-        End { file: existing @ Some(file), place: Some((dir, name)), .. }
-            if fs.attr(file)?.file_type == FileType::Regular =>
-        {
-            Ok(Goal::Name(NewName { dir, name, existing }))
-        }
-        End { file: Some(_), .. } => Err(through_no_file(&path)),
-        End { file: None, .. } => Err(dangling(&path)),
-    }
-}
-
-/// Refuses a `path` whose last name is a link that leads to `file`, if that is a device, a FIFO or
-/// a socket: it would be replaced by a regular file, wherever it is.
-fn require_written_through(fs: &Filesystem, path: &[u8], file: FileId) -> Result<(), Error> {
-    let is_plain = matches!(fs.attr(file)?.file_type, FileType::Regular | FileType::Directory);
-    if is_plain || resolve(fs, path, LastLink::Keep)? == file {
-        return Ok(());
-    }
-    Err(through_no_file(path))
-}
-
-/// The refusal to write through a link that leads to what is no regular file.
-fn through_no_file(path: &[u8]) -> Error {
-    let what = "is a symbolic link to what is no regular file, and is not written through";
-    Error::posix(Errno::INVAL, format!("{} {what}", Escaped(path)))
-}
-
-/// The refusal to write through a link that leads nowhere.
-fn dangling(path: &[u8]) -> Error {
-    let what = "is a symbolic link to nothing, and is not written through";
-    Error::posix(Errno::INVAL, format!("{} {what}", Escaped(path)))
-}
-
-/// Where standard input goes, which has no name of its own.
-fn stream_goal(aim: &Aim, fs: &Filesystem, path: &[u8]) -> Result<Goal, Error> {
-    match aim {
-        Aim::Into(_) => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),
-        Aim::Name(_) => aim.new_name(fs, path, b"", false).map(Goal::Name),
-    }
+/// A place, as a caller writes it.
+fn place_in(volume: &Path, path: &[u8]) -> Vec<u8> {
+    [volume.as_os_str().as_bytes(), b":", path].concat()
 }

@@ -1,5 +1,6 @@
 //! `offshoot ln`: give a file one more name, or make a symbolic link.
 
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
@@ -7,17 +8,25 @@ use offshoot_btrfs::Filesystem;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, Caller, NewName, Volumes, new_file, require_one_volume};
-use crate::exit::{ExitStatus, Result};
-use crate::output::{Console, Escaped};
+use crate::edit::{Aim, Caller, NewName, Volumes, is_same, joined, new_file, require_one_volume};
+use crate::exit::{ExitStatus, Failure, Result};
+use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
 use crate::resolve::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
 use crate::session::Access;
 
-pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
+pub(super) fn run(arguments: &LnArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let place = NamedPlace::parse(&arguments.place);
+    if arguments.symbolic
+        && let Some(target) = NamedPlace::parse_unless_host(&arguments.target)
+        && is_same(&target.volume, &place.volume)
+    {
+        let path = Escaped(&target.path);
+        let message = format!("with -s TARGET is the text that the link will hold: write {path}");
+        return Err(Failure::Usage(message));
+    }
     let mut places = vec![place];
     let target = if arguments.symbolic {
         arguments.target.as_bytes().to_vec()
@@ -32,27 +41,52 @@ pub(super) fn run(arguments: &LnArguments, console: &Arc<Console>) -> Result {
     let mut failures = Failures::new(console);
     let linked = link(&fs, arguments, &target, path, &caller);
     volumes.done(volume, path, linked.is_ok());
-    if let Err(error) = linked {
-        failures.inside(volume, ExitStatus::of(&error), &error);
+    let mut told = Ok(());
+    match linked {
+        Ok(new) if arguments.verbose => {
+            let place = [volume.as_os_str().as_bytes(), b":", &new].concat();
+            told = tell(out, &place, arguments);
+        }
+        Ok(_) => {}
+        Err(error) => failures.inside(volume, ExitStatus::of(&error), &error),
     }
     volumes.sync(&mut failures);
+    told?;
     failures.result()
 }
 
+fn tell(out: &mut dyn Write, place: &[u8], arguments: &LnArguments) -> io::Result<()> {
+    out.write_all(b"'")?;
+    write_name(out, place)?;
+    out.write_all(if arguments.symbolic { b"' -> '" } else { b"' => '" })?;
+    write_name(out, arguments.target.as_bytes())?;
+    writeln!(out, "'")
+}
+
+/// Makes the link, and gives its path.
 fn link(
     fs: &Filesystem,
     arguments: &LnArguments,
     target: &[u8],
     path: &[u8],
     caller: &Caller,
-) -> Result<(), Error> {
+) -> Result<Vec<u8>, Error> {
     let file = if arguments.symbolic { None } else { Some(linkable(fs, target)?) };
-    let aim = Aim::of(fs, path, arguments.no_target_directory, 1, LastLink::Keep)?;
+    let is_link = || -> Result<bool, Error> {
+        let Some(file) = resolve_end(fs, path, LastLink::Keep)?.file else { return Ok(false) };
+        Ok(fs.attr(file)?.file_type == FileType::Symlink)
+    };
+    let is_name = arguments.no_target_directory || arguments.no_dereference && is_link()?;
+    let aim = Aim::of(fs, path, is_name, 1, LastLink::Keep)?;
     let last = last_name(target).unwrap_or(target);
     let new = aim.new_name(fs, path, last, false)?;
     let place = Place { dir: new.dir, name: &new.name };
+    let shown = match aim {
+        Aim::Into(_) => joined(path, &new.name),
+        Aim::Name(_) => path.to_vec(),
+    };
     if file.is_some() && new.existing == file && arguments.force {
-        return require_other_name(fs, target, place, path);
+        return require_other_name(fs, target, place, path).map(|()| shown);
     }
     if let (None, Some(existing)) = (file, new.existing)
         && leads_to_itself(fs, place, target, existing)?
@@ -64,7 +98,7 @@ fn link(
         Some(file) => fs.link(file, place, caller.at),
         None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, caller)?).map(|_| ()),
     };
-    made.map_err(|error| match error {
+    made.map(|()| shown).map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => {
             let what = format!("{} and {}", Escaped(target), Escaped(path));
             Error::posix(Errno::XDEV, format!("{what} are in different subvolumes"))

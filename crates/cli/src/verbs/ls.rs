@@ -55,6 +55,10 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
                 directories.push(top);
             }
             Ok(top) => files.push(top),
+            // As ls has it, the command line is wrong that names what is not there.
+            Err(Failure::Inside(volume, error @ Error::Posix { .. })) => {
+                failures.inside(&volume, ExitStatus::Usage, &error);
+            }
             Err(failure) => failures.opening(&failure),
         }
     }

@@ -1,28 +1,40 @@
 //! `offshoot mkdir`: make directories.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr};
 
 use crate::args::MkdirArguments;
 use crate::edit::{Caller, at_every_place, new_file};
-use crate::exit::Result;
-use crate::output::{Console, Escaped};
+use crate::exit::{Failure, Result};
+use crate::output::{Console, Escaped, write_name};
+use crate::permissions::ModeChange;
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, resolve, resolve_end};
+use crate::resolve::{LastLink, at_path, bare, resolve, resolve_end};
 
-pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result {
+pub(super) fn run(
+    arguments: &MkdirArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
-    let plain = Mode { permissions: 0o777, caller, is_exact: false };
-    let mode = arguments.mode.map_or(plain, |permissions| Mode {
-        permissions,
-        caller: Caller { umask: 0, ..caller },
-        is_exact: true,
-    });
+    let change = arguments.mode.as_deref().map(ModeChange::parse).transpose();
+    let change = change.map_err(Failure::Usage)?;
+    let plain = Mode { change: None, caller };
+    let mode = Mode { change: change.as_ref(), caller };
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
-    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+    let mut told = Ok(());
+    let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
+        let mut make = |path: &[u8], mode| {
+            make(fs, path, mode)?;
+            if arguments.verbose && told.is_ok() {
+                told = tell(out, &report.place(path));
+            }
+            Ok(())
+        };
         if !arguments.parents {
-            return make(fs, path, mode);
+            return make(path, mode);
         }
         for end in prefixes(path) {
             let prefix = &path[..end];
@@ -31,20 +43,26 @@ pub(super) fn run(arguments: &MkdirArguments, console: &Arc<Console>) -> Result 
             let on_the_way = Mode { caller, ..plain };
             let mode = if end == path.len() { mode } else { on_the_way };
             if !is_directory(fs, prefix)? {
-                make(fs, prefix, mode)?;
+                make(prefix, mode)?;
             }
         }
         Ok(())
-    })
+    });
+    told.map_or_else(|error| Err(error.into()), |()| result)
+}
+
+fn tell(out: &mut dyn Write, place: &[u8]) -> io::Result<()> {
+    out.write_all(b"mkdir: created directory '")?;
+    write_name(out, place)?;
+    writeln!(out, "'")
 }
 
 /// The permissions of a new directory.
 #[derive(Clone, Copy)]
-struct Mode {
-    permissions: u32,
-    caller: Caller,
+struct Mode<'a> {
     /// The caller named them: the default access control list of the directory above takes none away.
-    is_exact: bool,
+    change: Option<&'a ModeChange>,
+    caller: Caller,
 }
 
 /// Where each component of `path` ends; the last one is the whole path.
@@ -70,18 +88,21 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
     Err(Error::posix(Errno::EXIST, Escaped(path).to_string()))
 }
 
-fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode) -> Result<(), Error> {
+fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode<'_>) -> Result<(), Error> {
     // The name is that of the directory, however many slashes follow it.
-    let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
-    let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
+    let end = resolve_end(fs, bare(path), LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
     };
-    let mut new = new_file(fs, dir, mode.permissions, &mode.caller)?;
+    let mut new = new_file(fs, dir, 0o777, &mode.caller)?;
     new.permissions |= fs.attr(dir)?.permissions & 0o2000;
+    if let Some(change) = mode.change {
+        new.permissions = change.of(new.permissions, true, mode.caller.umask);
+        new.umask = None;
+    }
     let new_dir =
         fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
-    if mode.is_exact && fs.attr(new_dir)?.permissions != new.permissions {
+    if mode.change.is_some() && fs.attr(new_dir)?.permissions != new.permissions {
         let exact = SetAttr { permissions: Some(new.permissions), ..SetAttr::default() };
         fs.set_attr(new_dir, &exact, new.at).map_err(|error| at_path(error, path))?;
     }

@@ -1,19 +1,20 @@
 //! `offshoot mv`: move or rename inside a volume.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Rename, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
-use crate::edit::{Aim, Volumes, joined, moment, require_one_volume};
+use crate::edit::{Aim, JUST_MADE, Volumes, joined, moment, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::globs::expand;
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
+use crate::resolve::{LastLink, at_path, bare, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
@@ -23,7 +24,13 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     if let [only] = &arguments.places[..] {
         return Err(Failure::Usage(format!("where to move {} is missing", only.display())));
     }
-    require_one_volume("mv", &places)?;
+    if let (true, [_, more, _, ..]) = (arguments.no_target_directory, &arguments.places[..]) {
+        let message = format!("-T takes one source, and {} is one more", more.display());
+        return Err(Failure::Usage(message));
+    }
+    require_one_volume("mv", &places).map_err(|failure| {
+        Failure::Usage(format!("{failure}; copy with `offshoot cp` and remove"))
+    })?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
     let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
     let fs = volumes.open(&volume, Access::Write)?;
@@ -41,8 +48,9 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         _ => Rename::Replace,
     };
     let mut told = Ok(());
+    let mut made = HashSet::new();
     for source in &sources {
-        let renamed = rename(&fs, source, &aim, &path, how, at);
+        let renamed = rename(&fs, source, &aim, &path, &mut made, (how, at));
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
@@ -76,24 +84,24 @@ fn rename(
     source: &[u8],
     aim: &Aim,
     path: &[u8],
-    how: Rename,
-    at: Timestamp,
+    made: &mut HashSet<(FileId, Vec<u8>)>,
+    (how, at): (Rename, Timestamp),
 ) -> Result<Option<Vec<u8>>, Error> {
     let fail = |errno, what: String| Err(Error::posix(errno, what));
     let shown = Escaped(source);
     // A link is moved itself, also when a slash follows its name.
-    let bare = source.len() - source.iter().rev().take_while(|&&byte| byte == b'/').count();
-    let found = resolve_end(fs, &source[..bare], LastLink::Keep)?;
+    let bare = bare(source);
+    let found = resolve_end(fs, bare, LastLink::Keep)?;
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
-    super::rm::require_name(&source[..bare])?;
-    let Some((dir, name)) = found.place else { return fail(Errno::BUSY, shown.to_string()) };
-    let attr = fs.attr(file)?;
-    let is_directory = attr.file_type == FileType::Directory;
-    if bare < source.len() && !is_directory {
-        return fail(Errno::NOTDIR, shown.to_string());
-    }
     if how == Rename::NoReplace && matches!(aim, Aim::Name(end) if end.file.is_some()) {
         return Ok(None);
+    }
+    super::rm::require_name(bare)?;
+    let Some((dir, name)) = found.place else { return Err(super::rm::root()) };
+    let attr = fs.attr(file)?;
+    let is_directory = attr.file_type == FileType::Directory;
+    if bare.len() < source.len() && !is_directory {
+        return fail(Errno::NOTDIR, shown.to_string());
     }
     let new = aim.new_name(fs, path, last_name(source).unwrap_or(&name), is_directory)?;
     let shown_new = match aim {
@@ -103,6 +111,10 @@ fn rename(
     let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
     if how == Rename::NoReplace && new.existing.is_some() {
         return Ok(None);
+    }
+    if !made.insert((new.dir, new.name.clone())) && new.existing.is_some() && !is_directory {
+        let what = format!("{}: {}", Escaped(&shown_new), JUST_MADE);
+        return fail(Errno::EXIST, what);
     }
     // A link that takes the place of what it leads to is all that is left of it.
     let is_of_link = |existing| {

@@ -13,7 +13,7 @@ use crate::extract::{Entry, Visitor, walk};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, resolve_end};
+use crate::resolve::{LastLink, at_path, bare, resolve_end};
 
 /// The deepest tree that is removed: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;
@@ -83,16 +83,16 @@ fn remove(
 ) -> Result<(), Error> {
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
     // A link is removed itself, and a slash behind its name asks for a directory.
-    let bare = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
-    let end = resolve_end(fs, &path[..bare], LastLink::Keep)?;
+    let bare = bare(path);
+    let end = resolve_end(fs, bare, LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
-    require_name(&path[..bare])?;
-    let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
+    require_name(bare)?;
+    let Some((dir, name)) = end.place else { return Err(root()) };
     let place = Place { dir, name: &name };
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
     let shown = report.place(path);
     if attr.file_type != FileType::Directory {
-        if bare < path.len() {
+        if bare.len() < path.len() {
             return fail(Errno::NOTDIR);
         }
         if talk.is_file_wanted(&attr, &shown) {
@@ -119,7 +119,7 @@ fn remove(
         return Ok(());
     }
     let top = Open { place: (dir, name), left: 0 };
-    let mut removal = Removal { fs, at, report, talk, named: path, top: &path[..bare], left: 0 };
+    let mut removal = Removal { fs, at, report, talk, named: path, top: bare, left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())
 }
@@ -131,6 +131,11 @@ pub(super) fn require_name(path: &[u8]) -> Result<(), Error> {
         return Err(Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path))));
     }
     Ok(())
+}
+
+/// Refuses to remove or move the root.
+pub(super) fn root() -> Error {
+    Error::posix(Errno::BUSY, "/ is the root of the volume, which stays")
 }
 
 /// What a subvolume is told apart by: it goes as a whole, and is no directory that is emptied by mistake.

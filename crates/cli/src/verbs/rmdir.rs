@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
 
-use super::rm::{require_name, subvolume};
+use super::rm::{require_name, root, subvolume};
 use crate::args::RmdirArguments;
 use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, resolve_end};
+use crate::resolve::{LastLink, at_path, bare, resolve_end};
 
 pub(super) fn run(arguments: &RmdirArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
-        let mut path = without_slashes(path);
+        let mut path = bare(path);
         remove(fs, path, at)?;
         if !arguments.parents {
             return Ok(());
         }
         loop {
             let slash = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
-            path = without_slashes(&path[..slash]);
+            path = bare(&path[..slash]);
             if path.is_empty() {
                 return Ok(());
             }
@@ -32,18 +32,12 @@ pub(super) fn run(arguments: &RmdirArguments, console: &Arc<Console>) -> Result 
     })
 }
 
-/// The path without the slashes at its end.
-fn without_slashes(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
-    &path[..end]
-}
-
 fn remove(fs: &dyn FileSystemMut, path: &[u8], at: Timestamp) -> Result<(), Error> {
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
     let end = resolve_end(fs, path, LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
     require_name(path)?;
-    let Some((dir, name)) = end.place else { return fail(Errno::BUSY) };
+    let Some((dir, name)) = end.place else { return Err(root()) };
     if fs.attr(file).map_err(|error| at_path(error, path))?.file_type != FileType::Directory {
         return fail(Errno::NOTDIR);
     }

@@ -6,9 +6,11 @@
 //! | `look` | `ls`, `stat`, `find`, `du`, `df`, `lsattr`, `getfattr` and `btrfs filesystem du` on the mount |
 //! | `change` | `chmod`, `chown`, `touch`, `mknod`, `rmdir`, `rm`, `cp` on a directory of the host; `btrfs check` |
 //! | `generated` | the same for options in any combination |
+//! | `codes` | the core utilities, for what ends with which exit code |
 //! | `said` | what messages and JSON must hold |
 
 mod change;
+mod codes;
 mod generated;
 #[path = "../shared/lines.rs"]
 mod lines;

@@ -13,7 +13,6 @@ fn messages_name_the_volume() {
     does(dir, "mkdir A.img:/d");
     does(dir, "touch A.img:/f");
     for (line, message) in [
-        ("ls A.img:/x", "A.img:/x: no such file"),
         ("cat A.img:/x", "A.img:/x: no such file"),
         ("stat A.img:/x", "A.img:/x: no such file"),
         ("find A.img:/x", "A.img:/x: no such file"),
@@ -37,14 +36,29 @@ fn messages_name_the_volume() {
         ("cp A.img:/x .", "A.img:/x: no such file"),
         ("cp A.img:/d .", "A.img:/d, not copied without -r: is a directory"),
         ("extract A.img:/x out", "A.img:/x: no such file"),
-        ("ls 'A.img:/*.c'", "A.img:/*.c: no such file"),
     ] {
         let said = fails(dir, line, 1);
+        assert!(said.starts_with(&format!("offshoot: {message}")), "{line}: {said}");
+    }
+    for (line, message) in
+        [("ls A.img:/x", "A.img:/x: no such file"), ("ls 'A.img:/*.c'", "A.img:/*.c: no such file")]
+    {
+        let said = fails(dir, line, 2);
         assert!(said.starts_with(&format!("offshoot: {message}")), "{line}: {said}");
     }
     // What was meant is said.
     let said = fails(dir, "ls A.img/d", 2);
     assert!(said.contains("write A.img:/d"), "{said}");
+    let said = fails(dir, "ln -s A.img:/f A.img:/d/link", 2);
+    assert!(said.contains("the text that the link will hold: write /f"), "{said}");
+    let said = fails(dir, "mv A.img:/f .", 2);
+    assert!(said.contains("are two; copy with `offshoot cp` and remove"), "{said}");
+    for line in ["rm -rf A.img:/", "rm -r A.img", "rmdir A.img:/", "mv A.img:/ A.img:/d"] {
+        let said = fails(dir, line, 1);
+        assert!(said.starts_with("offshoot: A.img:/ is the root of the volume, which stays"));
+    }
+    let said = fails(dir, "cp -Z A.img:/f .", 2);
+    assert!(said.contains("unexpected argument '-Z'") && !said.contains("as a value"), "{said}");
     let said = fails(dir, "mknod A.img:/n c 1", 2);
     assert!(said.contains("MAJOR and MINOR"), "{said}");
 }

@@ -393,3 +393,30 @@ fn a_mount_of_another_user_is_not_trusted() {
     ended.join().expect("no panic").expect("it ends");
     drop(control);
 }
+
+/// A mount over the dead mount of another user does not take that one away: what it says of itself
+/// is not believed.
+#[test]
+fn a_dead_mount_of_another_user_is_not_taken_away() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let image = &disks.images()[0];
+    let dir = scratch_dir();
+    let impostor = Impostor { dir: dir.path().into(), source: image.clone() };
+    // No program serves it from the first moment.
+    drop(impostor.mount().expect("it is mounted"));
+    let is_mounted = || {
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts");
+        mounts.lines().any(|line| line.contains(&format!(" {} ", dir.path().display())))
+    };
+    let words: [&OsStr; 3] = ["mount".as_ref(), image.as_ref(), dir.path().as_ref()];
+    let mount = super::offshoot(&words);
+    let said = String::from_utf8_lossy(&mount.stderr);
+    assert_eq!(mount.status.code(), Some(1), "{said}");
+    assert!(said.contains("`offshoot unmount` takes it away"), "{said}");
+    assert!(!said.contains("unmounted") && is_mounted(), "{said}");
+    let unmount = super::unmount(&[dir.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&unmount.stderr);
+    assert!(said.contains("another user mounted that"), "{said}");
+    assert!(!is_mounted(), "{said}");
+}

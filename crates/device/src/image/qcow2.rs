@@ -1,46 +1,66 @@
-//! QEMU's qcow2.
+//! QEMU's qcow2, versions 2 and 3.
 //!
-//! The crate `imago`, by people of QEMU's block layer, maps, allocates and copies on write. This
-//! module stands around it:
+//! ```text
+//!   L1 table ──> L2 table ──> cluster of data
+//!                             else the backing file, else zeros
+//!   count table ──> block of counts: how many entries lead to each cluster of the file
+//! ```
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`header`] | looks at the header first: bounds what `imago` allocates, and refuses by name what it does not know |
-//! | [`store`] | gives `imago` a device for a file, orders its writes, and shows a snapshot as if it were the disk |
-//! | [`counts`] | counts clusters before the first tables refer to them |
-//! | [`Qcow2Device`] | is a [`BlockDevice`] |
-//! | [`reader`] | reads images with what `imago` does not know, without it |
+//! | [`header`] | the header and the snapshots; refuses by name what is not known |
+//! | [`layout`] | the numbers of an image, and what an L2 entry says |
+//! | [`pages`] | the tables and counts that are in memory, and which of them changed |
+//! | [`tables`] | from a byte of the disk to its entry; copies a table that a snapshot shares |
+//! | [`counts`] | reference counts, and the clusters that are free by them |
+//! | [`file`](self::file) | the file, and whether it needs a barrier |
+//! | [`metadata`] | which clusters no write of data may touch |
+//! | [`read`], [`compressed`], [`write`] | the disk |
+//! | [`commit`] | the order in which all of it reaches the medium |
 //!
-//! # What a barrier promises
+//! # Invariants
 //!
-//! `imago` writes reference counts before the tables that use them when it allocates, and after
-//! them when it frees, but it puts no barrier between. [`store`] does: each write of metadata is
-//! preceded by one, if anything was written since the last. Entries of the L1 table and of the
-//! table of reference counts `imago` writes at once, before the counts of what they refer to;
-//! [`counts`] writes these first. So after a power cut at any point every
-//! table refers to clusters that are counted; at worst some are counted and not used, which
-//! `qemu-img check` calls leaks and repairs. A [`flush`](BlockDevice::flush) returns when data,
-//! reference counts and tables are on the medium, in this order.
+//! 1. What an entry on the medium leads to is on the medium, and counted there.
+//! 2. A cluster is counted until the medium has no entry that leads to it. So a cut leaves leaks at
+//!    worst, which `qemu-img check` repairs, and no corruption.
+//! 3. A [`flush`](BlockDevice::flush) returns when data, counts and tables are on the medium.
+//! 4. Nothing is written in place that is counted more than once, and no data where metadata is.
+//!
+//! # Locks
+//!
+//! `committing`, then `tables`, then the map of the pages. Reads, and writes to where the disk
+//! is already, share `tables`; a request that changes an entry has it alone.
+//!
+//! Source: the format's specification, `docs/interop/qcow2` of QEMU.
 
+mod commit;
+mod compressed;
 mod counts;
+mod file;
 mod header;
-mod reader;
-mod store;
+mod layout;
+mod metadata;
+mod pages;
+mod read;
+mod tables;
+mod write;
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use imago::io_buffers::IoVector;
-use imago::qcow2::Qcow2;
-use imago::raw::Raw;
-use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
+use file::File;
 pub use header::{Qcow2Header, Qcow2Snapshot};
-use reader::Reader;
-use store::{Order, Store};
+use layout::{Compressed, Layout};
+use metadata::Metadata;
+use tables::Tables;
 
 use crate::{BlockDevice, request_range, together, total_bytes};
+
+/// How large the table of reference counts may be, as QEMU has it.
+const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
 /// How a qcow2 is opened.
 #[derive(Debug, Default)]
@@ -73,105 +93,93 @@ pub fn open_qcow2(
     if header.backing.is_some() && backing.is_none() {
         return Err(super::unsupported("it needs its backing file"));
     }
-    if let Some(layout) = header.layout_for_reader(snapshot.as_ref()) {
-        return Ok(Arc::new(Reader::new(below, backing, layout)));
-    }
-    if is_writable {
-        counts::check(&*below)?;
-    }
-    let backing = match backing {
-        Some(device) => {
-            let store = Store::new(device, Order::Free, Vec::new());
-            let raw = Raw::builder(store).open(DenyImplicitOpenGate::default())?;
-            Some(FormatAccess::new(raw))
-        }
-        None => None,
+    let layout = header.layout(snapshot.as_ref());
+    let metadata = if is_writable {
+        let metadata = Metadata::read(&*below, &layout, header.snapshot_tables())?;
+        header.clear_autoclear(&*below)?;
+        metadata
+    } else {
+        Metadata::default()
     };
-    let overlay = header.overlay(snapshot.as_ref());
-    let name = below.name().to_owned();
-    let metadata = Store::new(below.clone(), Order::AfterAll, overlay);
-    let data = metadata.beside(Order::Free);
-    let image = Qcow2::<Store>::builder(metadata)
-        .write(is_writable)
-        .backing(backing)
-        .data_file(Some(data))
-        .open(DenyImplicitOpenGate::default())?;
-    let access = FormatAccess::new(image);
-    let size_bytes = access.size();
-    Ok(Arc::new(Qcow2Device { access: RwLock::new(access), below, name, size_bytes, is_writable }))
+    let file = Arc::new(File::new(below));
+    Ok(Arc::new(Disk {
+        tables: RwLock::new(Tables::new(file.clone(), layout, metadata)),
+        file,
+        backing,
+        layout,
+        is_writable,
+        unpacked: Mutex::default(),
+        committing: Mutex::default(),
+        has_failed: AtomicBool::new(false),
+    }))
 }
 
 /// The disk in a qcow2.
 #[derive(Debug)]
-struct Qcow2Device {
-    /// Reads share it where nothing is written. Otherwise each call has it alone: with several,
-    /// `imago` may write a table between two others, also to make room in its cache for one that is
-    /// read, and after a power cut it would refer to what is not counted.
-    access: RwLock<FormatAccess<Store>>,
-    below: Arc<dyn BlockDevice>,
-    name: String,
-    size_bytes: u64,
+struct Disk {
+    file: Arc<File>,
+    backing: Option<Arc<dyn BlockDevice>>,
+    layout: Layout,
     is_writable: bool,
+    tables: RwLock<Tables>,
+    /// The cluster that was unpacked last.
+    unpacked: Mutex<Option<(Compressed, Arc<Vec<u8>>)>>,
+    /// Held by the thread that commits.
+    committing: Mutex<()>,
+    /// A commit failed: nothing is written any more.
+    has_failed: AtomicBool,
 }
 
-impl Qcow2Device {
+impl Disk {
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.is_writable {
             return Err(rustix::io::Errno::ROFS.into());
         }
-        request_range(self.size_bytes, offset, len).map(drop)
+        request_range(self.layout.size_bytes, offset, len).map(drop)
     }
 }
 
-impl BlockDevice for Qcow2Device {
+impl BlockDevice for Disk {
     fn name(&self) -> &str {
-        &self.name
+        self.file.name()
     }
 
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.layout.size_bytes
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        request_range(self.size_bytes, offset, buf.len() as u64)?;
-        if self.is_writable {
-            self.access.write().read(buf, offset)
-        } else {
-            self.access.read().read(buf, offset)
-        }
+        request_range(self.layout.size_bytes, offset, buf.len() as u64)?;
+        self.read(&self.tables.read(), offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.check_change(offset, buf.len() as u64)?;
-        self.access.write().write(buf, offset)
+        self.write(offset, buf)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_change(offset, total_bytes(bufs))?;
-        self.access.write().write(IoVector::from(&*together(bufs)), offset)
+        self.write(offset, &together(bufs))
     }
 
     fn flush(&self) -> io::Result<()> {
-        if !self.is_writable {
-            return Ok(());
-        }
-        // What the caches hold goes to the file, in order, and then to the medium.
-        self.access.write().flush()?;
-        self.below.flush()
+        if self.is_writable { self.commit() } else { Ok(()) }
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
-        self.access.write().discard_to_any(offset, len)
+        Disk::discard(self, offset, len)
     }
 }
 
-impl Drop for Qcow2Device {
+impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_writable {
             // What was promised is stored already. Without this some clusters would stay counted
-            // that nothing uses, and an error here would mean no more than that.
-            let _ = self.access.read().flush();
+            // that nothing uses, and an error here would mean no more than that. The second one
+            // stores the counts of what the first one made free.
+            let _ = self.commit().and_then(|()| self.commit());
         }
     }
 }

@@ -177,6 +177,9 @@ fn write_some(opened: io::Result<Arc<dyn BlockDevice>>) {
     for offset in [0, 70_000, device.size_bytes().saturating_sub(512)] {
         let _ = device.write_at(offset, &[7; 512]);
     }
+    let _ = device.discard(512, 1 << 20);
+    let _ = device.flush();
+    let _ = device.write_at(100, &[8; 16_000]);
     let _ = device.flush();
 }
 

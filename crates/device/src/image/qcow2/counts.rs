@@ -1,222 +1,275 @@
-//! Reference counts that have to be on the medium before something refers to their clusters.
+//! Reference counts, and the clusters that are free by them.
 //!
 //! ```text
-//!   reference table ──> reference block ──> count of a cluster
-//!   L1 table        ──> L2 table (a cluster)  ──> data (a cluster)
+//!   count table ──> block of counts ──> count of a cluster: how many entries lead to it
 //! ```
 //!
-//! `imago` keeps counts in a cache and writes them before the L2 tables there, but it writes an
-//! entry of the L1 table or of the reference table as soon as it has it. After a power cut such an
-//! entry could refer to a cluster that counts as free. So before one of these is written, the count
-//! of its cluster becomes one where it is none. The cache has the same count, and writes it later.
-//!
-//! A thread may write a block that it copied out of the cache before another one counted there. So
-//! [`Counts`] remembers what was counted here, and puts it into such a block, until a block has it
-//! by itself. Counts of less than a byte share one with their neighbours, so the caller lets one
-//! thread at a time write metadata.
+//! A block counts itself: the one for clusters that no block counted yet is the first of them. When
+//! the table has no entry left, a larger one is made behind everything it counts, with the blocks
+//! for its own clusters, and the header leads to it in the commit that follows.
 
 use std::io;
-use std::ops::Range;
 
-use crate::BlockDevice;
+use super::REFCOUNT_TABLE_BYTES_MAX;
+use super::layout::{Layout, OFFSET_BITS};
+use super::pages::Order;
+use super::tables::{Tables, wrong_counts};
 use crate::fields::invalid;
 
-/// The bits of an entry that say where something is.
-const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
+/// How many clusters are remembered that became free.
+const FREED_MAX: usize = 1 << 16;
 
-/// Where the tables are, by the header as it is now.
-struct Tables {
-    cluster_bits: u32,
-    l1: Range<u64>,
-    references: Range<u64>,
-    /// The logarithm of the bits of a count.
-    count_order: u32,
+/// Where the header says where the count table is, and how many clusters it has.
+const HEADER_COUNT_TABLE: u64 = 48;
+
+impl Layout {
+    /// The logarithm of the counts in a block.
+    fn block_bits(&self) -> u32 {
+        self.cluster_bits + 3 - self.count_order
+    }
+}
+
+/// The count of `1 << order` bits that begins at `bit` of `bytes`.
+fn count_in(bytes: &[u8], bit: usize, order: u32) -> u64 {
+    let (bits, first) = (1 << order, bit / 8);
+    if bits < 8 {
+        // Those of less than a byte begin at its lowest bits.
+        return u64::from(bytes[first] >> (bit % 8)) & ((1 << bits) - 1);
+    }
+    let bytes = &bytes[first..first + bits / 8];
+    bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// Makes the count that begins at `bit` of `bytes` the one that is given.
+fn set_count_in(bytes: &mut [u8], bit: usize, order: u32, count: u64) {
+    let (bits, first) = (1 << order, bit / 8);
+    if bits < 8 {
+        let mask = ((1u8 << bits) - 1) << (bit % 8);
+        bytes[first] = bytes[first] & !mask | count.to_be_bytes()[7] << (bit % 8) & mask;
+        return;
+    }
+    let len = bits / 8;
+    bytes[first..first + len].copy_from_slice(&count.to_be_bytes()[8 - len..]);
 }
 
 impl Tables {
-    fn read(device: &dyn BlockDevice) -> io::Result<Self> {
-        let mut bytes = [0; 104];
-        let len = usize::try_from(device.size_bytes()).map_or(104, |size| size.min(104));
-        device.read_at(0, &mut bytes[..len])?;
-        let number = |at: usize, len: usize| {
-            bytes[at..at + len].iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte))
-        };
-        let cluster_bits = bytes[23].into();
-        if !(9..=21).contains(&cluster_bits) {
-            return Err(invalid("its clusters have an impossible size"));
+    /// How many entries lead to `cluster`.
+    pub(super) fn count(&self, cluster: u64) -> io::Result<u64> {
+        let order = self.layout.count_order;
+        match self.count_at(cluster)? {
+            Some((at, bit)) => self.pages.with(at, |bytes| count_in(bytes, bit, order)),
+            None => Ok(0),
         }
-        let table = |start: u64, len: u64| start..start.saturating_add(len);
-        Ok(Self {
-            cluster_bits,
-            l1: table(number(40, 8), number(36, 4) * 8),
-            references: table(number(48, 8), number(56, 4) << cluster_bits),
-            // Version 2 has counts of 16 bits.
-            count_order: if bytes[7] == 2 { 4 } else { u32::from(bytes[99]).min(6) },
-        })
     }
 
-    /// The bits of a block's index in the reference table, and the place of the count in its block.
-    fn block_of(&self, cluster: u64) -> (u64, u64) {
-        let counts_bits = self.cluster_bits + 3 - self.count_order;
-        (cluster >> counts_bits, cluster & ((1 << counts_bits) - 1))
+    /// Where the count of `cluster` is: its first byte, and its first bit in that; `None` without a
+    /// block for it.
+    fn count_at(&self, cluster: u64) -> io::Result<Option<(u64, usize)>> {
+        let block = self.block(cluster >> self.layout.block_bits())?;
+        let inside = cluster & ((1 << self.layout.block_bits()) - 1);
+        let bit = inside << self.layout.count_order;
+        let place = (block + bit / 8, usize::try_from(bit % 8).expect("small"));
+        Ok((block != 0).then_some(place))
     }
 
-    /// Counts `cluster` once, where it is not counted; that count.
-    fn count(&self, device: &dyn BlockDevice, cluster: u64) -> io::Result<Option<Count>> {
-        let (index, inside) = self.block_of(cluster);
-        let Some(at) = self.references.start.checked_add(index * 8) else { return Ok(None) };
-        if at + 8 > self.references.end {
-            return Ok(None);
+    /// Where the block of this index is; 0 when there is none.
+    fn block(&self, index: u64) -> io::Result<u64> {
+        if index >= self.count_table_bytes() / 8 {
+            return Ok(0);
         }
-        let block = entry_at(device, at)? & OFFSET_BITS;
-        if block == 0 {
-            return Ok(None);
-        }
-        let bits = 1u64 << self.count_order;
-        let first = block + inside * bits / 8;
-        let mut bytes = vec![0; usize::try_from(bits.div_ceil(8)).map_err(io::Error::other)?];
-        device.read_at(first, &mut bytes)?;
-        // Counts of less than a byte begin at its lowest bits; others are big-endian.
-        let shift = if bits < 8 { inside * bits % 8 } else { 0 };
-        let mask = if bits < 8 { ((1u8 << bits) - 1) << shift } else { u8::MAX };
-        let count = Count { first, len: bytes.len(), mask, one: 1 << shift };
-        let is_new = count.add_to(&mut bytes);
-        if is_new {
-            device.write_at(first, &bytes)?;
-        }
-        Ok(is_new.then_some(count))
+        let block = self.pages.number(self.count_table_at() + index * 8)? & OFFSET_BITS;
+        let is_possible = self.layout.inside(block) == 0
+            && block < self.file.size_bytes()
+            && (block == 0 || !self.metadata.is_fixed(block >> self.layout.cluster_bits));
+        if is_possible { Ok(block) } else { Err(invalid("an entry of its tables is damaged")) }
     }
-}
 
-/// Where the count of a cluster is, which is one.
-#[derive(Debug)]
-struct Count {
-    first: u64,
-    len: usize,
-    /// Its bits in its last byte, and the lowest of them.
-    mask: u8,
-    one: u8,
-}
-
-impl Count {
-    /// Makes the count in `bytes`, which are those of the count, one where it is zero. Whether it
-    /// was.
-    fn add_to(&self, bytes: &mut [u8]) -> bool {
-        let Some((last, others)) = bytes.split_last_mut() else { return false };
-        let is_zero = others.iter().all(|&byte| byte == 0) && *last & self.mask == 0;
-        if is_zero {
-            *last |= self.one;
-        }
-        is_zero
+    fn count_table_at(&self) -> u64 {
+        self.metadata.count_table.start << self.layout.cluster_bits
     }
-}
 
-fn entry_at(device: &dyn BlockDevice, at: u64) -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    // Behind the end of the file there are zeros.
-    if at.checked_add(8).is_some_and(|end| end <= device.size_bytes()) {
-        device.read_at(at, &mut bytes)?;
+    fn count_table_bytes(&self) -> u64 {
+        let clusters = self.metadata.count_table.end - self.metadata.count_table.start;
+        clusters << self.layout.cluster_bits
     }
-    Ok(u64::from_be_bytes(bytes))
-}
 
-/// What was counted here, and is in no block that was written since.
-#[derive(Debug, Default)]
-pub(super) struct Counts(Vec<Count>);
+    /// Makes the count of `cluster`, for which there is a block, the one that is given.
+    pub(super) fn set_count(&mut self, cluster: u64, count: u64) -> io::Result<()> {
+        let order = self.layout.count_order;
+        let Some((at, bit)) = self.count_at(cluster)? else { return Err(wrong_counts()) };
+        let len = (1usize << order).div_ceil(8);
+        let mut bytes = [0; 8];
+        self.pages.with(at, |page| bytes[..len].copy_from_slice(&page[..len]))?;
+        set_count_in(&mut bytes[..len], bit, order, count);
+        self.pages.change(at, &bytes[..len], Order::Counts)
+    }
 
-impl Counts {
-    /// `bytes` are about to be written at `offset`: what new entries of the two tables in it refer
-    /// to is counted, and what was counted before is put into blocks of counts. Whether a count was
-    /// written.
-    pub(super) fn before_write(
-        &mut self,
-        device: &dyn BlockDevice,
-        offset: u64,
-        bytes: &mut [u8],
-    ) -> io::Result<bool> {
-        self.0.retain(|count| {
-            let start = count.first.checked_sub(offset).and_then(|at| usize::try_from(at).ok());
-            let range = start.and_then(|start| bytes.get_mut(start..start + count.len));
-            range.is_none_or(|bytes| count.add_to(bytes))
-        });
-        let tables = Tables::read(device)?;
-        let mut has_written = false;
-        for (at, entry) in (offset..).step_by(8).zip(bytes.as_chunks::<8>().0) {
-            let is_entry = tables.l1.contains(&at) || tables.references.contains(&at);
-            let place = u64::from_be_bytes(*entry) & OFFSET_BITS;
-            if is_entry && place != 0 && entry_at(device, at)? & OFFSET_BITS != place {
-                let count = tables.count(device, place >> tables.cluster_bits)?;
-                has_written |= count.is_some();
-                self.0.extend(count);
+    /// Counts a free cluster once; its number. What it holds is not defined.
+    pub(super) fn allocate(&mut self) -> io::Result<u64> {
+        while let Some(cluster) = self.freed.pop_first() {
+            if self.count(cluster)? == 0 {
+                return self.take(cluster);
             }
         }
-        Ok(has_written)
+        let order = self.layout.count_order;
+        loop {
+            let block_index = self.next >> self.layout.block_bits();
+            if block_index >= self.count_table_bytes() / 8 {
+                self.grow_count_table()?;
+                continue;
+            }
+            let Some((at, bit)) = self.count_at(self.next)? else {
+                self.add_block(block_index)?;
+                continue;
+            };
+            let (free, looked_at) = self.pages.with(at, |bytes| {
+                let counts = (bytes.len() * 8 - bit) >> order;
+                let is_free = |index: &usize| count_in(bytes, bit + (index << order), order) == 0;
+                ((0..counts).find(is_free), counts)
+            })?;
+            match free {
+                Some(index) => {
+                    let cluster = self.next + index as u64;
+                    let cluster = self.take(cluster)?;
+                    self.next = cluster + 1;
+                    return Ok(cluster);
+                }
+                None => self.next += looked_at as u64,
+            }
+        }
+    }
+
+    fn take(&mut self, cluster: u64) -> io::Result<u64> {
+        if self.metadata.contains(cluster) {
+            return Err(wrong_counts());
+        }
+        self.set_count(cluster, 1)?;
+        Ok(cluster)
+    }
+
+    /// Counts a cluster as free to which nothing leads.
+    pub(super) fn free(&mut self, cluster: u64) -> io::Result<()> {
+        self.set_count(cluster, 0)?;
+        if self.freed.len() < FREED_MAX {
+            self.freed.insert(cluster);
+        } else {
+            self.next = self.next.min(cluster);
+        }
+        Ok(())
+    }
+
+    /// Makes the block of this index.
+    fn add_block(&mut self, index: u64) -> io::Result<()> {
+        let first = index << self.layout.block_bits();
+        let mut clusters = first..first + (1 << self.layout.block_bits());
+        if clusters.end > OFFSET_BITS >> self.layout.cluster_bits {
+            return Err(full());
+        }
+        let cluster = clusters.find(|&cluster| !self.metadata.contains(cluster));
+        let cluster = cluster.ok_or_else(wrong_counts)?;
+        let mut bytes = vec![0; self.cluster_len()];
+        let bit = usize::try_from(cluster - first).map_err(io::Error::other)?;
+        let order = self.layout.count_order;
+        set_count_in(&mut bytes, bit << order, order, 1);
+        self.write_new_metadata(cluster, &bytes)?;
+        let at = self.count_table_at() + index * 8;
+        let entry = cluster << self.layout.cluster_bits;
+        self.pages.change(at, &entry.to_be_bytes(), Order::CountTable)
+    }
+
+    /// Makes a larger table of counts, with blocks behind those that the old one had.
+    fn grow_count_table(&mut self) -> io::Result<()> {
+        let Layout { cluster_bits, count_order, .. } = self.layout;
+        let cluster_bytes = self.layout.cluster_bytes();
+        let old_entries = self.count_table_bytes() / 8;
+        let first = old_entries << self.layout.block_bits();
+        let most = REFCOUNT_TABLE_BYTES_MAX.max(cluster_bytes) >> cluster_bits;
+        let (mut blocks, mut clusters);
+        blocks = 0;
+        loop {
+            blocks += 1;
+            let needed = (old_entries + blocks) * 8;
+            // By a half more than is needed, so that this is seldom.
+            clusters = (needed + needed / 2).div_ceil(cluster_bytes).min(most);
+            if needed > clusters << cluster_bits {
+                return Err(full());
+            }
+            if blocks << self.layout.block_bits() > blocks + clusters {
+                break;
+            }
+        }
+        let new = first..first + blocks + clusters;
+        if new.end > OFFSET_BITS >> cluster_bits {
+            return Err(full());
+        }
+        if new.clone().any(|cluster| self.metadata.contains(cluster)) {
+            return Err(wrong_counts());
+        }
+        // The blocks are beside each other, and so are the counts in them.
+        let len = |clusters: u64| usize::try_from(clusters << cluster_bits);
+        let mut bytes = vec![0; len(blocks + clusters).map_err(io::Error::other)?];
+        let (counts, table) = bytes.split_at_mut(len(blocks).map_err(io::Error::other)?);
+        for index in 0..new.clone().count() {
+            set_count_in(counts, index << count_order, count_order, 1);
+        }
+        let (old, mut at) = (self.metadata.count_table.clone(), 0);
+        let old_at = self.count_table_at();
+        for page_at in (old_at..old_at + old_entries * 8)
+            .step_by(usize::try_from(self.pages.page_bytes()).map_err(io::Error::other)?)
+        {
+            at += self.pages.with(page_at, |page| {
+                table[at..at + page.len()].copy_from_slice(page);
+                page.len()
+            })?;
+        }
+        for (entry, block) in
+            table[at..].as_chunks_mut::<8>().0.iter_mut().zip(first..first + blocks)
+        {
+            *entry = (block << cluster_bits).to_be_bytes();
+        }
+        // What can fail comes before the first change.
+        self.pages.with(HEADER_COUNT_TABLE, |_| ())?;
+        self.write_new_metadata(first, &bytes)?;
+        let mut header = [0; 12];
+        let table = first + blocks..new.end;
+        header[..8].copy_from_slice(&(table.start << cluster_bits).to_be_bytes());
+        let clusters = u32::try_from(clusters).map_err(io::Error::other)?;
+        header[8..].copy_from_slice(&clusters.to_be_bytes());
+        self.pages.change(HEADER_COUNT_TABLE, &header, Order::CountTable)?;
+        self.pages.forget(old.start << cluster_bits..old.end << cluster_bits);
+        self.dropped.extend(old);
+        table.clone().for_each(|cluster| self.metadata.remove(cluster));
+        self.metadata.count_table = table;
+        Ok(())
     }
 }
 
-/// Refuses to write an image whose reference table has holes: blocks are allocated one behind the
-/// other, and looking for room around a hole would never end.
-pub(super) fn check(device: &dyn BlockDevice) -> io::Result<()> {
-    let tables = Tables::read(device)?;
-    let Range { start, end } = tables.references;
-    if end > device.size_bytes() || start == 0 {
-        return Err(invalid("its table of reference counts is not in the file"));
-    }
-    let mut bytes = vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
-    device.read_at(start, &mut bytes)?;
-    let entries = bytes.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry));
-    let mut entries = entries.map(|entry| entry & OFFSET_BITS != 0);
-    let used = entries.by_ref().take_while(|is_used| *is_used).count();
-    if used == 0 || entries.any(|is_used| is_used) {
-        return Err(invalid(
-            "its table of reference counts has holes: qemu-img convert -O qcow2 IN OUT makes an \
-             image that can be written",
-        ));
-    }
-    Ok(())
+fn full() -> io::Error {
+    io::Error::new(io::ErrorKind::StorageFull, "its table of reference counts cannot grow")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryDevice;
 
-    /// Clusters of 512 bytes: header, L1 table, reference table, block of counts of one bit.
+    /// Counts of every width beside each other.
     #[test]
-    fn a_block_that_was_copied_too_early_does_not_take_a_count_back() {
-        const L1: u64 = 512;
-        const REFERENCES: u64 = 1024;
-        const BLOCK: u64 = 1536;
-        let mut image = [0; 2048];
-        image[7] = 3;
-        image[23] = 9;
-        image[36..40].copy_from_slice(&1u32.to_be_bytes());
-        image[40..48].copy_from_slice(&L1.to_be_bytes());
-        image[48..56].copy_from_slice(&REFERENCES.to_be_bytes());
-        image[56..60].copy_from_slice(&1u32.to_be_bytes());
-        image[1024..1032].copy_from_slice(&BLOCK.to_be_bytes());
-        image[1536] = 0b0000_1111;
-        let device = MemoryDevice::new(image.to_vec());
-        let mut counts = Counts::default();
-        let mut write = |offset, bytes: &mut [u8]| {
-            let has_written = counts.before_write(&device, offset, bytes).expect("memory");
-            device.write_at(offset, bytes).expect("memory");
-            let mut found = [0];
-            device.read_at(BLOCK, &mut found).expect("memory");
-            (has_written, found[0])
-        };
-        // A table of the second level in cluster 5.
-        let mut entry = (5u64 * 512).to_be_bytes();
-        assert_eq!(write(L1, &mut entry), (true, 0b0010_1111));
-        let mut copied_before = [0; 512];
-        copied_before[0] = 0b0100_1111;
-        assert_eq!(write(BLOCK, &mut copied_before), (false, 0b0110_1111));
-        let mut copied_since = [0; 512];
-        copied_since[0] = 0b0110_1111;
-        assert_eq!(write(BLOCK, &mut copied_since), (false, 0b0110_1111));
-        // Now the count is known to who writes blocks, and may take it away.
-        let mut freed = [0; 512];
-        freed[0] = 0b0100_1111;
-        assert_eq!(write(BLOCK, &mut freed), (false, 0b0100_1111));
+    fn a_count_leaves_its_neighbours_alone() {
+        for order in 0..=6 {
+            let most = u64::MAX >> (64 - (1u32 << order));
+            let mut bytes = [0xff; 64];
+            let bit = 3 << order;
+            for count in [0, 1, most] {
+                set_count_in(&mut bytes, bit, order, count);
+                let found: Vec<_> =
+                    (2..=4).map(|at| count_in(&bytes, at << order, order)).collect();
+                assert_eq!(found, [most, count, most], "{order}");
+            }
+        }
+        // Big-endian, or from the lowest bit of a byte on.
+        let mut bytes = [0; 4];
+        set_count_in(&mut bytes, 16, 4, 0x102);
+        set_count_in(&mut bytes, 1, 0, 1);
+        assert_eq!(bytes, [2, 0, 1, 2]);
     }
 }

@@ -4,15 +4,18 @@
 //!   4  version       8  backing file: offset, length    20  cluster bits    24  size
 //!  32  encryption   36  L1 entries  40  L1 table        48  refcount table, clusters of it
 //!  60  snapshots    64  where they are
-//!  72  incompatible features (version 3)   100  length of the header  104  compression
+//!  72  incompatible features (version 3)    88  autoclear features
+//!  96  bits of a count   100  length of the header  104  compression
 //! ```
 //!
 //! All numbers are big-endian.
 
 use std::io;
+use std::ops::Range;
 
 use super::super::{TABLE_BYTES_MAX, unsupported};
-use super::reader::Layout;
+use super::REFCOUNT_TABLE_BYTES_MAX;
+use super::layout::Layout;
 use crate::BlockDevice;
 use crate::fields::{self, invalid, u32_be, u64_be};
 
@@ -34,8 +37,8 @@ const SUBCLUSTERED_BITS_MIN: u32 = 14;
 const SNAPSHOTS_MAX: u32 = 4096;
 const SNAPSHOT_BYTES_MAX: u64 = 64 << 10;
 
-/// How large the table of reference counts may be, as QEMU has it.
-const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+/// Where the autoclear features are.
+const AUTOCLEAR: u64 = 88;
 
 /// The header of a qcow2.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +57,14 @@ pub struct Qcow2Header {
     is_encrypted: bool,
     l1_entries: u32,
     l1_offset: u64,
+    refcount_offset: u64,
     refcount_clusters: u32,
+    /// The logarithm of the bits of a reference count.
+    refcount_order: u32,
+    /// Where the table of snapshots is.
+    snapshot_table: Range<u64>,
     features: u64,
+    autoclear: u64,
     /// How clusters are compressed, as the header numbers it.
     compression: u8,
 }
@@ -99,10 +108,12 @@ impl Qcow2Header {
         if !(9..=21).contains(&cluster_bits) {
             return Err(invalid("its clusters have an impossible size"));
         }
-        let (mut features, mut header_bytes) = (0, 72);
+        // Version 2 has counts of 16 bits.
+        let (mut features, mut autoclear, mut refcount_order, mut header_bytes) = (0, 0, 4, 72);
         if version == 3 {
             let rest = read(device, 72, 32, 32)?;
-            (features, header_bytes) = (u64_be(&rest, 0), u64::from(u32_be(&rest, 28)));
+            (features, autoclear) = (u64_be(&rest, 0), u64_be(&rest, 16));
+            (refcount_order, header_bytes) = (u32_be(&rest, 24), u64::from(u32_be(&rest, 28)));
         }
         let compression = if header_bytes > 104 { read(device, 104, 1, 1)?[0] } else { DEFLATE };
         let name_at = u64_be(&bytes, 8);
@@ -120,13 +131,17 @@ impl Qcow2Header {
             is_encrypted: u32_be(&bytes, 32) != 0,
             l1_entries: u32_be(&bytes, 36),
             l1_offset: u64_be(&bytes, 40),
+            refcount_offset: u64_be(&bytes, 48),
             refcount_clusters: u32_be(&bytes, 56),
+            refcount_order,
+            snapshot_table: 0..0,
             features,
+            autoclear,
             compression,
         };
         header.backing_format = header.read_backing_format(device, header_bytes)?;
         let (count, at) = (u32_be(&bytes, 60), u64_be(&bytes, 64));
-        header.snapshots = read_snapshots(device, count, at)?;
+        (header.snapshots, header.snapshot_table) = read_snapshots(device, count, at)?;
         Ok(header)
     }
 
@@ -183,16 +198,6 @@ impl Qcow2Header {
         if self.has_subclusters() && self.cluster_bits < SUBCLUSTERED_BITS_MIN {
             return Err(invalid("its clusters are too small for extended L2 entries"));
         }
-        let only_read = [
-            (self.has_subclusters(), "extended L2 entries"),
-            (self.compression == ZSTD, "clusters compressed by zstd"),
-        ];
-        if let Some((_, what)) = only_read.iter().find(|(has_it, _)| *has_it && is_writable) {
-            return Err(unsupported(format!(
-                "a qcow2 with {what} is only read here, and not written: qemu-img convert -O qcow2 \
-                 IN OUT makes one without"
-            )));
-        }
         if self.features & CORRUPT != 0 && is_writable {
             let what = "the image is marked as corrupt: qemu-img check -r all FILE repairs it";
             return Err(invalid(what));
@@ -205,10 +210,16 @@ impl Qcow2Header {
         if self.features & !known != 0 {
             return Err(convert("features that are not known"));
         }
+        if self.refcount_order > 6 {
+            return Err(invalid("its reference counts have an impossible size"));
+        }
         let cluster = 1u64 << self.cluster_bits;
         let refcount_bytes = u64::from(self.refcount_clusters) << self.cluster_bits;
         if refcount_bytes > REFCOUNT_TABLE_BYTES_MAX.max(cluster) {
             return Err(invalid("its table of reference counts is impossibly large"));
+        }
+        if !self.refcount_offset.is_multiple_of(cluster) {
+            return Err(invalid("its table of reference counts is not at a cluster"));
         }
         self.check_l1(self.size_bytes, self.l1_entries, self.l1_offset, file_bytes)
     }
@@ -217,16 +228,42 @@ impl Qcow2Header {
         self.features & EXTENDED_L2 != 0
     }
 
-    /// What the [`reader`](super::reader) needs to know; `None` for what `imago` knows.
-    pub(super) fn layout_for_reader(&self, snapshot: Option<&Qcow2Snapshot>) -> Option<Layout> {
-        let (has_subclusters, has_zstd) = (self.has_subclusters(), self.compression == ZSTD);
-        let (size_bytes, l1_offset) = match snapshot {
-            Some(snapshot) => (snapshot.size_bytes, snapshot.l1_offset),
-            None => (self.size_bytes, self.l1_offset),
+    /// The numbers of the image, of which `snapshot` is shown instead of the disk.
+    pub(super) fn layout(&self, snapshot: Option<&Qcow2Snapshot>) -> Layout {
+        let (size_bytes, l1_offset, l1_entries) = match snapshot {
+            Some(snapshot) => (snapshot.size_bytes, snapshot.l1_offset, snapshot.l1_entries),
+            None => (self.size_bytes, self.l1_offset, self.l1_entries),
         };
-        let cluster_bits = self.cluster_bits;
-        let layout = Layout { size_bytes, l1_offset, cluster_bits, has_subclusters, has_zstd };
-        (has_subclusters || has_zstd).then_some(layout)
+        Layout {
+            version: self.version,
+            size_bytes,
+            cluster_bits: self.cluster_bits,
+            has_subclusters: self.has_subclusters(),
+            has_zstd: self.compression == ZSTD,
+            l1_offset,
+            l1_entries: l1_entries.into(),
+            count_order: self.refcount_order,
+            count_table_offset: self.refcount_offset,
+            count_table_bytes: u64::from(self.refcount_clusters) << self.cluster_bits,
+        }
+    }
+
+    /// The bytes of the file that hold the snapshots' tables.
+    pub(super) fn snapshot_tables(&self) -> Vec<Range<u64>> {
+        let l1 = |one: &Qcow2Snapshot| {
+            one.l1_offset..one.l1_offset.saturating_add(u64::from(one.l1_entries) * 8)
+        };
+        self.snapshots.iter().map(l1).chain([self.snapshot_table.clone()]).collect()
+    }
+
+    /// Says that what depends on these features may not be right any more: bitmaps of what was
+    /// changed, and whatever is not known here.
+    pub(super) fn clear_autoclear(&self, device: &dyn BlockDevice) -> io::Result<()> {
+        if self.autoclear == 0 {
+            return Ok(());
+        }
+        device.write_at(AUTOCLEAR, &[0; 8])?;
+        device.flush()
     }
 
     fn check_l1(&self, size: u64, entries: u32, offset: u64, file_bytes: u64) -> io::Result<()> {
@@ -234,27 +271,12 @@ impl Qcow2Header {
         // Of one entry: clusters of data as many as a cluster of entries has.
         let entry_bits = if self.has_subclusters() { 4 } else { 3 };
         let covered = u128::from(entries) << (2 * self.cluster_bits - entry_bits);
-        let is_there = offset.checked_add(table).is_some_and(|end| end <= file_bytes);
+        let is_there = offset.checked_add(table).is_some_and(|end| end <= file_bytes)
+            && offset.trailing_zeros() >= self.cluster_bits;
         if table > TABLE_BYTES_MAX || covered < u128::from(size) || !is_there && size != 0 {
             return Err(invalid("its table of clusters does not fit its size or the file"));
         }
         Ok(())
-    }
-
-    /// The bytes of the header that are shown otherwise: the tables of a snapshot are those of the
-    /// disk, and an image that is only read need not have been closed.
-    pub(super) fn overlay(&self, snapshot: Option<&Qcow2Snapshot>) -> Vec<(u64, Vec<u8>)> {
-        let mut overlay = Vec::new();
-        if self.features & (DIRTY | CORRUPT) != 0 {
-            let features = self.features & !(DIRTY | CORRUPT);
-            overlay.push((72, features.to_be_bytes().to_vec()));
-        }
-        if let Some(snapshot) = snapshot {
-            overlay.push((24, snapshot.size_bytes.to_be_bytes().to_vec()));
-            overlay.push((36, snapshot.l1_entries.to_be_bytes().to_vec()));
-            overlay.push((40, snapshot.l1_offset.to_be_bytes().to_vec()));
-        }
-        overlay
     }
 
     /// Refuses a snapshot whose table does not fit.
@@ -267,17 +289,17 @@ impl Qcow2Header {
     }
 }
 
-/// The snapshots, of which `count` begin at `at`.
+/// The snapshots, of which `count` begin at `at`, and where all of them are.
 fn read_snapshots(
     device: &dyn BlockDevice,
     count: u32,
     mut at: u64,
-) -> io::Result<Vec<Qcow2Snapshot>> {
+) -> io::Result<(Vec<Qcow2Snapshot>, Range<u64>)> {
     const ENTRY_BYTES: u64 = 40;
     if count > SNAPSHOTS_MAX {
         return Err(invalid("it has impossibly many snapshots"));
     }
-    let mut snapshots = Vec::new();
+    let (mut snapshots, start) = (Vec::new(), at);
     for _ in 0..count {
         let bytes = read(device, at, ENTRY_BYTES, ENTRY_BYTES)?;
         let half = |at: usize| u64::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
@@ -299,7 +321,7 @@ fn read_snapshots(
         });
         at += (ENTRY_BYTES + rest.len() as u64).next_multiple_of(8);
     }
-    Ok(snapshots)
+    Ok((snapshots, start..at))
 }
 
 fn text(bytes: &[u8]) -> io::Result<String> {

@@ -1,0 +1,120 @@
+//! Exit codes: each verb with what is there, what is not, and both.
+
+use offshoot_testkit::judges;
+
+use super::change::Sides;
+
+/// Verbs with their first words; places follow.
+const VERBS: &[&str] = &[
+    "ls",
+    "ls -l",
+    "ls -R",
+    "ls -d",
+    "cat",
+    "stat -c %n",
+    "find",
+    "du",
+    "df",
+    "getfattr",
+    "touch -c",
+    "touch -d 2001-01-01",
+    "chmod 755",
+    "chmod -f 755",
+    "chmod -R u+x",
+    "chown 0:0",
+    "chown -R 0:0",
+    "truncate -s 10",
+    "truncate -c -s 10",
+    "mkdir",
+    "mkdir -p",
+    "mkdir -m 700",
+    "rmdir",
+    "rmdir -p",
+    "rm",
+    "rm -f",
+    "rm -d",
+    "cp -pt @e",
+    "cp -at @e",
+    "cp -pnt @e",
+    "cp -put @e",
+    "cp -pt @none",
+    "cp -pt @a",
+];
+
+/// Verbs for two places. (`mv -n` of the core utilities says nothing of names with a slash or a dot
+/// at their end, wrong as they are.)
+const PAIRS: &[(&str, &[&str])] = &[
+    ("cp -p", SOME),
+    ("cp -aT", SOME),
+    ("mv", SOME),
+    ("mv -n", &["@a", "@d", "@none", "@dangling", "@to-d", "@a/x", "@none/x"]),
+    ("ln", SOME),
+    ("ln -f", SOME),
+];
+
+/// What is tried in pairs.
+const SOME: &[&str] =
+    &["@a", "@d/", "@a/", "@a/x", "@none/", "@none/x", "@dangling", "@to-a/", "@to-d", "@d/.."];
+
+const PLACES: &[&str] = &[
+    "@a",
+    "@d",
+    "@d/",
+    "@a/",
+    "@a/x",
+    "@none",
+    "@none/",
+    "@none/x",
+    "@dangling",
+    "@dangling/",
+    "@to-a",
+    "@to-a/",
+    "@to-d",
+    "@to-d/",
+    "@d/.",
+    "@d/..",
+    "@d/../a",
+    "@d/x/..",
+];
+
+#[test]
+fn codes_are_those_of_the_core_utilities() {
+    if judges::require().is_none() {
+        return;
+    }
+    let mut wrong = Vec::new();
+    let mut check = |sides: &Sides, line: &str| {
+        let [ours, theirs] = sides.both(line, "");
+        let said =
+            [&ours, &theirs].map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+        let is_same =
+            ours.status.code() == theirs.status.code() && said[0].is_empty() == said[1].is_empty();
+        if !is_same {
+            let codes = (ours.status.code(), theirs.status.code());
+            wrong.push(format!("{line}: {codes:?}\n{}{}", said[0], said[1]));
+        }
+    };
+    for verb in VERBS {
+        let sides = Sides::new();
+        check(&sides, &format!("{verb} @a @none @b"));
+        for place in PLACES {
+            check(&sides, &format!("{verb} {place}"));
+        }
+    }
+    for (verb, places) in PAIRS {
+        for one in *places {
+            let sides = Sides::new();
+            for other in *places {
+                check(&sides, &format!("{verb} {one} {other}"));
+            }
+        }
+    }
+    // A wrong command line ends ours with 2, whatever the verb.
+    let sides = Sides::new();
+    for verb in VERBS {
+        let [ours, theirs] = sides.both(&format!("{verb} --no-such-option @a"), "");
+        assert_eq!(ours.status.code(), Some(2), "{verb}: {ours:?}");
+        assert!(!theirs.status.success(), "{verb}: {theirs:?}");
+    }
+    assert!(wrong.is_empty(), "{} lines differ:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -1,0 +1,30 @@
+//! Clusters that are compressed, by deflate or zstd.
+
+use std::io::{self, Read};
+
+use flate2::{Decompress, FlushDecompress};
+
+use super::file::File;
+use super::layout::{Compressed, Layout};
+use crate::fields::invalid;
+
+/// The logarithm of the memory that a frame of zstd may ask for: four times the largest cluster.
+const ZSTD_WINDOW_BITS: u32 = 23;
+
+/// The cluster that is compressed at `compressed`. Its length there is in whole sectors, so
+/// something else may follow in the last one.
+pub(super) fn unpack(file: &File, layout: &Layout, compressed: Compressed) -> io::Result<Vec<u8>> {
+    let mut packed = vec![0; usize::try_from(compressed.len).map_err(io::Error::other)?];
+    file.read(compressed.offset, &mut packed)?;
+    let mut cluster = vec![0; 1 << layout.cluster_bits];
+    let is_whole = if layout.has_zstd {
+        let mut decoder = zstd::stream::read::Decoder::with_buffer(&*packed)?;
+        decoder.window_log_max(ZSTD_WINDOW_BITS)?;
+        decoder.read_exact(&mut cluster).is_ok()
+    } else {
+        let mut inflater = Decompress::new(false);
+        let result = inflater.decompress(&packed, &mut cluster, FlushDecompress::Finish);
+        result.is_ok() && inflater.total_out() == cluster.len() as u64
+    };
+    if is_whole { Ok(cluster) } else { Err(invalid("a compressed cluster is damaged")) }
+}

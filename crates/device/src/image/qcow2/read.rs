@@ -1,0 +1,122 @@
+//! Reading the disk.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Disk;
+use super::compressed::unpack;
+use super::file::read_or_zeros;
+use super::layout::{Compressed, Entry};
+use super::tables::Tables;
+use crate::fields::invalid;
+
+/// Where a part of the disk is.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// In the file, from this byte on.
+    File(u64),
+    Compressed(Compressed),
+    Zeros,
+    Backing,
+}
+
+/// The part of a request that is read at once.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    source: Source,
+    start: usize,
+    end: usize,
+}
+
+impl Run {
+    /// Whether what is at `next` follows it there, too.
+    fn is_followed_by(self, next: Source) -> bool {
+        match (self.source, next) {
+            (Source::File(at), Source::File(next)) => at + (self.end - self.start) as u64 == next,
+            (Source::Zeros, Source::Zeros) | (Source::Backing, Source::Backing) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Disk {
+    /// Reads what is at byte `at` of the disk.
+    pub(super) fn read(&self, tables: &Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut run: Option<Run> = None;
+        let mut done = 0;
+        while done < buf.len() {
+            let here = at + done as u64;
+            let entry = tables.entry(here)?;
+            let inside = self.layout.inside(here);
+            let left = (self.layout.cluster_bytes() - inside).min((buf.len() - done) as u64);
+            let end = inside + left;
+            let (mut from, unit_bytes) = (inside, 1 << self.layout.unit_bits());
+            while from < end {
+                let source = self.source(&entry, from)?;
+                let to = match source {
+                    Source::Compressed(_) => end,
+                    _ => ((from / unit_bytes + 1) * unit_bytes).min(end),
+                };
+                let start = done;
+                done += usize::try_from(to - from).map_err(io::Error::other)?;
+                from = to;
+                run = match run {
+                    Some(run) if run.is_followed_by(source) => Some(Run { end: done, ..run }),
+                    before => {
+                        self.fetch(before, at, buf)?;
+                        Some(Run { source, start, end: done })
+                    }
+                };
+            }
+        }
+        self.fetch(run, at, buf)
+    }
+
+    /// Where the byte `inside` of a cluster is.
+    fn source(&self, entry: &Entry, inside: u64) -> io::Result<Source> {
+        if let Some(compressed) = entry.compressed {
+            return Ok(Source::Compressed(compressed));
+        }
+        let unit = 1u32 << (inside >> self.layout.unit_bits());
+        if entry.stored & unit == 0 {
+            let is_zeros = entry.zeros & unit != 0 || self.backing.is_none();
+            return Ok(if is_zeros { Source::Zeros } else { Source::Backing });
+        }
+        if entry.host >= self.file.size_bytes() {
+            return Err(invalid("a part of the disk is behind the end of the file"));
+        }
+        Ok(Source::File(entry.host + inside))
+    }
+
+    /// Reads a run of the request that begins at byte `at` of the disk.
+    fn fetch(&self, run: Option<Run>, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        let Some(Run { source, start, end }) = run else { return Ok(()) };
+        let (at, part) = (at + start as u64, &mut buf[start..end]);
+        match (source, &self.backing) {
+            (Source::File(offset), _) => self.file.read(offset, part),
+            (Source::Compressed(compressed), _) => {
+                let cluster = self.unpacked(compressed)?;
+                let inside = usize::try_from(self.layout.inside(at)).map_err(io::Error::other)?;
+                part.copy_from_slice(&cluster[inside..inside + part.len()]);
+                Ok(())
+            }
+            (Source::Backing, Some(backing)) => read_or_zeros(&**backing, at, part),
+            (Source::Zeros | Source::Backing, _) => {
+                part.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    /// The cluster that is compressed there. The last one is kept: most reads go on in it.
+    fn unpacked(&self, compressed: Compressed) -> io::Result<Arc<Vec<u8>>> {
+        if let Some((known, cluster)) = &*self.unpacked.lock()
+            && *known == compressed
+        {
+            return Ok(cluster.clone());
+        }
+        let cluster = Arc::new(unpack(&self.file, &self.layout, compressed)?);
+        *self.unpacked.lock() = Some((compressed, cluster.clone()));
+        Ok(cluster)
+    }
+}

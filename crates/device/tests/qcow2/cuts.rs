@@ -1,0 +1,353 @@
+//! What a power cut leaves, and threads that write at once.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use offshoot_device::{
+    BlockDevice, CrashDevice, CrashPlan, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2,
+};
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+
+use super::bodies;
+use super::qemu::{made, qemu_img};
+
+/// An image whose writes are cut.
+struct Case {
+    /// How `qemu-img` makes it.
+    options: &'static str,
+    /// It holds what was compressible, and is not empty.
+    is_filled: bool,
+    has_snapshot: bool,
+    /// It has no bytes of its own, and stands over those of a backing file.
+    has_backing: bool,
+}
+
+const CASES: [Case; 7] = [
+    Case::empty("-o cluster_size=4k"),
+    // The table of counts becomes larger.
+    Case::empty("-o compat=0.10,cluster_size=512"),
+    Case::empty("-o cluster_size=512,refcount_bits=64"),
+    Case::empty("-o cluster_size=16k,extended_l2=on"),
+    Case { is_filled: true, ..Case::empty("-c -o cluster_size=4k") },
+    Case {
+        is_filled: true,
+        has_snapshot: true,
+        ..Case::empty("-c -o cluster_size=16k,extended_l2=on,compression_type=zstd")
+    },
+    Case { has_snapshot: true, has_backing: true, ..Case::empty("-o cluster_size=2k") },
+];
+
+impl Case {
+    const fn empty(options: &'static str) -> Self {
+        Self { options, is_filled: false, has_snapshot: false, has_backing: false }
+    }
+
+    /// The bytes of the file, of the disk, and of the backing file.
+    fn make(&self, dir: &Path, random: &mut Random) -> (Vec<u8>, Vec<u8>, Option<Vec<u8>>) {
+        let _ = std::fs::remove_file(dir.join("made"));
+        let mut disk = vec![0; small(DISK_BYTES)];
+        let mut backing = None;
+        if self.is_filled || self.has_backing {
+            disk = random.text(disk.len());
+        }
+        std::fs::write(dir.join("plain"), &disk).expect("a file");
+        let options: Vec<_> = self.options.split_whitespace().collect();
+        if self.has_backing {
+            let create = ["create", "-q", "-f", "qcow2", "-b", "plain", "-F", "raw"];
+            qemu_img(dir, &[&create[..], &options, &["made"]].concat());
+            backing = Some(disk.clone());
+        } else {
+            qemu_img(
+                dir,
+                &[&["convert", "-O", "qcow2"], &options[..], &["plain", "made"]].concat(),
+            );
+        }
+        if self.has_snapshot {
+            qemu_img(dir, &["snapshot", "-c", "kept", "made"]);
+        }
+        (std::fs::read(dir.join("made")).expect("an image"), disk, backing)
+    }
+}
+
+const DISK_BYTES: u64 = 3 << 20;
+const FILE_BYTES: u64 = 8 << 20;
+
+pub(super) fn small(number: u64) -> usize {
+    usize::try_from(number).expect("small")
+}
+
+/// The disk in the image on `file`.
+fn opened(
+    file: Arc<dyn BlockDevice>,
+    backing: Option<&Vec<u8>>,
+    snapshot: Option<&str>,
+    is_writable: bool,
+) -> Arc<dyn BlockDevice> {
+    let header = Qcow2Header::read(&*file).expect("a header");
+    let snapshot = snapshot.map(|name| header.snapshot(name).expect("it is there").clone());
+    let backing = backing.map(|bytes| Arc::new(MemoryDevice::new(bytes.clone())) as _);
+    open_qcow2(file, &header, Qcow2Options { is_writable, backing, snapshot }).expect("it opens")
+}
+
+/// Whatever a power cut leaves of a qcow2, `qemu-img` finds no corruption in it, though there may
+/// be clusters that are counted and not used; what was flushed is there, and what a snapshot has.
+#[test]
+fn a_power_cut_leaves_a_qcow2_without_corruption() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let seed = seed_of_run();
+    let mut random = Random::new(seed);
+    for case in CASES {
+        let (image, mut model, backing) = case.make(dir.path(), &mut random);
+        let kept = model.clone();
+        let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
+        let disk = opened(device.clone(), backing.as_ref(), None, true);
+        assert_eq!(disk.size_bytes(), DISK_BYTES);
+        // What was flushed, one image for each flush.
+        let mut flushed = vec![model.clone()];
+        for step in 0..34u8 {
+            // Some writes are large, and need blocks of counts and tables of many kinds.
+            let most = if random.below(8) == 0 { 600_000 } else { 20_000 };
+            let at = random.below(DISK_BYTES - most);
+            let len = 1 + random.below(most);
+            let range = small(at)..small(at + len);
+            match random.below(8) {
+                0 => match disk.discard(at, len) {
+                    // What is read there now is not defined: it is written again.
+                    Ok(()) => {
+                        disk.write_at(at, &vec![0x80 | step; range.len()]).expect("a write");
+                        model[range].fill(0x80 | step);
+                    }
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
+                },
+                1 | 2 => {
+                    disk.flush().expect("a flush");
+                    flushed.push(model.clone());
+                    device.mark("flush");
+                }
+                _ => {
+                    disk.write_at(at, &vec![0x80 | step; range.len()]).expect("a write");
+                    model[range].fill(0x80 | step);
+                }
+            }
+        }
+        drop(disk);
+        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 2, seed, torn: true };
+        let (mut count, path) = (0, dir.path().join("cut"));
+        for state in device.log().states(&plan) {
+            let state = state.expect("memory is read");
+            let what = format!("seed {seed}, {}, {}", case.options, state.description);
+            let mut bytes = vec![0; small(FILE_BYTES)];
+            state.devices[0].read_at(0, &mut bytes).expect("memory is read");
+            let device = Arc::new(MemoryDevice::new(bytes.clone()));
+            let disk = opened(device.clone(), backing.as_ref(), None, false);
+            let mut found = vec![0; model.len()];
+            disk.read_at(0, &mut found).expect("it is read");
+            let before = &flushed[state.marks().len()];
+            // Every write has bytes of its own, so these were not written since.
+            let is_lost = |at: &usize| before[*at] == model[*at] && found[*at] != model[*at];
+            assert_eq!((0..found.len()).find(is_lost), None, "{what}");
+            if case.has_snapshot {
+                opened(device, backing.as_ref(), Some("kept"), false)
+                    .read_at(0, &mut found)
+                    .expect("it is read");
+                assert!(found == kept, "{what}");
+            }
+            if count % 8 == 0 {
+                std::fs::write(&path, &bytes).expect("a file");
+                assert_no_corruption(&path, &what);
+            }
+            count += 1;
+        }
+        assert!(count > 50, "only {count} states");
+    }
+}
+
+#[track_caller]
+pub(super) fn assert_no_corruption(path: &Path, what: &str) {
+    let mut command = Command::new("qemu-img");
+    let output = command.args(["check", "-f", "qcow2"]).arg(path).output().expect("it runs");
+    // 3: leaked clusters.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{what}: {said}");
+}
+
+/// A device on which a page of metadata takes long, so that other threads come between two of them.
+#[derive(Debug)]
+struct SlowPages(Arc<CrashDevice>);
+
+impl SlowPages {
+    fn take_time(len: usize) {
+        if len <= 512 {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    }
+}
+
+impl BlockDevice for SlowPages {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)?;
+        Self::take_time(buf.len());
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        Self::take_time(buf.len());
+        self.0.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(offset, len)
+    }
+}
+
+/// Several threads write and flush at once, with counts that share a byte too: no cluster that is
+/// referred to is ever counted as free on the medium, and at the end all counts are right.
+#[test]
+fn writers_at_once_lose_no_count() {
+    /// What one table of the second level maps, with clusters of 512 bytes.
+    const TABLE_SPAN: u64 = 32 << 10;
+    const TABLES: u64 = 64;
+    const FILE_BYTES: u64 = 3 << 20;
+    const THREADS: u64 = 4;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("cut");
+    let check = |device: &dyn BlockDevice| {
+        let mut bytes = vec![0; usize::try_from(FILE_BYTES).expect("small")];
+        device.read_at(0, &mut bytes).expect("memory is read");
+        std::fs::write(&path, &bytes).expect("a file");
+        let mut command = Command::new("qemu-img");
+        let output = command.args(["check", "-f", "qcow2"]).arg(&path).output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for bits in [1, 2, 4, 16] {
+        let options = format!("-o cluster_size=512,refcount_bits={bits}");
+        let image = made(dir.path(), "qcow2", "2M", &options);
+        let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
+        let below = Arc::new(SlowPages(device.clone()));
+        let header = Qcow2Header::read(&*device).expect("a header");
+        let writable = Qcow2Options { is_writable: true, ..Qcow2Options::default() };
+        let disk = open_qcow2(below, &header, writable).expect("it opens");
+        let write = |thread: u64| {
+            for table in (thread..TABLES).step_by(usize::try_from(THREADS).expect("small")) {
+                for at in 0..4 {
+                    disk.write_at(table * TABLE_SPAN + at * 512, &[7; 512]).expect("a write");
+                    disk.flush().expect("a flush");
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || write(thread));
+            }
+        });
+        drop(disk);
+        let (code, said) = check(&*device);
+        assert_eq!(code, Some(0), "{bits} bits: {said}");
+        let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed: 6, torn: false };
+        let mut count = 0;
+        for state in device.log().states(&plan).step_by(5) {
+            let state = state.expect("memory is read");
+            let (code, said) = check(&state.devices[0]);
+            let what = &state.description;
+            // 3: leaked clusters.
+            assert!(matches!(code, Some(0 | 3)), "{bits} bits, {what}: {said}");
+            count += 1;
+        }
+        assert!(count > 30, "only {count} states");
+    }
+}
+
+/// A device whose barrier takes as long as the test wants.
+#[derive(Debug)]
+struct HeldBarrier {
+    below: MemoryDevice,
+    is_reached: Mutex<mpsc::Sender<()>>,
+    may_end: Mutex<mpsc::Receiver<()>>,
+}
+
+impl BlockDevice for HeldBarrier {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.below.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.is_reached.lock().expect("no panic").send(()).expect("the test listens");
+        let most = Duration::from_secs(60);
+        self.may_end.lock().expect("no panic").recv_timeout(most).map_err(io::Error::other)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// While one thread waits for a barrier, others read and write. What they wrote is in the next one.
+#[test]
+fn requests_go_on_while_a_barrier_is_waited_for() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = made(dir.path(), "qcow2", "1M", "-o cluster_size=4k");
+    let below = MemoryDevice::sparse(2 << 20);
+    below.write_at(0, &image).expect("memory is written");
+    let (reached, is_reached) = mpsc::channel();
+    let (let_end, may_end) = mpsc::channel();
+    let (is_reached_in, may_end) = (Mutex::new(reached), Mutex::new(may_end));
+    let file = Arc::new(HeldBarrier { below, is_reached: is_reached_in, may_end });
+    let disk = opened(file, None, None, true);
+    disk.write_at(0, &[1; 10_000]).expect("a write");
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| disk.flush());
+        let mut found = [0; 10_000];
+        // One before the tables, and one behind them.
+        for step in 2..4 {
+            is_reached.recv().expect("a barrier");
+            disk.read_at(0, &mut found).expect("it is read");
+            assert_eq!(found, [step - 1; 10_000]);
+            disk.write_at(0, &[step; 10_000]).expect("in place");
+            disk.write_at(u64::from(step) << 16, &[step; 5000]).expect("to new clusters");
+            let_end.send(()).expect("it waits");
+        }
+        flush.join().expect("no panic").expect("a flush");
+        // The drop needs more of them.
+        (0..8).for_each(|_| let_end.send(()).expect("it waits"));
+    });
+    let mut found = [0; 5000];
+    disk.read_at(3 << 16, &mut found).expect("it is read");
+    assert_eq!(found, [3; 5000]);
+}

@@ -1,0 +1,235 @@
+//! Images that are damaged or say what is not known, and files that fail.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_device::{
+    BlockDevice, Fault, FaultDevice, MemoryDevice, Qcow2Header, Qcow2Options, Requests, open_qcow2,
+};
+use offshoot_testkit::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+
+use super::cuts::{assert_no_corruption, small};
+use super::qemu::{made, qemu_img, qemu_io};
+
+const CLUSTER: u64 = 4096;
+const COPIED: u64 = 1 << 63;
+
+fn opened(file: Arc<dyn BlockDevice>, is_writable: bool) -> std::io::Result<Arc<dyn BlockDevice>> {
+    let header = Qcow2Header::read(&*file)?;
+    open_qcow2(file, &header, Qcow2Options { is_writable, ..Qcow2Options::default() })
+}
+
+fn number(bytes: &[u8], at: u64) -> u64 {
+    u64::from_be_bytes(bytes[small(at)..small(at) + 8].try_into().expect("eight bytes"))
+}
+
+fn put(bytes: &mut [u8], at: u64, number: u64) {
+    bytes[small(at)..small(at) + 8].copy_from_slice(&number.to_be_bytes());
+}
+
+/// An image with one cluster of data; its bytes, and room for more.
+fn image(dir: &Path, options: &str) -> Vec<u8> {
+    made(dir, "qcow2", "1M", options);
+    qemu_io(&dir.join("made"), "qcow2", &["write -P 7 0 4k".to_owned()]);
+    let mut bytes = std::fs::read(dir.join("made")).expect("an image");
+    bytes.resize(bytes.len() + (1 << 20), 0);
+    bytes
+}
+
+/// Whatever an entry says, metadata is not written over, and counts do not run below zero.
+#[test]
+fn entries_that_lead_to_metadata_are_refused() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = image(dir.path(), "-o cluster_size=4k");
+    let (l1, count_table) = (number(&image, 40), number(&image, 48));
+    let (l2, block) = (number(&image, l1) & !COPIED, number(&image, count_table));
+    let behind = image.len() as u64 * 2 / CLUSTER * CLUSTER;
+    let not_counted = image.len() as u64 / CLUSTER * CLUSTER - CLUSTER;
+    for place in [l1, count_table, l2, block, 512, behind, not_counted] {
+        for flags in [0, COPIED] {
+            let mut bytes = image.clone();
+            put(&mut bytes, l2, place | flags);
+            let device = Arc::new(MemoryDevice::new(bytes.clone()));
+            let disk = opened(device.clone(), true).expect("it opens");
+            let error = disk.write_at(0, &[1; 512]).expect_err("it is damaged");
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{place} {flags}: {error}");
+            let error = disk.discard(0, CLUSTER).expect_err("it is damaged");
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{place} {flags}: {error}");
+            disk.flush().expect("a flush");
+            drop(disk);
+            let mut now = vec![0; bytes.len()];
+            device.read_at(0, &mut now).expect("memory is read");
+            assert!(now == bytes, "{place} {flags}: it was changed");
+        }
+    }
+    // A table of the second level, and a block of counts.
+    for (entry, places) in [(l1, [count_table, block, l1, 512]), (count_table, [l1, l2, 0, behind])]
+    {
+        for place in places {
+            let mut bytes = image.clone();
+            put(&mut bytes, entry, if entry == l1 { place | COPIED } else { place });
+            let disk = opened(Arc::new(MemoryDevice::new(bytes)), true);
+            let written = disk.and_then(|disk| disk.write_at(8192, &[1; 512]));
+            let error = written.expect_err("it is damaged");
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{entry} {place}: {error}");
+        }
+    }
+}
+
+/// A cluster that holds a table and is counted as free is not taken for data.
+#[test]
+fn a_table_that_counts_as_free_is_not_written_over() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = image(dir.path(), "-o cluster_size=4k");
+    let (l1, count_table) = (number(&image, 40), number(&image, 48));
+    let (l2, block) = (number(&image, l1) & !COPIED, number(&image, count_table));
+    for table in [0, l1, count_table, l2, block] {
+        let mut bytes = image.clone();
+        let count = small(block + table / CLUSTER * 2);
+        bytes[count..count + 2].fill(0);
+        let disk = opened(Arc::new(MemoryDevice::new(bytes)), true).expect("it opens");
+        let error = disk.write_at(64 << 10, &[1; 512]).expect_err("it is damaged").to_string();
+        assert!(error.contains("its reference counts are wrong: qemu-img check"), "{error}");
+    }
+}
+
+/// What is unknown is refused by name, what was not closed is not written, and what others would
+/// rely upon is no longer said.
+#[test]
+fn the_features_of_an_image_are_heeded() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = image(dir.path(), "-o cluster_size=4k");
+    for (bit, is_writable, what) in [
+        (0, true, "was not closed"),
+        (1, true, "marked as corrupt"),
+        (2, false, "its data in another file"),
+        (5, false, "features that are not known"),
+        (63, false, "features that are not known"),
+    ] {
+        let mut bytes = image.clone();
+        let features = number(&bytes, 72) | 1 << bit;
+        put(&mut bytes, 72, features);
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(bytes));
+        let error = opened(device.clone(), is_writable).expect_err("refused").to_string();
+        assert!(error.contains(what), "{bit}: {error}");
+        assert_eq!(opened(device, false).is_ok(), is_writable, "{bit}");
+    }
+    let mut bytes = image;
+    put(&mut bytes, 88, u64::MAX);
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(bytes));
+    let autoclear = |device: &dyn BlockDevice| {
+        let mut found = [0; 8];
+        device.read_at(88, &mut found).expect("memory is read");
+        u64::from_be_bytes(found)
+    };
+    opened(device.clone(), false).expect("it opens");
+    assert_eq!(autoclear(&*device), u64::MAX);
+    opened(device.clone(), true).expect("it opens");
+    assert_eq!(autoclear(&*device), 0);
+}
+
+/// Clusters that no block counts are free, also between those that are counted.
+#[test]
+fn a_table_of_counts_may_have_holes() {
+    const CLUSTER: u64 = 512;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut bytes = made(dir.path(), "qcow2", "1M", "-o cluster_size=512,refcount_bits=64");
+    let count_table = number(&bytes, 48);
+    let block = number(&bytes, count_table);
+    // A block for the fourth part of the file, in a cluster of the first.
+    let free = (0..64).find(|at| number(&bytes, block + at * 8) == 0).expect("one is free");
+    put(&mut bytes, block + free * 8, 1);
+    put(&mut bytes, count_table + 24, free * CLUSTER);
+    bytes.resize(2 << 20, 0);
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(bytes));
+    let disk = opened(device.clone(), true).expect("it opens");
+    let data = Random::new(3).bytes(1 << 20);
+    disk.write_at(0, &data).expect("a write");
+    drop(disk);
+    let mut bytes = vec![0; 2 << 20];
+    device.read_at(0, &mut bytes).expect("memory is read");
+    std::fs::write(dir.path().join("made"), &bytes).expect("a file");
+    qemu_img(dir.path(), &["check", "made"]);
+    qemu_img(dir.path(), &["convert", "-O", "raw", "made", "plain"]);
+    assert!(std::fs::read(dir.path().join("plain")).expect("a file") == data);
+}
+
+/// The file fails at each request in turn: the writer gets an error and goes on. There is no
+/// corruption, and what was flushed is there.
+#[test]
+fn a_file_that_fails_leaves_no_corruption() {
+    const DISK_BYTES: usize = 256 << 10;
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let seed = seed_of_run();
+    made(dir.path(), "qcow2", "256k", "-o cluster_size=512,refcount_bits=64");
+    let path = dir.path().join("made");
+    qemu_io(&path, "qcow2", &["write -P 7 10k 50k".to_owned()]);
+    qemu_img(dir.path(), &["snapshot", "-c", "kept", "made"]);
+    let image = std::fs::read(&path).expect("an image");
+    let mut number = 0;
+    loop {
+        let base: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(3 << 20));
+        base.write_at(0, &image).expect("memory is written");
+        let file = Arc::new(FaultDevice::new(base.clone()));
+        let fault = [Fault::Error, Fault::Short][small(number % 2)];
+        let disk = opened(file.clone(), true).expect("it opens");
+        let first = file.count(Requests::All);
+        file.strike(Requests::All, first + number, fault);
+        let what = format!("OFFSHOOT_SEED={seed}, request {number} fails");
+        let mut random = Random::new(seed);
+        let mut model: Vec<Option<u8>> = vec![Some(0); DISK_BYTES];
+        model[10 << 10..60 << 10].fill(Some(7));
+        let mut flushed = model.clone();
+        for step in 0..40 {
+            let len = 1 + small(random.below(9000));
+            let at = small(random.below((DISK_BYTES - len) as u64));
+            let range = at..at + len;
+            match random.below(6) {
+                0 if disk.flush().is_ok() => flushed.clone_from(&model),
+                0 => {}
+                1 => {
+                    // What is there is not defined.
+                    let _ = disk.discard(at as u64, len as u64);
+                    model[range.clone()].fill(None);
+                    flushed[range].fill(None);
+                }
+                _ => {
+                    let is_written = disk.write_at(at as u64, &vec![0x80 | step; len]).is_ok();
+                    model[range.clone()].fill(is_written.then_some(0x80 | step));
+                    flushed[range].fill(None);
+                }
+            }
+        }
+        drop(disk);
+        let requests = file.count(Requests::All) - first;
+        let mut bytes = vec![0; 3 << 20];
+        base.read_at(0, &mut bytes).expect("memory is read");
+        std::fs::write(&path, &bytes).expect("a file");
+        assert_no_corruption(&path, &what);
+        let mut found = vec![1; DISK_BYTES];
+        opened(base, false).expect("it opens").read_at(0, &mut found).expect("it is read");
+        let is_lost = |(new, old): (&u8, &Option<u8>)| old.is_some_and(|old| old != *new);
+        assert_eq!(found.iter().zip(&flushed).position(is_lost), None, "{what}");
+        if number >= requests {
+            break;
+        }
+        number += 1;
+    }
+    assert!(number > 50, "only {number} requests");
+}
