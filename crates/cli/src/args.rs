@@ -62,13 +62,13 @@ const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
-VOLUME may be a disk with partitions: the one that holds btrfs is the volume, and FILE@PARTITION names \
-one by number, label or UUID. A qcow2 or VMDK is read and written; VDI, VHD, VHDX, and what gzip, xz or \
-zstd compressed, are read.
+VOLUME may be a disk with partitions: the one that holds btrfs is the volume, and \
+FILE@PARTITION names one by number, label or UUID. A qcow2 or VMDK is read and written; VDI, VHD, \
+VHDX, and what gzip, xz or zstd compressed, are read.
 
-While a volume is mounted with `offshoot mount`, a path in it is a place too, for info, ls, property, \
-scrub, stat, stats, subvolume, sync and trim: root, and who mounted it, have them done by the program that serves it. \
-An image that is kept in a mount is the volume in it.
+While a volume is mounted with `offshoot mount`, a path in it is a place too, for info, ls, \
+property, scrub, stat, stats, subvolume, sync and trim: root, and who mounted it, have them done \
+by the program that serves it. An image that is kept in a mount is the volume in it.
 
 Examples:
   offshoot info disk.img

@@ -5,6 +5,7 @@
 //! is not lost, and nothing is reported as done that a crash could undo.
 
 use std::fmt::Display;
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -115,11 +116,15 @@ pub(crate) fn host_id(path: &Path) -> Option<HostId> {
 
 /// The identity of the file at `path`, links followed.
 pub(crate) fn host_id_of_file(path: &Path) -> Option<HostId> {
-    let metadata = path.metadata().ok()?;
-    Some(match metadata.rdev() {
+    path.metadata().ok().map(|metadata| host_id_of(&metadata))
+}
+
+/// The identity of the file that has this metadata.
+pub(crate) fn host_id_of(metadata: &Metadata) -> HostId {
+    match metadata.rdev() {
         0 => (metadata.dev(), metadata.ino()),
         device => (device, 0),
-    })
+    }
 }
 
 struct Opened {

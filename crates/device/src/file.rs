@@ -53,7 +53,7 @@ pub struct FileDevice {
     name: String,
     size_bytes: AtomicU64,
     /// A write behind the end makes the file longer.
-    grows: bool,
+    is_growing: bool,
     writable: bool,
     is_block_device: bool,
     logical_sector_bytes: Option<u64>,
@@ -63,14 +63,24 @@ pub struct FileDevice {
     flush_failed: AtomicBool,
 }
 
+/// What a [`FileDevice`] is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileUse {
+    /// To be read, whatever others do with it.
+    Read,
+    /// To be read, while nobody writes it.
+    Rely,
+    /// To be read and written, while nobody else writes it.
+    Write,
+}
+
 impl FileDevice {
     /// Opens `path` for reading. Whoever else uses it does not matter.
     ///
     /// # Errors
     /// When it cannot be opened, or is neither a regular file nor a block device.
     pub fn open(path: &Path) -> io::Result<Self> {
-        is_block_device(&fs::metadata(path)?)?;
-        Self::with(File::open(path)?, path, false)
+        Self::open_for(path, FileUse::Read)
     }
 
     /// Opens `path` for reading and writing, and keeps other writers away until it
@@ -80,19 +90,7 @@ impl FileDevice {
     /// As [`open`](Self::open); of kind `ResourceBusy` when another process or the
     /// kernel uses it, and the message says who, as far as that can be known.
     pub fn open_writable(path: &Path) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true);
-        if is_block_device(&fs::metadata(path)?)? {
-            options.custom_flags(OFlags::EXCL.bits().cast_signed());
-        }
-        let file = match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                return Err(in_use::of_block_device(path));
-            }
-            result => result?,
-        };
-        in_use::claim(&file, Purpose::Write)?;
-        Self::with(file, path, true)
+        Self::open_for(path, FileUse::Write)
     }
 
     /// Opens `path` for reading, and keeps QEMU and other writers like us away until it is dropped:
@@ -101,9 +99,58 @@ impl FileDevice {
     /// # Errors
     /// As [`open_writable`](Self::open_writable).
     pub fn open_relied_on(path: &Path) -> io::Result<Self> {
-        let device = Self::open(path)?;
-        in_use::claim(&device.file, Purpose::Rely)?;
+        Self::open_for(path, FileUse::Rely)
+    }
+
+    /// Opens `path` for `usage`.
+    ///
+    /// # Errors
+    /// As [`open_writable`](Self::open_writable).
+    pub fn open_for(path: &Path, usage: FileUse) -> io::Result<Self> {
+        Self::open_with(path, usage, OFlags::empty())
+    }
+
+    /// As [`open_for`](Self::open_for) for a regular file at `path` itself: a link there is not
+    /// followed. The open file is checked, so another process cannot put one there in between.
+    ///
+    /// # Errors
+    /// As [`open_writable`](Self::open_writable), and for a link and a block device.
+    pub fn open_plain(path: &Path, usage: FileUse) -> io::Result<Self> {
+        // A pipe that has just come there would wait for its other end.
+        let device = Self::open_with(path, usage, OFlags::NOFOLLOW | OFlags::NONBLOCK)?;
+        if device.is_block_device {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
         Ok(device)
+    }
+
+    fn open_with(path: &Path, usage: FileUse, mut flags: OFlags) -> io::Result<Self> {
+        let is_writable = usage == FileUse::Write;
+        if is_block_device(&fs::metadata(path)?)? && is_writable {
+            flags |= OFlags::EXCL;
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(is_writable).custom_flags(flags.bits().cast_signed());
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_writable => {
+                return Err(in_use::of_block_device(path));
+            }
+            result => result?,
+        };
+        match usage {
+            FileUse::Read => {}
+            FileUse::Rely => in_use::claim(&file, Purpose::Rely)?,
+            FileUse::Write => in_use::claim(&file, Purpose::Write)?,
+        }
+        Self::with(file, path, is_writable)
+    }
+
+    /// What the host says of the open file: of what type it is, and which one.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
     }
 
     /// Makes an image file of `size_bytes`, all of it a hole, and opens it for writing.
@@ -173,7 +220,7 @@ impl FileDevice {
             file,
             name: path.display().to_string(),
             size_bytes: AtomicU64::new(size_bytes),
-            grows: false,
+            is_growing: false,
             writable,
             is_block_device,
             logical_sector_bytes,
@@ -187,7 +234,7 @@ impl FileDevice {
     /// is for images of disks, whose files have what was written so far and no more.
     #[must_use]
     pub fn growing(mut self) -> Self {
-        self.grows = !self.is_block_device;
+        self.is_growing = !self.is_block_device;
         self
     }
 
@@ -251,7 +298,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        if self.grows {
+        if self.is_growing {
             return self.write_growing(offset, bufs);
         }
         self.check_change(offset, total_bytes(bufs))?;

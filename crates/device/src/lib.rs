@@ -52,7 +52,7 @@ use std::{fmt, ops};
 
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
 pub use fault::{Fault, FaultDevice, Requests};
-pub use file::FileDevice;
+pub use file::{FileDevice, FileUse};
 pub use image::{
     ImageKind, Qcow2Header, Qcow2Options, Qcow2Snapshot, VmdkDescriptor, VmdkFile, open_image,
     open_qcow2, open_vmdk,

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_device::{BlockDevice, FileDevice, FileUse};
 use offshoot_testkit::disks::{Attached, Disks};
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -343,4 +343,30 @@ fn large_and_small_writes_to_a_block_device_are_seen_alike() {
     let disks = Disks::create(&judges, 1, 8);
     let attached = Attached::new(disks.images());
     assert_seen_alike(Path::new(attached.devices()[0]));
+}
+
+/// A link is not followed to a file, and nothing but a file is opened.
+#[test]
+fn a_plain_file_is_what_the_name_itself_is() {
+    let Some(_judges) = judges::require() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let [file, link, pipe] = ["file", "link", "pipe"].map(|name| dir.path().join(name));
+    fs::write(&file, vec![7; 1 << 20]).expect("a file");
+    std::os::unix::fs::symlink("file", &link).expect("a link");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs");
+    assert!(made.success());
+    for usage in [FileUse::Read, FileUse::Rely, FileUse::Write] {
+        let device = FileDevice::open_plain(&file, usage).expect("a file");
+        let (opened, there) = (device.metadata().expect("it is open"), file.metadata());
+        assert_eq!(opened.ino(), there.expect("it is there").ino());
+        drop(device);
+        FileDevice::open_for(&link, usage).expect("a link to a file");
+        for path in [&link, &pipe, Path::new("/dev/zero")] {
+            FileDevice::open_plain(path, usage).expect_err("it is no plain file");
+        }
+    }
+    let attached = Attached::new(&[file]);
+    let device = Path::new(attached.devices()[0]);
+    FileDevice::open_for(device, FileUse::Read).expect("a block device");
+    FileDevice::open_plain(device, FileUse::Read).expect_err("it is no plain file");
 }

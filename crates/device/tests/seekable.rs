@@ -90,6 +90,24 @@ fn any_range_is_read_from_its_frames_alone() {
     }
 }
 
+/// Few frames are kept, however small they are.
+#[test]
+fn very_many_tiny_frames_are_read_and_not_kept() {
+    const FRAMES: usize = 50_000;
+    let bytes = Random::new(3).bytes(FRAMES);
+    let packed = with_checksums(&bytes, 1);
+    let below = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new(packed))));
+    let disk = open_image(below.clone(), ImageKind::Zstd).expect("it opens");
+    let mut found = vec![0; FRAMES];
+    disk.read_at(0, &mut found).expect("it is read");
+    assert!(found == bytes);
+    let before = below.count(Requests::Reads);
+    disk.read_at(FRAMES as u64 - 10, &mut [0; 10]).expect("the last frames are kept");
+    assert_eq!(below.count(Requests::Reads), before);
+    disk.read_at(FRAMES as u64 - 1000, &mut [0; 100]).expect("they are read again");
+    assert_eq!(below.count(Requests::Reads), before + 100);
+}
+
 /// A table that does not describe the file is no table: all of the stream is unpacked.
 #[test]
 fn a_table_that_does_not_fit_is_left_alone() {

@@ -63,7 +63,11 @@ fn opened(dir: &Path, name: &str, is_writable: bool) -> io::Result<Arc<dyn Block
 fn content_id(path: &Path) -> String {
     let mut start = vec![0; 2048];
     let len = File::open(path).and_then(|file| file.read_at(&mut start, 0)).expect("a file");
-    let text = String::from_utf8_lossy(&start[..len]).into_owned();
+    content_id_in(&start[..len])
+}
+
+fn content_id_in(start: &[u8]) -> String {
+    let text = String::from_utf8_lossy(start);
     let at = text.find("\nCID=").expect("there is one") + 5;
     text[at..].lines().next().expect("a line").to_owned()
 }
@@ -269,8 +273,8 @@ fn written_on(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Whatever a power cut leaves of a sparse VMDK, QEMU finds nothing wrong with it, each copy of the
-/// tables has all that was flushed and refers to nothing that was not written, and it is written
-/// on.
+/// tables has all that was flushed and refers to nothing that was not written, what differs from
+/// before has another content id, and it is written on.
 #[test]
 fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
     const DISK_BYTES: u64 = 40 << 20;
@@ -300,6 +304,8 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
     ] {
         let what = format!("seed {seed}, {options} without {dropped:?}");
         create(dir, "cut", options, "40M");
+        // These grains are overwritten in place.
+        run(dir, "qemu-io", &["-f", "vmdk", "-c", "write -P 200 0 512k", "cut"]);
         let mut image = std::fs::read(dir.join("cut")).expect("an image");
         for &table in dropped {
             drop_table(&mut image, table);
@@ -345,11 +351,14 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
             let mut bytes = vec![0; usize::try_from(FILE_BYTES).expect("small")];
             state.devices[0].read_at(0, &mut bytes).expect("memory is read");
             let before = &flushed[state.marks().len()];
+            let is_same_id = content_id_in(&bytes[..2048]) == content_id_in(&image[..2048]);
             let mut other = bytes.clone();
             other.copy_within(48..56, 56);
             for (copy, bytes) in [("primary", &bytes), ("redundant", &other)] {
                 let disk = open_vmdk(Arc::new(MemoryDevice::new(bytes.clone())), false);
                 let found = read(&*disk.expect("it opens"));
+                let is_told = !is_same_id || found == flushed[0];
+                assert!(is_told, "{what}, {copy}, {}: the same content id", state.description);
                 // Every write has bytes of its own, so these were not written since.
                 let is_lost = |at: &usize| before[*at] == model[*at] && found[*at] != model[*at];
                 let lost = (0..found.len()).find(is_lost);
@@ -427,9 +436,10 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
     assert!(count > 30, "only {count} states");
 }
 
-/// What a flush that failed did not write is written by the next one.
+/// What a write or a flush that failed did not write is written when it is tried again, and takes
+/// no more space than without the failure.
 #[test]
-fn a_flush_that_fails_is_made_up_for() {
+fn what_fails_is_made_up_for() {
     if !judges::are_present() {
         return;
     }
@@ -437,22 +447,104 @@ fn a_flush_that_fails_is_made_up_for() {
     create(dir.path(), "a", "subformat=monolithicSparse", "40M");
     let mut image = std::fs::read(dir.path().join("a")).expect("an image");
     drop_table(&mut image, 1);
-    for failing in 0..3 {
+    let write = |fault: Option<(Requests, u64)>| {
         let below = bodies::disk(&image, 4 << 20);
         let device = Arc::new(FaultDevice::new(below.clone()));
-        device.strike(Requests::Flushes, failing, Fault::Error);
-        let len = AtomicU64::new(image.len() as u64);
-        let disk = open_vmdk(Arc::new(Grows(device, len)), true).expect("it opens");
-        disk.write_at(35 * MIB, &[7; 3000]).expect("a write");
-        disk.flush().expect_err("it fails");
-        disk.write_at(5 * MIB, &[7; 3000]).expect("a write");
-        disk.flush().expect("a flush");
-        let disk = open_vmdk(below, false).expect("it opens");
+        if let Some((requests, number)) = fault {
+            device.strike(requests, number, Fault::Error);
+        }
+        let grows = Arc::new(Grows(device.clone(), AtomicU64::new(image.len() as u64)));
+        let disk = open_vmdk(grows.clone(), true).expect("it opens");
+        let mut failures = 0;
+        for at in [35 * MIB, 5 * MIB] {
+            for request in [&|| disk.write_at(at, &[7; 3000]) as io::Result<()>, &|| {
+                disk.flush() as io::Result<()>
+            }] as [&dyn Fn() -> io::Result<()>; 2]
+            {
+                if request().is_err() {
+                    failures += 1;
+                    request().expect("it fails once");
+                }
+            }
+        }
+        let requests = [Requests::Writes, Requests::Flushes].map(|one| device.count(one));
+        let size_bytes = grows.size_bytes();
+        // Not closed: it is what the flushes stored.
+        let mut bytes = vec![0; 4 << 20];
+        below.read_at(0, &mut bytes).expect("memory is read");
+        let read = open_vmdk(Arc::new(MemoryDevice::new(bytes)), false).expect("it opens");
         for at in [5 * MIB, 35 * MIB] {
             let mut found = [0; 3000];
-            disk.read_at(at, &mut found).expect("it is read");
-            assert!(found == [7; 3000], "what was written at {at}, flush {failing}");
+            read.read_at(at, &mut found).expect("it is read");
+            assert!(found == [7; 3000], "what was written at {at}, {fault:?}");
         }
+        (failures, requests, size_bytes)
+    };
+    let (failures, [writes, flushes], size_bytes) = write(None);
+    assert!(failures == 0 && writes > 8 && flushes > 5, "{writes} writes, {flushes} flushes");
+    let faults = (0..writes).map(|number| (Requests::Writes, number));
+    for fault in faults.chain((0..flushes).map(|number| (Requests::Flushes, number))) {
+        let (failures, _, bytes) = write(Some(fault));
+        assert_eq!((failures, bytes), (1, size_bytes), "{fault:?}");
+    }
+}
+
+/// A disk from which nothing is discarded is not marked as changed; and what is read from the
+/// medium comes from the medium.
+#[test]
+fn a_sparse_extent_passes_on_what_is_there() {
+    if !judges::are_present() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    create(dir.path(), "a", "subformat=monolithicSparse", "40M");
+    run(dir.path(), "qemu-io", &["-f", "vmdk", "-c", "write -P 7 0 64k", "a"]);
+    let image = std::fs::read(dir.path().join("a")).expect("an image");
+    let below = Arc::new(MemoryDevice::new(image.clone()));
+    let disk = open_vmdk(below.clone(), true).expect("it opens");
+    disk.discard(MIB, 1 << 20).expect("there is nothing");
+    let mut bytes = vec![0; image.len()];
+    below.read_at(0, &mut bytes).expect("memory is read");
+    assert!(bytes == image, "something was written");
+    drop(disk);
+    let disk = open_vmdk(Arc::new(Medium(below)), false).expect("it opens");
+    let mut found = vec![1; 65536 + 100];
+    disk.read_medium_at(0, &mut found).expect("it is read");
+    assert!(found == [vec![9; 65536], vec![0; 100]].concat());
+}
+
+/// A device whose medium has nines.
+#[derive(Debug)]
+struct Medium(Arc<dyn BlockDevice>);
+
+impl BlockDevice for Medium {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn read_medium_at(&self, _: u64, buf: &mut [u8]) -> io::Result<()> {
+        buf.fill(9);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.0.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(offset, len)
     }
 }
 
@@ -466,10 +558,16 @@ fn a_sparse_extent_whose_tables_lie_is_not_written() {
     let dir = dir.path();
     create(dir, "a", "subformat=monolithicSparse", "40M");
     run(dir, "qemu-io", &["-f", "vmdk", "-c", "write -P 7 0 192k", "a"]);
-    let image = std::fs::read(dir.join("a")).expect("an image");
+    let mut image = std::fs::read(dir.join("a")).expect("an image");
+    // A footer, and the end of the stream.
+    image.extend_from_within(..512);
+    image.extend([0; 512]);
     let table = number(&image, header(&image, 56) * 512) * 512;
     let first = number(&image, table);
-    let text_at = image.windows(5).position(|five| five == b"\nCID=").expect("a descriptor");
+    let find = |text: &[u8]| image.windows(text.len()).position(|here| here == text);
+    let text_at = find(b"\nCID=").expect("a descriptor");
+    let extent_at = find(b"\nRW ").expect("an extent");
+    let kind_at = find(b" SPARSE ").expect("its type");
     let entry = |sector: usize| u32::try_from(sector).expect("small").to_le_bytes().to_vec();
     for (at, value, what) in [
         (table + 4, entry(first), "two of its grains have bytes in common"),
@@ -478,6 +576,9 @@ fn a_sparse_extent_whose_tables_lie_is_not_written() {
         (table + 4, entry(1 << 30), "behind the end of the file"),
         (48, header(&image, 56).to_le_bytes().to_vec(), "two of its tables have bytes in common"),
         (8, vec![3, 0, 2, 0], "stream-optimised"),
+        (56, vec![0xff; 8], "stream-optimised"),
+        (44, entry(100), "a VMDK with 100 entries in a table is only read here"),
+        (extent_at, b"\nRDONLY 1 SPARSE \"a\"\n#".to_vec(), "only read (RDONLY)"),
         (text_at, b"\nchangeTrackPath=".to_vec(), "changeTrackPath"),
     ] {
         let mut bytes = image.clone();
@@ -488,7 +589,9 @@ fn a_sparse_extent_whose_tables_lie_is_not_written() {
         open(false).expect("it is read").read_at(0, &mut [0; 512]).expect("its first grain");
     }
     for (at, value, what) in [
-        (4, &b"\x04"[..], "a VMDK of version 4 is not read here"),
+        (extent_at, &b"\nNOACCESS 1 SPARSE \"a\"\n#"[..], "not to be accessed (NOACCESS)"),
+        (kind_at, b" SESPARSE 1 ", "type \"SESPARSE\" is not read here"),
+        (4, b"\x04", "a VMDK of version 4 is not read here"),
         (0, b"COWD", "a sparse VMDK of ESX is not read here"),
     ] {
         let mut bytes = image.clone();
@@ -527,6 +630,8 @@ fn descriptors_that_lie_are_refused() {
         ("RW 8 SESPARSE \"a\"", "type \"SESPARSE\" is not read here: qemu-img convert"),
         ("NOACCESS 8 FLAT \"a\" 0", "not to be accessed"),
         ("RW 8 SPARSE \"a\"\nRW 8 SPARSE \"a\"", "two of its extents are in one file"),
+        ("RW 8 SPARSE \"a\"\nRW 8 FLAT \"a\" 9", "two of its extents are in one file"),
+        ("RW 8 FLAT \"a\" 9\nRW 8 SPARSE \"a\"", "two of its extents are in one file"),
         ("parentCID=01234567\nRW 8 FLAT \"a\" 0", "stands over another"),
     ] {
         let error = VmdkDescriptor::read(&*descriptor(lines)).expect_err("it lies").to_string();
@@ -556,6 +661,8 @@ fn extents_of_every_type_make_one_disk() {
     let text = VmdkDescriptor::read(&*below).expect("it is read");
     let names: Vec<_> = text.files.iter().map(|file| file.name.to_str()).collect();
     assert_eq!(names, [Some("a b"), Some("c")]);
+    let is_written: Vec<_> = text.files.iter().map(|file| file.is_written).collect();
+    assert_eq!(is_written, [true, false]);
     let files = [bodies::disk(&[0xaa; 4096], 4096), bodies::disk(&[0xcc; 4096], 4096)];
     let disk = text.open(below.clone(), &files, true).expect("it opens");
     assert_eq!(disk.size_bytes(), 10 * 512);
@@ -564,17 +671,24 @@ fn extents_of_every_type_make_one_disk() {
     let expected =
         [vec![0xaa; 4 * 512], vec![0; 3 * 512], vec![0xcc; 1024], vec![0xaa; 512]].concat();
     assert!(found[..] == expected);
-    disk.write_at(4 * 512 - 100, &[1; 200]).expect_err("it goes on where there is no file");
-    for (at, what) in [(4 * 512, "ZERO"), (7 * 512, "RDONLY")] {
-        let error = disk.write_at(at, &[1]).expect_err("it is refused").to_string();
+    for (at, what) in [(4 * 512 - 100, "ZERO"), (4 * 512, "ZERO"), (7 * 512, "RDONLY")] {
+        let error = disk.write_at(at, &[1; 200]).expect_err("it is refused").to_string();
         assert!(error.contains(what), "{error}");
     }
+    let error = disk.discard(3 * 512, 5 * 512).expect_err("it is refused").to_string();
+    assert!(error.contains("RDONLY"), "{error}");
+    disk.discard(4 * 512, 512).expect("there is nothing to discard");
+    // Nothing changed so far, and the content id says so.
+    disk.read_at(0, &mut found).expect("it is read");
+    assert!(found[..] == expected);
+    let mut text = [0; 80];
+    below.read_at(0, &mut text).expect("it is read");
+    assert!(String::from_utf8_lossy(&text).contains("CID=01234567"));
     disk.write_at(9 * 512, &[3; 512]).expect("a write");
     disk.flush().expect("a flush");
     let mut start = [0; 1024];
     files[0].read_at(0, &mut start).expect("it is read");
     assert!(start == [[3; 512], [0xaa; 512]].concat()[..]);
-    let mut text = [0; 80];
     below.read_at(0, &mut text).expect("it is read");
     let text = String::from_utf8_lossy(&text);
     assert!(!text.contains("CID=01234567") && text.contains("\nparentCID=ffffffff"), "{text}");

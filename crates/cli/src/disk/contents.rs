@@ -92,13 +92,27 @@ impl Contents {
             && device.logical_sector_bytes().is_none()
             && held.iter().all(|held| held.what.is_none())
         {
-            // A copy of a disk that counts in larger sectors: what is found by these is the proof.
-            let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES).map_err(failed)?;
-            let large = large.map(with_held).transpose().map_err(failed)?;
-            let is_proven = |(_, held): &(_, Vec<Held>)| held.iter().any(|one| one.what.is_some());
-            let large = large.filter(is_proven);
-            is_table_guessed = large.is_some();
-            table = large.or(table);
+            // The file may be a copy of a disk that counts in larger sectors. A partition that
+            // holds something there proves it, if all of them fit on the disk: else an older layout
+            // left the signature. An error at a place that is only guessed proves nothing.
+            let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES);
+            let large = large.and_then(|large| large.map(with_held).transpose()).ok().flatten();
+            if let Some((mut large, large_held)) = large
+                && large.partitions.len() >= first.partitions.len()
+                && large_held.iter().any(|one| one.what.is_some())
+                && !large_held.iter().any(|one| one.is_cut_off)
+            {
+                let guess = format!(
+                    "its MBR seems to count in sectors of {LARGE_SECTOR_BYTES} bytes, because \
+                     only so its partitions hold something"
+                );
+                large.warning = Some(match large.warning {
+                    Some(first) => format!("{first}; {guess}"),
+                    None => guess,
+                });
+                is_table_guessed = true;
+                table = Some((large, large_held));
+            }
         }
         Ok(Self { file: file.to_path_buf(), whole, table, is_table_guessed })
     }

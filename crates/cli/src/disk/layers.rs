@@ -6,8 +6,11 @@
 //! names, with `--image-format raw`.
 //!
 //! The descriptor of a VMDK names the files with the data. It is a file of a few KiB, which no disk
-//! of a guest is, but it may come from anywhere. So a plain file beside it is opened, and what else
-//! it may name (a path, a link, a device) only when the command line asks for it.
+//! of a guest is, but the user may have it from anywhere. So we open a plain file beside it, and
+//! anything else that it names (a path, a link, a device) only when the command line asks for it.
+//!
+//! Another process may put another file at a name while we look at it. So the type of a file, and
+//! whether it is open already, are those of the file that we opened.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +18,12 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_device::{
-    BlockDevice, FileDevice, ImageKind, Qcow2Header, Qcow2Options, VmdkDescriptor, open_image,
-    open_qcow2, open_vmdk,
+    BlockDevice, FileDevice, FileUse, ImageKind, Qcow2Header, Qcow2Options, VmdkDescriptor,
+    open_image, open_qcow2, open_vmdk,
 };
 
 use crate::args::{ImageFormat, LayerArguments};
-use crate::edit::{HostId, host_id_of_file};
+use crate::edit::{HostId, host_id_of, host_id_of_file};
 use crate::exit::{Failure, Result};
 use crate::output::Escaped;
 use crate::session::Access;
@@ -66,7 +69,7 @@ impl Layers<'_> {
         if self.seen.len() >= DEPTH_MAX {
             return Err(in_a_loop(path));
         }
-        let file = self.open_file(path, access)?;
+        let file = self.open_file(path, access, false)?.ok_or_else(|| in_a_loop(path))?;
         let kind = match known {
             // The same name stands for both.
             Some(ImageFormat::Vmdk)
@@ -78,9 +81,8 @@ impl Layers<'_> {
             None => ImageKind::detect(&file).map_err(failed)?,
         };
         let device: Arc<dyn BlockDevice> = match kind {
-            Some(ImageKind::Qcow2 | ImageKind::Vmdk) if access == Access::Write => {
-                Arc::new(file.growing())
-            }
+            Some(ImageKind::Qcow2) if access == Access::Write => Arc::new(file.growing()),
+            Some(ImageKind::Vmdk) if access == Access::Write => Arc::new(growing_vmdk(file, path)?),
             _ => Arc::new(file),
         };
         let mut layered =
@@ -106,20 +108,33 @@ impl Layers<'_> {
         Ok(layered)
     }
 
-    /// Opens a file that none of those was opened for which stand over it.
-    fn open_file(&mut self, path: &Path, access: Access) -> Result<FileDevice> {
-        let host = host_id_of_file(path);
-        if host.is_some_and(|host| self.seen.contains(&host)) {
-            return Err(in_a_loop(path));
+    /// Opens a file; `None` when it is open already. With `is_plain` a link or a device is an
+    /// error.
+    fn open_file(
+        &mut self,
+        path: &Path,
+        access: Access,
+        is_plain: bool,
+    ) -> Result<Option<FileDevice>> {
+        let failed = |error| Failure::Host(path.display().to_string(), error);
+        // The lock of the first writer would refuse a second one, even of this process.
+        if host_id_of_file(path).is_some_and(|host| self.seen.contains(&host)) {
+            return Ok(None);
         }
-        self.seen.extend(host);
-        match (access, self.top) {
-            (Access::Write, _) => FileDevice::open_writable(path),
+        let usage = match (access, self.top) {
+            (Access::Write, _) => FileUse::Write,
             // What is written above a backing file is only right while that stays as it is.
-            (Access::Read, Access::Write) => FileDevice::open_relied_on(path),
-            (Access::Read, Access::Read) => FileDevice::open(path),
+            (Access::Read, Access::Write) => FileUse::Rely,
+            (Access::Read, Access::Read) => FileUse::Read,
+        };
+        let open = if is_plain { FileDevice::open_plain } else { FileDevice::open_for };
+        let file = open(path, usage).map_err(failed)?;
+        let host = host_id_of(&file.metadata().map_err(failed)?);
+        if self.seen.contains(&host) {
+            return Ok(None);
         }
-        .map_err(|error| Failure::Host(path.display().to_string(), error))
+        self.seen.push(host);
+        Ok(Some(file))
     }
 
     /// Opens the image that `layered` is.
@@ -178,9 +193,15 @@ impl Layers<'_> {
             if !name.exists() {
                 return refused("is not there");
             }
-            let device = self.open_file(&name, access)?;
-            let grows = file.grows && access == Access::Write;
-            files.push(if grows { Arc::new(device.growing()) } else { Arc::new(device) });
+            let access = if file.is_written { access } else { Access::Read };
+            let Some(device) = self.open_file(&name, access, !self.arguments.backing)? else {
+                return refused(
+                    "is the descriptor itself, or another name of a file that it names",
+                );
+            };
+            let is_growing = file.is_growing && access == Access::Write;
+            let device = if is_growing { growing_vmdk(device, &name)? } else { device };
+            files.push(Arc::new(device));
         }
         descriptor.open(below, &files, access == Access::Write).map_err(failed)
     }
@@ -263,6 +284,20 @@ impl Layers<'_> {
         self.seen = layers.seen;
         opened
     }
+}
+
+/// The file at `path`, which becomes longer as the sparse VMDK in it is written.
+fn growing_vmdk(file: FileDevice, path: &Path) -> Result<FileDevice> {
+    let shown = path.display();
+    let metadata = file.metadata().map_err(|error| Failure::Host(shown.to_string(), error))?;
+    if !metadata.is_file() {
+        let what = format!(
+            "{shown}: a sparse VMDK on a block device cannot become longer, so it is not written: \
+             copy it into a file (cp {shown} FILE), and name that"
+        );
+        return Err(Failure::Refused(what));
+    }
+    Ok(file.growing())
 }
 
 /// What is said of an image that stands over itself.

@@ -2,9 +2,8 @@
 //!
 //! A writer keeps others away from its file, also those of the same process. Two partitions of one
 //! disk are two volumes in one file, or two members of one volume, so they share the device that
-//! was opened first. It stays open for as long as one of them uses it. A stream that was unpacked
-//! is
-//! unpacked once for the same reason.
+//! was opened first. It stays open for as long as one of them uses it. A stream is unpacked once
+//! for the same reason.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Stdio;
 
+use offshoot_testkit::disks::Attached;
 use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 
@@ -271,6 +272,19 @@ fn a_vmdk_is_written() {
     bench.qemu_img(&["check", "new.vmdk"]);
     bench.qemu_img(&["convert", "-O", "raw", "new.vmdk", "new.img"]);
     offshoot_testkit::disks::assert_image_checks(&bench.path("new.img"));
+    // A block device cannot become longer, whether it has the whole image or an extent.
+    let extent = "subformat=twoGbMaxExtentSparse";
+    bench.qemu_img(&["convert", "-O", "vmdk", "-o", extent, "disk.img", "two.vmdk"]);
+    let text = std::fs::read_to_string(bench.path("two.vmdk")).expect("a descriptor");
+    let attached = Attached::new(&[bench.path("new.vmdk"), bench.path("two-s001.vmdk")]);
+    let [whole, part] = attached.devices()[..] else { panic!("two devices") };
+    std::fs::write(bench.path("two.vmdk"), text.replace("two-s001.vmdk", part)).expect("a file");
+    for image in [whole, "two.vmdk"] {
+        bench.does(&["ls", "--backing", &format!("{image}:/")]);
+        let said = bench.fails(&["mkdir", "--backing", &format!("{image}:/dir")], 1);
+        let what = "a sparse VMDK on a block device cannot become longer, so it is not written";
+        assert!(said.contains(what) && said.contains("copy it into a file (cp "), "{said}");
+    }
 }
 
 /// A descriptor leads to plain files beside it, and to others only when the command line says so.
@@ -309,7 +323,7 @@ fn files_that_a_descriptor_names_are_opened_with_care() {
     assert!(said.contains("neither a regular file nor a block device"), "{said}");
     named("a.vmdk");
     let said = bench.fails(&["ls", "a.vmdk:/"], 1);
-    assert!(said.contains("in a loop"), "{said}");
+    assert!(said.contains("its data is in a.vmdk, which is the descriptor itself, or"), "{said}");
     // A disk that begins like a descriptor, as a guest can make its own.
     let raw = File::options().write(true).open(bench.path("raw.img")).expect("an image");
     raw.write_all_at(text.replace("a-flat.vmdk", "disk.img").as_bytes(), 0).expect("a write");
@@ -320,6 +334,21 @@ fn files_that_a_descriptor_names_are_opened_with_care() {
     std::fs::rename(bench.path("dir/data"), bench.path("data")).expect("it is moved");
     named("data");
     bench.is_same(&["a.vmdk"]);
+    // One file by two names.
+    std::fs::hard_link(bench.path("data"), bench.path("second")).expect("a link");
+    named("data\" 0\nRW 8 FLAT \"second");
+    let said = bench.fails(&["ls", "a.vmdk:/"], 1);
+    let expected = "its data is in second, which is the descriptor itself, or another name of";
+    assert!(said.contains(expected), "{said}");
+    // A part that is only read is not opened for writing: others that read it may go on.
+    let tail = File::create_new(bench.path("tail")).expect("a file");
+    tail.set_len(MIB).and_then(|()| tail.lock_shared()).expect("a file");
+    named("data\" 0\nRDONLY 2048 FLAT \"tail");
+    bench.does(&["mkdir", "a.vmdk:/beside"]);
+    named("data\" 0\nRW 2048 FLAT \"tail");
+    let said = bench.fails(&["mkdir", "a.vmdk:/new"], 1);
+    assert!(said.contains("tail: in use by"), "{said}");
+    named("data");
     let mut command = std::process::Command::new("qemu-io");
     command.args(["-f", "vmdk", "a.vmdk"]).current_dir(&bench.dir);
     let mut qemu = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");

@@ -19,7 +19,8 @@
 //! # The content id
 //!
 //! An image that stands over this one keeps the number behind `CID=`, to notice that its base
-//! changed. So the first write that is made to an opened image changes the number.
+//! changed. So the first write that is made to an opened image changes the number, and flushes that
+//! before it changes anything else.
 //!
 //! Source: VMware, "Virtual Disk Format 5.0", 2011.
 
@@ -36,7 +37,7 @@ use crate::fields::invalid;
 use crate::{BlockDevice, WindowDevice, request_range, together, total_bytes};
 pub(super) use sparse::COWD;
 pub use sparse::open_vmdk;
-use text::{Access, ContentId, ExtentLine, Text};
+use text::{ContentId, ExtentLine, Text};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -64,7 +65,9 @@ pub struct VmdkFile {
     /// Its name, relative to the directory of the descriptor.
     pub name: OsString,
     /// Whether it becomes longer when the disk is written.
-    pub grows: bool,
+    pub is_growing: bool,
+    /// Whether a write to the disk may change it. Else all its extents are only read.
+    pub is_written: bool,
 }
 
 impl VmdkDescriptor {
@@ -93,28 +96,22 @@ impl VmdkDescriptor {
         }
         let mut files: Vec<VmdkFile> = Vec::new();
         for extent in &text.extents {
-            let grows = match &*extent.kind {
+            let is_growing = match &*extent.kind {
                 "FLAT" | "VMFS" => false,
                 "SPARSE" => true,
                 "ZERO" => continue,
-                kind => {
-                    return Err(unsupported(format!(
-                        "an extent of type {kind:?} is not read here: {WAY}"
-                    )));
-                }
+                _ => return Err(extent.unknown_kind()),
             };
-            if matches!(extent.access, Access::None) {
-                return Err(unsupported(format!(
-                    "its descriptor says that an extent is not to be accessed: {WAY}"
-                )));
-            }
+            extent.check_readable()?;
             let name = extent.file.clone();
             let name = name.ok_or_else(|| invalid("an extent in its descriptor has no file"))?;
-            let file = VmdkFile { name, grows };
-            match files.iter().find(|known| known.name == file.name) {
+            let file = VmdkFile { name, is_growing, is_written: extent.is_writable() };
+            match files.iter_mut().find(|known| known.name == file.name) {
                 None => files.push(file),
                 // Parts of one file, which are checked not to overlap.
-                Some(_) if !grows => {}
+                Some(known) if !known.is_growing && !is_growing => {
+                    known.is_written |= file.is_written;
+                }
                 Some(_) => return Err(invalid("two of its extents are in one file")),
             }
         }
@@ -142,11 +139,11 @@ impl VmdkDescriptor {
         for extent in text.extents {
             let start = end;
             end = start.checked_add(extent.size_bytes).ok_or_else(|| invalid("it is too large"))?;
+            let is_writable = is_writable && extent.is_writable();
             let number = names.iter().position(|file| Some(&file.name) == extent.file.as_ref());
             let file = match (&*extent.kind, number.and_then(|number| files.get(number))) {
                 ("ZERO", _) => None,
                 ("SPARSE", Some(file)) => {
-                    let is_writable = is_writable && matches!(extent.access, Access::Write);
                     let disk = sparse::open_extent(file.clone(), is_writable)?;
                     Some(window(disk, 0..extent.size_bytes)?)
                 }
@@ -156,7 +153,6 @@ impl VmdkDescriptor {
                 }
                 (_, None) => return Err(invalid("a file of one of its extents is missing")),
             };
-            let is_writable = is_writable && matches!(extent.access, Access::Write);
             pieces.push(Piece { range: start..end, file, is_writable });
         }
         let (name, content_id) = (below.name().to_owned(), text.content_id);
@@ -195,7 +191,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Where it is written.
+    /// The file that a write to this part goes to.
     fn writable(&self) -> io::Result<&WindowDevice> {
         match &self.file {
             None => Err(unsupported(
@@ -236,8 +232,24 @@ impl PiecesDevice {
         Ok(parts.take_while(|(.., len)| *len > 0))
     }
 
-    fn check_writable(&self) -> io::Result<()> {
-        if self.is_writable { Ok(()) } else { Err(rustix::io::Errno::ROFS.into()) }
+    /// As [`parts`](Self::parts) for a caller that changes those that `is_changed` picks, with the
+    /// file of each. When one of them must not change, nothing was written yet.
+    fn parts_to_change(
+        &self,
+        offset: u64,
+        len: u64,
+        is_changed: impl Fn(&Piece) -> bool,
+    ) -> io::Result<Vec<(&WindowDevice, u64, u64)>> {
+        if !self.is_writable {
+            return Err(rustix::io::Errno::ROFS.into());
+        }
+        let parts = self.parts(offset, len)?.filter(|(piece, ..)| is_changed(piece));
+        let parts = parts.map(|(piece, inside, len)| Ok((piece.writable()?, inside, len)));
+        let parts = parts.collect::<io::Result<Vec<_>>>()?;
+        if !parts.is_empty() {
+            self.content_id.change(&*self.below)?;
+        }
+        Ok(parts)
     }
 
     /// Fills `buf` by `read`, which reads from one file.
@@ -288,29 +300,22 @@ impl BlockDevice for PiecesDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.check_writable()?;
-        let mut rest = buf;
-        for (piece, inside, len) in self.parts(offset, buf.len() as u64)? {
-            let file = piece.writable()?;
-            self.content_id.change(&*self.below)?;
+        self.write_vectored_at(offset, &[IoSlice::new(buf)])
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let parts = self.parts_to_change(offset, total_bytes(bufs), |_| true)?;
+        if let [(file, inside, _)] = parts[..] {
+            return file.write_vectored_at(inside, bufs);
+        }
+        let all = together(bufs);
+        let mut rest = &*all;
+        for (file, inside, len) in parts {
             let (part, behind) = rest.split_at(usize::try_from(len).map_err(io::Error::other)?);
             file.write_at(inside, part)?;
             rest = behind;
         }
         Ok(())
-    }
-
-    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        self.check_writable()?;
-        let mut parts = self.parts(offset, total_bytes(bufs))?;
-        match (parts.next(), parts.next()) {
-            (Some((piece, inside, _)), None) => {
-                let file = piece.writable()?;
-                self.content_id.change(&*self.below)?;
-                file.write_vectored_at(inside, bufs)
-            }
-            _ => self.write_at(offset, &together(bufs)),
-        }
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -322,13 +327,7 @@ impl BlockDevice for PiecesDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.check_writable()?;
-        for (piece, inside, len) in self.parts(offset, len)? {
-            if piece.file.is_some() {
-                self.content_id.change(&*self.below)?;
-                piece.writable()?.discard(inside, len)?;
-            }
-        }
-        Ok(())
+        let parts = self.parts_to_change(offset, len, |piece| piece.file.is_some())?;
+        parts.into_iter().try_for_each(|(file, inside, len)| file.discard(inside, len))
     }
 }

@@ -34,7 +34,10 @@ const HEADER_BYTES: u64 = 8;
 const FRAME_BYTES_MAX: u32 = 64 << 20;
 
 /// How much is kept unpacked, one frame at least.
-const KEPT_BYTES_MAX: usize = 64 << 20;
+const KEPT_BYTES_MAX: u32 = 64 << 20;
+
+/// How many frames are kept unpacked, however small they are: each read searches all of them.
+const KEPT_FRAMES_MAX: u32 = 64;
 
 /// A frame with something in it.
 #[derive(Debug)]
@@ -48,11 +51,11 @@ struct Frame {
     checksum: Option<u32>,
 }
 
-/// A frame that was unpacked, or is being.
+/// A frame that a reader unpacked, or is unpacking.
 #[derive(Debug, Default)]
 struct Kept {
     number: usize,
-    /// Held by the thread that unpacks it, for which others wait.
+    /// The thread that unpacks it holds this, and other readers of the frame wait for it.
     bytes: Mutex<Option<Arc<Vec<u8>>>>,
 }
 
@@ -74,13 +77,15 @@ pub(super) fn open(below: &Arc<dyn BlockDevice>) -> io::Result<Option<Seekable>>
     let Some(frames) = read_table(&**below)? else { return Ok(None) };
     let size_bytes = frames.last().map_or(0, |last| last.start + u64::from(last.len));
     let largest = frames.iter().map(|frame| frame.len).max().unwrap_or(1).max(1);
+    let kept_max = (KEPT_BYTES_MAX / largest).clamp(1, KEPT_FRAMES_MAX);
+    let kept_max = usize::try_from(kept_max).map_err(io::Error::other)?;
     Ok(Some(Seekable {
         below: below.clone(),
         name: below.name().to_owned(),
         size_bytes,
         frames,
         kept: Mutex::default(),
-        kept_max: (KEPT_BYTES_MAX / usize::try_from(largest).map_err(io::Error::other)?).max(1),
+        kept_max,
     }))
 }
 

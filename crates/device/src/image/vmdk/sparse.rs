@@ -17,9 +17,12 @@
 //!
 //! | step | what is written | what it refers to is on the medium since |
 //! |---|---|---|
-//! | 1 | grains, by the writes before; the mark of an unclean shutdown, the content id | |
+//! | 1 | grains, by the writes before | |
 //! | 2 | the tables with new entries, in both copies | step 1 |
 //! | 3 | entries of the directories for tables that are new | step 2 |
+//!
+//! The first write to an opened image stores the mark of an unclean shutdown and the new content id
+//! first, with a flush of their own: it may overwrite a grain in place.
 //!
 //! So every table refers to grains that are there whole. At worst the two copies differ in
 //! entries that no flush has promised, and the end of the file has grains that nothing refers to.
@@ -59,6 +62,9 @@ struct Header {
     size_bytes: u64,
     grain_bytes: u64,
     per_table: u64,
+    /// This header is a copy at the end of the file: the first one was written too early to know
+    /// where the directory is.
+    is_footer: bool,
     /// The primary directory, and the redundant one.
     directories: Vec<u64>,
     /// Where the text of the descriptor is, and how long.
@@ -69,7 +75,8 @@ impl Header {
     fn read(below: &dyn BlockDevice) -> io::Result<Self> {
         const AT_END: u64 = u64::MAX;
         let mut header = part(below, 0, SECTOR_BYTES)?;
-        if u64_le(&header, 56) == AT_END {
+        let is_footer = u64_le(&header, 56) == AT_END;
+        if is_footer {
             // The last sectors: a marker, the header again, and the end of the stream.
             let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
             let at = at.ok_or_else(|| invalid("its end is missing"))?;
@@ -92,6 +99,7 @@ impl Header {
             size_bytes: bytes_at(12)?,
             grain_bytes: bytes_at(20)?,
             per_table: u32_le(&header, 44).into(),
+            is_footer,
             directories,
             text: (bytes_at(28)?, bytes_at(36)?.min(super::DESCRIPTOR_BYTES_MAX)),
         };
@@ -111,6 +119,25 @@ impl Header {
             return Err(unsupported(format!("a VMDK with so many grains is not read here: {WAY}")));
         }
         Ok(found)
+    }
+
+    /// Refuses layouts that are only read.
+    fn check_writable(&self) -> io::Result<()> {
+        let refused = |what: &str| {
+            Err(unsupported(format!(
+                "{what} is only read here, and not written: qemu-img convert -O qcow2 IN OUT \
+                 makes an image that is"
+            )))
+        };
+        // The writer would put new grains behind the footer, which readers look for at the end.
+        if self.is_footer || self.flags & (HAS_DEFLATED | HAS_MARKERS) != 0 {
+            return refused("a stream-optimised VMDK");
+        }
+        // A torn write of one table could damage another one in the same sector.
+        if !(self.per_table * 4).is_multiple_of(SECTOR_BYTES) {
+            return refused(&format!("a VMDK with {} entries in a table", self.per_table));
+        }
+        Ok(())
     }
 
     fn grains(&self) -> u64 {
@@ -167,8 +194,14 @@ pub fn open_vmdk(
     if text.extents.len() > 1 || text.has_parent {
         return Err(unsupported(format!("a VMDK that needs other files is not read here: {WAY}")));
     }
+    let extent = &text.extents[0];
+    extent.check_readable()?;
+    if extent.kind != "SPARSE" {
+        return Err(extent.unknown_kind());
+    }
     if is_writable {
         text.check_writable()?;
+        extent.check_writable()?;
     }
     open(below, &header, Some(text.content_id), is_writable)
 }
@@ -188,12 +221,8 @@ fn open(
     content_id: Option<ContentId>,
     is_writable: bool,
 ) -> io::Result<Arc<dyn BlockDevice>> {
-    let is_deflated = header.flags & (HAS_DEFLATED | HAS_MARKERS) != 0;
-    if is_deflated && is_writable {
-        return Err(unsupported(
-            "a stream-optimised VMDK is only read here, and not written: qemu-img convert -O \
-             qcow2 IN OUT makes an image that is",
-        ));
+    if is_writable {
+        header.check_writable()?;
     }
     let (primary, entries) = header.entries(&*below, header.directories[0])?;
     if header.flags & HAS_DEFLATED != 0 {
@@ -204,7 +233,7 @@ fn open(
         let table = entries.into_iter().map(place).collect();
         return MappedDevice::open(below, header.size_bytes, header.grain_bytes, table);
     }
-    let mut state = State {
+    let mut state = SparseState {
         entries,
         copies: vec![Tables { directory_at: header.directories[0], tables: primary }],
         changed: BTreeSet::new(),
@@ -248,22 +277,22 @@ struct Tables {
 
 /// What changes when an extent is written.
 #[derive(Debug)]
-struct State {
+struct SparseState {
     /// The sector of each grain, as the tables have it, or will have it after the next flush.
     entries: Vec<u32>,
     /// The primary tables, and the redundant ones.
     copies: Vec<Tables>,
-    /// The numbers of the tables that are to be written.
+    /// The numbers of the tables that the next flush writes.
     changed: BTreeSet<usize>,
     /// The tables, by copy and number, that their directory does not lead to yet.
     new: BTreeSet<(usize, usize)>,
-    /// Behind this byte of the file there is nothing. It is a multiple of a grain.
+    /// Where the writer puts the next grain or table: the end of the file, rounded up to a grain.
     end: u64,
     /// The file says that it is being written.
     is_marked: bool,
 }
 
-impl State {
+impl SparseState {
     /// Refuses what must not be written: structures or grains that have bytes in common, or are
     /// not in the file. Returns the end of the last one.
     fn check(&self, below: &dyn BlockDevice, header: &Header) -> io::Result<u64> {
@@ -319,14 +348,14 @@ struct SparseDevice {
     is_writable: bool,
     /// That of the descriptor in this file.
     content_id: Option<ContentId>,
-    state: RwLock<State>,
-    /// Held by a flush: a table that an earlier one has yet to write would undo what a later one
-    /// wrote.
+    state: RwLock<SparseState>,
+    /// The flushing thread holds it: of two at once, the slower one could write its older table
+    /// over the newer one.
     flush: Mutex<()>,
 }
 
 /// A part of a request that is in one piece in the file.
-struct Run {
+struct GrainRun {
     /// Where it is; `None` for what was never written.
     place: Option<u64>,
     len: usize,
@@ -334,7 +363,7 @@ struct Run {
 
 impl SparseDevice {
     /// Where the grain of this number is.
-    fn place(&self, state: &State, number: u64) -> io::Result<Option<u64>> {
+    fn place(&self, state: &SparseState, number: u64) -> io::Result<Option<u64>> {
         let index = usize::try_from(number).map_err(io::Error::other)?;
         // There are as many entries as the size of the disk needs.
         let entry = state.entries[index];
@@ -343,9 +372,9 @@ impl SparseDevice {
     }
 
     /// The pieces of a range of the disk.
-    fn runs(&self, state: &State, offset: u64, len: u64) -> io::Result<Vec<Run>> {
+    fn runs(&self, state: &SparseState, offset: u64, len: u64) -> io::Result<Vec<GrainRun>> {
         let range = request_range(self.size_bytes, offset, len)?;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<GrainRun> = Vec::new();
         let mut at = range.start;
         while at < range.end {
             let inside = at % self.grain_bytes;
@@ -357,51 +386,55 @@ impl SparseDevice {
                 Some(last) if last.place.map(|place| place + last.len as u64) == place => {
                     last.len += len;
                 }
-                _ => runs.push(Run { place, len }),
+                _ => runs.push(GrainRun { place, len }),
             }
         }
         Ok(runs)
     }
 
-    /// Says in the file that it is being written, and in the descriptor that it changed.
-    fn mark(&self, state: &mut State) -> io::Result<()> {
+    /// Says in the file that it is being written, and in the descriptor that it changed. Both are
+    /// on the medium before the first change is made.
+    fn mark(&self, state: &mut SparseState) -> io::Result<()> {
         if !state.is_marked {
-            if let Some(content_id) = &self.content_id {
-                content_id.change(&*self.below)?;
-            }
             self.below.write_at(UNCLEAN_AT, &[1])?;
+            match &self.content_id {
+                Some(content_id) => content_id.change(&*self.below)?,
+                None => self.below.flush()?,
+            }
             state.is_marked = true;
         }
         Ok(())
     }
 
-    /// Takes `len` bytes at the end of the file; their sector.
-    fn take(&self, state: &mut State, len: u64) -> io::Result<u32> {
-        let at = state.end;
-        let end = (at + len).next_multiple_of(self.grain_bytes);
-        let sector = u32::try_from(at / SECTOR_BYTES).map_err(|_| {
+    /// The sector at the end of the file, where the next grain or table goes.
+    fn end_sector(state: &SparseState) -> io::Result<u32> {
+        u32::try_from(state.end / SECTOR_BYTES).map_err(|_| {
             let what = "a sparse VMDK cannot be larger than 2 TiB";
             io::Error::new(io::ErrorKind::StorageFull, what)
-        })?;
-        state.end = end;
-        Ok(sector)
+        })
+    }
+
+    /// Takes `len` bytes at the end of the file.
+    fn take(&self, state: &mut SparseState, len: u64) {
+        state.end = (state.end + len).next_multiple_of(self.grain_bytes);
     }
 
     /// Writes to a grain that is not there yet.
     fn write_new(
         &self,
-        state: &mut State,
+        state: &mut SparseState,
         number: u64,
         inside: u64,
         data: &[u8],
     ) -> io::Result<()> {
-        let sector = self.take(state, self.grain_bytes)?;
+        let sector = Self::end_sector(state)?;
         let zeros = |len: u64| usize::try_from(len).map(|len| vec![0; len]);
         let before = zeros(inside).map_err(io::Error::other)?;
         let after = self.grain_bytes - inside - data.len() as u64;
         let after = zeros(after).map_err(io::Error::other)?;
         let grain = [&before[..], data, &after].map(IoSlice::new);
         self.below.write_vectored_at(bytes(sector), &grain)?;
+        self.take(state, self.grain_bytes);
         let index = usize::try_from(number).map_err(io::Error::other)?;
         state.entries[index] = sector;
         state.changed.insert(index / self.per_table);
@@ -409,12 +442,14 @@ impl SparseDevice {
     }
 
     /// The tables that are to be written, each with its bytes, and where they go.
-    fn changed(&self, state: &mut State) -> io::Result<Changed> {
+    fn changed(&self, state: &mut SparseState) -> io::Result<Changed> {
         let table_bytes = self.per_table as u64 * 4;
         for &number in &state.changed.clone() {
             for copy in 0..state.copies.len() {
                 if state.copies[copy].tables[number] == 0 {
-                    state.copies[copy].tables[number] = self.take(state, table_bytes)?;
+                    // A flush that fails tries the same sector again, so it is taken for good.
+                    state.copies[copy].tables[number] = Self::end_sector(state)?;
+                    self.take(state, table_bytes);
                     state.new.insert((copy, number));
                 }
             }
@@ -455,6 +490,26 @@ impl SparseDevice {
         self.below.flush()
     }
 
+    /// Fills `buf` by `read`, which reads from a place of the file.
+    fn read_by(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let runs = self.runs(&self.state.read(), offset, buf.len() as u64)?;
+        let mut rest = buf;
+        for GrainRun { place, len } in runs {
+            let (part, behind) = rest.split_at_mut(len);
+            match place {
+                Some(place) => read(place, part)?,
+                None => part.fill(0),
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.is_writable {
             return Err(rustix::io::Errno::ROFS.into());
@@ -471,7 +526,7 @@ struct Changed {
     tables: BTreeMap<u64, Vec<u8>>,
     /// Where an entry goes, and the sector in it.
     directories: Vec<(u64, u32)>,
-    /// As [`State::new`].
+    /// As [`SparseState::new`].
     new: Vec<(usize, usize)>,
 }
 
@@ -485,23 +540,17 @@ impl BlockDevice for SparseDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let runs = self.runs(&self.state.read(), offset, buf.len() as u64)?;
-        let mut rest = buf;
-        for Run { place, len } in runs {
-            let (part, behind) = rest.split_at_mut(len);
-            match place {
-                Some(place) => self.below.read_at(place, part)?,
-                None => part.fill(0),
-            }
-            rest = behind;
-        }
-        Ok(())
+        self.read_by(offset, buf, |place, part| self.below.read_at(place, part))
+    }
+
+    fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_by(offset, buf, |place, part| self.below.read_medium_at(place, part))
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
         let len = len.min(self.size_bytes.saturating_sub(offset));
         let runs = self.runs(&self.state.read(), offset, len);
-        for Run { place, len } in runs.into_iter().flatten() {
+        for GrainRun { place, len } in runs.into_iter().flatten() {
             if let Some(place) = place {
                 self.below.prefetch(place, len as u64);
             }
@@ -517,7 +566,7 @@ impl BlockDevice for SparseDevice {
         let mut rest = buf;
         if is_marked && runs.iter().all(|run| run.place.is_some()) {
             // Grains stay where they are.
-            for Run { place, len } in runs {
+            for GrainRun { place, len } in runs {
                 let (part, behind) = rest.split_at(len);
                 self.below.write_at(place.unwrap_or_default(), part)?;
                 rest = behind;
@@ -567,20 +616,23 @@ impl BlockDevice for SparseDevice {
     /// Passes on what of the range is there. The grains stay where they are.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
-        let runs = {
+        let there: Vec<_> = {
             let state = &mut *self.state.write();
-            self.mark(state)?;
-            self.runs(state, offset, len)?
+            let runs = self.runs(state, offset, len)?.into_iter();
+            let there: Vec<_> = runs.filter_map(|run| Some((run.place?, run.len))).collect();
+            if !there.is_empty() {
+                self.mark(state)?;
+            }
+            there
         };
-        let there = runs.into_iter().filter_map(|run| Some((run.place?, run.len)));
         there.into_iter().try_for_each(|(place, len)| self.below.discard(place, len as u64))
     }
 }
 
 impl Drop for SparseDevice {
     fn drop(&mut self) {
-        // What was promised is stored already. Without this the file keeps the mark, and what was
-        // written since the last flush is lost, which no caller was told to be stored.
+        // No caller waits for this flush, so its error is dropped. The file then keeps the mark of
+        // an unclean shutdown, and loses only what the caller never flushed.
         if self.is_writable && self.state.get_mut().is_marked && self.flush().is_ok() {
             let _ = self.below.write_at(UNCLEAN_AT, &[0]).and_then(|()| self.below.flush());
         }

@@ -22,7 +22,7 @@ use crate::image::unsupported;
 
 /// What an extent may be used for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Access {
+pub(super) enum ExtentAccess {
     Write,
     Read,
     None,
@@ -31,12 +31,44 @@ pub(super) enum Access {
 /// A line about an extent.
 #[derive(Debug)]
 pub(super) struct ExtentLine {
-    pub(super) access: Access,
+    pub(super) access: ExtentAccess,
     pub(super) size_bytes: u64,
     pub(super) kind: String,
     pub(super) file: Option<OsString>,
     /// Where it begins in the file.
     pub(super) offset: u64,
+}
+
+impl ExtentLine {
+    /// Refuses an extent that is not to be read.
+    pub(super) fn check_readable(&self) -> io::Result<()> {
+        if matches!(self.access, ExtentAccess::None) {
+            return Err(unsupported(format!(
+                "its descriptor says that an extent is not to be accessed (NOACCESS): {WAY}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses an extent that is not to be written.
+    pub(super) fn check_writable(&self) -> io::Result<()> {
+        if !self.is_writable() {
+            return Err(unsupported(format!(
+                "its descriptor says that an extent is only read (RDONLY), so it is not written: \
+                 {WAY}"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        matches!(self.access, ExtentAccess::Write)
+    }
+
+    /// The error for an extent of a type that is not read.
+    pub(super) fn unknown_kind(&self) -> io::Error {
+        unsupported(format!("an extent of type {:?} is not read here: {WAY}", self.kind))
+    }
 }
 
 /// What a descriptor says.
@@ -93,9 +125,13 @@ impl Text {
 
 /// The extent that `line` is about, if it is about one.
 fn extent(line: &[u8]) -> io::Result<Option<ExtentLine>> {
-    let kinds: [(&[u8], Access); 3] =
-        [(b"RW ", Access::Write), (b"RDONLY ", Access::Read), (b"NOACCESS ", Access::None)];
-    let access = |(word, access): &(&[u8], Access)| Some((line.strip_prefix(*word)?, *access));
+    let kinds: [(&[u8], ExtentAccess); 3] = [
+        (b"RW ", ExtentAccess::Write),
+        (b"RDONLY ", ExtentAccess::Read),
+        (b"NOACCESS ", ExtentAccess::None),
+    ];
+    let access =
+        |(word, access): &(&[u8], ExtentAccess)| Some((line.strip_prefix(*word)?, *access));
     let Some((rest, access)) = kinds.iter().find_map(access) else { return Ok(None) };
     let wrong = || {
         let shown = String::from_utf8_lossy(line);
@@ -104,7 +140,7 @@ fn extent(line: &[u8]) -> io::Result<Option<ExtentLine>> {
     extent_of(rest, access).map(Some).ok_or_else(wrong)
 }
 
-fn extent_of(rest: &[u8], access: Access) -> Option<ExtentLine> {
+fn extent_of(rest: &[u8], access: ExtentAccess) -> Option<ExtentLine> {
     let word = |bytes: &mut &[u8]| -> Option<String> {
         let text = bytes.trim_ascii_start();
         let end = text.iter().position(|&byte| byte == b' ').unwrap_or(text.len());
@@ -137,12 +173,13 @@ pub(super) struct ContentId {
 }
 
 impl ContentId {
-    /// Changes it on `device`, unless that was done.
+    /// Changes it on `device` and on the medium, unless that was done.
     pub(super) fn change(&self, device: &dyn BlockDevice) -> io::Result<()> {
         let mut is_changed = self.is_changed.lock();
-        if let Some((at, old)) = &self.place
-            && !*is_changed
-        {
+        if *is_changed {
+            return Ok(());
+        }
+        if let Some((at, old)) = &self.place {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             // The last digits of the time are as good as any number that was not there before. QEMU
             // writes no zeros in front, so there may be fewer than eight.
@@ -152,6 +189,7 @@ impl ContentId {
             let is_old = new[0].eq_ignore_ascii_case(old);
             device.write_at(*at, &new[usize::from(is_old)])?;
         }
+        device.flush()?;
         *is_changed = true;
         Ok(())
     }
