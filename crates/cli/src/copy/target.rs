@@ -154,8 +154,7 @@ fn require_replaceable(
     target: &[u8],
 ) -> Result<(), Trouble> {
     if old.file_type == FileType::Directory {
-        let what = "a directory is in its place";
-        return Err(Trouble::Source(Error::posix(Errno::ISDIR, what)));
+        return Err(directory_in_place());
     }
     if *is_linked && old.file_type != FileType::Regular {
         let what = "a symbolic link to what is no regular file is in its place, and is not \
@@ -271,13 +270,12 @@ fn link_kept(
     old: &Old,
     attr: &Attr,
 ) -> Result<(), Trouble> {
-    if old.attr.file_type == FileType::Directory {
-        return Ok(());
-    }
+    let is_directory = old.attr.file_type == FileType::Directory;
     let name = name_of(place)?;
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
     let is_name = match links.newest(attr.file).map_err(table_failed)? {
-        None => !old.is_linked,
+        None => !old.is_linked && !is_directory,
+        Some(Known::Name(_)) if is_directory => return Err(directory_in_place()),
         Some(Known::Name(known)) => {
             match link_to(into, names, &known, attr.file_type, place, Some(old)) {
                 Err(trouble) if not_linkable(&trouble).is_some() => false,
@@ -305,6 +303,10 @@ fn not_linkable(trouble: &Trouble) -> Option<Errno> {
 
 fn name_of(place: Place<'_>) -> Result<Name, Trouble> {
     Ok(Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? })
+}
+
+fn directory_in_place() -> Trouble {
+    Trouble::Source(Error::posix(Errno::ISDIR, "a directory is in its place"))
 }
 
 fn table_failed(error: std::io::Error) -> Trouble {
