@@ -21,7 +21,8 @@ without root is left out, and one summary at the end says so.
 
 Directories are merged, files that are there are replaced. A file in a volume is written into, \
 also where a link leads to it; with -r or -d one that has other names is removed, unless links \
-are not kept. A file of the host that is named as the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
+are not kept. A file of the host that is named as the destination is written into as by cp -p: \
+links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
 left out, and the rest goes on; a file in a volume stays as it was when nothing of the source \

@@ -635,9 +635,10 @@ fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, source: FileId, made: Fil
         Ok(names) => {
             for Name { parent, name } in names {
                 let named = Place { dir: parent, name: &name };
-                let is_of_it = into.fs.lookup(parent, &name).is_ok_and(|file| file == made);
-                if is_of_it && (is_new || named != place) {
-                    remove(into, named);
+                match into.fs.lookup(parent, &name) {
+                    Ok(file) if file == made && (is_new || named != place) => remove(into, named),
+                    Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
+                    Err(error) => into.problems.unreadable(&into.path_of(named), &error),
                 }
             }
         }

@@ -75,14 +75,13 @@ impl Sides {
             lines.sort();
             lines
         };
-        let ours_said = ours.stderr;
+        let messages = sorted(&ours.stderr);
         let (ours, mut theirs) = (sorted(&ours.stdout), sorted(&judge.stdout));
         if line.starts_with("cp ") {
             // We tell what was copied, and cp also what it fails to copy then.
-            let said = sorted(&ours_said);
             let is_failed = |told: &String| {
                 let source = told.split('\'').nth(1).unwrap_or(told);
-                said.iter().any(|line| {
+                messages.iter().any(|line| {
                     let line = line.strip_prefix("offshoot: ").unwrap_or(line);
                     line.strip_prefix(source).is_some_and(|rest| rest.starts_with([':', ',']))
                 })
