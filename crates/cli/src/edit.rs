@@ -116,12 +116,12 @@ pub(crate) fn make_over(
 ) -> Result<(), Error> {
     /// One of so many random names is free.
     const TRIES: usize = 8;
-    let mut made = Err(Error::posix(Errno::EXIST, "a temporary name"));
+    let mut result = Err(Error::posix(Errno::EXIST, "a temporary name"));
     for _ in 0..TRIES {
         let name = format!(".offshoot-{:016x}", RandomState::new().hash_one(0));
         let temporary = vfs::Place { dir: place.dir, name: name.as_bytes() };
-        made = make(temporary);
-        match &made {
+        result = make(temporary);
+        match &result {
             Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
             Err(_) => break,
             Ok(()) => {
@@ -136,7 +136,7 @@ pub(crate) fn make_over(
             }
         }
     }
-    made
+    result
 }
 
 /// Which file of the host: device and inode, or the device that a special file stands for.

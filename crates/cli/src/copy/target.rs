@@ -634,11 +634,11 @@ fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, source: FileId, made: Fil
     match names() {
         Ok(names) => {
             for Name { parent, name } in names {
-                let named = Place { dir: parent, name: &name };
+                let copy = Place { dir: parent, name: &name };
                 match into.fs.lookup(parent, &name) {
-                    Ok(file) if file == made && (is_new || named != place) => remove(into, named),
+                    Ok(file) if file == made && (is_new || copy != place) => remove(into, copy),
                     Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
-                    Err(error) => into.problems.unreadable(&into.path_of(named), &error),
+                    Err(error) => into.problems.unreadable(&into.path_of(copy), &error),
                 }
             }
         }

@@ -98,12 +98,12 @@ fn link(
         Some(file) => fs.link(file, place, caller.at),
         None => fs.symlink(place, target, &new_link).map(drop),
     };
-    let made = match new.existing {
+    let linked = match new.existing {
         None => make(place),
         Some(_) if arguments.force => make_over(fs, place, caller.at, make),
         Some(_) => Err(Error::posix(Errno::EXIST, "")),
     };
-    made.map(|()| shown).map_err(|error| match error {
+    linked.map(|()| shown).map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => {
             let what = format!("{} and {}", Escaped(target), Escaped(path));
             Error::posix(Errno::XDEV, format!("{what} are in different subvolumes"))

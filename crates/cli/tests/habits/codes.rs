@@ -107,7 +107,9 @@ fn codes_are_those_of_the_core_utilities() {
         }
         sides.compare();
         // These end with the same code, and do not leave the same files.
-        apart.iter().for_each(|line| check(&sides, line));
+        for line in &apart {
+            check(&sides, line);
+        }
     };
     for verb in VERBS {
         let places = ["@a @none @b"].iter().chain(PLACES);
