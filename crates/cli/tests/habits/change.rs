@@ -78,12 +78,13 @@ impl Sides {
         let messages = sorted(&ours.stderr);
         let (ours, mut theirs) = (sorted(&ours.stdout), sorted(&judge.stdout));
         if line.starts_with("cp ") {
-            // We tell what was copied, and cp also what it fails to copy then.
+            // We tell what was copied, and cp also what it fails to copy then: we name one of both.
             let is_failed = |told: &String| {
-                let source = told.split('\'').nth(1).unwrap_or(told);
-                messages.iter().any(|line| {
-                    let line = line.strip_prefix("offshoot: ").unwrap_or(line);
-                    line.strip_prefix(source).is_some_and(|rest| rest.starts_with([':', ',']))
+                let mut names = told.split('\'').skip(1).step_by(2);
+                names.any(|name| {
+                    let of_it = ["offshoot: ", name].concat();
+                    let rest = |line: &String| line.strip_prefix(&of_it)?.chars().next();
+                    messages.iter().filter_map(rest).any(|next| matches!(next, ':' | ','))
                 })
             };
             theirs.retain(|told| ours.contains(told) || !is_failed(told));
