@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 use std::fs::Metadata;
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -104,6 +105,39 @@ pub(crate) fn file_or_new(
         }
         _ => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),
     }
+}
+
+/// Gives `place` to what `make` makes. The file that is there has it until then, and keeps it when
+/// that fails: it is made under another name first.
+pub(crate) fn make_over(
+    fs: &dyn FileSystemMut,
+    place: vfs::Place<'_>,
+    at: Timestamp,
+    make: impl Fn(vfs::Place<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    /// One of so many random names is free.
+    const TRIES: usize = 8;
+    let mut result = Err(Error::posix(Errno::EXIST, "a temporary name"));
+    for _ in 0..TRIES {
+        let name = format!(".offshoot-{:016x}", RandomState::new().hash_one(0));
+        let temporary = vfs::Place { dir: place.dir, name: name.as_bytes() };
+        result = make(temporary);
+        match &result {
+            Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
+            Err(_) => break,
+            Ok(()) => {
+                let Err(error) = fs.rename(temporary, place, at) else { return Ok(()) };
+                return Err(match fs.unlink(temporary, at) {
+                    Ok(()) => error,
+                    Err(stays) => {
+                        let what = format!("{error}; removing the temporary name {name}");
+                        Error::io(what, stays.errno())
+                    }
+                });
+            }
+        }
+    }
+    result
 }
 
 /// Which file of the host: device and inode, or the device that a special file stands for.
@@ -342,6 +376,17 @@ pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
         }
     }
     Ok(())
+}
+
+/// Refuses `more`, the second source, where the destination is a name (`-T`).
+pub(crate) fn require_one_source(is_name: bool, more: Option<&[u8]>) -> Result {
+    match more {
+        Some(more) if is_name => {
+            let message = format!("-T takes one source, and {} is one more", Escaped(more));
+            Err(Failure::Usage(message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why nothing is copied or moved to a place.

@@ -20,14 +20,14 @@ runs it: a volume takes owners and device nodes without root. On the host, what 
 without root is left out, and one summary at the end says so.
 
 Directories are merged, files that are there are replaced. A file in a volume is written into, \
-also where a link leads to it; with -r or -d one that has other names is removed. A file of the \
-host that is named as \
-the destination is written into as by cp -p: links are followed, and devices and FIFOs take the data. \
+also where a link leads to it; with -r or -d one that has other names is removed, unless links \
+are not kept. A file of the host that is named as the destination is written into as by cp -p: \
+links are followed, and devices and FIFOs take the data. \
 One that holds a filesystem is refused. Below a directory of the host nothing is written \
 outside of it, and no symbolic link is followed. A file that cannot be copied is reported and \
-left out, and the rest goes on; what was there stays as it was when nothing of the source can be \
-read. No source replaces what another source of the same command has become. A file that becomes \
-shorter meanwhile is copied as far as it goes, with a warning.
+left out, and the rest goes on; a file in a volume stays as it was when nothing of the source \
+can be read. What a SOURCE becomes is not replaced by another SOURCE of the same command. A file \
+that becomes shorter meanwhile is copied as far as it goes, with a warning.
 
 Examples:
   offshoot cp -r src disk.img:/src

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use offshoot_vfs::Timestamp;
 
+use super::Preserve;
 use crate::args::{Attribute, CpArguments};
 use crate::exit::{Failure, Result};
 use crate::output::write_name;
@@ -61,7 +62,7 @@ impl Manner {
     }
 
     /// What the options ask for.
-    pub(crate) fn new(arguments: &CpArguments) -> Result<Self> {
+    pub(crate) fn new(arguments: &CpArguments, preserve: &Preserve) -> Result<Self> {
         let existing = match arguments {
             CpArguments { no_clobber: true, .. } => Existing::Kept,
             CpArguments { update: true, .. } => Existing::KeptIfNew,
@@ -81,9 +82,10 @@ impl Manner {
         });
         Ok(Self {
             existing,
-            is_apart: arguments.recursive
-                || arguments.no_dereference
-                || arguments.preserve.contains(&Attribute::Links),
+            is_apart: preserve.keeps(Attribute::Links)
+                && (arguments.recursive
+                    || arguments.no_dereference
+                    || arguments.preserve.contains(&Attribute::Links)),
             is_forced: arguments.force,
             is_one_filesystem: arguments.one_file_system,
             names: names.into_iter().map(Pattern::new).collect(),

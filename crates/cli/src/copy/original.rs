@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -16,6 +16,7 @@ use std::sync::Mutex;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Timestamp};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
+use super::target::PIECE_BYTES;
 use crate::extract::SafeName;
 use crate::xattrs::{Xattr, held_xattrs};
 
@@ -42,9 +43,16 @@ pub(super) trait Original {
     /// Reads data; the count is short at the end only.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// Whether its data comes once, and can be read at no other time.
-    fn comes_once(&self) -> bool {
-        false
+    /// Reads the beginning of the data into `buf`: a source that cannot be read costs nothing of what
+    /// is there.
+    fn require_readable(&self, buf: &mut Vec<u8>) -> Result<()> {
+        let Some(data) = self.next_data(0)? else { return Ok(()) };
+        let len =
+            usize::try_from(data.end - data.start).map_or(PIECE_BYTES, |len| len.min(PIECE_BYTES));
+        if buf.len() < len {
+            buf.resize(len, 0);
+        }
+        self.read(data.start, &mut buf[..len]).map(drop)
     }
 
     /// Its size now, where something may have changed it since its attributes were read.
@@ -264,8 +272,16 @@ impl Original for Stream {
         Ok(Some(offset..u64::MAX))
     }
 
-    fn comes_once(&self) -> bool {
-        true
+    /// What is read here stays in the buffer of standard input: it comes once.
+    fn require_readable(&self, _: &mut Vec<u8>) -> Result<()> {
+        let input = self.input.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        loop {
+            match input.lock().fill_buf() {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io("reading it", error)),
+            }
+        }
     }
 
     fn read(&self, _offset: u64, buf: &mut [u8]) -> Result<usize> {

@@ -16,13 +16,13 @@ use offshoot_vfs::{
 use super::original::Original;
 use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
-use crate::edit::JUST_MADE;
+use crate::edit::{JUST_MADE, make_over};
 use crate::extract::{Known, Name, SafeName, Unapplied};
 use crate::resolve::{End, LastLink, climb, leads_to_itself, resolve_end};
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.
-const PIECE_BYTES: usize = 1 << 20;
+pub(super) const PIECE_BYTES: usize = 1 << 20;
 
 /// What has the name of a copy.
 struct Old {
@@ -30,6 +30,13 @@ struct Old {
     attr: Attr,
     /// A link leads to it.
     is_linked: bool,
+}
+
+/// A file of the volume that is to be filled.
+struct Begun {
+    file: FileId,
+    /// It was made for the copy; otherwise it was there, and is written into.
+    is_new: bool,
 }
 
 /// Copies what is no directory to `place`, with `buf` to read into.
@@ -63,23 +70,22 @@ pub(super) fn put(
         FileType::Symlink => original.read_link().map_err(Trouble::Source)?,
         _ => Vec::new(),
     };
-    let taken = match old {
-        Some(old) => take(into, names, place, &old, original, &target, buf)?,
-        None => None,
+    if let Some(old) = &old {
+        require_replaceable(into, place, old, original, &target)?;
+    }
+    let begun = if attr.nlink < 2 {
+        Some(make(into, names, place, old.as_ref(), original, &target, buf)?)
+    } else {
+        link(into, names, place, old.as_ref(), original, &target, buf)?
     };
-    if attr.nlink < 2 {
-        let file = begin(into, place, taken, &target, &attr)?;
-        return fill(into, names, place, file, original, &attr, buf).inspect_err(|_| {
-            if taken.is_none() {
-                remove(into, place);
-            }
-        });
-    }
-    match link(into, names, place, taken, &target, &attr)? {
-        None => Ok(()),
-        Some(file) => fill(into, names, place, file, original, &attr, buf)
-            .inspect_err(|_| remove_all(into, place, attr.file, taken.is_none())),
-    }
+    let Some(Begun { file, is_new }) = begun else { return Ok(()) };
+    fill(into, names, place, file, original, &attr, buf).inspect_err(|_| {
+        if attr.nlink > 1 {
+            remove_all(into, place, attr.file, file, is_new);
+        } else if is_new {
+            remove(into, place);
+        }
+    })
 }
 
 /// What is at `place`.
@@ -139,67 +145,81 @@ pub(super) fn require_not_just_made(
     Err(Trouble::Source(Error::posix(Errno::EXIST, JUST_MADE)))
 }
 
-/// Makes place for a copy: gives the regular file that is written into, and removes what is not.
-fn take(
+/// Refuses a copy to `place` where what is there is of a kind that stays.
+fn require_replaceable(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
     place: Place<'_>,
     Old { attr: old, is_linked }: &Old,
     original: &dyn Original,
     target: &[u8],
-    buf: &mut Vec<u8>,
-) -> Result<Option<FileId>, Trouble> {
+) -> Result<(), Trouble> {
     if old.file_type == FileType::Directory {
-        let what = "a directory is in its place";
-        return Err(Trouble::Source(Error::posix(Errno::ISDIR, what)));
+        return Err(directory_in_place());
     }
     if *is_linked && old.file_type != FileType::Regular {
         let what = "a symbolic link to what is no regular file is in its place, and is not \
                     written through";
         return Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
     }
-    let is_regular = original.attr().file_type == FileType::Regular;
-    if is_regular {
-        require_readable(original, buf)?;
-    }
-    let has_other_names = into.manner.is_apart && old.nlink > 1;
-    let is_written = is_regular && old.file_type == FileType::Regular && !has_other_names;
-    let written = is_written.then_some(old.file);
-    if into.reflink == Reflink::Always {
-        let new = new_file(into, &into.preserve.of(original.attr()));
-        require_sharing(into, place.dir, original, written, &new)?;
-    }
-    if written.is_some() {
-        return Ok(written);
-    }
     if original.attr().file_type == FileType::Symlink
         && leads_to_itself(into.fs, place, target, old.file).map_err(Trouble::Target)?
     {
         return Err(same_file());
     }
-    replace(into, names, place)?;
-    Ok(None)
-}
-
-/// Reads the beginning of the data: a source that cannot be read costs nothing of what is there.
-fn require_readable(original: &dyn Original, buf: &mut Vec<u8>) -> Result<(), Trouble> {
-    if original.comes_once() {
-        return Ok(());
-    }
-    let Some(data) = original.next_data(0).map_err(Trouble::Source)? else { return Ok(()) };
-    let len =
-        usize::try_from(data.end - data.start).map_or(PIECE_BYTES, |len| len.min(PIECE_BYTES));
-    if buf.len() < len {
-        buf.resize(len, 0);
-    }
-    original.read(data.start, &mut buf[..len]).map_err(Trouble::Source).map(drop)
-}
-
-/// Removes what is at `place` for a copy.
-fn replace(into: &IntoVolume<'_>, names: &Names<'_>, place: Place<'_>) -> Result<(), Trouble> {
-    into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
-    into.manner.tell_removed(names.to);
     Ok(())
+}
+
+/// Makes place for a copy: gives the regular file that is written into, and removes what is not.
+fn take(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    Old { attr: old, .. }: &Old,
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<Option<FileId>, Trouble> {
+    let is_regular = original.attr().file_type == FileType::Regular;
+    let has_other_names = into.manner.is_apart && old.nlink > 1;
+    let is_written = is_regular && old.file_type == FileType::Regular && !has_other_names;
+    let written = is_written.then_some(old.file);
+    if is_regular {
+        let may_share = into.reflink != Reflink::Never && original.in_same_volume().is_some();
+        let sharing = if may_share {
+            let new = new_file(into, &into.preserve.of(original.attr()));
+            Some(require_sharing(into, place.dir, original, written, &new))
+        } else {
+            None
+        };
+        match sharing {
+            // Its data is not read.
+            Some(Ok(())) => {}
+            Some(Err(trouble)) if into.reflink == Reflink::Always => return Err(trouble),
+            Some(Err(_)) | None => original.require_readable(buf).map_err(Trouble::Source)?,
+        }
+    }
+    if written.is_none() {
+        into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
+        into.manner.tell_removed(names.to);
+    }
+    Ok(written)
+}
+
+/// Makes an empty file for a copy, or empties the one that is written into.
+fn make(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    old: Option<&Old>,
+    original: &dyn Original,
+    target: &[u8],
+    buf: &mut Vec<u8>,
+) -> Result<Begun, Trouble> {
+    let taken = match old {
+        Some(old) => take(into, names, place, old, original, buf)?,
+        None => None,
+    };
+    let file = begin(into, place, taken, target, &into.preserve.of(original.attr()))?;
+    Ok(Begun { file, is_new: taken.is_none() })
 }
 
 /// Gives a file with several names one more, or begins it for its first.
@@ -207,10 +227,12 @@ fn link(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
     place: Place<'_>,
-    mut taken: Option<FileId>,
+    old: Option<&Old>,
+    original: &dyn Original,
     target: &[u8],
-    attr: &Attr,
-) -> Result<Option<FileId>, Trouble> {
+    buf: &mut Vec<u8>,
+) -> Result<Option<Begun>, Trouble> {
+    let attr = original.attr();
     let name = name_of(place)?;
     // Held until the name is in the table, so that a worker that cannot read the file
     // finds all of its names.
@@ -218,23 +240,25 @@ fn link(
     match links.newest(attr.file).map_err(table_failed)? {
         None => {}
         Some(Known::Unreadable) => return Err(Trouble::OtherName),
-        Some(Known::Name(known)) => match link_to(into, names, &known, place, &mut taken) {
-            Ok(()) => {
-                links.add(attr.file, &name).map_err(table_failed)?;
-                return Ok(None);
+        Some(Known::Name(known)) => {
+            match link_to(into, names, &known, attr.file_type, place, old) {
+                Ok(is_made) => {
+                    if is_made {
+                        links.add(attr.file, &name).map_err(table_failed)?;
+                    }
+                    return Ok(None);
+                }
+                Err(trouble) => match not_linkable(&trouble) {
+                    // A file of its own.
+                    Some(errno) => unapplied(into, Unapplied::HardLink, place, errno),
+                    None => return Err(trouble),
+                },
             }
-            // Another subvolume, or no more links for it: a file of its own.
-            Err(Trouble::Target(Error::Posix { errno, .. }))
-                if matches!(errno, Errno::XDEV | Errno::MLINK) =>
-            {
-                unapplied(into, Unapplied::HardLink, place, errno);
-            }
-            Err(trouble) => return Err(trouble),
-        },
+        }
     }
-    let file = begin(into, place, taken, target, attr)?;
+    let begun = make(into, names, place, old, original, target, buf)?;
     links.add(attr.file, &name).map_err(table_failed)?;
-    Ok(Some(file))
+    Ok(Some(begun))
 }
 
 /// A file that stays, in the place of one with several names: it gets the next ones, or has its
@@ -246,42 +270,77 @@ fn link_kept(
     old: &Old,
     attr: &Attr,
 ) -> Result<(), Trouble> {
+    let is_directory = old.attr.file_type == FileType::Directory;
     let name = name_of(place)?;
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
-    match links.newest(attr.file).map_err(table_failed)? {
-        None if !old.is_linked => {}
+    let is_name = match links.newest(attr.file).map_err(table_failed)? {
+        None => !old.is_linked && !is_directory,
+        Some(Known::Name(_)) if is_directory => return Err(directory_in_place()),
         Some(Known::Name(known)) => {
-            link_to(into, names, &known, place, &mut Some(old.attr.file))?;
+            match link_to(into, names, &known, attr.file_type, place, Some(old)) {
+                Err(trouble) if not_linkable(&trouble).is_some() => false,
+                linked => linked?,
+            }
         }
-        None | Some(Known::Unreadable) => return Ok(()),
+        Some(Known::Unreadable) => false,
+    };
+    if is_name {
+        links.add(attr.file, &name).map_err(table_failed)?;
     }
-    links.add(attr.file, &name).map_err(table_failed)
+    Ok(())
+}
+
+/// Why a file gets no further name where it is wanted, and a file of its own is possible: that is
+/// another subvolume, or the file has as many names as it can have.
+fn not_linkable(trouble: &Trouble) -> Option<Errno> {
+    match trouble {
+        Trouble::Target(Error::Posix { errno: errno @ (Errno::XDEV | Errno::MLINK), .. }) => {
+            Some(*errno)
+        }
+        _ => None,
+    }
 }
 
 fn name_of(place: Place<'_>) -> Result<Name, Trouble> {
     Ok(Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? })
 }
 
+fn directory_in_place() -> Trouble {
+    Trouble::Source(Error::posix(Errno::ISDIR, "a directory is in its place"))
+}
+
 fn table_failed(error: std::io::Error) -> Trouble {
     Trouble::Source(Error::io("the table of hard links", error))
 }
 
-/// Gives what was copied to `known` the name `place`, which `taken` loses.
+/// Gives what was copied to `known` the name `place`, which `old` has until then. Whether it did
+/// not have the name already.
 fn link_to(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
     known: &Name,
+    file_type: FileType,
     place: Place<'_>,
-    taken: &mut Option<FileId>,
-) -> Result<(), Trouble> {
-    let file = into.fs.lookup(known.parent, &known.name).map_err(Trouble::Target)?;
-    if *taken == Some(file) {
-        return Ok(());
+    old: Option<&Old>,
+) -> Result<bool, Trouble> {
+    let known = Place { dir: known.parent, name: &known.name };
+    let mut file = into.fs.lookup(known.dir, known.name).map_err(Trouble::Target)?;
+    if file_type == FileType::Regular
+        && into.fs.attr(file).map_err(Trouble::Target)?.file_type == FileType::Symlink
+    {
+        // The copy was written through it.
+        file = behind_link(into, known).map_err(Trouble::Target)?;
     }
-    if taken.take().is_some() {
-        replace(into, names, place)?;
+    let link = |place: Place<'_>| into.fs.link(file, place, into.at);
+    match old {
+        Some(old) if old.attr.file == file => return Ok(false),
+        Some(_) => {
+            make_over(into.fs, place, into.at, link).map_err(Trouble::Target)?;
+            into.manner.tell_removed(names.to);
+        }
+        None => link(place).map_err(Trouble::Target)?,
     }
-    into.fs.link(file, place, into.at).map_err(Trouble::Target)
+    Ok(true)
 }
 
 /// Makes an empty file, or empties the one that is written into.
@@ -564,19 +623,22 @@ fn remove(into: &IntoVolume<'_>, place: Place<'_>) {
     }
 }
 
-/// Removes all names of a file that could not be filled, but for `place` when that was not new.
-fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, file: FileId, is_new: bool) {
+/// Removes all names of `made`, the copy of `source` that could not be filled, but for `place` when
+/// that was not new. Another copy of `source`, and a file that stayed, keep theirs.
+fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, source: FileId, made: FileId, is_new: bool) {
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
     let mut names = || -> std::io::Result<Vec<Name>> {
-        links.mark_unreadable(file)?;
-        links.names(file)?.collect()
+        links.mark_unreadable(source)?;
+        links.names(source)?.collect()
     };
     match names() {
         Ok(names) => {
             for Name { parent, name } in names {
-                let made = Place { dir: parent, name: &name };
-                if is_new || made != place {
-                    remove(into, made);
+                let copy = Place { dir: parent, name: &name };
+                match into.fs.lookup(parent, &name) {
+                    Ok(file) if file == made && (is_new || copy != place) => remove(into, copy),
+                    Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
+                    Err(error) => into.problems.unreadable(&into.path_of(copy), &error),
                 }
             }
         }

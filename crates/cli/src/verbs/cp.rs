@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{Filesystem, Volume};
@@ -14,7 +15,9 @@ use rustix::fs::Mode;
 
 use crate::args::{CpArguments, Reflink};
 use crate::copy::{Becomes, Goal, IntoVolume, Manner, Preserve, Shared, limits};
-use crate::edit::{Aim, HostId, JUST_MADE, Volumes, host_id_of_file, joined, moment};
+use crate::edit::{
+    Aim, HostId, JUST_MADE, Volumes, host_id_of_file, joined, moment, require_one_source,
+};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{
     Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
@@ -47,14 +50,12 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         (None, [first @ .., last]) => (first, last),
         (None, []) => return Ok(()),
     };
-    let manner = Manner::new(arguments)?;
+    let manner = Manner::new(arguments, &preserve)?;
     if first.is_empty() {
         return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
     }
-    if let (true, [_, more, ..]) = (arguments.no_target_directory, first) {
-        let message = format!("-T takes one source, and {} is one more", more.display());
-        return Err(Failure::Usage(message));
-    }
+    let more = first.get(1).map(|more| more.as_bytes());
+    require_one_source(arguments.no_target_directory, more)?;
     let sources = sources(first)?;
     let (problems, counters) = (Problems::new(console), Counters::default());
     let to_stdout = last == "-";
@@ -76,6 +77,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         None => None,
     };
     let opened = open_sources(sources, &mut volumes, &mut failures)?;
+    let more = opened.get(1).map(Opened::shown);
+    require_one_source(arguments.no_target_directory, more.as_deref())?;
     if to_stdout {
         for source in &opened {
             to_stdout_from(source, out)?;
@@ -324,6 +327,11 @@ struct Copying<'a> {
 }
 
 impl Copying<'_> {
+    /// How many files are copied until now: it grows when a source becomes one.
+    fn count_files(&self) -> u64 {
+        self.shared.counters.files.load(Ordering::Relaxed)
+    }
+
     /// What a link at the end of a source means.
     fn last_link(&self) -> LastLink {
         let is_kept = self.arguments.recursive || self.arguments.no_dereference;
@@ -388,18 +396,20 @@ impl Copying<'_> {
     ) -> Result {
         let recursive = self.arguments.recursive;
         let inside = |error| Failure::Inside(volume.to_path_buf(), error);
+        let mut named = None;
         let mut goal = |name: &[u8], is_directory| {
             let becomes = becomes(aim, fs, path, name, is_directory)?;
-            let is_just_made = match &becomes {
-                Becomes::Name(new) => !made.insert((new.dir, new.name.clone())),
-                Becomes::Contents(_) => false,
-            };
+            if let Becomes::Name(new) = &becomes {
+                named = Some((new.dir, new.name.clone()));
+            }
+            let is_just_made = named.as_ref().is_some_and(|name| made.contains(name));
             let shown = match aim {
                 Aim::Into(_) => joined(path, last_name(name).unwrap_or(b".")),
                 Aim::Name(_) => path.to_vec(),
             };
             Ok(Goal { becomes, shown: place_in(volume, &shown), is_just_made })
         };
+        let before = self.count_files();
         match source {
             Opened::Stream => {
                 if matches!(aim, Aim::Into(_)) {
@@ -421,6 +431,7 @@ impl Copying<'_> {
                 into.volume(source, found.file, &found.path, &goal, recursive, is_same);
             }
         }
+        made.extend(named.filter(|_| self.count_files() > before));
         Ok(())
     }
 
@@ -517,12 +528,16 @@ impl Copying<'_> {
         };
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let target = parent.join(OsStr::from_bytes(name.unwrap_or_default()));
-        let is_just_made = !made.insert(target.clone());
-        if is_just_made && !is_directory && self.replaces(&target, &fs.attr(file)?) {
+        if made.contains(&target) && !is_directory && self.replaces(&target, &fs.attr(file)?) {
             return Err(Failure::Refused(format!("{}: {JUST_MADE}", target.display())));
         }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
-        onto.copy(&Source { fs, top: file, path: prefix(&shown) }, parent, name.as_ref())
+        let before = self.count_files();
+        onto.copy(&Source { fs, top: file, path: prefix(&shown) }, parent, name.as_ref())?;
+        if self.count_files() > before {
+            made.insert(target);
+        }
+        Ok(())
     }
 }
 

@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place};
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, Caller, NewName, Volumes, is_same, joined, new_file, require_one_volume};
+use crate::edit::{Aim, Caller, Volumes, is_same, joined, make_over, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
@@ -93,12 +93,17 @@ fn link(
     {
         return Err(one_name(target, path));
     }
-    make_room(fs, &new, path, arguments.force, caller.at)?;
-    let made = match file {
+    let new_link = new_file(fs, new.dir, 0o777, caller)?;
+    let make = |place: Place<'_>| match file {
         Some(file) => fs.link(file, place, caller.at),
-        None => fs.symlink(place, target, &new_file(fs, new.dir, 0o777, caller)?).map(|_| ()),
+        None => fs.symlink(place, target, &new_link).map(drop),
     };
-    made.map(|()| shown).map_err(|error| match error {
+    let linked = match new.existing {
+        None => make(place),
+        Some(_) if arguments.force => make_over(fs, place, caller.at, make),
+        Some(_) => Err(Error::posix(Errno::EXIST, "")),
+    };
+    linked.map(|()| shown).map_err(|error| match error {
         Error::Posix { errno: Errno::XDEV, .. } => {
             let what = format!("{} and {}", Escaped(target), Escaped(path));
             Error::posix(Errno::XDEV, format!("{what} are in different subvolumes"))
@@ -133,21 +138,4 @@ fn require_other_name(
 fn one_name(target: &[u8], path: &[u8]) -> Error {
     let what = format!("{} and {} are one name", Escaped(target), Escaped(path));
     Error::posix(Errno::INVAL, what)
-}
-
-/// Takes the name from what has it, if that is asked for.
-fn make_room(
-    fs: &dyn FileSystemMut,
-    new: &NewName,
-    path: &[u8],
-    force: bool,
-    at: Timestamp,
-) -> Result<(), Error> {
-    if new.existing.is_none() {
-        return Ok(());
-    }
-    if !force {
-        return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));
-    }
-    fs.unlink(Place { dir: new.dir, name: &new.name }, at).map_err(|error| at_path(error, path))
 }

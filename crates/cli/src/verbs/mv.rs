@@ -8,7 +8,9 @@ use std::sync::Arc;
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
-use crate::edit::{Aim, JUST_MADE, Volumes, joined, moment, require_one_volume};
+use crate::edit::{
+    Aim, JUST_MADE, Volumes, joined, moment, require_one_source, require_one_volume,
+};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::globs::expand;
 use crate::output::{Console, Escaped, write_name};
@@ -24,9 +26,8 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     if let [only] = &arguments.places[..] {
         return Err(Failure::Usage(format!("where to move {} is missing", only.display())));
     }
-    if let (true, [_, more, _, ..]) = (arguments.no_target_directory, &arguments.places[..]) {
-        let message = format!("-T takes one source, and {} is one more", more.display());
-        return Err(Failure::Usage(message));
+    if let [_, more, _, ..] = &arguments.places[..] {
+        require_one_source(arguments.no_target_directory, Some(more.as_bytes()))?;
     }
     require_one_volume("mv", &places).map_err(|failure| {
         Failure::Usage(format!("{failure}; copy with `offshoot cp` and remove"))
@@ -40,6 +41,9 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     for place in places {
         sources.extend(expand(&fs, &place.path).map_err(inside)?);
     }
+    let shown = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
+    let more = sources.get(1).map(|path| shown(path));
+    require_one_source(arguments.no_target_directory, more.as_deref())?;
     let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)
         .map_err(inside)?;
     let how = match arguments {
@@ -54,8 +58,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
-                let place = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
-                told = tell(out, &place(source), &place(&new));
+                told = tell(out, &shown(source), &shown(&new));
                 if told.is_err() {
                     break;
                 }
@@ -112,7 +115,8 @@ fn rename(
     if how == Rename::NoReplace && new.existing.is_some() {
         return Ok(None);
     }
-    if !made.insert((new.dir, new.name.clone())) && new.existing.is_some() && !is_directory {
+    let new_name = (new.dir, new.name.clone());
+    if made.contains(&new_name) && new.existing.is_some() && !is_directory {
         let what = format!("{}: {}", Escaped(&shown_new), JUST_MADE);
         return fail(Errno::EXIST, what);
     }
@@ -126,7 +130,11 @@ fn rename(
         let what = format!("{shown} and {} are one file", Escaped(&shown_new));
         return fail(Errno::INVAL, what);
     }
-    fs.rename_with(from, to, how, at).map(|()| Some(shown_new.clone())).map_err(|error| {
+    let renamed = fs.rename_with(from, to, how, at);
+    if renamed.is_ok() {
+        made.insert(new_name);
+    }
+    renamed.map(|()| Some(shown_new.clone())).map_err(|error| {
         let Error::Posix { errno, .. } = error else { return at_path(error, source) };
         let (between, advice) = match how {
             Rename::Exchange => {

@@ -6,6 +6,7 @@
 //! | `onto` | the core utilities again: what `cp` does with a file of the host that is there |
 //! | `judged` | `btrfs check`, and the kernel, which mounts what was made |
 //! | `refused` | what must not be done: volumes in use, no space, no rights |
+//! | `replaced` | what is there stays until what replaces it is there |
 //! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
 //! | `subvolume` | `btrfs check`, and the list of the kernel |
 //! | `scrub` | known damage, `btrfs check` |
@@ -18,6 +19,7 @@ mod lines;
 mod onto;
 mod properties;
 mod refused;
+mod replaced;
 mod scrub;
 mod subvolume;
 mod trim;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{check, does, fails, offshoot, volume, words};
 
 /// Inverts the byte behind `sector`, 4 KiB of a file, in its only copy.
-fn damage(image: &Path, sector: &[u8]) {
+pub(super) fn damage(image: &Path, sector: &[u8]) {
     let bytes = fs::read(image).expect("an image");
     let places = bytes.chunks(4096).enumerate().filter(|(_, found)| *found == sector);
     let places: Vec<_> = places.map(|(number, _)| number as u64 * 4096).collect();
