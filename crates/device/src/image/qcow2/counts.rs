@@ -106,8 +106,10 @@ impl Tables {
 
     /// Counts a free cluster once; its number. What it holds is not defined.
     pub(super) fn allocate(&mut self) -> io::Result<u64> {
-        while let Some(cluster) = self.freed.pop_first() {
-            if self.count(cluster)? == 0 {
+        while let Some(&cluster) = self.freed.first() {
+            let count = self.count(cluster)?;
+            self.freed.remove(&cluster);
+            if count == 0 {
                 return self.take(cluster);
             }
         }

@@ -7,8 +7,7 @@ use super::Disk;
 use super::compressed::unpack;
 use super::file::read_or_zeros;
 use super::layout::{Compressed, Entry};
-use super::tables::Tables;
-use crate::fields::invalid;
+use super::tables::{Tables, behind_the_end};
 
 /// Where a part of the disk is.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +82,7 @@ impl Disk {
             return Ok(if is_zeros { Source::Zeros } else { Source::Backing });
         }
         if entry.host >= self.file.size_bytes() {
-            return Err(invalid("a part of the disk is behind the end of the file"));
+            return Err(behind_the_end());
         }
         Ok(Source::File(entry.host + inside))
     }

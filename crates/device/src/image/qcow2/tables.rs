@@ -40,6 +40,11 @@ pub(super) fn wrong_counts() -> io::Error {
     invalid("its reference counts are wrong: qemu-img check -r all FILE may repair it")
 }
 
+/// The error for a cluster of the disk that the file lost when its end was cut off.
+pub(super) fn behind_the_end() -> io::Error {
+    invalid("a part of the disk is behind the end of the file")
+}
+
 impl Tables {
     pub(super) fn new(file: Arc<File>, layout: Layout, metadata: Metadata) -> Self {
         Self {
@@ -134,7 +139,11 @@ impl Tables {
             return Ok(false);
         }
         self.check_no_metadata(entry)?;
-        self.is_ours(entry.host, entry.is_copied)
+        let is_ours = self.is_ours(entry.host, entry.is_copied)?;
+        if entry.host >= self.file.size_bytes() {
+            return Err(behind_the_end());
+        }
+        Ok(is_ours)
     }
 
     /// Refuses an entry that leads to metadata.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a unit that is stored in a cluster of its own | there, while others read and write |
 //! | another unit of such a cluster | there, with the rest of the unit; then the entry says so |
-//! | what is shared, compressed, or stored nowhere | to a new cluster, with the rest of the old one; then the entry leads there |
+//! | what is shared, compressed, or stored nowhere | to a new cluster; then the entry leads there |
 //!
 //! Whatever an entry will say, the file has the data before. That the medium has both in this order
 //! is for the [committer](super::commit).
@@ -59,6 +59,7 @@ impl Disk {
     pub(super) fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < data.len() {
+            self.check_not_failed()?;
             self.commit_if_needed()?;
             done += self.write_in_place(at + done as u64, &data[done..])?;
             let here = at + done as u64;
@@ -167,7 +168,7 @@ impl Disk {
         let is_empty = old.stored == 0 && old.compressed.is_none();
         let span = if is_moved && !is_empty {
             0..self.layout.cluster_bytes()
-        } else if is_moved && self.backing.is_none() && new.host >= self.file.size_bytes() {
+        } else if is_moved && self.backing.is_none() && self.file.is_untouched_from(new.host) {
             // The file has zeros around it without a write.
             written.clone()
         } else {
@@ -200,8 +201,10 @@ impl Disk {
         if let Err(error) = self.file.write(place, &data[range]) {
             return self.take_back(tables, &changes).and(Err(error));
         }
-        for change in changes {
-            tables.set_entry(change.entry_at, &change.new)?;
+        for (done, change) in changes.iter().enumerate() {
+            if let Err(error) = tables.set_entry(change.entry_at, &change.new) {
+                return self.take_back(tables, &changes[done..]).and(Err(error));
+            }
             if change.is_moved() {
                 tables.drop_references(&change.old);
             }
@@ -242,7 +245,7 @@ impl Disk {
         self.check_not_failed()?;
         let mut here = range.start;
         while here < range.end {
-            if self.backing.is_none() && !tables.has_table(here)? {
+            if !tables.has_table(here)? {
                 let span_bits = self.layout.table_span_bits();
                 here = ((here >> span_bits) + 1) << span_bits;
                 continue;
@@ -263,13 +266,15 @@ impl Disk {
     ) -> io::Result<()> {
         let discarded = self.layout.units(range);
         let after = |old: &Entry| {
-            let stored = match old.compressed {
-                Some(_) if discarded == self.layout.all_units() => 0,
+            let gone = match old.compressed {
+                Some(_) if discarded == self.layout.all_units() => discarded,
                 Some(_) => return *old,
-                None => old.stored & !discarded,
+                None => old.stored & discarded,
             };
+            let stored = old.stored & !gone;
             let zeros = match self.backing {
-                Some(_) => old.zeros | discarded,
+                // What the backing file shows stays as it is, without an entry for it.
+                Some(_) => old.zeros | gone,
                 None => old.zeros & !discarded,
             };
             let (host, is_copied) =
