@@ -16,9 +16,6 @@ use super::pages::Order;
 use super::tables::{Tables, wrong_counts};
 use crate::fields::invalid;
 
-/// How many clusters are remembered that became free.
-const FREED_MAX: usize = 1 << 16;
-
 /// Where the header says where the count table is, and how many clusters it has.
 const HEADER_COUNT_TABLE: u64 = 48;
 
@@ -152,7 +149,7 @@ impl Tables {
     /// Counts a cluster as free to which nothing leads.
     pub(super) fn free(&mut self, cluster: u64) -> io::Result<()> {
         self.set_count(cluster, 0)?;
-        if self.freed.len() < FREED_MAX {
+        if self.freed.len() < self.limits.freed {
             self.freed.insert(cluster);
         } else {
             self.next = self.next.min(cluster);

@@ -11,16 +11,11 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
+use super::Qcow2Limits;
 use super::file::File;
 
 /// A page has so many bytes, or as many as a cluster if that is smaller.
 const PAGE_BYTES_MAX: u64 = 4096;
-
-/// How many bytes of pages are kept that were not changed.
-const KEPT_BYTES: u64 = 8 << 20;
-
-/// How many bytes of pages may be changed before the next change waits for a commit.
-const CHANGED_BYTES_MAX: u64 = 4 << 20;
 
 /// When a page may be written. A barrier is between each two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +52,7 @@ struct Page {
 pub(super) struct Pages {
     file: Arc<File>,
     page_bytes: u64,
+    limits: Qcow2Limits,
     map: Mutex<Map>,
 }
 
@@ -67,9 +63,9 @@ struct Map {
 }
 
 impl Pages {
-    pub(super) fn new(file: Arc<File>, cluster_bytes: u64) -> Self {
+    pub(super) fn new(file: Arc<File>, cluster_bytes: u64, limits: Qcow2Limits) -> Self {
         let page_bytes = cluster_bytes.min(PAGE_BYTES_MAX);
-        Self { file, page_bytes, map: Mutex::default() }
+        Self { file, page_bytes, limits, map: Mutex::default() }
     }
 
     pub(super) fn page_bytes(&self) -> u64 {
@@ -87,7 +83,7 @@ impl Pages {
         let mut bytes = vec![0; usize::try_from(self.page_bytes).map_err(io::Error::other)?];
         self.file.read(page_at, &mut bytes)?;
         let mut map = self.map.lock();
-        map.make_room(KEPT_BYTES / self.page_bytes);
+        map.make_room(self.limits.kept_bytes / self.page_bytes);
         // Another reader may have put it there meanwhile, with the same bytes.
         let page = map.pages.entry(page_at).or_insert(Page {
             bytes,
@@ -128,7 +124,7 @@ impl Pages {
 
     /// Whether more was changed than should wait in memory.
     pub(super) fn are_many_changed(&self) -> bool {
-        self.map.lock().changed * self.page_bytes > CHANGED_BYTES_MAX
+        self.map.lock().changed * self.page_bytes > self.limits.changed_bytes
     }
 
     /// The pages that were changed, in the order in which they are to be written.

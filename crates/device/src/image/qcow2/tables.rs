@@ -11,14 +11,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
+use super::Qcow2Limits;
 use super::file::File;
 use super::layout::{COPIED, Entry, Layout, OFFSET_BITS};
 use super::metadata::Metadata;
 use super::pages::{Order, Pages};
 use crate::fields::invalid;
-
-/// How many references may be dropped before the next change waits for a commit.
-const DROPPED_MAX: usize = 1 << 16;
 
 /// The tables and the counts of an image.
 #[derive(Debug)]
@@ -33,6 +31,7 @@ pub(super) struct Tables {
     pub(super) freed: BTreeSet<u64>,
     /// No cluster before this one is free but for those that became free.
     pub(super) next: u64,
+    pub(super) limits: Qcow2Limits,
 }
 
 /// The error for counts that do not fit the tables.
@@ -46,15 +45,21 @@ pub(super) fn behind_the_end() -> io::Error {
 }
 
 impl Tables {
-    pub(super) fn new(file: Arc<File>, layout: Layout, metadata: Metadata) -> Self {
+    pub(super) fn new(
+        file: Arc<File>,
+        layout: Layout,
+        metadata: Metadata,
+        limits: Qcow2Limits,
+    ) -> Self {
         Self {
-            pages: Pages::new(file.clone(), layout.cluster_bytes()),
+            pages: Pages::new(file.clone(), layout.cluster_bytes(), limits),
             file,
             layout,
             metadata,
             dropped: Vec::new(),
             freed: BTreeSet::new(),
             next: 0,
+            limits,
         }
     }
 
@@ -64,7 +69,7 @@ impl Tables {
 
     /// Whether so much waits for a commit that the next change should, too.
     pub(super) fn need_commit(&self) -> bool {
-        self.pages.are_many_changed() || self.dropped.len() > DROPPED_MAX
+        self.pages.are_many_changed() || self.dropped.len() > self.limits.dropped
     }
 
     /// Where the L2 table for byte `at` of the disk is, 0 when there is none, and whether it may be
