@@ -104,10 +104,13 @@ impl Tables {
     /// Counts a free cluster once; its number. What it holds is not defined.
     pub(super) fn allocate(&mut self) -> io::Result<u64> {
         while let Some(&cluster) = self.freed.first() {
-            let count = self.count(cluster)?;
+            let is_free = self.count(cluster)? == 0;
+            if is_free {
+                self.take(cluster)?;
+            }
             self.freed.remove(&cluster);
-            if count == 0 {
-                return self.take(cluster);
+            if is_free {
+                return Ok(cluster);
             }
         }
         let order = self.layout.count_order;
