@@ -16,6 +16,7 @@ use super::bodies;
 use super::qemu::{made, qemu_img};
 
 /// An image whose writes are cut.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property by itself")]
 struct Case {
     /// How `qemu-img` makes it.
     options: &'static str,

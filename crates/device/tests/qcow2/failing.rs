@@ -354,7 +354,7 @@ fn a_full_device_is_out_of_space() {
     let image = image(dir.path(), "-o cluster_size=4k", 64 << 10);
     let base = device(&image, (image.len() as u64).next_multiple_of(4096) + (32 << 10));
     let disk = opened(base.clone(), None, Qcow2Limits::default());
-    let error = disk.write_at(128 << 10, &[1; 64 << 10]).expect_err("it is full");
+    let error = disk.write_at(128 << 10, &vec![1; 64 << 10]).expect_err("it is full");
     assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
     disk.write_at(128 << 10, &[2; 8 << 10]).expect("it has room");
     disk.flush().expect("a flush");
@@ -371,7 +371,7 @@ fn a_trim_over_a_backing_file_stores_no_entry_for_what_is_not_stored() {
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
-    std::fs::write(dir.path().join("base"), [9; 1 << 20]).expect("a file");
+    std::fs::write(dir.path().join("base"), vec![9; 1 << 20]).expect("a file");
     for options in ["cluster_size=64k", "cluster_size=64k,extended_l2=on"] {
         let _ = std::fs::remove_file(dir.path().join("made"));
         let create = ["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "-o", options];
@@ -385,7 +385,7 @@ fn a_trim_over_a_backing_file_stores_no_entry_for_what_is_not_stored() {
         disk.flush().expect("a flush");
         assert_eq!(file.size_bytes(), image.len() as u64, "{options}");
         assert!(bytes_of(&*base)[..image.len()] == image, "{options}: it was changed");
-        disk.write_at(64 << 10, &[1; 64 << 10]).expect("a write");
+        disk.write_at(64 << 10, &vec![1; 64 << 10]).expect("a write");
         disk.flush().expect("a flush");
         disk.discard(0, DISK_BYTES).expect("a discard");
         let mut found = vec![1; 1 << 20];

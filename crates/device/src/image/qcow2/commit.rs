@@ -21,7 +21,7 @@ use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::Disk;
-use super::pages::{Changed, Order};
+use super::pages::{ChangedPage, Order};
 use super::tables::wrong_counts;
 
 /// How many bytes of pages beside each other are written at once.
@@ -51,7 +51,7 @@ impl Disk {
         if self.tables.read().need_commit() { self.commit() } else { Ok(()) }
     }
 
-    fn write_in_order(&self, changed: &[Changed]) -> io::Result<()> {
+    fn write_in_order(&self, changed: &[ChangedPage]) -> io::Result<()> {
         for pages in changed.chunk_by(|one, next| one.order == next.order) {
             if pages[0].order != Order::Counts {
                 self.file.barrier()?;
@@ -59,7 +59,7 @@ impl Disk {
             let mut rest = pages;
             while let Some(first) = rest.first() {
                 let mut bytes = Vec::new();
-                let is_next = |page: &&Changed, len: usize| {
+                let is_next = |page: &&ChangedPage, len: usize| {
                     page.at == first.at + len as u64 && len < WRITE_BYTES_MAX
                 };
                 while let Some(page) = rest.first().filter(|page| is_next(page, bytes.len())) {

@@ -30,7 +30,7 @@ impl File {
         self.device.size_bytes()
     }
 
-    /// Whether no byte from `offset` on was ever written.
+    /// Whether the file has no byte from `offset` on, not even one that a failed write left.
     pub(super) fn is_untouched_from(&self, offset: u64) -> bool {
         offset >= self.size_bytes().max(self.tried_bytes.load(Ordering::Acquire))
     }

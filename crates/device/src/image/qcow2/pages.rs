@@ -30,7 +30,7 @@ pub(super) enum Order {
 
 /// A page that was changed, as it was when the committer took it.
 #[derive(Debug)]
-pub(super) struct Changed {
+pub(super) struct ChangedPage {
     pub(super) order: Order,
     pub(super) at: u64,
     pub(super) bytes: Vec<u8>,
@@ -128,14 +128,14 @@ impl Pages {
     }
 
     /// The pages that were changed, in the order in which they are to be written.
-    pub(super) fn take_changed(&mut self) -> Vec<Changed> {
+    pub(super) fn take_changed(&mut self) -> Vec<ChangedPage> {
         let map = self.map.get_mut();
         map.changed = 0;
         let mut changed = Vec::new();
         for (&at, page) in &mut map.pages {
             if let Some(order) = page.changed.take() {
                 page.is_being_written = true;
-                changed.push(Changed { order, at, bytes: page.bytes.clone() });
+                changed.push(ChangedPage { order, at, bytes: page.bytes.clone() });
             }
         }
         changed.sort_by_key(|page| (page.order, page.at));
@@ -143,9 +143,9 @@ impl Pages {
     }
 
     /// The committer has written what it [took](Self::take_changed).
-    pub(super) fn were_written(&self, changed: &[Changed]) {
+    pub(super) fn were_written(&self, changed: &[ChangedPage]) {
         let mut map = self.map.lock();
-        for Changed { at, .. } in changed {
+        for ChangedPage { at, .. } in changed {
             if let Some(page) = map.pages.get_mut(at) {
                 page.is_being_written = false;
             }

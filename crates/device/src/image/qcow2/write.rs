@@ -28,18 +28,18 @@ struct Plan {
     span: Range<u64>,
     place: u64,
     /// What changes of the tables when they are written.
-    change: Option<Change>,
+    change: Option<EntryChange>,
 }
 
 /// A change of an entry.
 #[derive(Clone, Debug)]
-struct Change {
+struct EntryChange {
     entry_at: u64,
     old: Entry,
     new: Entry,
 }
 
-impl Change {
+impl EntryChange {
     /// Whether the new entry leads to another cluster than the old one.
     fn is_moved(&self) -> bool {
         self.old.compressed.is_some() || self.old.host != self.new.host
@@ -48,10 +48,10 @@ impl Change {
 
 /// A part of a request that goes to one place of the file.
 #[derive(Debug, Default)]
-struct Run {
+struct WriteRun {
     place: u64,
     data: Range<usize>,
-    changes: Vec<Change>,
+    changes: Vec<EntryChange>,
 }
 
 impl Disk {
@@ -99,7 +99,7 @@ impl Disk {
         }
         let mut tables = self.tables.write();
         self.check_not_failed()?;
-        let mut run = Run::default();
+        let mut run = WriteRun::default();
         let mut result = Ok(());
         for (here, part) in self.by_clusters(at, data.len()) {
             result = self.write_cluster(&mut tables, &mut run, here, part, data);
@@ -115,7 +115,7 @@ impl Disk {
     fn write_cluster(
         &self,
         tables: &mut Tables,
-        run: &mut Run,
+        run: &mut WriteRun,
         here: u64,
         part: Range<usize>,
         data: &[u8],
@@ -138,11 +138,11 @@ impl Disk {
                 return self.take_back(tables, &changes).and(Err(error));
             }
             let data = 0..bytes.len();
-            return self.finish(tables, Run { place, data, changes }, &bytes);
+            return self.finish(tables, WriteRun { place, data, changes }, &bytes);
         }
         let mut result = Ok(());
         if run.place + run.data.len() as u64 != place {
-            let next = Run { place, data: part.start..part.start, changes: Vec::new() };
+            let next = WriteRun { place, data: part.start..part.start, changes: Vec::new() };
             result = self.finish(tables, std::mem::replace(run, next), data);
         }
         run.data.end = part.end;
@@ -178,7 +178,7 @@ impl Disk {
         new.stored = kept | touched;
         new.zeros &= !touched;
         let place = new.host + span.start;
-        Ok(Plan { span, place, change: Some(Change { entry_at, old, new }) })
+        Ok(Plan { span, place, change: Some(EntryChange { entry_at, old, new }) })
     }
 
     /// The bytes `written` of a cluster, and what of the units around them is not `stored`.
@@ -196,8 +196,8 @@ impl Disk {
     }
 
     /// Writes a run, and then changes the tables.
-    fn finish(&self, tables: &mut Tables, run: Run, data: &[u8]) -> io::Result<()> {
-        let Run { place, data: range, changes } = run;
+    fn finish(&self, tables: &mut Tables, run: WriteRun, data: &[u8]) -> io::Result<()> {
+        let WriteRun { place, data: range, changes } = run;
         if let Err(error) = self.file.write(place, &data[range]) {
             return self.take_back(tables, &changes).and(Err(error));
         }
@@ -213,7 +213,7 @@ impl Disk {
     }
 
     /// Gives new clusters back that were not written.
-    fn take_back(&self, tables: &mut Tables, changes: &[Change]) -> io::Result<()> {
+    fn take_back(&self, tables: &mut Tables, changes: &[EntryChange]) -> io::Result<()> {
         let mut moved = changes.iter().filter(|change| change.is_moved());
         moved.try_for_each(|change| tables.free(change.new.host >> self.layout.cluster_bits))
     }
@@ -287,7 +287,7 @@ impl Disk {
         }
         tables.check_drop(&old)?;
         let (entry_at, old) = tables.entry_to_change(here)?;
-        let change = Change { entry_at, old, new: after(&old) };
+        let change = EntryChange { entry_at, old, new: after(&old) };
         tables.set_entry(entry_at, &change.new)?;
         if change.is_moved() {
             tables.drop_references(&change.old);
