@@ -208,8 +208,8 @@ impl BlockDevice for Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_writable {
-            // The medium has all that a flush promised, so an error here only leaves clusters
-            // counted that nothing uses. The second commit stores the counts that the first one took down.
+            // The medium has all that a flush promised. An error here only leaves clusters counted
+            // that nothing uses. The second commit stores the counts that the first took down.
             let _ = self.commit().and_then(|()| self.commit());
         }
     }

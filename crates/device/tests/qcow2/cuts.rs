@@ -113,6 +113,8 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
     let mut random = Random::new(seed);
     for case in CASES {
         let (image, kept, backing) = case.make(dir.path(), &mut random);
+        // The steps that wrote each byte, by bit.
+        let mut writers = vec![0u64; kept.len()];
         // Where nothing is defined there is `None`.
         let mut model: Vec<_> = kept.iter().copied().map(Some).collect();
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
@@ -128,6 +130,7 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
             if case.has_growth && step == 10 {
                 disk.write_at(0, &vec![0x80 | step; model.len()]).expect("a write");
                 model.fill(Some(0x80 | step));
+                writers.iter_mut().for_each(|steps| *steps |= 1 << step);
                 continue;
             }
             let range = small(at)..small(at + len);
@@ -143,7 +146,8 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
                 }
                 _ => {
                     disk.write_at(at, &vec![0x80 | step; range.len()]).expect("a write");
-                    model[range].fill(Some(0x80 | step));
+                    model[range.clone()].fill(Some(0x80 | step));
+                    writers[range].iter_mut().for_each(|steps| *steps |= 1 << step);
                 }
             }
         }
@@ -168,6 +172,13 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
                 before[*at] == model[*at] && model[*at].is_some_and(|byte| byte != found[*at])
             };
             assert_eq!((0..found.len()).find(is_lost), None, "{what}");
+            // Also where nothing is defined no byte of another place shows.
+            let is_own = |at: usize| match found[at] {
+                0 => true,
+                byte if byte == kept[at] => true,
+                byte => writers[at].checked_shr(u32::from(byte ^ 0x80)).unwrap_or(0) & 1 != 0,
+            };
+            assert_eq!((0..found.len()).find(|at| !is_own(*at)), None, "{what}");
             if case.has_snapshot {
                 opened(device, backing.as_ref(), Some("kept"), false)
                     .read_at(0, &mut found)
