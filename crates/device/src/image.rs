@@ -49,7 +49,9 @@ use std::io;
 use std::sync::Arc;
 
 use crate::BlockDevice;
-pub use qcow2::{Qcow2Header, Qcow2Options, Qcow2Snapshot, open_qcow2};
+pub use qcow2::{
+    Qcow2Header, Qcow2Limits, Qcow2Options, Qcow2Snapshot, open_qcow2, open_qcow2_within,
+};
 pub use vmdk::{VmdkDescriptor, VmdkFile, open_vmdk};
 
 /// How large a table of an image may be: with blocks of 64 KiB it is enough for a disk of 64 TiB.

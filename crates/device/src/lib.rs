@@ -54,8 +54,8 @@ pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashS
 pub use fault::{Fault, FaultDevice, Requests};
 pub use file::{FileDevice, FileUse};
 pub use image::{
-    ImageKind, Qcow2Header, Qcow2Options, Qcow2Snapshot, VmdkDescriptor, VmdkFile, open_image,
-    open_qcow2, open_vmdk,
+    ImageKind, Qcow2Header, Qcow2Limits, Qcow2Options, Qcow2Snapshot, VmdkDescriptor, VmdkFile,
+    open_image, open_qcow2, open_qcow2_within, open_vmdk,
 };
 pub use memory::{MemoryBudget, MemoryDevice};
 pub use partition::{Partition, PartitionTable, TableKind};

@@ -73,6 +73,25 @@ pub struct Qcow2Options {
     pub snapshot: Option<Qcow2Snapshot>,
 }
 
+/// How much of its tables and counts an open qcow2 has in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Qcow2Limits {
+    /// The bytes of them that it keeps without a change.
+    pub kept_bytes: u64,
+    /// The bytes of them that may be changed before the next write commits.
+    pub changed_bytes: u64,
+    /// The references to clusters that may be dropped before the next write commits.
+    pub dropped: usize,
+    /// The free clusters that it remembers. It searches the counts for others.
+    pub freed: usize,
+}
+
+impl Default for Qcow2Limits {
+    fn default() -> Self {
+        Self { kept_bytes: 8 << 20, changed_bytes: 4 << 20, dropped: 1 << 16, freed: 1 << 16 }
+    }
+}
+
 /// Opens the qcow2 with this `header` on `below`.
 ///
 /// # Errors
@@ -81,6 +100,19 @@ pub fn open_qcow2(
     below: Arc<dyn BlockDevice>,
     header: &Qcow2Header,
     options: Qcow2Options,
+) -> io::Result<Arc<dyn BlockDevice>> {
+    open_qcow2_within(below, header, options, Qcow2Limits::default())
+}
+
+/// Opens a qcow2 as [`open_qcow2`] does, with other limits.
+///
+/// # Errors
+/// As [`open_qcow2`].
+pub fn open_qcow2_within(
+    below: Arc<dyn BlockDevice>,
+    header: &Qcow2Header,
+    options: Qcow2Options,
+    limits: Qcow2Limits,
 ) -> io::Result<Arc<dyn BlockDevice>> {
     let Qcow2Options { is_writable, backing, snapshot } = options;
     header.check(below.size_bytes(), is_writable)?;
@@ -103,7 +135,7 @@ pub fn open_qcow2(
     };
     let file = Arc::new(File::new(below));
     Ok(Arc::new(Disk {
-        tables: RwLock::new(Tables::new(file.clone(), layout, metadata)),
+        tables: RwLock::new(Tables::new(file.clone(), layout, metadata, limits)),
         file,
         backing,
         layout,
@@ -176,9 +208,8 @@ impl BlockDevice for Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_writable {
-            // What was promised is stored already. Without this some clusters would stay counted
-            // that nothing uses, and an error here would mean no more than that. The second one
-            // stores the counts of what the first one made free.
+            // The medium has all that a flush promised. An error here only leaves clusters counted
+            // that nothing uses. The second commit stores the counts that the first took down.
             let _ = self.commit().and_then(|()| self.commit());
         }
     }

@@ -16,6 +16,7 @@ use super::bodies;
 use super::qemu::{made, qemu_img};
 
 /// An image whose writes are cut.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property by itself")]
 struct Case {
     /// How `qemu-img` makes it.
     options: &'static str,
@@ -24,13 +25,14 @@ struct Case {
     has_snapshot: bool,
     /// It has no bytes of its own, and stands over those of a backing file.
     has_backing: bool,
+    /// All of the disk is written, and the table of counts becomes larger.
+    has_growth: bool,
 }
 
 const CASES: [Case; 7] = [
     Case::empty("-o cluster_size=4k"),
-    // The table of counts becomes larger.
     Case::empty("-o compat=0.10,cluster_size=512"),
-    Case::empty("-o cluster_size=512,refcount_bits=64"),
+    Case { has_growth: true, ..Case::empty("-o cluster_size=512,refcount_bits=64") },
     Case::empty("-o cluster_size=16k,extended_l2=on"),
     Case { is_filled: true, ..Case::empty("-c -o cluster_size=4k") },
     Case {
@@ -43,7 +45,13 @@ const CASES: [Case; 7] = [
 
 impl Case {
     const fn empty(options: &'static str) -> Self {
-        Self { options, is_filled: false, has_snapshot: false, has_backing: false }
+        Self {
+            options,
+            is_filled: false,
+            has_snapshot: false,
+            has_backing: false,
+            has_growth: false,
+        }
     }
 
     /// The bytes of the file, of the disk, and of the backing file.
@@ -104,26 +112,34 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
     for case in CASES {
-        let (image, mut model, backing) = case.make(dir.path(), &mut random);
-        let kept = model.clone();
+        let (image, kept, backing) = case.make(dir.path(), &mut random);
+        // The steps that wrote each byte, by bit.
+        let mut writers = vec![0u64; kept.len()];
+        // Where nothing is defined there is `None`.
+        let mut model: Vec<_> = kept.iter().copied().map(Some).collect();
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
         let disk = opened(device.clone(), backing.as_ref(), None, true);
         assert_eq!(disk.size_bytes(), DISK_BYTES);
+        // The table of counts becomes larger in one epoch: fewer steps, and more states of each.
+        let (steps, samples_per_epoch, checked) =
+            if case.has_growth { (16, 8, 1) } else { (34, 2, 8) };
         // What was flushed, one image for each flush.
         let mut flushed = vec![model.clone()];
-        for step in 0..34u8 {
+        for step in 0..steps {
             // Some writes are large, and need blocks of counts and tables of many kinds.
             let most = if random.below(8) == 0 { 600_000 } else { 20_000 };
             let at = random.below(DISK_BYTES - most);
             let len = 1 + random.below(most);
+            if case.has_growth && step == 10 {
+                disk.write_at(0, &vec![0x80 | step; model.len()]).expect("a write");
+                model.fill(Some(0x80 | step));
+                writers.iter_mut().for_each(|steps| *steps |= 1 << step);
+                continue;
+            }
             let range = small(at)..small(at + len);
             match random.below(8) {
                 0 => match disk.discard(at, len) {
-                    // What is read there now is not defined: it is written again.
-                    Ok(()) => {
-                        disk.write_at(at, &vec![0x80 | step; range.len()]).expect("a write");
-                        model[range].fill(0x80 | step);
-                    }
+                    Ok(()) => model[range].fill(None),
                     Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
                 },
                 1 | 2 => {
@@ -133,12 +149,16 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
                 }
                 _ => {
                     disk.write_at(at, &vec![0x80 | step; range.len()]).expect("a write");
-                    model[range].fill(0x80 | step);
+                    model[range.clone()].fill(Some(0x80 | step));
+                    writers[range].iter_mut().for_each(|steps| *steps |= 1 << step);
                 }
             }
         }
         drop(disk);
-        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 2, seed, torn: true };
+        let mut count_table = [0; 12];
+        device.read_at(48, &mut count_table).expect("memory is read");
+        assert_eq!(count_table != image[48..60], case.has_growth, "{}", case.options);
+        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch, seed, torn: true };
         let (mut count, path) = (0, dir.path().join("cut"));
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -151,15 +171,24 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
             disk.read_at(0, &mut found).expect("it is read");
             let before = &flushed[state.marks().len()];
             // Every write has bytes of its own, so these were not written since.
-            let is_lost = |at: &usize| before[*at] == model[*at] && found[*at] != model[*at];
+            let is_lost = |at: &usize| {
+                before[*at] == model[*at] && model[*at].is_some_and(|byte| byte != found[*at])
+            };
             assert_eq!((0..found.len()).find(is_lost), None, "{what}");
+            // Also where nothing is defined no byte of another place shows.
+            let is_own = |at: usize| match found[at] {
+                0 => true,
+                byte if byte == kept[at] => true,
+                byte => writers[at].checked_shr(u32::from(byte ^ 0x80)).unwrap_or(0) & 1 != 0,
+            };
+            assert_eq!((0..found.len()).find(|at| !is_own(*at)), None, "{what}");
             if case.has_snapshot {
                 opened(device, backing.as_ref(), Some("kept"), false)
                     .read_at(0, &mut found)
                     .expect("it is read");
                 assert!(found == kept, "{what}");
             }
-            if count % 8 == 0 {
+            if count % checked == 0 {
                 std::fs::write(&path, &bytes).expect("a file");
                 assert_no_corruption(&path, &what);
             }

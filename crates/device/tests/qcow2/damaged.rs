@@ -1,30 +1,28 @@
-//! Images that are damaged or say what is not known, and files that fail.
+//! Images that are damaged or say what is not known.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_device::{
-    BlockDevice, Fault, FaultDevice, MemoryDevice, Qcow2Header, Qcow2Options, Requests, open_qcow2,
-};
+use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2};
 use offshoot_testkit::judges;
-use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::random::Random;
 
-use super::cuts::{assert_no_corruption, small};
+use super::cuts::small;
 use super::qemu::{made, qemu_img, qemu_io};
 
 const CLUSTER: u64 = 4096;
-const COPIED: u64 = 1 << 63;
+pub(super) const COPIED: u64 = 1 << 63;
 
 fn opened(file: Arc<dyn BlockDevice>, is_writable: bool) -> std::io::Result<Arc<dyn BlockDevice>> {
     let header = Qcow2Header::read(&*file)?;
     open_qcow2(file, &header, Qcow2Options { is_writable, ..Qcow2Options::default() })
 }
 
-fn number(bytes: &[u8], at: u64) -> u64 {
+pub(super) fn number(bytes: &[u8], at: u64) -> u64 {
     u64::from_be_bytes(bytes[small(at)..small(at) + 8].try_into().expect("eight bytes"))
 }
 
-fn put(bytes: &mut [u8], at: u64, number: u64) {
+pub(super) fn put(bytes: &mut [u8], at: u64, number: u64) {
     bytes[small(at)..small(at) + 8].copy_from_slice(&number.to_be_bytes());
 }
 
@@ -165,71 +163,4 @@ fn a_table_of_counts_may_have_holes() {
     qemu_img(dir.path(), &["check", "made"]);
     qemu_img(dir.path(), &["convert", "-O", "raw", "made", "plain"]);
     assert!(std::fs::read(dir.path().join("plain")).expect("a file") == data);
-}
-
-/// The file fails at each request in turn: the writer gets an error and goes on. There is no
-/// corruption, and what was flushed is there.
-#[test]
-fn a_file_that_fails_leaves_no_corruption() {
-    const DISK_BYTES: usize = 256 << 10;
-    if !judges::are_present() {
-        return;
-    }
-    let dir = tempfile::tempdir().expect("a directory");
-    let seed = seed_of_run();
-    made(dir.path(), "qcow2", "256k", "-o cluster_size=512,refcount_bits=64");
-    let path = dir.path().join("made");
-    qemu_io(&path, "qcow2", &["write -P 7 10k 50k".to_owned()]);
-    qemu_img(dir.path(), &["snapshot", "-c", "kept", "made"]);
-    let image = std::fs::read(&path).expect("an image");
-    let mut number = 0;
-    loop {
-        let base: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(3 << 20));
-        base.write_at(0, &image).expect("memory is written");
-        let file = Arc::new(FaultDevice::new(base.clone()));
-        let fault = [Fault::Error, Fault::Short][small(number % 2)];
-        let disk = opened(file.clone(), true).expect("it opens");
-        let first = file.count(Requests::All);
-        file.strike(Requests::All, first + number, fault);
-        let what = format!("OFFSHOOT_SEED={seed}, request {number} fails");
-        let mut random = Random::new(seed);
-        let mut model: Vec<Option<u8>> = vec![Some(0); DISK_BYTES];
-        model[10 << 10..60 << 10].fill(Some(7));
-        let mut flushed = model.clone();
-        for step in 0..40 {
-            let len = 1 + small(random.below(9000));
-            let at = small(random.below((DISK_BYTES - len) as u64));
-            let range = at..at + len;
-            match random.below(6) {
-                0 if disk.flush().is_ok() => flushed.clone_from(&model),
-                0 => {}
-                1 => {
-                    // What is there is not defined.
-                    let _ = disk.discard(at as u64, len as u64);
-                    model[range.clone()].fill(None);
-                    flushed[range].fill(None);
-                }
-                _ => {
-                    let is_written = disk.write_at(at as u64, &vec![0x80 | step; len]).is_ok();
-                    model[range.clone()].fill(is_written.then_some(0x80 | step));
-                    flushed[range].fill(None);
-                }
-            }
-        }
-        drop(disk);
-        let requests = file.count(Requests::All) - first;
-        let mut bytes = vec![0; 3 << 20];
-        base.read_at(0, &mut bytes).expect("memory is read");
-        std::fs::write(&path, &bytes).expect("a file");
-        assert_no_corruption(&path, &what);
-        let mut found = vec![1; DISK_BYTES];
-        opened(base, false).expect("it opens").read_at(0, &mut found).expect("it is read");
-        let is_lost = |(new, old): (&u8, &Option<u8>)| old.is_some_and(|old| old != *new);
-        assert_eq!(found.iter().zip(&flushed).position(is_lost), None, "{what}");
-        if number >= requests {
-            break;
-        }
-        number += 1;
-    }
-    assert!(number > 50, "only {number} requests");
 }

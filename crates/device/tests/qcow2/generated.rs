@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_device::{BlockDevice, FileDevice, Qcow2Header, Qcow2Options, open_qcow2};
+use offshoot_device::{
+    BlockDevice, FileDevice, Qcow2Header, Qcow2Limits, Qcow2Options, open_qcow2_within,
+};
 use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 
+use super::failing::TINY;
 use super::qemu::{qemu_img, qemu_io};
 
 /// What an image is like.
@@ -21,6 +24,8 @@ struct Kind {
     is_preallocated: bool,
     has_backing: bool,
     has_snapshot: bool,
+    /// Little of its tables is in memory.
+    is_tiny: bool,
     disk_bytes: u64,
 }
 
@@ -41,6 +46,7 @@ impl Kind {
             has_backing,
             // Compressed clusters in one cluster of the file, and all of that in a snapshot.
             has_snapshot: count_bits >= 8 && random.below(2) == 0,
+            is_tiny: random.below(2) == 0,
             disk_bytes: (4 << 20) + random.below(5 << 20) / 512 * 512,
         }
     }
@@ -98,7 +104,12 @@ fn small(number: u64) -> usize {
     usize::try_from(number).expect("small")
 }
 
-fn opened(dir: &Path, is_writable: bool, snapshot: Option<&str>) -> Arc<dyn BlockDevice> {
+fn opened(
+    dir: &Path,
+    kind: &Kind,
+    is_writable: bool,
+    snapshot: Option<&str>,
+) -> Arc<dyn BlockDevice> {
     let path = dir.join("top");
     let file = if is_writable {
         FileDevice::open_writable(&path).map(FileDevice::growing)
@@ -112,7 +123,9 @@ fn opened(dir: &Path, is_writable: bool, snapshot: Option<&str>) -> Arc<dyn Bloc
         .as_ref()
         .map(|name| Arc::new(FileDevice::open(&dir.join(name)).expect("it opens")) as _);
     let snapshot = snapshot.map(|name| header.snapshot(name).expect("it is there").clone());
-    open_qcow2(file, &header, Qcow2Options { is_writable, backing, snapshot }).expect("it opens")
+    let options = Qcow2Options { is_writable, backing, snapshot };
+    let limits = if kind.is_tiny { TINY } else { Qcow2Limits::default() };
+    open_qcow2_within(file, &header, options, limits).expect("it opens")
 }
 
 /// Requests to the part of `disk` that begins at byte `start`, which has what is in `model`.
@@ -175,7 +188,7 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
             kind.qemu_writes(&path, &mut random);
             qemu_img(dir, &["convert", "-O", "raw", "top", "now"]);
             let mut model = std::fs::read(dir.join("now")).expect("a file");
-            let disk = opened(dir, true, None);
+            let disk = opened(dir, &kind, true, None);
             let half = model.len() / 2 - 777;
             let (first, second) = model.split_at_mut(half);
             let mut randoms = [Random::new(random.number()), Random::new(random.number())];
@@ -192,13 +205,13 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
             let differs = now.iter().zip(&model).position(|(new, old)| new != old);
             assert_eq!((now.len(), differs), (model.len(), None), "{what}");
             let mut found = vec![1; model.len()];
-            opened(dir, false, None).read_at(0, &mut found).expect("it is read");
+            opened(dir, &kind, false, None).read_at(0, &mut found).expect("it is read");
             assert!(found == model, "{what}");
             if kind.has_snapshot {
                 qemu_img(dir, &["convert", "-l", "kept", "-O", "raw", "top", "now"]);
                 let kept = std::fs::read(dir.join("kept")).expect("a file");
                 assert!(std::fs::read(dir.join("now")).expect("a file") == kept, "{what}");
-                let disk = opened(dir, false, Some("kept"));
+                let disk = opened(dir, &kind, false, Some("kept"));
                 disk.read_at(0, &mut found).expect("it is read");
                 assert!(found == kept, "{what}");
             }

@@ -5,6 +5,7 @@
 mod bodies;
 mod cuts;
 mod damaged;
+mod failing;
 mod generated;
 mod parts;
 #[path = "../qemu/mod.rs"]

@@ -13,14 +13,16 @@
 //! So whatever the medium leads to is counted and whole. A cut leaves at most clusters that are
 //! counted and not used, which `qemu-img check` calls leaks and repairs.
 //!
-//! The committer takes all pages at one moment, while no request changes one: everything that an
-//! entry in them leads to is in the file, and counted in them. Then requests go on while it writes.
+//! The committer takes all changed pages while it alone holds the tables. At that moment the file
+//! has everything that an entry in these pages leads to, and the pages count it. Then requests go
+//! on while the committer writes.
 
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::Disk;
-use super::pages::{Changed, Order};
+use super::pages::{ChangedPage, Order};
+use super::tables::wrong_counts;
 
 /// How many bytes of pages beside each other are written at once.
 const WRITE_BYTES_MAX: usize = 1 << 20;
@@ -36,7 +38,7 @@ impl Disk {
         };
         let written = self.write_in_order(&changed);
         if written.is_err() {
-            // What the medium has now is not known, and must not be led to.
+            // Nobody knows what the medium has now, so no later entry may lead to it.
             self.has_failed.store(true, Release);
             return written;
         }
@@ -49,7 +51,7 @@ impl Disk {
         if self.tables.read().need_commit() { self.commit() } else { Ok(()) }
     }
 
-    fn write_in_order(&self, changed: &[Changed]) -> io::Result<()> {
+    fn write_in_order(&self, changed: &[ChangedPage]) -> io::Result<()> {
         for pages in changed.chunk_by(|one, next| one.order == next.order) {
             if pages[0].order != Order::Counts {
                 self.file.barrier()?;
@@ -57,7 +59,7 @@ impl Disk {
             let mut rest = pages;
             while let Some(first) = rest.first() {
                 let mut bytes = Vec::new();
-                let is_next = |page: &&Changed, len: usize| {
+                let is_next = |page: &&ChangedPage, len: usize| {
                     page.at == first.at + len as u64 && len < WRITE_BYTES_MAX
                 };
                 while let Some(page) = rest.first().filter(|page| is_next(page, bytes.len())) {
@@ -70,35 +72,37 @@ impl Disk {
         self.file.barrier()
     }
 
-    /// Counts clusters down, once for each time that they were dropped. What nothing leads to any
-    /// more is free.
+    /// Counts every cluster down by the references to it that were dropped. A cluster to which no
+    /// entry leads any more becomes free.
     fn count_down(&self, mut dropped: Vec<u64>) -> io::Result<()> {
         dropped.sort_unstable();
-        let groups = || dropped.chunk_by(|one, next| one == next);
-        let mut unused = Vec::new();
+        let mut counts = Vec::new();
         {
             let tables = self.tables.read();
-            for group in groups() {
-                if tables.count(group[0])? <= group.len() as u64 {
-                    unused.push(group[0]);
-                }
+            for group in dropped.chunk_by(|one, next| one == next) {
+                let Some(left) = tables.count(group[0])?.checked_sub(group.len() as u64) else {
+                    // Another entry leads to a cluster that would become free.
+                    self.has_failed.store(true, Release);
+                    return Err(wrong_counts());
+                };
+                counts.push((group[0], left));
             }
         }
-        // As long as they are counted, nobody writes to them.
-        let result = unused.chunk_by(|one, next| one + 1 == *next).try_for_each(|clusters| {
+        // The counts keep these clusters from the writers until the holes are made.
+        let unused: Vec<_> = counts.iter().filter(|count| count.1 == 0).map(|one| one.0).collect();
+        for clusters in unused.chunk_by(|one, next| one + 1 == *next) {
             let start = clusters[0] << self.layout.cluster_bits;
             let len = (clusters.len() as u64) << self.layout.cluster_bits;
-            self.file.discard(start, start + len)
-        });
+            self.file.discard(start, start + len);
+        }
         let mut tables = self.tables.write();
-        for group in groups() {
-            let left = tables.count(group[0])?.saturating_sub(group.len() as u64);
+        for (cluster, left) in counts {
             match left {
-                0 => tables.free(group[0])?,
-                left => tables.set_count(group[0], left)?,
+                0 => tables.free(cluster)?,
+                left => tables.set_count(cluster, left)?,
             }
         }
-        result
+        Ok(())
     }
 
     pub(super) fn check_not_failed(&self) -> io::Result<()> {

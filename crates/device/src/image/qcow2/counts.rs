@@ -16,9 +16,6 @@ use super::pages::Order;
 use super::tables::{Tables, wrong_counts};
 use crate::fields::invalid;
 
-/// How many clusters are remembered that became free.
-const FREED_MAX: usize = 1 << 16;
-
 /// Where the header says where the count table is, and how many clusters it has.
 const HEADER_COUNT_TABLE: u64 = 48;
 
@@ -106,9 +103,14 @@ impl Tables {
 
     /// Counts a free cluster once; its number. What it holds is not defined.
     pub(super) fn allocate(&mut self) -> io::Result<u64> {
-        while let Some(cluster) = self.freed.pop_first() {
-            if self.count(cluster)? == 0 {
-                return self.take(cluster);
+        while let Some(&cluster) = self.freed.first() {
+            let is_free = self.count(cluster)? == 0;
+            if is_free {
+                self.take(cluster)?;
+            }
+            self.freed.remove(&cluster);
+            if is_free {
+                return Ok(cluster);
             }
         }
         let order = self.layout.count_order;
@@ -150,7 +152,7 @@ impl Tables {
     /// Counts a cluster as free to which nothing leads.
     pub(super) fn free(&mut self, cluster: u64) -> io::Result<()> {
         self.set_count(cluster, 0)?;
-        if self.freed.len() < FREED_MAX {
+        if self.freed.len() < self.limits.freed {
             self.freed.insert(cluster);
         } else {
             self.next = self.next.min(cluster);

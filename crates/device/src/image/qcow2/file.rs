@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::BlockDevice;
 
@@ -12,11 +12,14 @@ pub(super) struct File {
     device: Arc<dyn BlockDevice>,
     /// A write returned since the last barrier began.
     is_unflushed: AtomicBool,
+    /// The highest byte up to which any write was tried. One that failed may have left bytes behind
+    /// the end that the device knows.
+    tried_bytes: AtomicU64,
 }
 
 impl File {
     pub(super) fn new(device: Arc<dyn BlockDevice>) -> Self {
-        Self { device, is_unflushed: AtomicBool::new(false) }
+        Self { device, is_unflushed: AtomicBool::new(false), tried_bytes: AtomicU64::new(0) }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -25,6 +28,11 @@ impl File {
 
     pub(super) fn size_bytes(&self) -> u64 {
         self.device.size_bytes()
+    }
+
+    /// Whether the file has no byte from `offset` on, not even one that a failed write left.
+    pub(super) fn is_untouched_from(&self, offset: u64) -> bool {
+        offset >= self.size_bytes().max(self.tried_bytes.load(Ordering::Acquire))
     }
 
     /// Reads what is there; behind the end there are zeros.
@@ -36,27 +44,32 @@ impl File {
         if bytes.is_empty() {
             return Ok(());
         }
+        let end = offset.saturating_add(bytes.len() as u64);
+        self.tried_bytes.fetch_max(end, Ordering::AcqRel);
         let result = self.device.write_at(offset, bytes);
-        // Not before: a barrier that began meanwhile is not about this write. What failed may have
-        // been written in part.
+        // Set after the write, because a barrier that began meanwhile does not cover it; and after
+        // a failed one too, because the device may have written a part.
         self.is_unflushed.store(true, Ordering::Release);
-        result
+        match result {
+            // A file grows; a block device does not.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                "the device that holds the image has no room for another cluster",
+            )),
+            result => result,
+        }
     }
 
-    /// What was written before is durable when it returns. One thread at a time calls it.
+    /// Makes every write durable that returned before. Only the committer calls it.
     pub(super) fn barrier(&self) -> io::Result<()> {
         if self.is_unflushed.swap(false, Ordering::AcqRel) { self.device.flush() } else { Ok(()) }
     }
 
-    /// Gives room back to the host, where it can take it.
-    pub(super) fn discard(&self, start: u64, end: u64) -> io::Result<()> {
+    /// Gives room back to the host. A host that refuses costs space and nothing else.
+    pub(super) fn discard(&self, start: u64, end: u64) {
         let end = end.min(self.size_bytes());
-        if start >= end {
-            return Ok(());
-        }
-        match self.device.discard(start, end - start) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
-            result => result,
+        if start < end {
+            let _ = self.device.discard(start, end - start);
         }
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A *unit* is what an entry can tell apart: a subcluster with extended entries, else the cluster.
-//! What is neither stored nor zeros is in the backing file.
+//! The backing file has every unit that is neither stored nor zeros.
 
 use std::io;
 use std::ops::Range;

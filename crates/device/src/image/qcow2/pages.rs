@@ -11,16 +11,11 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
+use super::Qcow2Limits;
 use super::file::File;
 
 /// A page has so many bytes, or as many as a cluster if that is smaller.
 const PAGE_BYTES_MAX: u64 = 4096;
-
-/// How many bytes of pages are kept that were not changed.
-const KEPT_BYTES: u64 = 8 << 20;
-
-/// How many bytes of pages may be changed before the next change waits for a commit.
-const CHANGED_BYTES_MAX: u64 = 4 << 20;
 
 /// When a page may be written. A barrier is between each two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +30,7 @@ pub(super) enum Order {
 
 /// A page that was changed, as it was when the committer took it.
 #[derive(Debug)]
-pub(super) struct Changed {
+pub(super) struct ChangedPage {
     pub(super) order: Order,
     pub(super) at: u64,
     pub(super) bytes: Vec<u8>,
@@ -57,6 +52,7 @@ struct Page {
 pub(super) struct Pages {
     file: Arc<File>,
     page_bytes: u64,
+    limits: Qcow2Limits,
     map: Mutex<Map>,
 }
 
@@ -67,9 +63,9 @@ struct Map {
 }
 
 impl Pages {
-    pub(super) fn new(file: Arc<File>, cluster_bytes: u64) -> Self {
+    pub(super) fn new(file: Arc<File>, cluster_bytes: u64, limits: Qcow2Limits) -> Self {
         let page_bytes = cluster_bytes.min(PAGE_BYTES_MAX);
-        Self { file, page_bytes, map: Mutex::default() }
+        Self { file, page_bytes, limits, map: Mutex::default() }
     }
 
     pub(super) fn page_bytes(&self) -> u64 {
@@ -87,7 +83,7 @@ impl Pages {
         let mut bytes = vec![0; usize::try_from(self.page_bytes).map_err(io::Error::other)?];
         self.file.read(page_at, &mut bytes)?;
         let mut map = self.map.lock();
-        map.make_room(KEPT_BYTES / self.page_bytes);
+        map.make_room(self.limits.kept_bytes / self.page_bytes);
         // Another reader may have put it there meanwhile, with the same bytes.
         let page = map.pages.entry(page_at).or_insert(Page {
             bytes,
@@ -128,18 +124,18 @@ impl Pages {
 
     /// Whether more was changed than should wait in memory.
     pub(super) fn are_many_changed(&self) -> bool {
-        self.map.lock().changed * self.page_bytes > CHANGED_BYTES_MAX
+        self.map.lock().changed * self.page_bytes > self.limits.changed_bytes
     }
 
     /// The pages that were changed, in the order in which they are to be written.
-    pub(super) fn take_changed(&mut self) -> Vec<Changed> {
+    pub(super) fn take_changed(&mut self) -> Vec<ChangedPage> {
         let map = self.map.get_mut();
         map.changed = 0;
         let mut changed = Vec::new();
         for (&at, page) in &mut map.pages {
             if let Some(order) = page.changed.take() {
                 page.is_being_written = true;
-                changed.push(Changed { order, at, bytes: page.bytes.clone() });
+                changed.push(ChangedPage { order, at, bytes: page.bytes.clone() });
             }
         }
         changed.sort_by_key(|page| (page.order, page.at));
@@ -147,9 +143,9 @@ impl Pages {
     }
 
     /// The committer has written what it [took](Self::take_changed).
-    pub(super) fn were_written(&self, changed: &[Changed]) {
+    pub(super) fn were_written(&self, changed: &[ChangedPage]) {
         let mut map = self.map.lock();
-        for Changed { at, .. } in changed {
+        for ChangedPage { at, .. } in changed {
             if let Some(page) = map.pages.get_mut(at) {
                 page.is_being_written = false;
             }

@@ -7,8 +7,7 @@ use super::Disk;
 use super::compressed::unpack;
 use super::file::read_or_zeros;
 use super::layout::{Compressed, Entry};
-use super::tables::Tables;
-use crate::fields::invalid;
+use super::tables::{Tables, behind_the_end};
 
 /// Where a part of the disk is.
 #[derive(Clone, Copy, Debug)]
@@ -22,13 +21,13 @@ enum Source {
 
 /// The part of a request that is read at once.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct ReadRun {
     source: Source,
     start: usize,
     end: usize,
 }
 
-impl Run {
+impl ReadRun {
     /// Whether what is at `next` follows it there, too.
     fn is_followed_by(self, next: Source) -> bool {
         match (self.source, next) {
@@ -42,7 +41,7 @@ impl Run {
 impl Disk {
     /// Reads what is at byte `at` of the disk.
     pub(super) fn read(&self, tables: &Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
-        let mut run: Option<Run> = None;
+        let mut run: Option<ReadRun> = None;
         let mut done = 0;
         while done < buf.len() {
             let here = at + done as u64;
@@ -61,10 +60,10 @@ impl Disk {
                 done += usize::try_from(to - from).map_err(io::Error::other)?;
                 from = to;
                 run = match run {
-                    Some(run) if run.is_followed_by(source) => Some(Run { end: done, ..run }),
+                    Some(run) if run.is_followed_by(source) => Some(ReadRun { end: done, ..run }),
                     before => {
                         self.fetch(before, at, buf)?;
-                        Some(Run { source, start, end: done })
+                        Some(ReadRun { source, start, end: done })
                     }
                 };
             }
@@ -83,14 +82,14 @@ impl Disk {
             return Ok(if is_zeros { Source::Zeros } else { Source::Backing });
         }
         if entry.host >= self.file.size_bytes() {
-            return Err(invalid("a part of the disk is behind the end of the file"));
+            return Err(behind_the_end());
         }
         Ok(Source::File(entry.host + inside))
     }
 
     /// Reads a run of the request that begins at byte `at` of the disk.
-    fn fetch(&self, run: Option<Run>, at: u64, buf: &mut [u8]) -> io::Result<()> {
-        let Some(Run { source, start, end }) = run else { return Ok(()) };
+    fn fetch(&self, run: Option<ReadRun>, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        let Some(ReadRun { source, start, end }) = run else { return Ok(()) };
         let (at, part) = (at + start as u64, &mut buf[start..end]);
         match (source, &self.backing) {
             (Source::File(offset), _) => self.file.read(offset, part),

@@ -11,14 +11,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
+use super::Qcow2Limits;
 use super::file::File;
 use super::layout::{COPIED, Entry, Layout, OFFSET_BITS};
 use super::metadata::Metadata;
 use super::pages::{Order, Pages};
 use crate::fields::invalid;
-
-/// How many references may be dropped before the next change waits for a commit.
-const DROPPED_MAX: usize = 1 << 16;
 
 /// The tables and the counts of an image.
 #[derive(Debug)]
@@ -33,6 +31,7 @@ pub(super) struct Tables {
     pub(super) freed: BTreeSet<u64>,
     /// No cluster before this one is free but for those that became free.
     pub(super) next: u64,
+    pub(super) limits: Qcow2Limits,
 }
 
 /// The error for counts that do not fit the tables.
@@ -40,16 +39,27 @@ pub(super) fn wrong_counts() -> io::Error {
     invalid("its reference counts are wrong: qemu-img check -r all FILE may repair it")
 }
 
+/// The error for a cluster of the disk that the file lost when its end was cut off.
+pub(super) fn behind_the_end() -> io::Error {
+    invalid("a part of the disk is behind the end of the file")
+}
+
 impl Tables {
-    pub(super) fn new(file: Arc<File>, layout: Layout, metadata: Metadata) -> Self {
+    pub(super) fn new(
+        file: Arc<File>,
+        layout: Layout,
+        metadata: Metadata,
+        limits: Qcow2Limits,
+    ) -> Self {
         Self {
-            pages: Pages::new(file.clone(), layout.cluster_bytes()),
+            pages: Pages::new(file.clone(), layout.cluster_bytes(), limits),
             file,
             layout,
             metadata,
             dropped: Vec::new(),
             freed: BTreeSet::new(),
             next: 0,
+            limits,
         }
     }
 
@@ -59,7 +69,7 @@ impl Tables {
 
     /// Whether so much waits for a commit that the next change should, too.
     pub(super) fn need_commit(&self) -> bool {
-        self.pages.are_many_changed() || self.dropped.len() > DROPPED_MAX
+        self.pages.are_many_changed() || self.dropped.len() > self.limits.dropped
     }
 
     /// Where the L2 table for byte `at` of the disk is, 0 when there is none, and whether it may be
@@ -134,7 +144,11 @@ impl Tables {
             return Ok(false);
         }
         self.check_no_metadata(entry)?;
-        self.is_ours(entry.host, entry.is_copied)
+        let is_ours = self.is_ours(entry.host, entry.is_copied)?;
+        if entry.host >= self.file.size_bytes() {
+            return Err(behind_the_end());
+        }
+        Ok(is_ours)
     }
 
     /// Refuses an entry that leads to metadata.

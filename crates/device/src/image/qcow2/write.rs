@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a unit that is stored in a cluster of its own | there, while others read and write |
 //! | another unit of such a cluster | there, with the rest of the unit; then the entry says so |
-//! | what is shared, compressed, or stored nowhere | to a new cluster, with the rest of the old one; then the entry leads there |
+//! | what is shared, compressed, or stored nowhere | to a new cluster; then the entry leads there |
 //!
 //! Whatever an entry will say, the file has the data before. That the medium has both in this order
 //! is for the [committer](super::commit).
@@ -28,18 +28,18 @@ struct Plan {
     span: Range<u64>,
     place: u64,
     /// What changes of the tables when they are written.
-    change: Option<Change>,
+    change: Option<EntryChange>,
 }
 
 /// A change of an entry.
 #[derive(Clone, Debug)]
-struct Change {
+struct EntryChange {
     entry_at: u64,
     old: Entry,
     new: Entry,
 }
 
-impl Change {
+impl EntryChange {
     /// Whether the new entry leads to another cluster than the old one.
     fn is_moved(&self) -> bool {
         self.old.compressed.is_some() || self.old.host != self.new.host
@@ -48,10 +48,10 @@ impl Change {
 
 /// A part of a request that goes to one place of the file.
 #[derive(Debug, Default)]
-struct Run {
+struct WriteRun {
     place: u64,
     data: Range<usize>,
-    changes: Vec<Change>,
+    changes: Vec<EntryChange>,
 }
 
 impl Disk {
@@ -59,6 +59,7 @@ impl Disk {
     pub(super) fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < data.len() {
+            self.check_not_failed()?;
             self.commit_if_needed()?;
             done += self.write_in_place(at + done as u64, &data[done..])?;
             let here = at + done as u64;
@@ -98,7 +99,7 @@ impl Disk {
         }
         let mut tables = self.tables.write();
         self.check_not_failed()?;
-        let mut run = Run::default();
+        let mut run = WriteRun::default();
         let mut result = Ok(());
         for (here, part) in self.by_clusters(at, data.len()) {
             result = self.write_cluster(&mut tables, &mut run, here, part, data);
@@ -114,7 +115,7 @@ impl Disk {
     fn write_cluster(
         &self,
         tables: &mut Tables,
-        run: &mut Run,
+        run: &mut WriteRun,
         here: u64,
         part: Range<usize>,
         data: &[u8],
@@ -137,11 +138,11 @@ impl Disk {
                 return self.take_back(tables, &changes).and(Err(error));
             }
             let data = 0..bytes.len();
-            return self.finish(tables, Run { place, data, changes }, &bytes);
+            return self.finish(tables, WriteRun { place, data, changes }, &bytes);
         }
         let mut result = Ok(());
         if run.place + run.data.len() as u64 != place {
-            let next = Run { place, data: part.start..part.start, changes: Vec::new() };
+            let next = WriteRun { place, data: part.start..part.start, changes: Vec::new() };
             result = self.finish(tables, std::mem::replace(run, next), data);
         }
         run.data.end = part.end;
@@ -167,7 +168,7 @@ impl Disk {
         let is_empty = old.stored == 0 && old.compressed.is_none();
         let span = if is_moved && !is_empty {
             0..self.layout.cluster_bytes()
-        } else if is_moved && self.backing.is_none() && new.host >= self.file.size_bytes() {
+        } else if is_moved && self.backing.is_none() && self.file.is_untouched_from(new.host) {
             // The file has zeros around it without a write.
             written.clone()
         } else {
@@ -177,7 +178,7 @@ impl Disk {
         new.stored = kept | touched;
         new.zeros &= !touched;
         let place = new.host + span.start;
-        Ok(Plan { span, place, change: Some(Change { entry_at, old, new }) })
+        Ok(Plan { span, place, change: Some(EntryChange { entry_at, old, new }) })
     }
 
     /// The bytes `written` of a cluster, and what of the units around them is not `stored`.
@@ -195,13 +196,15 @@ impl Disk {
     }
 
     /// Writes a run, and then changes the tables.
-    fn finish(&self, tables: &mut Tables, run: Run, data: &[u8]) -> io::Result<()> {
-        let Run { place, data: range, changes } = run;
+    fn finish(&self, tables: &mut Tables, run: WriteRun, data: &[u8]) -> io::Result<()> {
+        let WriteRun { place, data: range, changes } = run;
         if let Err(error) = self.file.write(place, &data[range]) {
             return self.take_back(tables, &changes).and(Err(error));
         }
-        for change in changes {
-            tables.set_entry(change.entry_at, &change.new)?;
+        for (done, change) in changes.iter().enumerate() {
+            if let Err(error) = tables.set_entry(change.entry_at, &change.new) {
+                return self.take_back(tables, &changes[done..]).and(Err(error));
+            }
             if change.is_moved() {
                 tables.drop_references(&change.old);
             }
@@ -210,7 +213,7 @@ impl Disk {
     }
 
     /// Gives new clusters back that were not written.
-    fn take_back(&self, tables: &mut Tables, changes: &[Change]) -> io::Result<()> {
+    fn take_back(&self, tables: &mut Tables, changes: &[EntryChange]) -> io::Result<()> {
         let mut moved = changes.iter().filter(|change| change.is_moved());
         moved.try_for_each(|change| tables.free(change.new.host >> self.layout.cluster_bits))
     }
@@ -242,7 +245,7 @@ impl Disk {
         self.check_not_failed()?;
         let mut here = range.start;
         while here < range.end {
-            if self.backing.is_none() && !tables.has_table(here)? {
+            if !tables.has_table(here)? {
                 let span_bits = self.layout.table_span_bits();
                 here = ((here >> span_bits) + 1) << span_bits;
                 continue;
@@ -263,13 +266,15 @@ impl Disk {
     ) -> io::Result<()> {
         let discarded = self.layout.units(range);
         let after = |old: &Entry| {
-            let stored = match old.compressed {
-                Some(_) if discarded == self.layout.all_units() => 0,
+            let gone = match old.compressed {
+                Some(_) if discarded == self.layout.all_units() => discarded,
                 Some(_) => return *old,
-                None => old.stored & !discarded,
+                None => old.stored & discarded,
             };
+            let stored = old.stored & !gone;
             let zeros = match self.backing {
-                Some(_) => old.zeros | discarded,
+                // What the backing file shows stays as it is, without an entry for it.
+                Some(_) => old.zeros | gone,
                 None => old.zeros & !discarded,
             };
             let (host, is_copied) =
@@ -282,7 +287,7 @@ impl Disk {
         }
         tables.check_drop(&old)?;
         let (entry_at, old) = tables.entry_to_change(here)?;
-        let change = Change { entry_at, old, new: after(&old) };
+        let change = EntryChange { entry_at, old, new: after(&old) };
         tables.set_entry(entry_at, &change.new)?;
         if change.is_moved() {
             tables.drop_references(&change.old);
