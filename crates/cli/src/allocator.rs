@@ -1,9 +1,10 @@
 //! The allocator of the program.
 //!
-//! Making a file queues items that live until they are flushed, by another thread perhaps, and mimalloc takes a third less time
-//! for that than the allocator of the C library. What is free it gives back to the host after a second, only for the next transaction to
-//! have the same memory cleared again, page by page: that took a third of the time of making files. So it waits longer. What
-//! the engine uses at most is bounded, and so is what waits.
+//! Making a file queues items that live until they are flushed, by another thread perhaps, and
+//! mimalloc takes a third less time for that than the allocator of the C library. What is free it
+//! gives back to the host after a second, only for the next transaction to have the same memory
+//! cleared again, page by page: that took a third of the time of making files. So it waits longer.
+//! What the engine uses at most is bounded, and so is what waits.
 //!
 //! This module has unsafe code, because options of the allocator are set in C.
 
@@ -30,7 +31,8 @@ pub(crate) fn keep_memory() {
 mod tests {
     use super::*;
 
-    /// The number of an option follows from the version of the allocator, and tells itself by what the option is without us.
+    /// The number of an option follows from the version of the allocator, and tells itself by what
+    /// the option is without us.
     #[test]
     fn it_is_the_option_that_it_should_be() {
         const DEFAULT_MILLISECONDS: c_long = 1000;

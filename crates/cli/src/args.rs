@@ -426,7 +426,8 @@ pub(crate) struct EditArguments {
     pub(crate) storing: StoringArguments,
 }
 
-/// How data is stored that a verb writes, as the mount options of these names have it. Each rules out the others: what is compressed has checksums.
+/// How data is stored that a verb writes, as the mount options of these names have it. Each rules
+/// out the others: what is compressed has checksums.
 #[derive(Args)]
 #[group(multiple = false)]
 pub(crate) struct StoringArguments {

@@ -13,8 +13,8 @@
 //!
 //! One thread goes through the source and makes the directories; the other files are made and
 //! filled by workers, one for each core, which read the source and write to the volume at the same
-//! time. Names and attributes wait in a bounded queue, and a worker holds one piece of data, so memory
-//! does not grow with the source. A directory gets its times when the last file in it is
+//! time. Names and attributes wait in a bounded queue, and a worker holds one piece of data, so
+//! memory does not grow with the source. A directory gets its times when the last file in it is
 //! done.
 //!
 //! What cannot be copied is reported with its path, and no new file is left with less than its

@@ -30,8 +30,9 @@ use crate::places::Failures;
 use crate::resolve::{End, LastLink, at_path, resolve_end};
 use crate::session::{Access, Opening, open_tree_on};
 
-/// Now, or the time that the environment asks for, as <https://reproducible-builds.org/specs/source-date-epoch/>
-/// has it. One run of the program has one such moment.
+/// Now, or the time that the environment asks for, as
+/// <https://reproducible-builds.org/specs/source-date-epoch/> has it. One run of the program has
+/// one such moment.
 pub(crate) fn moment() -> Result<Timestamp> {
     const VARIABLE: &str = "SOURCE_DATE_EPOCH";
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(Timestamp::now()) };

@@ -1,4 +1,5 @@
-//! A volume that is open already, because this process serves a mount of it: what verbs have instead of opening one.
+//! A volume that is open already, because this process serves a mount of it: what verbs have
+//! instead of opening one.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -50,11 +51,13 @@ impl OpenArguments {
         self.live.as_ref().and_then(|live| live.rights.as_ref())
     }
 
-    /// The subvolume at `place` is about to be deleted: programs that use it can go on. Its root, if they could and it is not damaged.
+    /// The subvolume at `place` is about to be deleted: programs that use it can go on. Its root,
+    /// if they could and it is not damaged.
     pub(crate) fn deleting(&self, place: Place<'_>) -> Result<Option<FileId>, Error> {
         let Some(live) = &self.live else { return Ok(None) };
         let Ok(root) = live.fs.lookup(place.dir, place.name) else { return Ok(None) };
-        // What cannot be opened nobody uses. The kernel may forget it at any moment, so it is open before that is asked.
+        // What cannot be opened nobody uses. The kernel may forget it at any moment, so it is open
+        // before that is asked.
         if live.fs.open(root).is_err() {
             return Ok(None);
         }
@@ -64,7 +67,8 @@ impl OpenArguments {
         Ok(Some(root))
     }
 
-    /// Waits a moment for the kernel to let go of the subvolume with this root, which was deleted. When programs use it, it goes with the last of them.
+    /// Waits a moment for the kernel to let go of the subvolume with this root, which was deleted.
+    /// When programs use it, it goes with the last of them.
     pub(crate) fn deleted(&self, root: Option<FileId>) {
         /// The kernel says so as soon as it was told that the name is gone.
         const PATIENCE: Duration = Duration::from_secs(1);
@@ -73,7 +77,8 @@ impl OpenArguments {
         }
     }
 
-    /// A name has come or gone. Who calls this holds nothing that a request of the kernel may wait for.
+    /// A name has come or gone. Who calls this holds nothing that a request of the kernel may wait
+    /// for.
     pub(crate) fn changed(&self, place: Place<'_>) -> Result<(), Error> {
         match &self.live {
             Some(live) => live.caches.forget_name(place.dir, place.name),

@@ -8,9 +8,10 @@
 //!                               └── starts ──> the same program, which mounts and unmounts for it
 //! ```
 //!
-//! A process that has threads cannot be split in two, so what stays in the background is a new run of the program with the same words.
-//! Its standard output is the way back: one byte when the mount can be used. Until then its messages go to the standard error of who
-//! waits, and its exit code is theirs.
+//! A process that has threads cannot be split in two, so what stays in the background is a new run
+//! of the program with the same words. Its standard output is the way back: one byte when the mount
+//! can be used. Until then its messages go to the standard error of who waits, and its exit code is
+//! theirs.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,9 +1,9 @@
 //! What a user may do in a volume that is mounted: the rules of the kernel, for verbs that the
 //! process which serves the mount does for others.
 //!
-//! Before `mkdir` the kernel looks at the permissions of the directory. Of `subvolume create`
-//! on a mount it sees an ioctl, which takes none, so the verbs ask here, and are refused what the kernel's
-//! btrfs would refuse. Root may do everything.
+//! Before `mkdir` the kernel looks at the permissions of the directory. Of `subvolume create` on a
+//! mount it sees an ioctl, which takes none, so the verbs ask here, and are refused what the
+//! kernel's btrfs would refuse. Root may do everything.
 //!
 //! | verb | what the caller needs |
 //! |---|---|
@@ -20,7 +20,8 @@ use offshoot_fuse::Owner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Place, Result};
 
-/// The right to read a file, to write it, and to search a directory: the bits of one class of permissions.
+/// The right to read a file, to write it, and to search a directory: the bits of one class of
+/// permissions.
 const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;

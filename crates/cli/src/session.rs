@@ -1,4 +1,5 @@
-//! Opening what the command line names: devices, volume, subvolume, file. What is mounted by this process is open already ([`crate::live`]).
+//! Opening what the command line names: devices, volume, subvolume, file. What is mounted by this
+//! process is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -137,7 +138,8 @@ impl Session {
         Self::open_with(disk, &arguments.open, opening, console)
     }
 
-    /// Opens it to be scrubbed, which is about what is stored and changes nothing as a whole, unless it is open already.
+    /// Opens it to be scrubbed, which is about what is stored and changes nothing as a whole,
+    /// unless it is open already.
     pub(crate) fn open_to_scrub(
         access: Access,
         arguments: &VolumeArguments,

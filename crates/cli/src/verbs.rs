@@ -49,7 +49,8 @@ use crate::exit::Result;
 use crate::mount;
 use crate::output::{Console, write_line};
 
-/// Does what the command line asks for, with `out` as standard output, to which all was written then.
+/// Does what the command line asks for, with `out` as standard output, to which all was written
+/// then.
 pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let result = run(verb, out, console);
     for done in console.take_done() {

@@ -12,16 +12,20 @@
 //!                                                        removed, and then fsync of d1 again
 //! ```
 //!
-//! *fs-mark* is what the program `fs_mark` does with `-S 0 -k -L ROUNDS -n FILES -s SIZE` and a directory for each thread. Its
-//! names have 40 bytes: the time in hexadecimal seconds, filled up with `~` to 16, and 24 random letters and
-//! digits. Here the time is that of the beginning and not of each file, so that who knows it and the seed knows
-//! all names. *enospc* is the test case of the patch set that brought tickets to the kernel: its files are all buffered, or every second one
-//! is written directly. *dir-fsync* is that of the patch that brought copies of many items at once to the kernel's tree log.
+//! *fs-mark* is what the program `fs_mark` does with `-S 0 -k -L ROUNDS -n FILES -s SIZE` and a
+//! directory for each thread. Its names have 40 bytes: the time in hexadecimal seconds, filled up
+//! with `~` to 16, and 24 random letters and digits. Here the time is that of the beginning and not
+//! of each file, so that who knows it and the seed knows all names. *enospc* is the test case of
+//! the patch set that brought tickets to the kernel: its files are all buffered, or every second
+//! one is written directly. *dir-fsync* is that of the patch that brought copies of many items at
+//! once to the kernel's tree log.
 //!
-//! A file that was made is *acknowledged* when all calls for it succeeded. One that could not be written for want of
-//! space is removed again at once, so that what is there at the end are the acknowledged files and no other.
+//! A file that was made is *acknowledged* when all calls for it succeeded. One that could not be
+//! written for want of space is removed again at once, so that what is there at the end are the
+//! acknowledged files and no other.
 //!
-//! This file knows nothing of the program around it: the benchmarks beside the kernel, and the tests, include it as it is.
+//! This file knows nothing of the program around it: the benchmarks beside the kernel, and the
+//! tests, include it as it is.
 
 use std::time::{Duration, Instant};
 
@@ -152,8 +156,9 @@ struct Maker<D> {
 }
 
 impl FsMark {
-    /// The size of an image on which there is much room beside what is made: every file with its items in leaves that are
-    /// half full, all of that eight times, and its data twice. `None` when that is more than 1 PiB.
+    /// The size of an image on which there is much room beside what is made: every file with its
+    /// items in leaves that are half full, all of that eight times, and its data twice. `None` when
+    /// that is more than 1 PiB.
     pub(crate) fn image_bytes(&self) -> Option<u64> {
         const METADATA_BYTES: u64 = 16 << 10;
         let each = METADATA_BYTES + 2 * (self.size as u64).next_multiple_of(4096);

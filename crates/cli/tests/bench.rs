@@ -1,5 +1,5 @@
-//! `offshoot bench` and `offshoot stats`: what the benchmarks say they made is there, and nothing else, and both kernel
-//! and `btrfs check` accept it.
+//! `offshoot bench` and `offshoot stats`: what the benchmarks say they made is there, and nothing
+//! else, and both kernel and `btrfs check` accept it.
 
 #[expect(dead_code, reason = "the tests need the names, and not what gives them")]
 #[path = "../src/workload.rs"]

@@ -89,7 +89,8 @@ fn subvolumes_below_a_damaged_directory_are_still_listed() {
     assert_eq!(info["subvolumes"], sound.len());
 }
 
-/// `stat` asked for the sizes of the whole volume, which block groups that do not read kept it from.
+/// `stat` asked for the sizes of the whole volume, which block groups that do not read kept it
+/// from.
 #[test]
 fn a_file_is_shown_beside_damaged_block_groups() {
     let (_dir, image) = volume();

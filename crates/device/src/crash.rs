@@ -101,7 +101,8 @@ pub enum CrashEntry {
         /// What was written.
         data: Arc<[u8]>,
     },
-    /// A discard, which leaves bytes in what it reaches that nobody wrote: those of [`MemoryDevice::spoil`].
+    /// A discard, which leaves bytes in what it reaches that nobody wrote: those of
+    /// [`MemoryDevice::spoil`].
     Discard {
         /// The place of the device in its set.
         device: usize,

@@ -24,7 +24,8 @@ pub(crate) fn u64_be(bytes: &[u8], at: usize) -> u64 {
     u64_le(bytes, at).swap_bytes()
 }
 
-/// The `len` bytes from `offset` on; `None` when they are more than `most`, or not all on the device.
+/// The `len` bytes from `offset` on; `None` when they are more than `most`, or not all on the
+/// device.
 pub(crate) fn part(
     device: &dyn BlockDevice,
     offset: u64,

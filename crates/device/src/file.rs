@@ -11,13 +11,12 @@
 //! | the image backs a loop device | yes | refused |
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
-//! Two writers destroy a volume, so a writer takes the exclusive `flock` that other tools
-//! of the host honour too, takes the [locks of QEMU](qemu_locks), opens block devices with
-//! `O_EXCL`, and looks whether the kernel uses the image through a loop device.
-//! A reader takes no lock: it harms nobody, it must be able to look at what the kernel has mounted, and a reader that was
-//! forgotten somewhere must not keep the owner of a volume from writing it. What a
-//! reader gets while somebody writes is the state of no single moment; the checksums
-//! of the volume tell it where that matters.
+//! Two writers destroy a volume, so a writer takes the exclusive `flock` that other tools of the
+//! host honour too, takes the [locks of QEMU](qemu_locks), opens block devices with `O_EXCL`, and
+//! looks whether the kernel uses the image through a loop device. A reader takes no lock: it harms
+//! nobody, it must be able to look at what the kernel has mounted, and a reader that was forgotten
+//! somewhere must not keep the owner of a volume from writing it. What a reader gets while somebody
+//! writes is the state of no single moment; the checksums of the volume tell it where that matters.
 //!
 //! # Invariants
 //!
@@ -45,8 +44,8 @@ use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
 use qemu_locks::Purpose;
 
-/// An image file or a block device. It is accessed through the page cache of the host, but for large writes
-/// and for [`read_medium_at`](BlockDevice::read_medium_at).
+/// An image file or a block device. It is accessed through the page cache of the host, but for
+/// large writes and for [`read_medium_at`](BlockDevice::read_medium_at).
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -328,8 +327,8 @@ impl BlockDevice for FileDevice {
         result
     }
 
-    /// Makes a hole in an image file, which reads as zeros and takes no space. A block device is told
-    /// of the whole pages.
+    /// Makes a hole in an image file, which reads as zeros and takes no space. A block device is
+    /// told of the whole pages.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
         let discarded = if self.is_block_device {

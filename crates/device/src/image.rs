@@ -166,8 +166,8 @@ pub fn open_image(
     }
 }
 
-/// Reads a range of a disk that is in blocks of so many bytes: `read` gets the part of each block, and
-/// where on the disk that begins.
+/// Reads a range of a disk that is in blocks of so many bytes: `read` gets the part of each block,
+/// and where on the disk that begins.
 fn read_by_blocks(
     offset: u64,
     buf: &mut [u8],

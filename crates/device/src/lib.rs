@@ -85,9 +85,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Whatever the host says; `UnexpectedEof` when the range ends past the device.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// As [`read_at`](Self::read_at), but where the host keeps a copy in memory and can be asked to pass it by, what
-    /// is on the medium: for who looks whether that is still right. It takes whole pages of 4 KiB into
-    /// memory that begins on a page; everything else is read as by `read_at`.
+    /// As [`read_at`](Self::read_at), but where the host keeps a copy in memory and can be asked to
+    /// pass it by, what is on the medium: for who looks whether that is still right. It takes whole
+    /// pages of 4 KiB into memory that begins on a page; everything else is read as by `read_at`.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).

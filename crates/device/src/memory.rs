@@ -16,13 +16,14 @@
 //! extents copy side by side, and threads that read never wait for each other. Only
 //! [`MemoryDevice::snapshot`] holds all of them, taken in order of their number.
 //!
-//! What was discarded takes none: a page of zeros, or one of bytes that nobody wrote, is only named.
+//! What was discarded takes none: a page of zeros, or one of bytes that nobody wrote, is only
+//! named.
 //!
 //! A snapshot shares everything: the map of a shard is copied by the first write to the
 //! shard after it, and a page by the first write to the page.
 //!
-//! Devices may share a [`MemoryBudget`]: a write that would make more pages than it allows fails. Pages that a
-//! snapshot makes its own are not counted.
+//! Devices may share a [`MemoryBudget`]: a write that would make more pages than it allows fails.
+//! Pages that a snapshot makes its own are not counted.
 
 use std::collections::{HashMap, hash_map};
 use std::hash::Hasher;
@@ -164,8 +165,8 @@ impl MemoryDevice {
         }
     }
 
-    /// Gives `hasher` everything that was written and the places of it: devices over the same base that
-    /// hash alike hold the same. The cost is that of what was written.
+    /// Gives `hasher` everything that was written and the places of it: devices over the same base
+    /// that hash alike hold the same. The cost is that of what was written.
     pub fn hash_changes(&self, hasher: &mut impl Hasher) {
         for shard in &self.shards {
             let pages = shard.read().clone();
@@ -182,8 +183,8 @@ impl MemoryDevice {
         }
     }
 
-    /// Calls `visit` with the place and the bytes of everything that was written or discarded, a page at a time in no order. The cost is that of
-    /// what was written.
+    /// Calls `visit` with the place and the bytes of everything that was written or discarded, a
+    /// page at a time in no order. The cost is that of what was written.
     ///
     /// # Errors
     /// The first of `visit`, which is called no more then.

@@ -297,7 +297,8 @@ fn what_the_kernel_uses_is_read_but_not_written() {
     FileDevice::open_writable(image).expect("the kernel is done with it");
 }
 
-/// Large writes go past the page cache of the host and small ones through it. Whoever reads sees both, in their order.
+/// Large writes go past the page cache of the host and small ones through it. Whoever reads sees
+/// both, in their order.
 fn assert_seen_alike(path: &Path) {
     const SIZE: u64 = 4 << 20;
     let seed = seed_of_run();

@@ -69,7 +69,8 @@ pub(crate) struct Mechanisms {
     /// Let every delayed item keep the space that was reserved for it, and not every leaf of them
     #[arg(long, conflicts_with = "no_delayed_items", help_heading = "To be measured")]
     pub(crate) reserve_by_item: bool,
-    /// Put every item of a directory into logs by itself, and not those that are side by side with one copy
+    /// Put every item of a directory into logs by itself, and not those that are side by side with
+    /// one copy
     #[arg(long, help_heading = "To be measured")]
     pub(crate) log_by_item: bool,
     /// How many commits may be made to make room for one reservation before it is refused
@@ -139,8 +140,8 @@ pub(crate) struct FsMarkArguments {
     /// What the random names follow from; the time otherwise
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
-    // Names are hashed, so files in large directories change leaves all over them. With all of two million names in
-    // memory a file takes a third of the CPU time that it takes with 256 MiB.
+    // Names are hashed, so files in large directories change leaves all over them. With all of two
+    // million names in memory a file takes a third of the CPU time that it takes with 256 MiB.
     /// What may be changed and not yet on the device, of data and of tree blocks
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     pub(crate) dirty_bytes: u64,

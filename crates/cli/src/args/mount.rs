@@ -70,7 +70,8 @@ pub(crate) struct MountArguments {
     /// Serve in the background of the program that started this one, and tell it when that began
     #[arg(long, hide = true, conflicts_with = "foreground")]
     pub(crate) in_background: bool,
-    /// Mount and unmount for the program that started this one, over the socket that is the standard input
+    /// Mount and unmount for the program that started this one, over the socket that is the
+    /// standard input
     #[arg(long, hide = true, conflicts_with = "in_background")]
     pub(crate) helper: bool,
     /// As mount calls it: let options be that are not known
@@ -145,7 +146,8 @@ pub(crate) struct UnmountArguments {
     /// As umount calls it: nothing that matters here
     #[arg(short = 'n', hide = true)]
     _no_mtab: bool,
-    /// Also when the program that serves it does not answer; what was done last may not be stored then. One that is stopped is continued
+    /// Also when the program that serves it does not answer; what was done last may not be stored
+    /// then. One that is stopped is continued
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// As umount calls it: nothing that matters here

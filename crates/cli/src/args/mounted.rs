@@ -1,4 +1,5 @@
-//! The verbs that can be done on a volume while it is mounted: all of them know neither files nor devices of the host.
+//! The verbs that can be done on a volume while it is mounted: all of them know neither files nor
+//! devices of the host.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

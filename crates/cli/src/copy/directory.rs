@@ -1,7 +1,7 @@
 //! Directories of the volume that are being filled.
 //!
-//! A directory gets its times when everything in it was made, because making things changes
-//! them. The walk and every job hold a [`DirectoryRef`]; the last one that goes finishes the directory,
+//! A directory gets its times when everything in it was made, because making things changes them.
+//! The walk and every job hold a [`DirectoryRef`]; the last one that goes finishes the directory,
 //! on whatever thread that is.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -43,8 +43,8 @@ pub(super) trait Original {
     /// Reads data; the count is short at the end only.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// Reads the beginning of the data into `buf`: a source that cannot be read costs nothing of what
-    /// is there.
+    /// Reads the beginning of the data into `buf`: a source that cannot be read costs nothing of
+    /// what is there.
     fn require_readable(&self, buf: &mut Vec<u8>) -> Result<()> {
         let Some(data) = self.next_data(0)? else { return Ok(()) };
         let len =

@@ -421,7 +421,8 @@ fn fill(
     into.fs.set_attr(file, &set, into.at).map_err(Trouble::Target)
 }
 
-/// Shares the data where both files are in one volume, and gives its end; `None` for data that is to be copied.
+/// Shares the data where both files are in one volume, and gives its end; `None` for data that is
+/// to be copied.
 fn share_data(
     into: &IntoVolume<'_>,
     file: FileId,

@@ -1,11 +1,11 @@
 //! Directories that are being filled.
 //!
-//! A directory gets its attributes when everything in it was made, because making things
-//! changes its times and a read-only mode would stop the making. The walk and every job hold
-//! a [`DirectoryRef`]; the last one that goes applies the attributes and closes the
-//! directory, on whatever thread that is. A directory does not keep the one above it: that one has its
-//! entry already, so they may finish in any order. The top alone is held by the extraction until
-//! all threads are done, because it keeps others out.
+//! A directory gets its attributes when everything in it was made, because making things changes
+//! its times and a read-only mode would stop the making. The walk and every job hold a
+//! [`DirectoryRef`]; the last one that goes applies the attributes and closes the directory, on
+//! whatever thread that is. A directory does not keep the one above it: that one has its entry
+//! already, so they may finish in any order. The top alone is held by the extraction until all
+//! threads are done, because it keeps others out.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -16,8 +16,8 @@
 //! | previous 8 | dev 8 | ino 8 | parent dev 8 | parent ino 8 | name length 2 | name |
 //! ```
 //!
-//! Every name that was made has a record; a record with an empty name says that the inode
-//! could not be read, so that later names of it are not made from half a file. A name is kept with its
+//! Every name that was made has a record; a record with an empty name says that the inode could not
+//! be read, so that later names of it are not made from half a file. A name is kept with its
 //! directory instead of as a path, because paths grow with the depth of the tree.
 //!
 //! The hash is keyed with a random key, so an image cannot choose inode numbers that all

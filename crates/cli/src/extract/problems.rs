@@ -101,7 +101,8 @@ impl<'a> Problems<'a> {
 
     /// The file at `path` could not be read.
     pub(crate) fn unreadable(&self, path: &[u8], error: &vfs::Error) {
-        // Only a symbolic link is without data: each of them in a metadata dump, so it is said once.
+        // Only a symbolic link is without data: each of them in a metadata dump, so it is said
+        // once.
         if let vfs::Error::Posix { errno: Errno::NODATA, .. } = error {
             self.unapplied(Unapplied::LinkTarget, || path.to_vec(), Errno::NODATA);
             let mut state = self.state();

@@ -1,10 +1,10 @@
 //! Extraction as one tar stream.
 //!
-//! The archive is POSIX pax: whatever the old header cannot hold (long names, nanoseconds,
-//! extended attributes, large numbers) is in an extended header before it, and holes are kept in the
-//! GNU sparse format 1.0, which GNU tar and libarchive restore. Names are `./path`, as
-//! `tar -C directory -c .` writes them. The same volume gives the same bytes, whatever
-//! the number of threads.
+//! The archive is POSIX pax: whatever the old header cannot hold (long names, nanoseconds, extended
+//! attributes, large numbers) is in an extended header before it, and holes are kept in the GNU
+//! sparse format 1.0, which GNU tar and libarchive restore. Names are `./path`, as
+//! `tar -C directory -c .` writes them. The same volume gives the same bytes, whatever the number
+//! of threads.
 //!
 //! | part | what it does |
 //! |---|---|

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Memory is bounded by the channel: nothing but names and attributes waits in it, data goes
-//! straight from the filesystem's buffers into the destination. Files with several names are made by
-//! the walk itself, so that the next name of one can be linked to it when it comes.
+//! straight from the filesystem's buffers into the destination. Files with several names are made
+//! by the walk itself, so that the next name of one can be linked to it when it comes.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,5 @@
-//! Verbs on a volume while it is mounted: the process that serves the mount does them, and who called the program sees what they print.
+//! Verbs on a volume while it is mounted: the process that serves the mount does them, and who
+//! called the program sees what they print.
 //!
 //! ```text
 //! offshoot subvolume create /mnt/x                    the process that serves /mnt
@@ -11,31 +12,36 @@
 //!   closes the directory
 //! ```
 //!
-//! There is one implementation of each verb. Which can be done this way is said in [`OnMount`](crate::args::OnMount): a closed set, and with no option that names
-//! files of the host. Paths of the host mean nothing to the other process, which might also wait for itself there. So the
-//! client says for each place where in the mounted tree it is, and the places that the parsed words have are replaced by these, one by one.
+//! There is one implementation of each verb. Which can be done this way is said in
+//! [`OnMount`](crate::args::OnMount): a closed set, and with no option that names files of the
+//! host. Paths of the host mean nothing to the other process, which might also wait for itself
+//! there. So the client says for each place where in the mounted tree it is, and the places that
+//! the parsed words have are replaced by these, one by one.
 //!
 //! # The channel
 //!
-//! Two ioctls on any directory of the mount. They work in every name space, go to the right mount by construction, and nothing of them is left after
-//! SIGKILL. FUSE copies for an ioctl what its number says, both ways. Numbers are those of the machine.
+//! Two ioctls on any directory of the mount. They work in every name space, go to the right mount
+//! by construction, and nothing of them is left after SIGKILL. FUSE copies for an ioctl what its
+//! number says, both ways. Numbers are those of the machine.
 //!
 //! ```text
 //! START  | version 4 | umask 4 | seconds 8 | nanoseconds 4 | words 4 | places 4 | bytes 4 | words and places, a NUL behind each |
 //! NEXT   | what comes 4 | number of bytes, or the exit code 4 | bytes |
 //! ```
 //!
-//! An open directory has one job at a time, and that is its name: nobody else can ask for it. The kernel says when the directory is closed, however the
-//! client ended, and the job is dropped then: what it prints goes nowhere, and it ends when it notices that. What is done in one piece is done to its end.
-//! So neither numbers of jobs nor a third ioctl that cancels one are needed.
+//! An open directory has one job at a time, and that is its name: nobody else can ask for it. The
+//! kernel says when the directory is closed, however the client ended, and the job is dropped then:
+//! what it prints goes nowhere, and it ends when it notices that. What is done in one piece is done
+//! to its end. So neither numbers of jobs nor a third ioctl that cancels one are needed.
 //!
-//! NEXT waits in a thread of the mount for [`PATIENCE`] at the most, and there are no more than [`MOST_JOBS`], so that no CPU has all its threads waiting. All others
-//! wait in line at START.
+//! NEXT waits in a thread of the mount for [`PATIENCE`] at the most, and there are no more than
+//! [`MOST_JOBS`], so that no CPU has all its threads waiting. All others wait in line at START.
 //!
 //! # Who may
 //!
-//! Root, and the user who serves the mount. That user's verbs are refused what the kernel's btrfs would refuse that user, as `mkdir` on the mount is
-//! ([`crate::rights`]); settings of the whole volume are that user's. What is made belongs to the caller.
+//! Root, and the user who serves the mount. That user's verbs are refused what the kernel's btrfs
+//! would refuse that user, as `mkdir` on the mount is ([`crate::rights`]); settings of the whole
+//! volume are that user's. What is made belongs to the caller.
 
 mod channel;
 mod client;

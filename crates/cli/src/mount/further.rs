@@ -2,9 +2,9 @@
 //! systems have.
 //!
 //! One process may write a volume. So the second mount of it is a bind mount of what the first one
-//! serves, of the directory that the subvolume has behind the gate ([`super::gate`]). `ro`, `suid`, `dev` and `exec` belong to the place; every
-//! other option is that of the first mount, as it is with the
-//! kernel's btrfs.
+//! serves, of the directory that the subvolume has behind the gate ([`super::gate`]). `ro`, `suid`,
+//! `dev` and `exec` belong to the place; every other option is that of the first mount, as it is
+//! with the kernel's btrfs.
 //!
 //! Systems mount the lines of fstab side by side. Who mounts a volume for writing therefore holds a
 //! lock on it until that is done ([`Turn`]), and looks for
@@ -113,9 +113,9 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
 }
 
 /// Binds `source` over `directory` with `flags`. The kernel gives a bind mount those of the mount
-/// that it is made from. So this makes a first one in a directory that only root may search, changes
-/// its flags, and makes the second one from that: no other user ever reaches a mount with other
-/// rights than the caller asked for.
+/// that it is made from. So this makes a first one in a directory that only root may search,
+/// changes its flags, and makes the second one from that: no other user ever reaches a mount with
+/// other rights than the caller asked for.
 fn bind_with(source: &Path, directory: &Path, flags: MountFlags) -> io::Result<()> {
     let closed = Permissions::from_mode(0o700);
     let mut builder = tempfile::Builder::new();

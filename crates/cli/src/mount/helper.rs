@@ -1,7 +1,9 @@
-//! The run that mounts and unmounts for the one that serves, which has no right to do so any more ([`super::sandbox`]).
+//! The run that mounts and unmounts for the one that serves, which has no right to do so any more
+//! ([`super::sandbox`]).
 //!
-//! It is started before the volume is looked at, with the same words, and ends with who started it. Signals are not for it: who wants the
-//! mount to end tells the process that serves it, and that one needs it then.
+//! It is started before the volume is looked at, with the same words, and ends with who started it.
+//! Signals are not for it: who wants the mount to end tells the process that serves it, and that
+//! one needs it then.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,7 +32,8 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
     let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| failed("blocking signals", errno.into()))?;
-    // What is typed on the terminal is not for it either. It fails for who leads a session, which this never is.
+    // What is typed on the terminal is not for it either. It fails for who leads a session, which
+    // this never is.
     let _ = rustix::process::setpgid(None, None);
     let dir = mounting.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
@@ -48,7 +51,8 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
         .map_err(|error| failed("the socket of the process that mounts", error))
 }
 
-/// The mount, of which the device number is known, so that nothing is unmounted that somebody mounted over it.
+/// The mount, of which the device number is known, so that nothing is unmounted that somebody
+/// mounted over it.
 struct Ours {
     point: MountPoint,
     device: OnceLock<String>,

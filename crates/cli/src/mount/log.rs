@@ -1,6 +1,8 @@
-//! Where messages go while a volume is mounted: to standard error in the foreground, to a file, or to the log of the system.
+//! Where messages go while a volume is mounted: to standard error in the foreground, to a file, or
+//! to the log of the system.
 //!
-//! What goes wrong may go wrong again a thousand times in a second. So no more than [`MOST_LINES`] are written in [`WINDOW`], and then a line says how many were left out.
+//! What goes wrong may go wrong again a thousand times in a second. So no more than [`MOST_LINES`]
+//! are written in [`WINDOW`], and then a line says how many were left out.
 
 use std::fmt;
 use std::os::unix::net::UnixDatagram;

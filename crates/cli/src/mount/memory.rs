@@ -1,7 +1,8 @@
 //! How much of the memory of the host a mount takes for what is changed and not on the devices yet.
 //!
-//! Names go to leaves all over a directory, and a leaf that is changed again before a commit costs nothing more. So a large directory is
-//! made twice as fast where all of its leaves may be changed at a time, and a mount takes what it can spare for that.
+//! Names go to leaves all over a directory, and a leaf that is changed again before a commit costs
+//! nothing more. So a large directory is made twice as fast where all of its leaves may be changed
+//! at a time, and a mount takes what it can spare for that.
 
 use std::fs::read_to_string;
 use std::path::Path;
@@ -27,8 +28,8 @@ fn part_of(memory: u64) -> u64 {
     (memory / PARTS).clamp(LEAST, MOST)
 }
 
-/// The limits of the control group that `group` names, as `/proc/self/cgroup` does, and of those above it. What cannot be read limits
-/// nothing: there may be none, or an older hierarchy.
+/// The limits of the control group that `group` names, as `/proc/self/cgroup` does, and of those
+/// above it. What cannot be read limits nothing: there may be none, or an older hierarchy.
 fn limits(root: &Path, group: &str) -> impl Iterator<Item = u64> {
     let path = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let paths = Path::new(path).ancestors().map(|path| root.join(path).join("memory.max"));

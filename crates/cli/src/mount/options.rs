@@ -241,7 +241,8 @@ impl Wanted {
         }
     }
 
-    /// What is compressed has checksums, and is never overwritten in place: the last of such options counts, as for the kernel.
+    /// What is compressed has checksums, and is never overwritten in place: the last of such
+    /// options counts, as for the kernel.
     fn compress(&mut self, compress: Option<Compress>) {
         self.compress = compress;
         if compress.is_some() {
@@ -279,7 +280,8 @@ impl Wanted {
             }
             ("treelog", None) => self.tree_log = true,
             ("notreelog", None) => self.tree_log = false,
-            // What is freed may be written again before it is discarded, so neither is another's business.
+            // What is freed may be written again before it is discarded, so neither is another's
+            // business.
             ("discard", None | Some("sync" | "async")) => self.discard = true,
             ("nodiscard", None) => self.discard = false,
             ("flushoncommit", None) => self.flush_on_commit = true,

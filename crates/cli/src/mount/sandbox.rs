@@ -1,7 +1,9 @@
 //! What the process that serves a mount is kept from.
 //!
-//! It reads volumes that nobody may trust. Should one of them ever make it do what its maker wants, then it must be able to do no more than it does anyway: read and write
-//! the devices of that volume, and answer the kernel. So it gives away what it does not need, in two steps, and the kernel lets nobody have it back.
+//! It reads volumes that nobody may trust. Should one of them ever make it do what its maker wants,
+//! then it must be able to do no more than it does anyway: read and write the devices of that
+//! volume, and answer the kernel. So it gives away what it does not need, in two steps, and the
+//! kernel lets nobody have it back.
 //!
 //! ```text
 //! opened: log, devices ──> helper started ──> enter ──> volume read, mounted, threads and rings started ──> close ──> served
@@ -14,16 +16,19 @@
 //! | Landlock | `enter` | files but `/dev/fuse`, and for reading `/proc` and `/sys`, by which threads and rings are counted; TCP; signals to others |
 //! | seccomp | `close` | every system call that is not in [`ALLOWED`]: opening, running and signalling anything, sockets, mounting, rings |
 //!
-//! Capabilities, and Landlock before Linux 7.0, belong to a thread and are inherited, so `enter` comes before there is a second one. The filter of
-//! system calls is for all threads at once.
+//! Capabilities, and Landlock before Linux 7.0, belong to a thread and are inherited, so `enter`
+//! comes before there is a second one. The filter of system calls is for all threads at once.
 //!
-//! *What is refused fails with `EPERM`.* It would be as safe to end the process, but a call that was forgotten in the table, of a C library that is not known here yet,
-//! would end a mount that is in use. That way it is an error in the log, or something that the library does without.
+//! *What is refused fails with `EPERM`.* It would be as safe to end the process, but a call that
+//! was forgotten in the table, of a C library that is not known here yet, would end a mount that is
+//! in use. That way it is an error in the log, or something that the library does without.
 //!
-//! *io_uring* goes past such a filter: what a ring does is no system call. No ring is made after `close`, and those that there are were told to do nothing but
-//! to hand requests of FUSE over and back (`offshoot-fuse`, `ring/shared`).
+//! *io_uring* goes past such a filter: what a ring does is no system call. No ring is made after
+//! `close`, and those that there are were told to do nothing but to hand requests of FUSE over and
+//! back (`offshoot-fuse`, `ring/shared`).
 //!
-//! *What it cannot do any more* others do: a [`helper`](super::helper) mounts and unmounts. Panics are told without the names of functions, for which files would be opened.
+//! *What it cannot do any more* others do: a [`helper`](super::helper) mounts and unmounts. Panics
+//! are told without the names of functions, for which files would be opened.
 //!
 //! Where the kernel lacks one of these, the others are in force, and the log says so.
 
@@ -109,7 +114,8 @@ fn restrict_files() -> Result<(), String> {
     }
 }
 
-/// What the value of an argument has to be, but for the bits that are not in the mask: its index, the mask and the value.
+/// What the value of an argument has to be, but for the bits that are not in the mask: its index,
+/// the mask and the value.
 type Bits = (u8, u64, u64);
 
 /// Discards a range of a block device.
@@ -189,7 +195,8 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
 /// Refuses system calls with seccomp.
 fn filter_calls() -> Result<(), seccompiler::Error> {
     let target = TargetArch::try_from(std::env::consts::ARCH)?;
-    // A filter cannot look at what `clone3` is told, so the C library has to use `clone`, as it does where there is no such call.
+    // A filter cannot look at what `clone3` is told, so the C library has to use `clone`, as it
+    // does where there is no such call.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     apply(clone3, SeccompAction::Allow, refuse(libc::ENOSYS), target)?;
     let mut rules = BTreeMap::new();
@@ -231,7 +238,8 @@ mod tests {
 
     use super::*;
 
-    /// What is refused in the sandbox is refused, and what a mount needs is not. It is entered by a process of its own, which runs the test below.
+    /// What is refused in the sandbox is refused, and what a mount needs is not. It is entered by a
+    /// process of its own, which runs the test below.
     #[test]
     fn the_process_is_kept_from_what_it_does_not_need() {
         let program = std::env::current_exe().expect("it runs");

@@ -1,8 +1,9 @@
 //! The run that serves a mount, from opening the volume to its end.
 //!
-//! Signals are kept from all threads but one, which waits for them. The first SIGTERM or SIGINT makes everything durable and takes the mount
-//! out of the tree; who uses files in it can go on, and when nobody does any more the program ends. The second one makes everything durable
-//! and ends it at once.
+//! Signals are kept from all threads but one, which waits for them. The first SIGTERM or SIGINT
+//! makes everything durable and takes the mount out of the tree; who uses files in it can go on,
+//! and when nobody does any more the program ends. The second one makes everything durable and ends
+//! it at once.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -48,7 +49,8 @@ pub(super) fn serve(
 ) -> Result {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| host("blocking signals", errno as i32))?;
-    // Many threads keep free memory of many sizes each, which in huge pages is several times what is in use. A host that has none refuses.
+    // Many threads keep free memory of many sizes each, which in huge pages is several times what
+    // is in use. A host that has none refuses.
     let _ = disable_transparent_huge_pages(true);
     let log = Arc::new(Log::new(console.clone()));
     let Mounting { arguments, directory, .. } = mounting;
@@ -81,7 +83,8 @@ pub(super) fn serve(
         streams.as_ref().map_or(Ok(()), |streams| streams.tell(out))
     };
     if let Err(failure) = begin() {
-        // Nobody was told of the mount yet. Without it in the tree the end of the program is that of the mount.
+        // Nobody was told of the mount yet. Without it in the tree the end of the program is that
+        // of the mount.
         if let Err(error) = helper.unmount(Unmount::Lazily) {
             log.line(&error);
         }
@@ -167,7 +170,8 @@ fn host(what: &str, errno: i32) -> Failure {
     Failure::Host(what.to_owned(), std::io::Error::from_raw_os_error(errno))
 }
 
-/// What becomes of the standard streams in the background. It is opened before there is a mount, which nobody would serve when that fails.
+/// What becomes of the standard streams in the background. It is opened before there is a mount,
+/// which nobody would serve when that fails.
 struct Streams {
     null: File,
     errors: File,
@@ -188,10 +192,12 @@ impl Streams {
         Ok(Self { null, errors, is_system: log.is_none() })
     }
 
-    /// Leaves the terminal and the directory that it was started from. From now on what it says is in the log.
+    /// Leaves the terminal and the directory that it was started from. From now on what it says is
+    /// in the log.
     fn detach(&self, log: &Log) -> Result {
-        // What is typed there is not for it any more. It fails for who leads a session, which is in a group of its own already. It stays in the
-        // session: where the kernel shares the CPUs out by session, answers to programs of another one take twice as long.
+        // What is typed there is not for it any more. It fails for who leads a session, which is in
+        // a group of its own already. It stays in the session: where the kernel shares the CPUs out
+        // by session, answers to programs of another one take twice as long.
         let _ = setpgid(None, None);
         std::env::set_current_dir("/").map_err(|error| Failure::Host("/".to_owned(), error))?;
         dup2_stderr(self.errors.as_fd()).map_err(not_pointed)?;

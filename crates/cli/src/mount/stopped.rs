@@ -1,9 +1,11 @@
 //! Who serves a mount and is stopped, by `SIGSTOP` or from its terminal.
 //!
-//! Over io_uring a request is handed to a thread before that takes it, and no end of the mount takes it back (Linux 6.18): who asked waits until
-//! the thread goes on, and so does who unmounts by force. Over `/dev/fuse` a request waits in the kernel until it is taken.
+//! Over io_uring a request is handed to a thread before that takes it, and no end of the mount
+//! takes it back (Linux 6.18): who asked waits until the thread goes on, and so does who unmounts
+//! by force. Over `/dev/fuse` a request waits in the kernel until it is taken.
 //!
-//! Since Linux 6.11, before there was io_uring for this, `/proc/PID/fdinfo` names the connection of a descriptor: the minor number of the mount's device.
+//! Since Linux 6.11, before there was io_uring for this, `/proc/PID/fdinfo` names the connection of
+//! a descriptor: the minor number of the mount's device.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::exit::{Failure, Result};
 
-/// Has all processes go on that serve the mount with the device number `device` and are stopped; which they are.
+/// Has all processes go on that serve the mount with the device number `device` and are stopped;
+/// which they are.
 ///
 /// # Errors
 /// When one of them may not be told.

@@ -94,7 +94,8 @@ pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
     Ok(lines()?.into_iter().filter(is_of_it).collect())
 }
 
-/// In which mount of this program the directory `dir` is, whose path leads through no symbolic link.
+/// In which mount of this program the directory `dir` is, whose path leads through no symbolic
+/// link.
 pub(super) fn inside(dir: &Path) -> Result<Option<Inside>> {
     let failed = |errno: Errno| Failure::Host(dir.display().to_string(), errno.into());
     let found = statx(CWD, dir, AtFlags::empty(), StatxFlags::MNT_ID).map_err(failed)?;
@@ -215,7 +216,8 @@ fn unescaped(text: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// Lets the kernel read files ahead as far as one request goes. Who may not say so has what the kernel takes for right.
+/// Lets the kernel read files ahead as far as one request goes. Who may not say so has what the
+/// kernel takes for right.
 pub(super) fn read_ahead(mounted: &Mounted) {
     let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device), "1024");
 }

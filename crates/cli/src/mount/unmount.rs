@@ -1,8 +1,8 @@
 //! `offshoot unmount`: the end of a mount, when everything is on the devices.
 //!
-//! The program that serves the mount holds a lock on the volume while it writes it, as every writer does. So whoever can lock the
-//! volume knows that the program is done with it. Whether that went well it has asked before, while the mount was there: fsync of
-//! the root makes all of it durable.
+//! The program that serves the mount holds a lock on the volume while it writes it, as every writer
+//! does. So whoever can lock the volume knows that the program is done with it. Whether that went
+//! well it has asked before, while the mount was there: fsync of the root makes all of it durable.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,7 +23,8 @@ use crate::disk::DiskName;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, json_name, write_line};
 
-/// How often it is tried to unmount by force what is in use, and how long those who use it are given between.
+/// How often it is tried to unmount by force what is in use, and how long those who use it are
+/// given between.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -63,7 +64,8 @@ pub(crate) fn unmount(
         console.error(&"unmounted by force: what was done last may not be stored");
         return Err(Failure::Reported(ExitStatus::Failed));
     }
-    // What is mounted there may not answer any more, or not answer to us: then its links are not followed.
+    // What is mounted there may not answer any more, or not answer to us: then its links are not
+    // followed.
     let dir = named.canonicalize().or_else(|_| std::path::absolute(named)).map_err(failed)?;
     let line = table::find_of_anybody(&dir)?;
     let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
@@ -117,7 +119,8 @@ fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
     offshoot_fuse::unmount(dir, Unmount::ByForce)
 }
 
-/// Makes all durable that was done on the mount over `dir`: first what the kernel still has in its pages, then what the program has.
+/// Makes all durable that was done on the mount over `dir`: first what the kernel still has in its
+/// pages, then what the program has.
 pub(super) fn store(dir: &Path) -> io::Result<()> {
     let root = File::open(dir)?;
     rustix::fs::syncfs(&root)?;

@@ -74,7 +74,8 @@ impl Console {
         std::mem::take(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Prints what was made harmless: a line, or what the console of another process has for this one.
+    /// Prints what was made harmless: a line, or what the console of another process has for this
+    /// one.
     pub(crate) fn relay(&self, bytes: &[u8]) {
         // When it cannot be written there is nobody left to tell.
         let _ = match &self.other {

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 /// What the engine did since a volume was opened.
 ///
-/// In JSON an object with every counter by its name, and beside them `reservations`, `flush_states` and `space`. As text a line for
-/// everything that is not 0, and for locks where they are asked for.
+/// In JSON an object with every counter by its name, and beside them `reservations`, `flush_states`
+/// and `space`. As text a line for everything that is not 0, and for locks where they are asked
+/// for.
 pub(crate) struct Statistics {
     counters: Stats,
     space: SpaceStats,

@@ -1,8 +1,8 @@
 //! `offshoot bench`: how fast the engine is.
 //!
-//! A benchmark makes a new volume, runs a [`workload`](crate::workload) on it through the
-//! library, and tells what it did, what that took, and what the engine counted meanwhile. The volume stays, so
-//! that others can look at what is in it.
+//! A benchmark makes a new volume, runs a [`workload`](crate::workload) on it through the library,
+//! and tells what it did, what that took, and what the engine counted meanwhile. The volume stays,
+//! so that others can look at what is in it.
 
 mod report;
 
@@ -144,15 +144,16 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
     report.write(arguments.volume.json, out)
 }
 
-/// The most that the items of an empty file take, in trees and in a log, each twice and in leaves that are half full.
+/// The most that the items of an empty file take, in trees and in a log, each twice and in leaves
+/// that are half full.
 const FILE_ITEMS_BYTES: u64 = 4 << 10;
 
 /// A new volume.
 struct Engine(Filesystem);
 
 impl Engine {
-    /// Makes it, on an image of this size that need not be there, or on what is there, with tree blocks of this size, and
-    /// opens it with these options.
+    /// Makes it, on an image of this size that need not be there, or on what is there, with tree
+    /// blocks of this size, and opens it with these options.
     fn new(
         arguments: &BenchVolume,
         size_bytes: Option<u64>,

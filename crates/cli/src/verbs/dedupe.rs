@@ -1,7 +1,8 @@
 //! `offshoot dedupe`: files share the space of what is the same in them.
 //!
-//! Ranges of [`MOST_COMPARED`] are compared. One that is not the same is cut in two halves, and these are compared, down to [`LEAST_COMPARED`]: so files that
-//! are the same share large ranges, and those that differ share all but what is around the differences.
+//! Ranges of [`MOST_COMPARED`] are compared. One that is not the same is cut in two halves, and
+//! these are compared, down to [`LEAST_COMPARED`]: so files that are the same share large ranges,
+//! and those that differ share all but what is around the differences.
 
 use std::io::Write;
 use std::ops::Range;

@@ -60,7 +60,8 @@ fn tell(out: &mut dyn Write, place: &[u8]) -> io::Result<()> {
 /// The permissions of a new directory.
 #[derive(Clone, Copy)]
 struct Mode<'a> {
-    /// The caller named them: the default access control list of the directory above takes none away.
+    /// The caller named them: the default access control list of the directory above takes none
+    /// away.
     change: Option<&'a ModeChange>,
     caller: Caller,
 }

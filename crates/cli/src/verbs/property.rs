@@ -1,4 +1,5 @@
-//! `offshoot property`: what can be set of volumes, subvolumes and files, by the names of `btrfs property`.
+//! `offshoot property`: what can be set of volumes, subvolumes and files, by the names of
+//! `btrfs property`.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;

@@ -138,7 +138,8 @@ pub(super) fn root() -> Error {
     Error::posix(Errno::BUSY, "/ is the root of the volume, which stays")
 }
 
-/// What a subvolume is told apart by: it goes as a whole, and is no directory that is emptied by mistake.
+/// What a subvolume is told apart by: it goes as a whole, and is no directory that is emptied by
+/// mistake.
 pub(super) fn subvolume(path: &[u8]) -> Error {
     let what = format!("{} is a subvolume, which `subvolume delete` deletes", Escaped(path));
     Error::posix(Errno::ISDIR, what)

@@ -1,7 +1,7 @@
 //! `offshoot scrub`: reads and verifies every copy of everything, and repairs what is bad.
 //!
-//! The engine scrubs with threads of its own; what they find is printed by this one. It also looks whether anybody still waits for it, which for a job of
-//! a mount may have ended long before.
+//! The engine scrubs with threads of its own; what they find is printed by this one. It also looks
+//! whether anybody still waits for it, which for a job of a mount may have ended long before.
 
 use std::io::Write;
 use std::ops::ControlFlow;

@@ -127,7 +127,8 @@ fn flags(info: &SubvolumeInfo, is_default: bool) -> String {
     if flags.is_empty() { "-".to_owned() } else { flags.join(",") }
 }
 
-/// Which UUIDs are shown: its own, that of what it is a snapshot of, that of what it was received from.
+/// Which UUIDs are shown: its own, that of what it is a snapshot of, that of what it was received
+/// from.
 #[derive(Clone, Copy)]
 struct UuidColumns([bool; 3]);
 

@@ -1,8 +1,9 @@
 //! Each verb beside the core utility of its name.
 //!
 //! A script is run twice over the same files: by the core utilities in a directory, and by the
-//! program in a volume. Every command must end with the same exit code on both sides, and both trees
-//! must be the same after it. Our `cp` keeps attributes, so `cp -p` and `cp -a` are beside it.
+//! program in a volume. Every command must end with the same exit code on both sides, and both
+//! trees must be the same after it. Our `cp` keeps attributes, so `cp -p` and `cp -a` are beside
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Properties, extended attributes, ranges of files and shared data: what the tools of the host do to the kernel's mount, and find in it.
+//! Properties, extended attributes, ranges of files and shared data: what the tools of the host do
+//! to the kernel's mount, and find in it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -93,7 +94,8 @@ fn extended_attributes_are_those_of_getfattr() {
     }
 }
 
-/// Lists that name others are set and shown as attributes; they are what `setfacl` makes, and new files inherit from them.
+/// Lists that name others are set and shown as attributes; they are what `setfacl` makes, and new
+/// files inherit from them.
 #[test]
 fn access_lists_are_those_of_setfacl() {
     let dir = scratch_dir();
@@ -232,7 +234,8 @@ fn copies_inside_a_volume_share_their_data() {
     }
 }
 
-/// What `dump-tree` says of the first file of a volume: its flags, and how its extents are compressed.
+/// What `dump-tree` says of the first file of a volume: its flags, and how its extents are
+/// compressed.
 fn stored(image: &Path) -> (String, Vec<String>) {
     let dump =
         run("btrfs", &["inspect-internal", "dump-tree", "-t", "5", &image.display().to_string()]);
@@ -247,7 +250,8 @@ fn stored(image: &Path) -> (String, Vec<String>) {
     (behind(inode, " flags ").expect("an inode has flags"), compressed)
 }
 
-/// What is written is stored as the options say, as it is on the kernel's mount with those of these names.
+/// What is written is stored as the options say, as it is on the kernel's mount with those of these
+/// names.
 #[test]
 fn files_are_stored_as_the_options_say() {
     let Some(_judges) = judges::require() else { return };

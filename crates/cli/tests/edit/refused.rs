@@ -184,7 +184,8 @@ fn no_space() {
     check(&path.join("v.img"));
 }
 
-/// Nobody who runs it needs to be root: a volume takes all owners, and the host those that it gives.
+/// Nobody who runs it needs to be root: a volume takes all owners, and the host those that it
+/// gives.
 #[test]
 fn without_root() {
     const NOBODY: u32 = 65_534;

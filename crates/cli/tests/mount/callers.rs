@@ -33,7 +33,8 @@ impl Home {
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(home.dir.path(), mode).expect("a mode");
         chown(home.dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
-        // By another process: what is open for writing here goes to whatever other tests start meanwhile, and cannot be run until that ends.
+        // By another process: what is open for writing here goes to whatever other tests start
+        // meanwhile, and cannot be run until that ends.
         let mut copy = Command::new("cp");
         let copied = copy.arg(env!("CARGO_BIN_EXE_offshoot")).arg(home.program()).status();
         assert!(copied.expect("it starts").success(), "the program is copied");
@@ -171,7 +172,8 @@ fn without_dev_fuse_a_user_is_told_and_goes_on() {
     assert!(shown.ends_with("snapshot\ncontents\n"), "{shown}");
 }
 
-/// The links by which `mount` and `umount` find the program, as long as one of these is there. Those that are there anyway are let be.
+/// The links by which `mount` and `umount` find the program, as long as one of these is there.
+/// Those that are there anyway are let be.
 pub(super) struct Links;
 
 /// How many want them, and which were made.
@@ -203,7 +205,8 @@ impl Drop for Links {
     }
 }
 
-/// A line of fstab, mounted by `mount` and unmounted by `umount`. That one asks no program when it is told a whole path, so the end of it is waited for.
+/// A line of fstab, mounted by `mount` and unmounted by `umount`. That one asks no program when it
+/// is told a whole path, so the end of it is waited for.
 #[test]
 fn mount_and_umount_with_a_line_of_fstab() {
     let Some(judges) = require() else { return };

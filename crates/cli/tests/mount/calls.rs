@@ -1,6 +1,7 @@
 //! System calls, made in the same way on two mounts: what each says is a line, to be compared.
 //!
-//! Numbers of inodes, sizes of volumes and the clock are left out: they are not the same. What stays behind is compared as a tree.
+//! Numbers of inodes, sizes of volumes and the clock are left out: they are not the same. What
+//! stays behind is compared as a tree.
 
 use std::ffi::OsStr;
 use std::fmt::Debug;
@@ -255,7 +256,8 @@ impl Calls<'_> {
                 let owned = std::os::unix::fs::chown(self.path("setid/file"), Some(who), Some(who));
                 self.note_io(&format!("chown {who}"), owned);
                 self.stat("setid/file");
-                // On the kernel's btrfs who punches where there is a hole changes nothing, so that comes while there is data.
+                // On the kernel's btrfs who punches where there is a hole changes nothing, so that
+                // comes while there is data.
                 for what in ["write", "punch", "zero", "allocate", "copy", "truncate", "open"] {
                     let changed = rustix::fs::chmod(self.path("setid/file"), mode(bits));
                     self.note(&format!("chmod {bits:o}"), changed);
@@ -266,7 +268,8 @@ impl Calls<'_> {
         }
     }
 
-    /// Capabilities go with whatever changes the data, whether the kernel has just looked for them or not.
+    /// Capabilities go with whatever changes the data, whether the kernel has just looked for them
+    /// or not.
     fn capabilities(&mut self) {
         self.mkdir("capabilities", 0o755);
         self.write("capabilities/file", b"data");

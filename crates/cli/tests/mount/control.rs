@@ -134,7 +134,8 @@ fn as_on_an_image() {
     assert_eq!(listed(&ours).len(), 5);
 }
 
-/// Names that come and go are seen by who looked before: the kernel knew that they were not there, or that they were.
+/// Names that come and go are seen by who looked before: the kernel knew that they were not there,
+/// or that they were.
 #[test]
 fn the_kernel_sees_it_at_once() {
     let Some(judges) = require() else { return };
@@ -202,7 +203,8 @@ fn mappings_are_in_the_snapshot() {
     fs::write(&path, [1; 8192]).expect("a file");
     let file = File::options().read(true).write(true).open(&path).expect("a file");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is unmapped.
+    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is
+    // unmapped.
     unsafe {
         let start = std::ptr::null_mut();
         let map = mmap(start, 8192, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
@@ -218,7 +220,8 @@ fn mappings_are_in_the_snapshot() {
     disks.assert_checks();
 }
 
-/// Says that it is over when one of those ends who work at something together, also when that is a panic.
+/// Says that it is over when one of those ends who work at something together, also when that is a
+/// panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -227,7 +230,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Of one who makes files one after the other a snapshot has those up to one moment, and all that were made before it was asked for.
+/// Of one who makes files one after the other a snapshot has those up to one moment, and all that
+/// were made before it was asked for.
 #[test]
 fn snapshots_among_writers() {
     let Some(judges) = require() else { return };
@@ -375,7 +379,8 @@ fn sectors(image: &Path, sector: &[u8]) -> Vec<u64> {
     found.map(|(number, _)| number as u64 * 4096).collect()
 }
 
-/// The live volume is scrubbed while others write it: nothing is wrong but what was damaged, and that is repaired.
+/// The live volume is scrubbed while others write it: nothing is wrong but what was damaged, and
+/// that is repaired.
 #[test]
 fn scrub() {
     let Some(judges) = require() else { return };
@@ -434,7 +439,8 @@ fn scrub() {
     disks.assert_checks();
 }
 
-/// Places are found through bind mounts, links and what directories lie between; names are any bytes.
+/// Places are found through bind mounts, links and what directories lie between; names are any
+/// bytes.
 #[test]
 fn places() {
     let Some(judges) = require() else { return };
@@ -499,7 +505,8 @@ fn the_default_subvolume() {
     disks.assert_checks();
 }
 
-/// Whose the new subvolume is: who asked, with their umask; on a mount that shows all files with one owner, whose the directory is.
+/// Whose the new subvolume is: who asked, with their umask; on a mount that shows all files with
+/// one owner, whose the directory is.
 #[test]
 fn whose_it_is() {
     let Some(judges) = require() else { return };
@@ -595,7 +602,8 @@ fn cpus_of_jobs(mounted: &Mounted) -> Vec<String> {
     threads.filter(is_job).map(|thread| cpus(&thread)).collect()
 }
 
-/// Who goes away in the middle leaves nothing behind: not one of the jobs that there can be at a time is taken.
+/// Who goes away in the middle leaves nothing behind: not one of the jobs that there can be at a
+/// time is taken.
 #[test]
 fn clients_that_are_killed() {
     let Some(judges) = require() else { return };
@@ -660,7 +668,8 @@ fn request(words: &[&str], places: &[&str]) -> [u8; 16_000] {
     data
 }
 
-/// Ioctls of others, and ours with anything in them, are refused, and the next one is served as ever.
+/// Ioctls of others, and ours with anything in them, are refused, and the next one is served as
+/// ever.
 #[test]
 #[expect(unsafe_code, reason = "the standard library has no ioctls")]
 fn garbage() {
@@ -714,7 +723,8 @@ fn garbage() {
         }
     }
     assert!(done > 30 && refused > 30, "{done} done, {refused} refused");
-    // What knows files of the host, or is about more than the places that it came with, is not done.
+    // What knows files of the host, or is about more than the places that it came with, is not
+    // done.
     for (words, places) in [
         (&["rm", "-r", "/x"][..], &["/"][..]),
         (&["cp", "/etc/passwd", "x:/y"], &["/a", "/b"]),

@@ -37,7 +37,8 @@ fn unmount_makes_all_durable() {
     disks.assert_checks();
 }
 
-/// The program that is called returns when the volume can be used, and the one that serves it goes on.
+/// The program that is called returns when the volume can be used, and the one that serves it goes
+/// on.
 #[test]
 fn it_goes_to_the_background() {
     let Some(judges) = require() else { return };
@@ -198,7 +199,8 @@ fn a_full_volume() {
     let refused = fill(&path).expect_err("200 MiB do not fit");
     assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
     fs::remove_file(&path).expect("it can be removed");
-    // The kernel tells a moment later that it has forgotten the file, and its space is free with the next commit after that.
+    // The kernel tells a moment later that it has forgotten the file, and its space is free with
+    // the next commit after that.
     let write_again = || {
         File::open(mounted.path()).and_then(|root| root.sync_all()).expect("a sync");
         fs::write(&path, vec![1; 4 << 20])
@@ -215,7 +217,8 @@ fn a_full_volume() {
     disks.assert_checks();
 }
 
-/// When the host stores nothing any more, the volume is only read from then on, which is said once. What was stored before is whole.
+/// When the host stores nothing any more, the volume is only read from then on, which is said once.
+/// What was stored before is whole.
 #[test]
 fn a_host_that_fails_makes_it_read_only() {
     let Some(_judges) = require() else { return };
@@ -303,7 +306,8 @@ fn unlinked_files_are_gone_after_a_kill() {
     assert_eq!(fs::read_dir(disks.mount("rw").path()).expect("a listing").count(), 1);
 }
 
-/// The kernel asks for what `O_SYNC` and `O_DSYNC` mean behind each write, and passes on that fdatasync is not fsync. With logs and without.
+/// The kernel asks for what `O_SYNC` and `O_DSYNC` mean behind each write, and passes on that
+/// fdatasync is not fsync. With logs and without.
 #[test]
 fn writes_that_are_durable_when_they_return() {
     let Some(judges) = require() else { return };
@@ -354,7 +358,8 @@ fn mappings() {
     let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
     file.write_all_at(&[1; 8192], 0).expect("data");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is unmapped.
+    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is
+    // unmapped.
     unsafe {
         let start = std::ptr::null_mut();
         let map = mmap(start, 8192, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
@@ -367,7 +372,8 @@ fn mappings() {
         file.read_exact_at(&mut read, 4999).expect("a read beside it");
         assert_eq!(read, [1, 2, 3]);
         msync(map, 8192, MsyncFlags::SYNC).expect("a sync of the mapping");
-        // What was stored in a hole, and is known to nobody but the kernel, is data for who copies the file meanwhile.
+        // What was stored in a hole, and is known to nobody but the kernel, is data for who copies
+        // the file meanwhile.
         file.set_len(1 << 20).expect("a hole");
         let hole =
             mmap(start, 4096, protection, MapFlags::SHARED, &file, 1 << 19).expect("a mapping");
@@ -427,7 +433,8 @@ fn seen_by_another(_judges: &Judges, image: &Path, options: &str) -> String {
     String::from_utf8_lossy(&listed.stdout).into_owned()
 }
 
-/// The program in the foreground says what is wrong where it was started, and the mount is gone when it ends.
+/// The program in the foreground says what is wrong where it was started, and the mount is gone
+/// when it ends.
 #[test]
 fn in_the_foreground() {
     let Some(judges) = require() else { return };
@@ -471,8 +478,8 @@ fn unmounting_what_was_killed() {
     disks.assert_checks();
 }
 
-/// By force a mount goes whose program does not answer, beside somebody who waits for an answer. Over io_uring the kernel gave up neither what a stopped
-/// thread was about to take, nor the mount.
+/// By force a mount goes whose program does not answer, beside somebody who waits for an answer.
+/// Over io_uring the kernel gave up neither what a stopped thread was about to take, nor the mount.
 #[test]
 fn unmounting_by_force() {
     let Some(judges) = require() else { return };

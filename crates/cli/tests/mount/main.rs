@@ -16,7 +16,8 @@
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
 //! | `transports` | the log, which says what it is served over |
 //!
-//! They are run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`: `cargo xtask test` does both.
+//! They are run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
+//! `cargo xtask test` does both.
 //!
 //! They need root and `/dev/fuse`. Where the other judges are, that has to be there too.
 
@@ -85,7 +86,8 @@ fn does(args: &[&OsStr]) {
     is_done(args, &offshoot(args));
 }
 
-/// Runs `unmount` with these words. What other tests start has for a moment what is open here, and keeps a mount busy that long.
+/// Runs `unmount` with these words. What other tests start has for a moment what is open here, and
+/// keeps a mount busy that long.
 fn unmount(args: &[&OsStr]) -> Output {
     let args = [&["unmount".as_ref()], args].concat();
     for _ in 0..100 {

@@ -1,4 +1,5 @@
-//! Power cuts under a database on a mount. The test serves the mount itself, from a device that remembers what could be left of it.
+//! Power cuts under a database on a mount. The test serves the mount itself, from a device that
+//! remembers what could be left of it.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +25,8 @@ const ONE_OF: u64 = 20;
 /// The size of the volume.
 const VOLUME_MIB: u64 = 256;
 
-/// A database commits so many transactions; whatever a power cut leaves has those that were told, and is whole, and `btrfs check` finds nothing in the volume.
+/// A database commits so many transactions; whatever a power cut leaves has those that were told,
+/// and is whole, and `btrfs check` finds nothing in the volume.
 pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
     let seed = seed_of_run();
     for journal in ["delete", "wal"] {
@@ -58,7 +60,8 @@ pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
     }
 }
 
-/// Mounts the volume on `device`, and lets a database work there. Of each transaction that it told there is a mark.
+/// Mounts the volume on `device`, and lets a database work there. Of each transaction that it told
+/// there is a mark.
 fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64) {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");

@@ -27,7 +27,8 @@ fn both_mounts_show_the_same() {
     ours.unmount();
 }
 
-/// The same system calls on a volume of ours and on one of the kernel have the same results, and leave the same.
+/// The same system calls on a volume of ours and on one of the kernel have the same results, and
+/// leave the same.
 #[test]
 fn calls_do_the_same() {
     let Some(judges) = require() else { return };
@@ -66,7 +67,8 @@ fn calls_do_the_same() {
     compare.run(&shown, kernel.path()).assert_same(20);
 }
 
-/// The numbers of files are those that they had before, whichever subvolume is mounted, and of no two files the same.
+/// The numbers of files are those that they had before, whichever subvolume is mounted, and of no
+/// two files the same.
 #[test]
 fn numbers_are_stable_and_unique() {
     let Some(judges) = require() else { return };
@@ -110,7 +112,8 @@ fn numbers_are_stable_and_unique() {
     mounted.unmount();
 }
 
-/// Options have new files stored as the kernel does with the same ones: with which flags, and which of them in the tree.
+/// Options have new files stored as the kernel does with the same ones: with which flags, and which
+/// of them in the tree.
 #[test]
 fn options_store_the_same() {
     let Some(judges) = require() else { return };
@@ -143,7 +146,8 @@ fn options_store_the_same() {
     }
 }
 
-/// With `discard` an image has no more blocks of what was removed than the kernel leaves it with the same option.
+/// With `discard` an image has no more blocks of what was removed than the kernel leaves it with
+/// the same option.
 #[test]
 fn what_is_removed_is_discarded() {
     let Some(judges) = require() else { return };

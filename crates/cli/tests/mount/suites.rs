@@ -43,7 +43,8 @@ expected_failures = ["rename::updates_link_parent"]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-/// Runs those tests of `pjdfstest` whose names have one of these words, or all, on a volume that is mounted in this way.
+/// Runs those tests of `pjdfstest` whose names have one of these words, or all, on a volume that is
+/// mounted in this way.
 pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least: u32) {
     let program = suite("pjdfstest");
     // It has `mount` remount, which looks for a program that does it.
@@ -116,7 +117,8 @@ copy_file_range = 5
 /// Operations with one seed.
 const OPERATIONS_OF_A_SEED: &str = "2000";
 
-/// Runs `fsx` with one seed after the other on a volume that is mounted in this way, for so long. Then the kernel's mount has to show the same.
+/// Runs `fsx` with one seed after the other on a volume that is mounted in this way, for so long.
+/// Then the kernel's mount has to show the same.
 fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
     let program = suite("fsx");
     let disks = volume(judges, 512);

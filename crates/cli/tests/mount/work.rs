@@ -1,4 +1,5 @@
-//! Real programs on a mount. Afterwards `btrfs check` finds nothing, and the kernel's mount shows the same bytes.
+//! Real programs on a mount. Afterwards `btrfs check` finds nothing, and the kernel's mount shows
+//! the same bytes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -57,7 +58,8 @@ fn contents(root: &Path) -> Contents {
     found
 }
 
-/// Unmounts a volume: the kernel's mount has to show what was seen before, and `btrfs check` to find nothing.
+/// Unmounts a volume: the kernel's mount has to show what was seen before, and `btrfs check` to
+/// find nothing.
 #[track_caller]
 pub(super) fn end(mounted: Mounted, disks: &Disks) {
     let shown = contents(mounted.path());
@@ -322,7 +324,8 @@ impl Database {
         Self { file, promised: 0 }
     }
 
-    /// Commits one transaction after the other until that fails, or `most` of them. `told` hears of each.
+    /// Commits one transaction after the other until that fails, or `most` of them. `told` hears of
+    /// each.
     pub(super) fn work(&mut self, most: u64, mut told: impl FnMut(u64)) {
         let mut child = command("sqlite3")
             .args(["-batch".as_ref(), "-bail".as_ref(), self.file.as_os_str()])

@@ -1,12 +1,14 @@
-//! Large writes go past the page cache of the host, and so does who reads to see what is on the medium.
+//! Large writes go past the page cache of the host, and so does who reads to see what is on the
+//! medium.
 //!
-//! A volume keeps what it needs of its blocks itself. To copy them into the page cache as well takes the memory twice, and
-//! much more time than the disk needs for them. So requests of [`LEAST_BYTES`] and more, in whole pages, are written
-//! directly; what does not lie in memory as the host wants it goes through a buffer that does. Small ones are left to the page cache, which
+//! A volume keeps what it needs of its blocks itself. To copy them into the page cache as well
+//! takes the memory twice, and much more time than the disk needs for them. So requests of
+//! [`LEAST_BYTES`] and more, in whole pages, are written directly; what does not lie in memory as
+//! the host wants it goes through a buffer that does. Small ones are left to the page cache, which
 //! answers sooner and brings many of them to the disk at once.
 //!
-//! The host sees to it that both ways show the same bytes, and that a flush makes both durable. Where a filesystem does not
-//! know such writes everything goes through the page cache.
+//! The host sees to it that both ways show the same bytes, and that a flush makes both durable.
+//! Where a filesystem does not know such writes everything goes through the page cache.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -25,7 +27,8 @@ use crate::total_bytes;
 /// Less than this goes through the page cache, in bytes.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// Where requests and buffers begin and end, in bytes. Most hosts want that or less; what one refuses goes through the page cache.
+/// Where requests and buffers begin and end, in bytes. Most hosts want that or less; what one
+/// refuses goes through the page cache.
 const PAGE_BYTES: usize = 4096;
 
 /// The pages of a buffer.
@@ -59,7 +62,8 @@ impl std::fmt::Debug for Page {
 }
 
 impl Direct {
-    /// The way to `file`, which is open for reading, or for writing too; `None` where there is no such way.
+    /// The way to `file`, which is open for reading, or for writing too; `None` where there is no
+    /// such way.
     pub(super) fn open(file: &File, writable: bool) -> Option<Self> {
         // Opened by what it is and not by its name, which may be another file's by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -92,7 +96,8 @@ impl Direct {
         }
     }
 
-    /// Writes `bufs` one behind the other at `offset`; `false` when they have to go the other way, the whole of them.
+    /// Writes `bufs` one behind the other at `offset`; `false` when they have to go the other way,
+    /// the whole of them.
     ///
     /// # Errors
     /// Whatever the host says. A part may have been written.
@@ -164,7 +169,8 @@ mod tests {
 
     const SIZE: usize = 8 << 20;
 
-    /// Random requests, from memory that the host takes as it is and from other, beside a copy that is kept by hand.
+    /// Random requests, from memory that the host takes as it is and from other, beside a copy that
+    /// is kept by hand.
     #[test]
     fn what_goes_directly_is_what_was_given() {
         let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();

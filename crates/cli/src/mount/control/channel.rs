@@ -1,5 +1,5 @@
-//! The two ioctls, as the client makes them. The kernel reads and writes through the pointer that it is given as many bytes as the number of the ioctl says, which is what
-//! is unsafe here.
+//! The two ioctls, as the client makes them. The kernel reads and writes through the pointer that
+//! it is given as many bytes as the number of the ioctl says, which is what is unsafe here.
 
 #![expect(unsafe_code, reason = "two ioctls, as the essay says")]
 
@@ -21,7 +21,8 @@ pub(super) const NEXT: Opcode = opcode::read_write::<[u8; NEXT_BYTES]>(GROUP, 0x
 
 /// START on `directory`.
 pub(super) fn start(directory: impl AsFd, data: &mut [u8; START_BYTES]) -> Result<(), Errno> {
-    // SAFETY: the number says that the ioctl is about as many bytes as the array has, and the array is there as long as the call.
+    // SAFETY: the number says that the ioctl is about as many bytes as the array has, and the array
+    // is there as long as the call.
     unsafe { ioctl(directory, Updater::<START, _>::new(data)) }
 }
 

@@ -48,7 +48,8 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     else {
         return Ok(None);
     };
-    // An image that is kept in a mount, and misspelt, is not what is mounted. Whoever opens it says so.
+    // An image that is kept in a mount, and misspelt, is not what is mounted. Whoever opens it says
+    // so.
     if is_whole && texts.iter().any(|text| !Path::new(&**text).exists()) {
         return Ok(None);
     }
@@ -102,7 +103,8 @@ fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
         return Ok(None);
     }
     if is_missing || is_there_as_file || path.is_symlink() {
-        // Names above it may be missing too: of several places one may be in what is made for another.
+        // Names above it may be missing too: of several places one may be in what is made for
+        // another.
         let above = path.ancestors().skip(1).find_map(|above| {
             let is_here = above.as_os_str().is_empty();
             let there = if is_here { Path::new(".") } else { above }.canonicalize().ok()?;

@@ -1,9 +1,11 @@
 //! The verbs that the process which serves a mount does for others.
 //!
-//! A job has a thread of its own, which is no thread of the mount, and [`MOST_BYTES`] of what it printed and nobody has fetched; then it waits. The thread
-//! takes the way of every run of the program, but for a volume that is open and streams that lead to the client.
+//! A job has a thread of its own, which is no thread of the mount, and [`MOST_BYTES`] of what it
+//! printed and nobody has fetched; then it waits. The thread takes the way of every run of the
+//! program, but for a volume that is open and streams that lead to the client.
 //!
-//! A job counts as long as its thread runs or its directory is open, so there are never more than [`MOST_JOBS`].
+//! A job counts as long as its thread runs or its directory is open, so there are never more than
+//! [`MOST_JOBS`].
 //!
 //! Locks: the table, then the state of a job; nothing under it.
 
@@ -200,7 +202,8 @@ impl Jobs {
         }
     }
 
-    /// What the caller may do. FUSE tells one group; the others are those of this process, whose user it is.
+    /// What the caller may do. FUSE tells one group; the others are those of this process, whose
+    /// user it is.
     fn rights_of(&self, ioctl: &Ioctl<'_>) -> Option<Rights> {
         let groups = || [&[ioctl.gid], &self.groups[..]].concat();
         (ioctl.uid != 0).then(|| Rights { uid: ioctl.uid, groups: groups(), shown: self.owner })
@@ -311,7 +314,8 @@ fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Jo
     exit::report(result, &console) as u32
 }
 
-/// The command line, with what is mounted in the place of what it names, and whether what was stored through mappings belongs to it.
+/// The command line, with what is mounted in the place of what it names, and whether what was
+/// stored through mappings belongs to it.
 fn parse(
     words: Vec<OsString>,
     places: Vec<OsString>,

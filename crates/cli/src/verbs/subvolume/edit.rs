@@ -130,7 +130,8 @@ pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) ->
     })
 }
 
-/// Makes the subvolume at `path` read-only, or not any more: one that was received only with `force`, and it does not count as that then.
+/// Makes the subvolume at `path` read-only, or not any more: one that was received only with
+/// `force`, and it does not count as that then.
 pub(in crate::verbs) fn set_read_only(
     fs: &Filesystem,
     path: &[u8],

@@ -51,8 +51,8 @@ impl Entries {
     }
 }
 
-/// Whether `bytes` begin with their signature and have the checksum that stands behind it, for which
-/// its own four bytes count as zeros.
+/// Whether `bytes` begin with their signature and have the checksum that stands behind it, for
+/// which its own four bytes count as zeros.
 fn is_whole(bytes: &[u8], signature: &[u8]) -> bool {
     let sum = crc32c::crc32c_append(crc32c::crc32c(signature), &[0; 4]);
     bytes.starts_with(signature) && crc32c::crc32c_append(sum, &bytes[8..]) == u32_le(bytes, 4)
