@@ -133,7 +133,9 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
             if case.has_growth && step == 10 {
                 disk.write_at(0, &vec![0x80 | step; model.len()]).expect("a write");
                 model.fill(Some(0x80 | step));
-                writers.iter_mut().for_each(|steps| *steps |= 1 << step);
+                for steps in &mut writers {
+                    *steps |= 1 << step;
+                }
                 continue;
             }
             let range = small(at)..small(at + len);
@@ -150,7 +152,9 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
                 _ => {
                     disk.write_at(at, &vec![0x80 | step; range.len()]).expect("a write");
                     model[range.clone()].fill(Some(0x80 | step));
-                    writers[range].iter_mut().for_each(|steps| *steps |= 1 << step);
+                    for steps in &mut writers[range] {
+                        *steps |= 1 << step;
+                    }
                 }
             }
         }
