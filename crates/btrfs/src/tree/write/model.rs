@@ -23,6 +23,7 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
+use crate::tree::Blocks as _;
 use crate::{Latching, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
