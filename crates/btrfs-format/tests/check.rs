@@ -221,6 +221,8 @@ fn extended_attributes() {
             (at, right[..right.len() - 1].to_vec(), "its data is 5 bytes, but only 4"),
             (at, entry(Key::MIN, 8, b"user.b", b""), "the name user.b has the hash"),
             (at, entry(key(0, ItemType(230), 0), 8, b"user.a", b""), "attribute leads to"),
+            (at, entry(key(0, ItemType(0), 1 << 43), 8, b"user.a", b""), "attribute leads to"),
+            (at, entry(key(257, ItemType(0), 0), 8, b"user.a", b""), "attribute leads to"),
         ],
     );
     // An xattr's name is not part of a path.

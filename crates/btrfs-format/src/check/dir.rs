@@ -1,9 +1,9 @@
 //! Directory entries, extended attributes, and what logs say of directories.
 
 use super::item::{Checked, Context, ensure};
-use crate::ItemType;
 use crate::dir::{DirEntry, NAME_LEN, dir_entries, file_type, name_hash};
 use crate::space::DirLogItem;
+use crate::{ItemType, Key};
 
 /// Checks the name of a file: it can stand as one component of a path, and means
 /// neither the directory itself nor the one above it.
@@ -63,10 +63,13 @@ fn verify_xattr(entry: &DirEntry<'_>) -> Checked {
     );
     verify_name_length(entry.name)?;
     ensure!(!entry.name.contains(&0), "the name {} holds a NUL", entry.name.escape_ascii());
-    // It leads nowhere, and the kernel does not read a leaf where it leads elsewhere than an entry.
+    // It leads nowhere: the kernel does not read a leaf where its place is neither zero nor one of
+    // an entry.
     let target = entry.location.item_type;
     ensure!(
-        target.0 == 0 || target == ItemType::INODE_ITEM || target == ItemType::ROOT_ITEM,
+        entry.location == Key::MIN
+            || target == ItemType::INODE_ITEM
+            || target == ItemType::ROOT_ITEM,
         "an extended attribute leads to {}",
         entry.location
     );
