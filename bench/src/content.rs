@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Version, number of the file and offset are 64-bit little-endian: every sector is another one,
-//! and who reads knows which.
+//! and the reader knows which.
 
 use offshoot_testkit::random::Random;
 

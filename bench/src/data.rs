@@ -20,7 +20,7 @@
 //! Before every row of reading, and before random writes and clones, ours is opened anew and the
 //! kernel's mounted anew, and the host drops its caches, so both read from the disk. Every second
 //! sector of the data is text and every other one random. Each begins with what it is (version,
-//! file, offset), which who reads compares. What ours wrote is proved at the end of a group:
+//! file, offset), which the reader compares. What ours wrote is proved at the end of a group:
 //! `btrfs check` with checksums of data, and all bytes as the kernel shows them.
 
 mod groups;

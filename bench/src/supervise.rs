@@ -1,11 +1,11 @@
 //! What a benchmark leaves behind when it is interrupted: nothing that is mounted, attached or
 //! running.
 //!
-//! A benchmark with a directory runs in a process of its own, in a process group of its own, and
-//! this one waits for its end, or for SIGTERM, SIGINT or SIGHUP. Then it kills the group, and
-//! undoes what nobody there can undo any more: mounts that lie in the directory, or are of images
-//! there, and the loop devices of these, as far as they were not there before. What serves a mount
-//! in the background is in another group, and ends with the mount.
+//! A benchmark with a directory runs in a process and a process group of its own. The supervisor
+//! waits for the end of that process, or for SIGTERM, SIGINT or SIGHUP. Then it kills the group.
+//! It unmounts what lies in the directory or is of an image there, and detaches the loop devices
+//! of these images, if they were not there before. A server in the background is in another group,
+//! and ends with its mount.
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -28,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How this program is called to run a benchmark for one that supervises it.
 const WORKER: &str = "supervised";
 
-/// The arguments without the word that says that somebody supervises this process, and whether it
-/// was there. Signals come through again then.
+/// The arguments without the word by which the supervisor marks its child, and whether the word was
+/// there. If so, signals reach this process again.
 pub(crate) fn supervised(args: &[String]) -> Result<(&[String], bool)> {
     match args.split_first() {
         Some((first, rest)) if first == WORKER => {

@@ -66,7 +66,8 @@ Tasks:
   campaign files [--files N] [--seed N]
            Make a million files with 1, 2 and 12 threads, and remove half of them
   campaign fits [--tib N]
-           Fill volumes with small files, and one of 4 TiB with preallocated space, beside the kernel
+           Fill volumes with small files, and one of 4 TiB with preallocated space; the kernel
+           fills the same
   campaign mutants [--mutants N] [--structures TYPE,TYPE...] [--keep DIRECTORY] [--seed N]
            Write volumes of which one structure is damaged; the kernel and btrfs check judge
   campaign mount [--seconds N] [--seed N]

@@ -19,7 +19,7 @@
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
 //! | `engine` | opens a volume; holds what the rooms keep between calls |
-//! | `log` | what fsync wrote since the last commit, and how it comes into the trees when a volume is opened |
+//! | `log` | what fsync wrote since the last commit, and its replay when a volume is opened |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
@@ -28,9 +28,9 @@
 //! | `space` | block groups, free space, reservations, chunks that come and go |
 //! | `tree` | search in a tree, and changes of it by many threads |
 //! | `block` | verified tree blocks and the cache of them |
-//! | `storage` | members, superblocks, the chunk map, reading around bad copies, writing every copy |
+//! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
 //! | `report` | what a caller is told beside results |
-//! | `cores`, `sync`, `counter` | CPUs of the engine's threads, locks, counters that cannot go below zero |
+//! | `cores`, `sync`, `counter` | CPUs of threads, locks, counters that stop below zero |
 
 // What tests of both kinds share calls the crate by its name.
 #[cfg(test)]

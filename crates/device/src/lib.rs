@@ -32,7 +32,7 @@
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
 //! | [`WindowDevice`] | a part of another one: a partition ([`PartitionTable`]), a volume at an offset |
-//! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image ([`ImageKind`]) of another one |
+//! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
 //! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
 //! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |

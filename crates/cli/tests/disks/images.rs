@@ -34,6 +34,23 @@ impl Bench {
         self.put_volume("disk.img", START);
     }
 
+    /// Copies into `image` and in it, and removes: the kernel shows the result. `big` is what the
+    /// file of this name holds, and `what` says how the image was made.
+    fn edit(&self, image: &str, big: &[u8], what: &str) {
+        let place = |path: &str| format!("{image}{path}");
+        self.does(&["cp", "big", &place(":/big")]);
+        self.does(&["cp", "-r", &place(":/text"), &place("@1:/again")]);
+        self.does(&["rm", &place(":/text")]);
+        self.judge(image);
+        {
+            let mount = self.disks.mount("ro");
+            let read = |name| std::fs::read(mount.path().join(name)).expect("it is there");
+            assert!(read("big") == big, "{what}");
+            assert_eq!(read("again"), b"what the kernel wrote\n");
+        }
+        self.does(&["rm", &place(":/big")]);
+    }
+
     /// `qemu-img` finds nothing wrong with the image, no leak either, and in what it converts it to
     /// `btrfs check` finds nothing; the kernel has the volume then.
     #[track_caller]
@@ -191,17 +208,7 @@ fn a_qcow2_is_written() {
     ] {
         let _ = std::fs::remove_file(bench.path("made"));
         bench.qemu_img(&[&["convert", "-O", "qcow2"], options, &["disk.img", "made"]].concat());
-        bench.does(&["cp", "big", "made:/big"]);
-        bench.does(&["cp", "-r", "made:/text", "made@1:/again"]);
-        bench.does(&["rm", "made:/text"]);
-        bench.judge("made");
-        {
-            let mount = bench.disks.mount("ro");
-            let read = |name| std::fs::read(mount.path().join(name)).expect("it is there");
-            assert!(read("big") == big, "{options:?}");
-            assert_eq!(read("again"), b"what the kernel wrote\n");
-        }
-        bench.does(&["rm", "made:/big"]);
+        bench.edit("made", &big, &options.join(" "));
         let used = || bench.path("made").metadata().expect("it is there").blocks();
         let before = used();
         bench.does(&["trim", "made"]);
@@ -240,17 +247,7 @@ fn a_vmdk_is_written() {
         let _ = std::fs::remove_file(bench.path("made.vmdk"));
         let words = ["convert", "-O", "vmdk", "-o", options, "disk.img", "made.vmdk"];
         bench.qemu_img(&words);
-        bench.does(&["cp", "big", "made.vmdk:/big"]);
-        bench.does(&["cp", "-r", "made.vmdk:/text", "made.vmdk@1:/again"]);
-        bench.does(&["rm", "made.vmdk:/text"]);
-        bench.judge("made.vmdk");
-        {
-            let mount = bench.disks.mount("ro");
-            let read = |name| std::fs::read(mount.path().join(name)).expect("it is there");
-            assert!(read("big") == big, "{options}");
-            assert_eq!(read("again"), b"what the kernel wrote\n");
-        }
-        bench.does(&["rm", "made.vmdk:/big"]);
+        bench.edit("made.vmdk", &big, options);
         bench.does(&["trim", "made.vmdk"]);
         bench.judge("made.vmdk");
         bench.does(&["ls", "--image-format", "vmdk", "made.vmdk:/"]);

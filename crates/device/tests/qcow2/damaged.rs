@@ -35,6 +35,12 @@ fn image(dir: &Path, options: &str) -> Vec<u8> {
     bytes
 }
 
+/// Where an image has its L1 table, its table of counts, and the first that each of them leads to.
+fn tables(image: &[u8]) -> [u64; 4] {
+    let (l1, count_table) = (number(image, 40), number(image, 48));
+    [l1, count_table, number(image, l1) & !COPIED, number(image, count_table)]
+}
+
 /// Whatever an entry says, metadata is not written over, and counts do not run below zero.
 #[test]
 fn entries_that_lead_to_metadata_are_refused() {
@@ -43,8 +49,7 @@ fn entries_that_lead_to_metadata_are_refused() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let image = image(dir.path(), "-o cluster_size=4k");
-    let (l1, count_table) = (number(&image, 40), number(&image, 48));
-    let (l2, block) = (number(&image, l1) & !COPIED, number(&image, count_table));
+    let [l1, count_table, l2, block] = tables(&image);
     let behind = image.len() as u64 * 2 / CLUSTER * CLUSTER;
     let not_counted = image.len() as u64 / CLUSTER * CLUSTER - CLUSTER;
     for place in [l1, count_table, l2, block, 512, behind, not_counted] {
@@ -86,8 +91,7 @@ fn a_table_that_counts_as_free_is_not_written_over() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let image = image(dir.path(), "-o cluster_size=4k");
-    let (l1, count_table) = (number(&image, 40), number(&image, 48));
-    let (l2, block) = (number(&image, l1) & !COPIED, number(&image, count_table));
+    let [l1, count_table, l2, block] = tables(&image);
     for table in [0, l1, count_table, l2, block] {
         let mut bytes = image.clone();
         let count = small(block + table / CLUSTER * 2);
