@@ -35,6 +35,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use offshoot_vfs::path::{climb, prefix};
 use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
 };
@@ -43,7 +44,6 @@ use crate::args::Reflink;
 use crate::edit::{HostId, NewName};
 use crate::extract::{Counters, Limits, LinkTable, Problems};
 use crate::output::Progress;
-use crate::resolve::{climb, prefix};
 pub(crate) use host::limits;
 pub(crate) use manner::Manner;
 use original::{HostFile, Original, Stream, VolumeFile};

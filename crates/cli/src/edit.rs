@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{End, LastLink, at_path, resolve_end};
 use offshoot_vfs::{
     self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Timestamp,
 };
@@ -27,7 +28,6 @@ use crate::interrupt::is_interrupted;
 use crate::output::{Console, Done, Escaped, Statistics, json_name};
 use crate::place::Place;
 use crate::places::Failures;
-use crate::resolve::{End, LastLink, at_path, resolve_end};
 use crate::session::{Access, Opening, open_tree_on};
 
 /// Now, or the time that the environment asks for, as

@@ -66,10 +66,6 @@ pub(crate) use problems::{Problems, Unapplied};
 pub(crate) use total::{Counted, while_counting};
 pub(crate) use walk::{Entry, Visitor, walk};
 
-/// A filesystem in memory, for the tests of other modules.
-#[cfg(test)]
-pub(crate) use tests::memory as testing;
-
 /// The most files that go to a worker at once.
 const BATCH_FILES: usize = 64;
 

@@ -8,9 +8,9 @@
 
 use std::ops::ControlFlow;
 
+use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{Error, FileSystem, FileType, Result};
 
-use crate::resolve::{LastLink, resolve};
 use crate::wildcard::{Pattern, is_pattern, unescaped};
 
 /// The most paths that a pattern may stand for.
@@ -87,8 +87,9 @@ fn step(
 
 #[cfg(test)]
 mod tests {
+    use offshoot_testkit::memory::{Memory, ROOT};
+
     use super::*;
-    use crate::extract::testing::{Memory, ROOT};
 
     fn expanded(fs: &Memory, path: &str) -> Vec<String> {
         let found = expand(fs, path.as_bytes()).unwrap();

@@ -9,7 +9,7 @@
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`disk`] | what lies between a file and a volume: images, partitions |
-//! | [`session`], [`resolve`] | opening a volume, following a path in it |
+//! | [`session`] | opening a volume |
 //! | [`globs`], [`wildcard`], [`listed`] | patterns of names, the entries of a directory |
 //! | [`permissions`], [`moments`] | modes and times as people write them |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
@@ -49,7 +49,6 @@ mod output;
 mod permissions;
 mod place;
 mod places;
-mod resolve;
 mod rights;
 mod session;
 mod space;

@@ -2,7 +2,6 @@
 //! that writes to standard error.
 
 mod console;
-mod escape;
 mod human;
 mod json;
 mod mode;
@@ -14,11 +13,11 @@ mod statistics;
 mod time;
 
 pub(crate) use console::{Console, Done};
-pub(crate) use escape::{Escaped, json_name, message};
 pub(crate) use human::{human_size, short_size};
 pub(crate) use json::{JsonArray, write_line};
 pub(crate) use mode::{ModeLetters, type_words};
 pub(crate) use name::{is_terminal, shown_name, write_name};
+pub(crate) use offshoot_vfs::escape::{Escaped, json_name, message};
 pub(crate) use owners::Owners;
 pub(crate) use progress::Progress;
 pub(crate) use record::{FileRecord, shown_inode};

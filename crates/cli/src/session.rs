@@ -11,6 +11,7 @@ use offshoot_btrfs::{
     Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
 };
 use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
@@ -18,7 +19,6 @@ use crate::disk::{Disk, refuse_shared};
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place;
-use crate::resolve::{LastLink, resolve};
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;

@@ -15,6 +15,7 @@
 //! | [`outside`] | the kernel's turn on a volume that we wrote |
 //! | [`kernel_log`] | what the kernel said of chosen devices |
 //! | [`manifest`] | what a filesystem shows, as text |
+//! | [`mod@memory`] | a filesystem in memory that does what it is told, lies included |
 //! | [`model`] | a filesystem in memory, and random operations on it and on another one |
 //! | [`progs`] | what `btrfs-progs` knows of an image: places, trees, subvolumes |
 //! | [`crash`] | what power cuts and failing devices leave, judged by what was promised |
@@ -46,6 +47,7 @@ pub mod io_uring;
 pub mod judges;
 pub mod kernel_log;
 pub mod manifest;
+pub mod memory;
 pub mod model;
 pub mod names;
 pub mod outside;

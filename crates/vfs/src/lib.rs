@@ -12,13 +12,16 @@
 //!    verified is an [`Error`], never bytes.
 //!
 //! A file is named by its [`FileId`]. It stays valid as long as the volume is open;
-//! asking for one that does not exist is an error, not undefined.
+//! asking for one that does not exist is an error, not undefined. [`path`] finds the file that a
+//! path leads to, and [`escape`] shows names as text.
 
 pub mod acl;
 mod attr;
 mod change;
 mod error;
+pub mod escape;
 mod flags;
+pub mod path;
 
 use std::ops::{ControlFlow, Range};
 

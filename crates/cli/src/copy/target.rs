@@ -8,6 +8,7 @@
 
 use std::sync::PoisonError;
 
+use offshoot_vfs::path::{End, LastLink, climb, leads_to_itself, resolve_end};
 use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, SetTime,
     XattrMode,
@@ -18,7 +19,6 @@ use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
 use crate::edit::{JUST_MADE, make_over};
 use crate::extract::{Known, Name, SafeName, Unapplied};
-use crate::resolve::{End, LastLink, climb, leads_to_itself, resolve_end};
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use offshoot_vfs::path::climb;
 use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason};
 use rustix::fs::{self, Mode, OFlags};
 
@@ -18,7 +19,6 @@ use super::onto::Overwrite;
 use super::problems::{Problems, Unapplied};
 use crate::args::Attribute;
 use crate::output::{Progress, message};
-use crate::resolve::climb;
 
 /// How long a path may be that is made only to be shown.
 const SHOWN_PATH_MAX: usize = 64 * 1024;

@@ -4,12 +4,11 @@
 mod archive;
 mod honest;
 mod hostile;
-pub(crate) mod memory;
 mod resumed;
 
 use std::path::{Path, PathBuf};
 
-use memory::Memory;
+use offshoot_testkit::memory::{self, Memory};
 use tempfile::TempDir;
 
 use super::{Mark, Outcome, Source, extract};

@@ -130,7 +130,8 @@ impl Visitor for Total<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Memory, ROOT, id};
+    use offshoot_testkit::memory::{Memory, ROOT, id};
+
     use super::*;
 
     #[test]

@@ -224,7 +224,8 @@ impl<D> Walk<'_, D> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Memory, ROOT, id};
+    use offshoot_testkit::memory::{Memory, ROOT, id};
+
     use super::*;
 
     #[derive(Default)]

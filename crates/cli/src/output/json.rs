@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-use super::escape::is_unsafe;
+use offshoot_vfs::escape::is_unsafe;
 
 /// Writes strings without characters that a terminal would act upon.
 struct Harmless;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use offshoot_vfs::{FileSystem, FileType};
 
-use crate::resolve::{LastLink, resolve};
+use offshoot_vfs::path::{LastLink, resolve};
 
 /// The most bytes of each file that are read: thousands of users.
 const BYTES_MAX: usize = 4 << 20;

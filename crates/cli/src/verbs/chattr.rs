@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::args::{ChattrArguments, FlagChange};
@@ -9,7 +10,6 @@ use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
 use crate::output::Console;
 use crate::place::Place;
-use crate::resolve::{LastLink, at_path, resolve};
 
 pub(super) fn run(arguments: &ChattrArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{FileSystem, FileSystemMut, FileType, SetAttr};
 
 use super::below::each;
@@ -13,7 +14,6 @@ use crate::exit::{Failure, Result};
 use crate::output::{Console, ModeLetters, write_name};
 use crate::permissions::ModeChange;
 use crate::place::Place;
-use crate::resolve::{LastLink, resolve};
 
 pub(super) fn run(
     arguments: &ChmodArguments,

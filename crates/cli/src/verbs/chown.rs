@@ -3,6 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Errno, Error, FileSystemMut, FileType, SetAttr};
 
 use super::below::each;
@@ -11,7 +12,6 @@ use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
 use crate::output::{Console, Escaped, Owners};
 use crate::place::Place;
-use crate::resolve::LastLink;
 
 pub(super) fn run(arguments: &ChownArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{Filesystem, Volume};
+use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
 
@@ -27,7 +28,6 @@ use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
-use crate::resolve::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use crate::session::Access;
 use crate::stream::{StreamFailure, TextOnly, write_contents};
 

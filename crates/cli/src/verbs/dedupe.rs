@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{Dedupe, Errno, Error, FileId, FileSystem, FileSystemMut, Position};
 use serde::Serialize;
 
@@ -18,7 +19,6 @@ use crate::exit::Result;
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, JsonArray, human_size, json_name};
 use crate::place::Place;
-use crate::resolve::{LastLink, at_path, resolve};
 
 /// The most that the filesystem compares in one call, in bytes.
 const MOST_COMPARED: u64 = 16 << 20;

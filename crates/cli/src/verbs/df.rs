@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{FileSystem, StatFs};
 use serde::Serialize;
 
@@ -12,7 +13,6 @@ use crate::args::DfArguments;
 use crate::exit::Result;
 use crate::output::{Console, json_name, short_size, write_line, write_name};
 use crate::places::{Failures, Places};
-use crate::resolve::LastLink;
 
 /// A volume as JSON.
 #[derive(Serialize)]

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
 use serde::Serialize;
 
@@ -22,7 +23,6 @@ use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::extract::{Entry, Visitor, walk};
 use crate::output::{Console, Escaped, human_size, json_name, short_size, write_line, write_name};
 use crate::places::{Failures, Places};
-use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 
 /// The deepest tree that is gone through: far beyond what any path names.

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, climb_file};
 use offshoot_vfs::{FileId, FileSystem};
 
 use crate::args::ExtractArguments;
@@ -16,7 +17,6 @@ use crate::interrupt;
 use crate::occupied;
 use crate::output::{Console, human_size, write_line};
 use crate::place::Place;
-use crate::resolve::{LastLink, climb_file};
 use crate::session::PlaceSession;
 
 pub(super) fn run(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{Fallocate, FileSystemMut};
 
 use crate::args::FallocateArguments;
@@ -9,7 +10,6 @@ use crate::edit::{Caller, at_every_place, file_or_new};
 use crate::exit::Result;
 use crate::output::Console;
 use crate::place::Place;
-use crate::resolve::{LastLink, at_path, resolve};
 
 pub(super) fn run(arguments: &FallocateArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;

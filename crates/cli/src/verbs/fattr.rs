@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{FileSystem, FileSystemMut, XattrMode};
 use regex_lite::Regex;
 use serde::Serialize;
@@ -15,7 +16,6 @@ use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, json_name, write_line, write_name};
 use crate::place::Place;
 use crate::places::{Failures, Places};
-use crate::resolve::{LastLink, at_path, resolve};
 use crate::session::PlaceSession;
 use crate::xattrs::{Xattr, held_xattrs};
 

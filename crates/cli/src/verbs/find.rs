@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{LastLink, resolve, resolve_end};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp};
 
 use super::rm::require_name;
@@ -29,7 +30,6 @@ use crate::output::{
 };
 use crate::place::Place;
 use crate::places::Failures;
-use crate::resolve::{LastLink, resolve, resolve_end};
 use crate::session::{Access, Opening, open_tree};
 use expression::{Count, Expression, Kind, Numbered, Search, Which, beginning, parse};
 

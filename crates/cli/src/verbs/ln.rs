@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place};
 
 use crate::args::LnArguments;
@@ -13,7 +14,6 @@ use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &LnArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {

@@ -18,6 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
 
 use crate::args::LsArguments;
@@ -25,7 +26,6 @@ use crate::enter::{Entrance, attr_of, may_enter};
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name, write_name};
 use crate::places::{Failures, Places};
-use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 use line::{Row, Style, Widths, has_acl, write_header, write_row};
 
@@ -604,10 +604,10 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use offshoot_testkit::memory::{Memory, id};
 
     use super::*;
     use crate::args::{Arguments, Verb};
-    use crate::extract::testing::{Memory, id};
 
     /// The start was listed, and then again below itself, without an end.
     #[test]

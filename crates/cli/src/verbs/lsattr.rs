@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType};
 use serde::Serialize;
 
@@ -13,7 +14,6 @@ use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::listed::listed;
 use crate::output::{Console, Escaped, json_name, write_line, write_name};
 use crate::places::{Failures, Places};
-use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 
 /// The letters of all flags that e2fsprogs knows, in its order.

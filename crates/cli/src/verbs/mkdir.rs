@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, bare, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr};
 
 use crate::args::MkdirArguments;
@@ -11,7 +12,6 @@ use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped, write_name};
 use crate::permissions::ModeChange;
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, bare, resolve, resolve_end};
 
 pub(super) fn run(
     arguments: &MkdirArguments,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, resolve_end};
 use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Node, Place, SetAttr};
 
 use crate::args::MknodArguments;
@@ -10,7 +11,6 @@ use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped};
 use crate::permissions::ModeChange;
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, resolve_end};
 
 pub(super) fn run(arguments: &MknodArguments, console: &Arc<Console>) -> Result {
     let node = node(arguments)?;

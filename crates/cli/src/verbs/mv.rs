@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, bare, last_name, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
@@ -16,7 +17,6 @@ use crate::globs::expand;
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, bare, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {

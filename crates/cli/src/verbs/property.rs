@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
     Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, XattrMode,
 };
@@ -18,7 +19,6 @@ use crate::args::{
 use crate::edit::{Caller, at_every_place};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
-use crate::resolve::{LastLink, at_path, resolve, resolve_end};
 use crate::session::PlaceSession;
 
 /// The extended attribute that holds the property.

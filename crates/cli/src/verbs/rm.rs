@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::RmArguments;
@@ -13,7 +14,6 @@ use crate::extract::{Entry, Visitor, walk};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, bare, resolve_end};
 
 /// The deepest tree that is removed: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
 use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
 
 use super::rm::{require_name, root, subvolume};
@@ -10,7 +11,6 @@ use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
-use crate::resolve::{LastLink, at_path, bare, resolve_end};
 
 pub(super) fn run(arguments: &RmdirArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;

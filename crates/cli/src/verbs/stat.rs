@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{FileSystem, FileType};
 
 use crate::args::StatArguments;
@@ -15,7 +16,6 @@ use crate::output::{
     type_words, write_line,
 };
 use crate::places::{Failures, Places};
-use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 use crate::xattrs::held_xattrs;
 use format::Subject;

@@ -14,10 +14,11 @@ use serde::Serialize;
 
 pub(super) use edit::set_read_only;
 
+use offshoot_vfs::path::{LastLink, resolve};
+
 use crate::args::{ListArguments, SubvolumeVerb};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name, json_time};
-use crate::resolve::{LastLink, resolve};
 use crate::session::Session;
 
 #[derive(Serialize)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
 
 use crate::args::TouchArguments;
@@ -11,7 +12,6 @@ use crate::exit::{Failure, Result};
 use crate::moments::{parse_stamp, parse_time};
 use crate::output::Console;
 use crate::place::Place;
-use crate::resolve::{LastLink, at_path, resolve};
 
 pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
 
 use crate::args::TreeVerbArguments;
@@ -11,7 +12,6 @@ use crate::exit::{ExitStatus, Failure, Nameless, Result};
 use crate::listed::{Listed, listed};
 use crate::output::{Console, Escaped, FileRecord, json_name, write_line, write_name};
 use crate::places::{Failures, Places};
-use crate::resolve::LastLink;
 use crate::session::PlaceSession;
 
 pub(super) fn run(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, SetAttr};
 
 use crate::args::{Length, TruncateArguments};
@@ -10,7 +11,6 @@ use crate::edit::{Caller, at_every_place, file_or_new};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
 use crate::place::Place;
-use crate::resolve::{LastLink, at_path, resolve};
 
 pub(super) fn run(arguments: &TruncateArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;

@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use offshoot_vfs::path::climb;
 use offshoot_vfs::{Attr, Error, FileId, FileType};
 
 use super::super::BATCH_FILES;
@@ -36,7 +37,6 @@ use super::render::{
 };
 use super::writer::{Order, Rendered, Segment, Window, Writer};
 use crate::exit::Failure;
-use crate::resolve::climb;
 use crate::xattrs::{Xattr, held_xattrs, held_xattrs_within};
 
 /// The largest file that is rendered whole.

@@ -3,11 +3,11 @@
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
+use offshoot_testkit::memory::{Memory, ROOT, id};
 use offshoot_vfs::FileType;
 
 use super::super::tar::{WINDOW_BYTES, Window, extract_tar_with};
 use super::super::{Archive, extract_tar};
-use super::memory::{Memory, ROOT, id};
 use super::*;
 use crate::exit::Failure;
 

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
+use offshoot_testkit::memory::{Memory, ROOT, id};
 use offshoot_vfs::FileType;
 
-use super::memory::{Memory, ROOT, id};
 use super::*;
 
 fn is_root() -> bool {

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use offshoot_testkit::memory::{Memory, ROOT};
 use offshoot_vfs::FileType;
 
-use super::memory::{Memory, ROOT};
 use super::*;
 
 #[test]

@@ -3,9 +3,9 @@
 use std::fs::{File, Permissions, set_permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+use offshoot_testkit::memory::{Memory, ROOT, id};
 use offshoot_vfs::FileType;
 
-use super::memory::{Memory, ROOT, id};
 use super::*;
 use crate::exit::Failure;
 use crate::extract::{Source, marker};

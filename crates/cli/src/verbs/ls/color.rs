@@ -97,10 +97,10 @@ impl Colors {
 
 #[cfg(test)]
 mod tests {
+    use offshoot_testkit::memory::{Memory, ROOT, id};
     use offshoot_vfs::FileSystem;
 
     use super::*;
-    use crate::extract::testing::{Memory, ROOT, id};
 
     #[test]
     fn the_environment_goes_before_the_table() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_vfs::path::{LastLink, at_path, last_name, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, Place, Timestamp};
 
 use super::subvolume_at;
@@ -12,7 +13,6 @@ use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
-use crate::resolve::{LastLink, at_path, last_name, resolve, resolve_end};
 use crate::session::Access;
 
 pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {

@@ -7,41 +7,53 @@ use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs, Timestamp,
 };
 
-pub(crate) const ROOT: u64 = 256;
+/// The inode number of its root.
+pub const ROOT: u64 = 256;
 
-pub(crate) fn id(ino: u64) -> FileId {
+/// The file with the inode number `ino`.
+#[must_use]
+pub fn id(ino: u64) -> FileId {
     FileId { dev: 5, ino }
 }
 
 /// One inode.
-pub(crate) struct Node {
-    pub(crate) attr: Attr,
-    pub(crate) entries: Vec<(Vec<u8>, u64)>,
-    pub(crate) parent: Option<(u64, Vec<u8>)>,
-    pub(crate) pieces: Vec<(u64, Vec<u8>)>,
-    pub(crate) target: Vec<u8>,
-    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+pub struct Node {
+    /// What `attr` gives.
+    pub attr: Attr,
+    /// The names in a directory, and the inodes that they lead to.
+    pub entries: Vec<(Vec<u8>, u64)>,
+    /// The directory above this one, and the name in it.
+    pub parent: Option<(u64, Vec<u8>)>,
+    /// The data, each piece with its offset.
+    pub pieces: Vec<(u64, Vec<u8>)>,
+    /// The target of a symbolic link.
+    pub target: Vec<u8>,
+    /// Names and values of the extended attributes.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Reading its data fails after the pieces.
-    pub(crate) is_damaged: bool,
+    pub is_damaged: bool,
     /// The directory goes on forever.
-    pub(crate) is_endless: bool,
+    pub is_endless: bool,
 }
 
 /// The filesystem: inodes by number.
 #[derive(Default)]
-pub(crate) struct Memory {
-    pub(crate) nodes: BTreeMap<u64, Node>,
+pub struct Memory {
+    /// All inodes.
+    pub nodes: BTreeMap<u64, Node>,
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    /// A filesystem with an empty root.
+    #[must_use]
+    pub fn new() -> Self {
         let mut memory = Self::default();
         memory.node(ROOT, FileType::Directory);
         memory
     }
 
     /// Makes an inode without a name.
-    pub(crate) fn node(&mut self, ino: u64, file_type: FileType) -> &mut Node {
+    pub fn node(&mut self, ino: u64, file_type: FileType) -> &mut Node {
         let time = |secs| Timestamp { secs, nanos: 123_456_789 };
         let attr = Attr {
             file: id(ino),
@@ -71,25 +83,19 @@ impl Memory {
     }
 
     /// Gives an inode a name, whatever that does to the tree.
-    pub(crate) fn enter(&mut self, parent: u64, name: &[u8], ino: u64) {
+    pub fn enter(&mut self, parent: u64, name: &[u8], ino: u64) {
         self.nodes.get_mut(&parent).expect("the parent").entries.push((name.to_vec(), ino));
     }
 
     /// Makes an inode with a name.
-    pub(crate) fn add(
-        &mut self,
-        parent: u64,
-        name: &[u8],
-        ino: u64,
-        file_type: FileType,
-    ) -> &mut Node {
+    pub fn add(&mut self, parent: u64, name: &[u8], ino: u64, file_type: FileType) -> &mut Node {
         self.node(ino, file_type).parent = Some((parent, name.to_vec()));
         self.enter(parent, name, ino);
         self.node(ino, file_type)
     }
 
     /// Makes a regular file with data at its beginning.
-    pub(crate) fn file(&mut self, parent: u64, name: &[u8], ino: u64, data: &[u8]) -> &mut Node {
+    pub fn file(&mut self, parent: u64, name: &[u8], ino: u64, data: &[u8]) -> &mut Node {
         let node = self.add(parent, name, ino, FileType::Regular);
         node.attr.size = data.len() as u64;
         node.pieces = vec![(0, data.to_vec())];

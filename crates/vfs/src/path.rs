@@ -3,12 +3,13 @@
 //! The root is the root of the filesystem that was opened. `.` and empty components are
 //! skipped, `..` goes to the parent and stays at the root there. Symbolic links on the way
 //! are followed inside the volume only: an absolute target starts at the volume's root. At
-//! most [`LINKS_MAX`] are followed, like in the kernel; together with the length of
-//! a target that bounds the work.
+//! most 40 are followed, like in the kernel; together with the length of a target that bounds
+//! the work.
+//!
+//! Errors name the path as the caller wrote it, [`Escaped`].
 
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, Place, Result};
-
-use crate::output::Escaped;
+use crate::escape::Escaped;
+use crate::{Errno, Error, FileId, FileSystem, FileType, NAME_MAX, Place, Result};
 
 /// How many symbolic links one path may follow.
 const LINKS_MAX: u32 = 40;
@@ -19,7 +20,7 @@ const TARGET_MAX: usize = 4096;
 /// What to do with a symbolic link at the end of the path. A path that ends in `/`
 /// follows it in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LastLink {
+pub enum LastLink {
     /// Follow it.
     Follow,
     /// It is the file that was meant.
@@ -28,23 +29,23 @@ pub(crate) enum LastLink {
 
 /// Where a path leads.
 #[derive(Clone)]
-pub(crate) struct End {
+pub struct End {
     /// The directory and the name in it; none for the root and for what ends with `..`.
-    pub(crate) place: Option<(FileId, Vec<u8>)>,
+    pub place: Option<(FileId, Vec<u8>)>,
     /// What has that name, if anything has.
-    pub(crate) file: Option<FileId>,
+    pub file: Option<FileId>,
     /// The path ends in `/`, so only a directory may be there.
-    pub(crate) must_be_directory: bool,
+    pub must_be_directory: bool,
 }
 
 /// The file at `path`.
-pub(crate) fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<FileId> {
+pub fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<FileId> {
     let end = resolve_end(fs, path, last)?;
     end.file.ok_or_else(|| Error::posix(Errno::NOENT, Escaped(path).to_string()))
 }
 
 /// Where `path` leads, whose last name need not exist.
-pub(crate) fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<End> {
+pub fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<End> {
     let fail = |errno| Error::posix(errno, Escaped(path).to_string());
     let mut must_be_directory = path.ends_with(b"/") || path.ends_with(b"/.");
     let mut todo: Vec<Vec<u8>> = components(path).collect();
@@ -57,7 +58,7 @@ pub(crate) fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> R
             (at, place) = (parent.map_or(at, |parent| parent.dir), None);
             continue;
         }
-        if name.len() > offshoot_vfs::NAME_MAX {
+        if name.len() > NAME_MAX {
             return Err(fail(Errno::NAMETOOLONG));
         }
         let next = match fs.lookup(at, &name) {
@@ -101,7 +102,8 @@ pub(crate) fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> R
 
 /// Names the path in an error: those from below speak of inodes, and the path is what the
 /// caller knows.
-pub(crate) fn at_path(error: Error, path: &[u8]) -> Error {
+#[must_use]
+pub fn at_path(error: Error, path: &[u8]) -> Error {
     match error {
         // What makes no sense says itself what that is.
         Error::Posix { errno: Errno::INVAL, what } => {
@@ -113,13 +115,15 @@ pub(crate) fn at_path(error: Error, path: &[u8]) -> Error {
 }
 
 /// The last component of a path; `None` when that is no name: the root, `.` and `..`.
-pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
+#[must_use]
+pub fn last_name(path: &[u8]) -> Option<&[u8]> {
     let last = path.rsplit(|&byte| byte == b'/').find(|name| !name.is_empty())?;
     (last != b"." && last != b"..").then_some(last)
 }
 
 /// A path without the slashes at its end.
-pub(crate) fn bare(mut path: &[u8]) -> &[u8] {
+#[must_use]
+pub fn bare(mut path: &[u8]) -> &[u8] {
     while let [front @ .., b'/'] = path {
         path = front;
     }
@@ -127,7 +131,8 @@ pub(crate) fn bare(mut path: &[u8]) -> &[u8] {
 }
 
 /// A path in front of those of what is in it: without slashes at its end, and a `.` behind them.
-pub(crate) fn prefix(path: &[u8]) -> &[u8] {
+#[must_use]
+pub fn prefix(path: &[u8]) -> &[u8] {
     let path = bare(path);
     bare(path.strip_suffix(b"/.").unwrap_or(path))
 }
@@ -141,7 +146,7 @@ fn components(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 
 /// The path of a directory from `top`, without a `/` in front, found by climbing; `None`
 /// when `top` is not above it or the way is longer than `len_max` bytes.
-pub(crate) fn climb(
+pub fn climb(
     fs: &dyn FileSystem,
     top: FileId,
     directory: FileId,
@@ -166,7 +171,7 @@ pub(crate) fn climb(
 
 /// Whether a symbolic link to `target` would lead to itself in the place of `existing`, which is
 /// none and would be lost for it.
-pub(crate) fn leads_to_itself(
+pub fn leads_to_itself(
     fs: &dyn FileSystem,
     place: Place<'_>,
     target: &[u8],
@@ -186,7 +191,7 @@ pub(crate) fn leads_to_itself(
 
 /// The path of a file for messages, from the root and without a `/` at its end: that of a
 /// directory is found by climbing; a file keeps the one by which it was reached, and its name.
-pub(crate) fn climb_file(fs: &dyn FileSystem, file: FileId, given: &[u8]) -> Result<Vec<u8>> {
+pub fn climb_file(fs: &dyn FileSystem, file: FileId, given: &[u8]) -> Result<Vec<u8>> {
     /// More than a path that anybody gives on a command line.
     const PATH_MAX: usize = 1 << 20;
     if fs.attr(file)?.file_type != FileType::Directory {
@@ -200,115 +205,4 @@ pub(crate) fn climb_file(fs: &dyn FileSystem, file: FileId, given: &[u8]) -> Res
         Some(path) => [b"/", &path[..]].concat(),
         None => given.strip_suffix(b"/").unwrap_or(given).to_vec(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use offshoot_vfs::FileType;
-
-    use super::*;
-    use crate::extract::testing::{Memory, ROOT, id};
-
-    fn volume() -> Memory {
-        let mut fs = Memory::new();
-        fs.add(ROOT, b"etc", 300, FileType::Directory);
-        fs.file(300, b"fstab", 301, b"x");
-        fs.add(ROOT, b"a", 302, FileType::Directory);
-        fs.add(302, b"abs", 303, FileType::Symlink).target = b"/etc/./fstab".to_vec();
-        fs.add(302, b"up", 304, FileType::Symlink).target = b"../../../etc".to_vec();
-        fs.add(302, b"loop", 305, FileType::Symlink).target = b"loop".to_vec();
-        fs.add(302, b"file", 306, FileType::Symlink).target = b"/etc/fstab/".to_vec();
-        for n in 0..50 {
-            let target = if n == 0 { "/etc".into() } else { format!("l{}", n - 1) };
-            fs.add(ROOT, format!("l{n}").as_bytes(), 400 + n, FileType::Symlink).target =
-                target.into_bytes();
-        }
-        fs
-    }
-
-    #[test]
-    fn paths_as_in_a_mount() {
-        let fs = volume();
-        let keep = |path: &str| resolve(&fs, path.as_bytes(), LastLink::Keep);
-        let follow = |path: &str| resolve(&fs, path.as_bytes(), LastLink::Follow);
-        for (path, ino) in [
-            ("/", ROOT),
-            ("", ROOT),
-            ("/..", ROOT),
-            ("/etc/fstab", 301),
-            ("//etc/./../etc//fstab", 301),
-            ("/a/abs", 303),
-            ("/a/up/fstab", 301),
-            ("/a/up/", 300),
-            ("/a/up/..", ROOT),
-            ("/l30/fstab", 301),
-        ] {
-            assert_eq!(keep(path).unwrap(), id(ino), "{path}");
-        }
-        assert_eq!(follow("/a/abs").unwrap(), id(301));
-        assert_eq!(follow("/l39").unwrap(), id(300));
-        for (path, errno) in [
-            ("/no", Errno::NOENT),
-            ("/etc/no/x", Errno::NOENT),
-            ("/etc/fstab/", Errno::NOTDIR),
-            ("/etc/fstab/x", Errno::NOTDIR),
-            ("/a/file", Errno::NOTDIR),
-            ("/a/loop", Errno::LOOP),
-            ("/l40", Errno::LOOP),
-        ] {
-            assert_eq!(follow(path).unwrap_err().errno(), errno, "{path}");
-        }
-        let long = format!("/{}", "n".repeat(256));
-        assert_eq!(follow(&long).unwrap_err().errno(), Errno::NAMETOOLONG);
-    }
-
-    #[test]
-    fn the_last_name_need_not_exist() {
-        let fs = volume();
-        let end = |path: &str, last| {
-            let end = resolve_end(&fs, path.as_bytes(), last).unwrap();
-            let place = end.place.map(|(dir, name)| (dir.ino, String::from_utf8(name).unwrap()));
-            (place, end.file.map(|file| file.ino), end.must_be_directory)
-        };
-        let place = |dir, name: &str| Some((dir, name.to_owned()));
-        assert_eq!(end("/new/", LastLink::Keep), (place(ROOT, "new"), None, true));
-        assert_eq!(end("/a/up/new", LastLink::Keep), (place(300, "new"), None, false));
-        assert_eq!(end("/a/abs", LastLink::Keep), (place(302, "abs"), Some(303), false));
-        assert_eq!(end("/a/abs", LastLink::Follow), (place(300, "fstab"), Some(301), false));
-        assert_eq!(end("/etc/..", LastLink::Keep), (None, Some(ROOT), false));
-        assert_eq!(end("/", LastLink::Keep), (None, Some(ROOT), true));
-        assert!(resolve_end(&fs, b"/no/new", LastLink::Keep).is_err());
-    }
-
-    #[test]
-    fn ends_of_paths() {
-        for (path, without, in_front) in [
-            ("/", "", ""),
-            ("a//", "a", "a"),
-            ("a/./", "a/.", "a"),
-            ("/.", "/.", ""),
-            (".", ".", "."),
-        ] {
-            assert_eq!(bare(path.as_bytes()), without.as_bytes(), "{path}");
-            assert_eq!(prefix(path.as_bytes()), in_front.as_bytes(), "{path}");
-        }
-    }
-
-    #[test]
-    fn last_names() {
-        for (path, name) in
-            [("/a/b", Some("b")), ("b//", Some("b")), ("/", None), ("a/.", None), ("..", None)]
-        {
-            assert_eq!(last_name(path.as_bytes()), name.map(str::as_bytes), "{path}");
-        }
-    }
-
-    #[test]
-    fn climbing_ends() {
-        let mut fs = volume();
-        assert_eq!(climb(&fs, id(ROOT), id(300), 99).unwrap().as_deref(), Some(&b"etc"[..]));
-        assert_eq!(climb(&fs, id(300), id(302), 99).unwrap(), None);
-        fs.node(500, FileType::Directory).parent = Some((500, b"self".to_vec()));
-        assert_eq!(climb(&fs, id(ROOT), id(500), 4096).unwrap(), None);
-    }
 }

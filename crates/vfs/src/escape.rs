@@ -19,7 +19,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// Whether printing this character does something other than showing it.
-pub(super) fn is_unsafe(character: char) -> bool {
+#[must_use]
+pub fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -29,7 +30,7 @@ pub(super) fn is_unsafe(character: char) -> bool {
 
 /// Shows bytes as one line of harmless text.
 #[derive(Clone, Copy)]
-pub(crate) struct Escaped<'a>(pub(crate) &'a [u8]);
+pub struct Escaped<'a>(pub &'a [u8]);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,7 +63,7 @@ fn write_bytes(f: &mut dyn fmt::Write, bytes: &[u8]) -> fmt::Result {
 
 /// A message that may quote names: what is unsafe is escaped, a backslash stays, because
 /// the names in it may have been escaped already.
-pub(crate) fn message(text: &str) -> Cow<'_, str> {
+pub fn message(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
     }
@@ -75,7 +76,8 @@ pub(crate) fn message(text: &str) -> Cow<'_, str> {
 }
 
 /// The JSON form of a name, before JSON's own escaping.
-pub(crate) fn json_name(name: &[u8]) -> String {
+#[must_use]
+pub fn json_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
         for character in chunk.valid().chars() {
