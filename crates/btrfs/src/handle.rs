@@ -3,8 +3,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{FileSystem, Result};
+use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, Version};
 
 use crate::engine::{Engine, OpenOptions};
 use crate::filesystem::Filesystem;
@@ -72,5 +73,36 @@ impl Volume {
             inode::subvolume::prepare(self, root)?;
         }
         Ok(filesystem)
+    }
+}
+
+impl offshoot_vfs::Volume for Volume {
+    fn files(self: Arc<Self>, dev: u64) -> Result<Box<dyn FileSystemMut>> {
+        Ok(Box::new(self.filesystem(TreeId(dev))?))
+    }
+
+    fn version(&self) -> Version {
+        let superblock = self.superblock();
+        let (generation, log) = (superblock.generation, superblock.item.log_root);
+        Version {
+            volume: superblock.fsid.to_string(),
+            state: format!("generation {generation}, log {log}"),
+        }
+    }
+
+    fn block_size(&self) -> u32 {
+        self.superblock().sector_size
+    }
+
+    fn label(&self) -> Vec<u8> {
+        self.engine.label()
+    }
+
+    fn set_label(&self, label: &[u8]) -> Result<()> {
+        self.engine.set_label(label)
+    }
+
+    fn trim(&self) -> Result<Trimmed> {
+        self.engine.trim()
     }
 }

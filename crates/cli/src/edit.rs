@@ -12,7 +12,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{End, LastLink, at_path, resolve_end};
 use offshoot_vfs::{
     self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Timestamp,
@@ -28,7 +27,7 @@ use crate::interrupt::is_interrupted;
 use crate::output::{Console, Done, Escaped, Statistics, json_name};
 use crate::place::Place;
 use crate::places::Failures;
-use crate::session::{Access, Opening, open_tree_on};
+use crate::session::{Access, OpenTree, Opening, open_tree_on};
 
 /// Now, or the time that the environment asks for, as
 /// <https://reproducible-builds.org/specs/source-date-epoch/> has it. One run of the program has
@@ -167,7 +166,7 @@ struct Opened {
     /// Which one it is; `None` when it was open before.
     id: Option<VolumeId>,
     access: Access,
-    fs: Filesystem,
+    fs: OpenTree,
 }
 
 /// The volumes of one command line, each opened once, whatever names it is given.
@@ -195,7 +194,7 @@ impl<'a> Volumes<'a> {
     }
 
     /// The tree of files of `volume`. What is to be changed is opened before what is only read.
-    pub(crate) fn open(&mut self, volume: &Path, access: Access) -> Result<Filesystem> {
+    pub(crate) fn open(&mut self, volume: &Path, access: Access) -> Result<OpenTree> {
         let can = |opened: &&Opened| opened.access >= access;
         let mut known = self.opened.iter().filter(can);
         if let Some(opened) = known.find(|opened| opened.volume == volume) {
@@ -243,7 +242,7 @@ impl<'a> Volumes<'a> {
             if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
                 self.console.note(&format_args!("what the engine did to {volume}"));
-                let statistics = Statistics::of(opened.fs.volume()).to_string();
+                let statistics = Statistics::of(opened.fs.btrfs().volume()).to_string();
                 statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }
@@ -252,7 +251,7 @@ impl<'a> Volumes<'a> {
 }
 
 /// Makes everything durable that was done in `volume`. Whether it is.
-pub(crate) fn sync(fs: &Filesystem, volume: &Path, failures: &mut Failures<'_>) -> bool {
+pub(crate) fn sync(fs: &OpenTree, volume: &Path, failures: &mut Failures<'_>) -> bool {
     let Err(error) = fs.sync() else { return true };
     let what = format_args!("not everything that was done is stored: {error}");
     failures.inside(volume, ExitStatus::of(&error), &what);
@@ -265,13 +264,25 @@ pub(crate) fn at_every_place(
     places: Vec<Place>,
     arguments: &EditArguments,
     console: &Arc<Console>,
-    mut change: impl FnMut(&Filesystem, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
+    mut change: impl FnMut(&dyn FileSystemMut, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
+) -> Result {
+    let change =
+        |tree: &OpenTree, path: &[u8], report: &mut Report<'_, '_>| change(&**tree, path, report);
+    in_every_tree(places, arguments, console, change)
+}
+
+/// The same where the format matters.
+pub(crate) fn in_every_tree(
+    places: Vec<Place>,
+    arguments: &EditArguments,
+    console: &Arc<Console>,
+    mut change: impl FnMut(&OpenTree, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
 ) -> Result {
     let mut failures = Failures::new(console);
     let mut volumes = Volumes::new(places.iter(), arguments, console)?;
     for Place { volume, path } in places {
         let opened = volumes.open(&volume, Access::Write).and_then(|fs| {
-            let paths = expand(&fs, &path);
+            let paths = expand(&*fs, &path);
             Ok((fs, paths.map_err(|error| Failure::Inside(volume.clone(), error))?))
         });
         match opened {

@@ -6,19 +6,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_fuse::KernelCaches;
-use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{Error, FileId, Place};
 
 use crate::args::OpenArguments;
 use crate::edit::Caller;
 use crate::place::Place as NamedPlace;
 use crate::rights::Rights;
+use crate::session::OpenTree;
 
 /// A volume that is mounted, for a verb that somebody else asks for.
 pub(crate) struct Live {
     /// The tree of files that is mounted.
-    pub(crate) fs: Filesystem,
+    pub(crate) fs: OpenTree,
     /// The image or block device.
     pub(crate) volume: PathBuf,
     /// The number of the subvolume that was mounted first.

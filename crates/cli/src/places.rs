@@ -8,14 +8,12 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
-
 use crate::args::{PlacesArguments, TreeArguments};
 use crate::exit::{ExitStatus, Failure, InVolume, Result};
 use crate::globs::expand;
 use crate::output::Console;
 use crate::place::Place;
-use crate::session::{Access, Opening, PlaceSession, open_tree};
+use crate::session::{Access, OpenTree, Opening, PlaceSession, open_tree};
 
 /// The places of a verb that takes several. Each volume is opened once.
 pub(crate) struct Places<'a> {
@@ -25,7 +23,7 @@ pub(crate) struct Places<'a> {
     matches: Vec<PlaceSession>,
     tree: &'a TreeArguments,
     console: &'a Arc<Console>,
-    opened: Vec<(PathBuf, Filesystem)>,
+    opened: Vec<(PathBuf, OpenTree)>,
 }
 
 impl<'a> Places<'a> {
@@ -60,7 +58,7 @@ impl<'a> Places<'a> {
             self.opened.push((volume.clone(), fs.clone()));
             fs
         };
-        let paths = expand(&fs, &path).map_err(|error| Failure::Inside(volume.clone(), error))?;
+        let paths = expand(&*fs, &path).map_err(|error| Failure::Inside(volume.clone(), error))?;
         let session = |path| PlaceSession { volume: volume.clone(), fs: fs.clone(), path };
         self.matches.extend(paths.into_iter().rev().map(session));
         // A pattern stands for one path at least.

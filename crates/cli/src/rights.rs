@@ -15,7 +15,6 @@
 //!
 //! And the right to search every directory above.
 
-use offshoot_btrfs::Filesystem;
 use offshoot_fuse::Owner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Place, Result};
@@ -44,20 +43,20 @@ pub(crate) struct Rights {
 
 impl Rights {
     /// Whether `dir` may get a new name.
-    pub(crate) fn require_new_name(&self, fs: &Filesystem, dir: FileId) -> Result<()> {
+    pub(crate) fn require_new_name(&self, fs: &dyn FileSystem, dir: FileId) -> Result<()> {
         self.require_way(fs, dir)?;
         self.require(fs, dir, WRITE | SEARCH)
     }
 
     /// Whether a snapshot of the subvolume with this root may be taken.
-    pub(crate) fn require_source(&self, fs: &Filesystem, root: FileId) -> Result<()> {
+    pub(crate) fn require_source(&self, fs: &dyn FileSystem, root: FileId) -> Result<()> {
         self.require_way_above(fs, root)?;
         self.require(fs, root, READ)?;
         self.require_owner(fs, root)
     }
 
     /// Whether the subvolume with this root may become read-only, or writable again.
-    pub(crate) fn require_settings(&self, fs: &Filesystem, root: FileId) -> Result<()> {
+    pub(crate) fn require_settings(&self, fs: &dyn FileSystem, root: FileId) -> Result<()> {
         self.require_way_above(fs, root)?;
         self.require_owner(fs, root)
     }
@@ -66,7 +65,7 @@ impl Rights {
     /// may.
     pub(crate) fn require_change(
         &self,
-        fs: &Filesystem,
+        fs: &dyn FileSystem,
         dir: Option<FileId>,
         file: FileId,
     ) -> Result<()> {
@@ -77,7 +76,7 @@ impl Rights {
     }
 
     /// Whether the subvolume at `place` may be deleted.
-    pub(crate) fn require_removal(&self, fs: &Filesystem, place: Place<'_>) -> Result<()> {
+    pub(crate) fn require_removal(&self, fs: &dyn FileSystem, place: Place<'_>) -> Result<()> {
         self.require_way(fs, place.dir)?;
         let root = fs.lookup(place.dir, place.name)?;
         self.require(fs, root, WRITE | SEARCH)?;
@@ -93,12 +92,12 @@ impl Rights {
     }
 
     /// The right to search `dir` and every directory above it.
-    fn require_way(&self, fs: &Filesystem, dir: FileId) -> Result<()> {
+    fn require_way(&self, fs: &dyn FileSystem, dir: FileId) -> Result<()> {
         self.require(fs, dir, SEARCH)?;
         self.require_way_above(fs, dir)
     }
 
-    fn require_way_above(&self, fs: &Filesystem, directory: FileId) -> Result<()> {
+    fn require_way_above(&self, fs: &dyn FileSystem, directory: FileId) -> Result<()> {
         let mut at = directory;
         for _ in 0..LEVELS_MAX {
             if at == fs.root() {
@@ -111,21 +110,21 @@ impl Rights {
         Err(Error::corrupt("directory", "the way to it has no end"))
     }
 
-    fn require_owner(&self, fs: &Filesystem, file: FileId) -> Result<()> {
+    fn require_owner(&self, fs: &dyn FileSystem, file: FileId) -> Result<()> {
         if self.shown(fs, file)?.uid == self.uid {
             return Ok(());
         }
         Err(Error::posix(Errno::PERM, "a subvolume of another user"))
     }
 
-    fn require(&self, fs: &Filesystem, file: FileId, wanted: u32) -> Result<()> {
+    fn require(&self, fs: &dyn FileSystem, file: FileId, wanted: u32) -> Result<()> {
         if self.may(fs, file, wanted)? {
             return Ok(());
         }
         Err(Error::posix(Errno::ACCESS, "what the caller has no permission for"))
     }
 
-    fn may(&self, fs: &Filesystem, file: FileId, wanted: u32) -> Result<bool> {
+    fn may(&self, fs: &dyn FileSystem, file: FileId, wanted: u32) -> Result<bool> {
         let attr = self.shown(fs, file)?;
         let has = |shift: u32| attr.permissions >> shift & wanted == wanted;
         if attr.uid == self.uid {
@@ -149,7 +148,7 @@ impl Rights {
     }
 
     /// The attributes of a file as the mount shows them.
-    fn shown(&self, fs: &Filesystem, file: FileId) -> Result<Attr> {
+    fn shown(&self, fs: &dyn FileSystem, file: FileId) -> Result<Attr> {
         let mut attr = fs.attr(file)?;
         attr.uid = self.shown.uid.unwrap_or(attr.uid);
         attr.gid = self.shown.gid.unwrap_or(attr.gid);

@@ -2,6 +2,7 @@
 //! process is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
+use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +13,7 @@ use offshoot_btrfs::{
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, resolve};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{Disk, refuse_shared};
@@ -88,12 +89,46 @@ pub(crate) struct Session {
     reports: Arc<Mutex<Vec<String>>>,
 }
 
+/// A tree of files of a volume that is open. Verbs that every format has see the traits of `vfs`.
+#[derive(Clone)]
+pub(crate) struct OpenTree(Filesystem);
+
+impl Deref for OpenTree {
+    type Target = dyn FileSystemMut;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl OpenTree {
+    /// The tree of files in the number space `dev` of the same volume.
+    pub(crate) fn at(&self, dev: u64) -> vfs::Result<Self> {
+        self.0.volume().filesystem(TreeId(dev)).map(Self)
+    }
+
+    /// The volume that it is in.
+    pub(crate) fn volume(&self) -> Arc<dyn vfs::Volume> {
+        self.0.volume().clone()
+    }
+
+    /// Whether both are in one volume, opened once.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.0.volume(), other.0.volume())
+    }
+
+    /// What only btrfs has of it.
+    pub(crate) fn btrfs(&self) -> &Filesystem {
+        &self.0
+    }
+}
+
 /// A volume that is open, with a place in it.
 pub(crate) struct PlaceSession {
     /// The image or block device that the place names.
     pub(crate) volume: PathBuf,
     /// The tree of files that the place is in.
-    pub(crate) fs: Filesystem,
+    pub(crate) fs: OpenTree,
     /// The path in it.
     pub(crate) path: Vec<u8>,
 }
@@ -111,7 +146,7 @@ impl Session {
         console: &Arc<Console>,
     ) -> Result<Self> {
         if let Some(live) = &arguments.open.live {
-            let volume = live.fs.volume().clone();
+            let volume = live.fs.btrfs().volume().clone();
             return Ok(Self { volume, layers: Vec::new(), reports: Arc::default() });
         }
         let disk = Disk::open(&arguments.volume, access, &arguments.open.layers, false)?;
@@ -215,9 +250,9 @@ impl Session {
     }
 
     /// The tree of files that `arguments` name.
-    fn tree(&self, arguments: &TreeArguments) -> Result<Filesystem> {
+    fn tree(&self, arguments: &TreeArguments) -> Result<OpenTree> {
         let root = subvolume_of(&self.volume, arguments.subvolume.as_deref())?;
-        Ok(self.volume.filesystem(root)?)
+        Ok(OpenTree(self.volume.filesystem(root)?))
     }
 }
 
@@ -245,7 +280,7 @@ pub(crate) fn open_tree(
     arguments: &TreeArguments,
     opening: Opening,
     console: &Arc<Console>,
-) -> Result<Filesystem> {
+) -> Result<OpenTree> {
     if let Some(live) = &arguments.open.live {
         return Ok(live.fs.clone());
     }
@@ -259,7 +294,7 @@ pub(crate) fn open_tree_on(
     arguments: &TreeArguments,
     opening: Opening,
     console: &Arc<Console>,
-) -> Result<Filesystem> {
+) -> Result<OpenTree> {
     Session::open_with(disk, &arguments.open, opening, console)?.tree(arguments)
 }
 
@@ -273,7 +308,7 @@ impl PlaceSession {
 
     /// The file at the place.
     pub(crate) fn file(&self, last: LastLink) -> Result<FileId> {
-        resolve(&self.fs, &self.path, last).map_err(|error| self.named(error))
+        resolve(&*self.fs, &self.path, last).map_err(|error| self.named(error))
     }
 
     /// Names the place in an error about the file there.

@@ -1,8 +1,8 @@
 //! What a filesystem is to its callers.
 //!
-//! An engine implements [`FileSystem`], and [`FileSystemMut`] if it writes; the command line, the
-//! mount and the tests call it and know nothing of the format behind it. Three rules hold for every
-//! implementation:
+//! An engine implements [`FileSystem`], [`FileSystemMut`] if it writes, and [`Volume`] for what is
+//! about no file; the command line, the mount and the tests call it and know nothing of the format
+//! behind it. Three rules hold for every implementation:
 //!
 //! 1. All methods may be called from many threads at once.
 //! 2. Names, link targets and extended attributes are bytes. A name is 1 to 255
@@ -22,6 +22,7 @@ mod error;
 pub mod escape;
 mod flags;
 pub mod path;
+mod volume;
 
 use std::ops::{ControlFlow, Range};
 
@@ -32,6 +33,7 @@ pub use change::{
 };
 pub use error::{Corrupt, Errno, Error, OsReason, Result};
 pub use flags::FileFlags;
+pub use volume::{Trimmed, Version, Volume};
 
 /// The longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;

@@ -26,13 +26,14 @@
 //!
 //! [`OpenOptions::discard`]: crate::OpenOptions::discard
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::Chunk;
+pub use offshoot_vfs::Trimmed;
 use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -50,15 +51,6 @@ const MOST_FREED: usize = 1 << 16;
 
 /// How many of them one step discards.
 const STEP_RANGES: usize = 16;
-
-/// What was discarded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trimmed {
-    /// How much that was, on all devices together, in bytes.
-    pub bytes: u64,
-    /// The devices whose host cannot discard, by name.
-    pub unable: BTreeSet<String>,
-}
 
 /// The block group of which a piece is out, and who waits for it.
 #[derive(Debug, Default)]
@@ -211,7 +203,7 @@ impl Engine {
         for member in 0..self.members().len() {
             self.discard_unallocated(member, &(0..u64::MAX), &mut trimmed)?;
         }
-        trimmed.require_some()
+        require_some(trimmed)
     }
 
     /// Discards some of what was freed and is still free; whether there is more.
@@ -249,7 +241,7 @@ impl Engine {
                 self.discard_in_group(&group, &within, &mut trimmed)?;
             }
         }
-        trimmed.require_some().map(drop)
+        require_some(trimmed).map(drop)
     }
 
     /// Discards what is free of `group` in `within`, if that is known.
@@ -328,15 +320,13 @@ impl Engine {
     }
 }
 
-impl Trimmed {
-    /// Refuses what no device could be told.
-    fn require_some(self) -> Result<Self> {
-        if self.bytes == 0 && !self.unable.is_empty() {
-            let names: Vec<_> = self.unable.into_iter().collect();
-            return Err(Error::Unsupported(format!("discarding on {}", names.join(", "))));
-        }
-        Ok(self)
+/// Refuses what no device could be told.
+fn require_some(trimmed: Trimmed) -> Result<Trimmed> {
+    if trimmed.bytes == 0 && !trimmed.unable.is_empty() {
+        let names: Vec<_> = trimmed.unable.into_iter().collect();
+        return Err(Error::Unsupported(format!("discarding on {}", names.join(", "))));
     }
+    Ok(trimmed)
 }
 
 #[cfg(test)]

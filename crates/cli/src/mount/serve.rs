@@ -16,9 +16,8 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
-use offshoot_btrfs_format::TreeId;
 use offshoot_fuse::{Control, Gate, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
-use offshoot_vfs::{Error, FileSystem, OsReason};
+use offshoot_vfs::{Error, OsReason};
 use rustix::io::Errno;
 use rustix::process::setpgid;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
@@ -147,11 +146,10 @@ fn start(
         wanted.owner,
         mounting.options.clone(),
     ));
-    let volume = fs.volume().clone();
+    let volume = fs.volume();
     let find = move |name: &[u8]| {
-        let id = TreeId(gate::subvolume(name)?);
         // What is no subvolume is not there.
-        volume.filesystem(id).ok().map(|fs| fs.root())
+        volume.clone().files(gate::subvolume(name)?).ok().map(|fs| fs.root())
     };
     let for_errors = log.clone();
     let options = ServeOptions {
@@ -161,7 +159,7 @@ fn start(
         ioctls: Some(jobs.clone()),
         gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
     };
-    let server = Server::start(Box::new(fs), helper.clone(), options)?;
+    let server = Server::start(fs.volume().files(root.dev)?, helper.clone(), options)?;
     jobs.begin(server.caches());
     Ok(server)
 }

@@ -5,8 +5,6 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_vfs::FileSystem;
-
 use crate::args::CatArguments;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
@@ -48,8 +46,10 @@ fn copy(session: &PlaceSession, out: &mut dyn Write) -> Result {
     let file = session.regular_file()?;
     let size = session.fs.attr(file).map_err(|error| session.named(error))?.size;
     let mut checked = TextOnly::new(out);
-    write_contents(&session.fs, file, size, &mut checked, |_| {}).map_err(|failure| match failure {
-        StreamFailure::Source(error) => session.named(error),
-        StreamFailure::Target(error) => TextOnly::failure(error, &session.path),
-    })
+    write_contents(&*session.fs, file, size, &mut checked, |_| {}).map_err(
+        |failure| match failure {
+            StreamFailure::Source(error) => session.named(error),
+            StreamFailure::Target(error) => TextOnly::failure(error, &session.path),
+        },
+    )
 }

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use offshoot_btrfs::{Filesystem, Volume};
 use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
@@ -28,7 +27,7 @@ use crate::interrupt;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
-use crate::session::Access;
+use crate::session::{Access, OpenTree};
 use crate::stream::{StreamFailure, TextOnly, write_contents};
 
 /// What is wrong with a copy from the host to the host.
@@ -138,8 +137,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
 fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
     let count = |source: &'a Opened| match source {
         Opened::Volume(_, fs, path) if !may_share => {
-            let top = resolve(fs, path, LastLink::Follow).ok()?;
-            Some(Counted::InVolume(fs, top))
+            let top = resolve(&**fs, path, LastLink::Follow).ok()?;
+            Some(Counted::InVolume(&**fs, top))
         }
         Opened::Host(path) => Some(Counted::OnHost(path)),
         Opened::Volume(..) | Opened::Stream => None,
@@ -167,7 +166,7 @@ fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
         return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
     };
     let inside = |error| Failure::Inside(volume.clone(), error);
-    let file = resolve(fs, path, LastLink::Follow).map_err(inside)?;
+    let file = resolve(&**fs, path, LastLink::Follow).map_err(inside)?;
     let attr = fs.attr(file).map_err(|error| inside(at_path(error, path)))?;
     match attr.file_type {
         FileType::Regular => {}
@@ -184,7 +183,7 @@ fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
         }
     }
     let mut out = TextOnly::new(out);
-    write_contents(fs, file, attr.size, &mut out, |_| {}).map_err(|failure| match failure {
+    write_contents(&**fs, file, attr.size, &mut out, |_| {}).map_err(|failure| match failure {
         StreamFailure::Source(error) => inside(error.in_file(Escaped(path))),
         StreamFailure::Target(error) => TextOnly::failure(error, path),
     })
@@ -207,7 +206,7 @@ fn sources(texts: &[OsString]) -> Result<Vec<Side>> {
 enum Opened {
     Host(PathBuf),
     /// The volume, as the caller named it, and a path in it.
-    Volume(PathBuf, Filesystem, Vec<u8>),
+    Volume(PathBuf, OpenTree, Vec<u8>),
     Stream,
 }
 
@@ -253,9 +252,9 @@ impl Seen {
                 };
                 path.symlink_metadata().is_err() || self.on_host.insert((parent, name.to_vec()))
             }
-            Opened::Volume(_, fs, path) => match resolve_end(fs, bare(path), LastLink::Keep) {
+            Opened::Volume(_, fs, path) => match resolve_end(&**fs, bare(path), LastLink::Keep) {
                 Ok(End { file: Some(_), place: Some((dir, name)), .. }) => {
-                    let volume = Arc::as_ptr(fs.volume()).addr();
+                    let volume = Arc::as_ptr(&fs.volume()).addr();
                     self.in_volumes.insert((volume, dir, name))
                 }
                 Ok(_) | Err(_) => true,
@@ -273,18 +272,18 @@ struct Found {
 }
 
 /// The tables of hard links: these are kept inside of each filesystem, whose numbers are its own.
-fn link_tables(sources: &[Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
+fn link_tables<'s>(sources: &'s [Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
     let new = || Arc::new(Mutex::new(LinkTable::new()));
     let host = new();
-    let mut volumes: Vec<(Arc<Volume>, Arc<Mutex<LinkTable>>)> = Vec::new();
-    let table = |source: &Opened| {
+    let mut volumes: Vec<(&OpenTree, Arc<Mutex<LinkTable>>)> = Vec::new();
+    let table = |source: &'s Opened| {
         let Opened::Volume(_, fs, _) = source else { return host.clone() };
-        let known = volumes.iter().find(|(volume, _)| Arc::ptr_eq(volume, fs.volume()));
+        let known = volumes.iter().find(|(tree, _)| tree.is_beside(fs));
         if let Some((_, table)) = known {
             return table.clone();
         }
         let table = new();
-        volumes.push((fs.volume().clone(), table.clone()));
+        volumes.push((fs, table.clone()));
         table
     };
     sources.iter().map(table).collect()
@@ -303,7 +302,7 @@ fn open_sources(
             Side::Stream => opened.push(Opened::Stream),
             Side::Volume(Place { volume, path }) => match volumes.open(&volume, Access::Read) {
                 Ok(fs) => {
-                    let paths = expand(&fs, &path);
+                    let paths = expand(&*fs, &path);
                     let paths = paths.map_err(|error| Failure::Inside(volume.clone(), error))?;
                     let one = |path| Opened::Volume(volume.clone(), fs.clone(), path);
                     opened.extend(paths.into_iter().map(one));
@@ -346,13 +345,13 @@ impl Copying<'_> {
     fn to_volume(
         &self,
         sources: &[Opened],
-        fs: &Filesystem,
+        fs: &OpenTree,
         Place { volume, path }: &Place,
         failures: &mut Failures<'_>,
     ) -> Result {
         let is_name = self.arguments.no_target_directory;
         let inside = |error| Failure::Inside(volume.clone(), error);
-        let aim = Aim::of(fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
+        let aim = Aim::of(&**fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
         let limits = limits()?;
         let mut seen = Seen::default();
         let mut made = HashSet::new();
@@ -363,7 +362,7 @@ impl Copying<'_> {
             if self.is_left_out(source, &mut seen) {
                 continue;
             }
-            let into = IntoVolume::new(fs, self.at, self.shared, links);
+            let into = IntoVolume::new(&**fs, self.at, self.shared, links);
             let to = (fs, &aim, volume.as_path(), &path[..]);
             if let Err(failure) = self.one_to_volume(&into, source, to, &mut made, limits) {
                 failures.opening(&failure);
@@ -390,7 +389,7 @@ impl Copying<'_> {
         &self,
         into: &IntoVolume<'_>,
         source: &Opened,
-        (fs, aim, volume, path): (&Filesystem, &Aim, &Path, &[u8]),
+        (fs, aim, volume, path): (&OpenTree, &Aim, &Path, &[u8]),
         made: &mut HashSet<(FileId, Vec<u8>)>,
         limits: Limits,
     ) -> Result {
@@ -398,7 +397,7 @@ impl Copying<'_> {
         let inside = |error| Failure::Inside(volume.to_path_buf(), error);
         let mut named = None;
         let mut goal = |name: &[u8], is_directory| {
-            let becomes = becomes(aim, fs, path, name, is_directory)?;
+            let becomes = becomes(aim, &**fs, path, name, is_directory)?;
             if let Becomes::Name(new) = &becomes {
                 named = Some((new.dir, new.name.clone()));
             }
@@ -427,8 +426,8 @@ impl Copying<'_> {
             Opened::Volume(from, source, name) => {
                 let found = self.found(from, source, name)?;
                 let goal = goal(name, found.is_directory).map_err(inside)?;
-                let is_same = Arc::ptr_eq(source.volume(), fs.volume());
-                into.volume(source, found.file, &found.path, &goal, recursive, is_same);
+                let is_same = source.is_beside(fs);
+                into.volume(&**source, found.file, &found.path, &goal, recursive, is_same);
             }
         }
         made.extend(named.filter(|_| self.count_files() > before));
@@ -445,9 +444,9 @@ impl Copying<'_> {
     }
 
     /// The source at `path` of a volume.
-    fn found(&self, volume: &Path, fs: &Filesystem, path: &[u8]) -> Result<Found> {
+    fn found(&self, volume: &Path, fs: &OpenTree, path: &[u8]) -> Result<Found> {
         let find = || {
-            let file = resolve(fs, path, self.last_link())?;
+            let file = resolve(&**fs, path, self.last_link())?;
             let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
             Ok((file, attr))
         };
@@ -506,7 +505,7 @@ impl Copying<'_> {
     fn one_to_host(
         &self,
         onto: &Onto<'_>,
-        (volume, fs): (&Path, &Filesystem),
+        (volume, fs): (&Path, &OpenTree),
         name: &[u8],
         (path, into): (&Path, bool),
         made: &mut HashSet<PathBuf>,
@@ -533,7 +532,7 @@ impl Copying<'_> {
         }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
         let before = self.count_files();
-        onto.copy(&Source { fs, top: file, path: prefix(&shown) }, parent, name.as_ref())?;
+        onto.copy(&Source { fs: &**fs, top: file, path: prefix(&shown) }, parent, name.as_ref())?;
         if self.count_files() > before {
             made.insert(target);
         }
@@ -544,7 +543,7 @@ impl Copying<'_> {
 /// What a source at `source` becomes.
 fn becomes(
     aim: &Aim,
-    fs: &Filesystem,
+    fs: &dyn FileSystem,
     path: &[u8],
     source: &[u8],
     is_directory: bool,

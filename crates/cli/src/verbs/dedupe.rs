@@ -8,9 +8,8 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::{Dedupe, Errno, Error, FileId, FileSystem, FileSystemMut, Position};
+use offshoot_vfs::{Dedupe, Errno, Error, FileId, FileSystemMut, Position};
 use serde::Serialize;
 
 use crate::args::DedupeArguments;
@@ -75,7 +74,7 @@ pub(super) fn run(
 
 /// Ranges of two files.
 struct Pair<'a> {
-    fs: &'a Filesystem,
+    fs: &'a dyn FileSystemMut,
     from: Position,
     to: Position,
     len: u64,
@@ -84,7 +83,7 @@ struct Pair<'a> {
 impl<'a> Pair<'a> {
     /// The ranges that `arguments` name. When they name no length, it is that of the shorter rest.
     fn new(
-        fs: &'a Filesystem,
+        fs: &'a dyn FileSystemMut,
         from: FileId,
         to: FileId,
         arguments: &DedupeArguments,

@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use offshoot_vfs::StatFs;
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{FileSystem, StatFs};
 use serde::Serialize;
 
 use crate::args::DfArguments;

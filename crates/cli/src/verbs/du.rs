@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Attr, Error, FileId, FileType};
 use serde::Serialize;
 
 use crate::args::DuArguments;
@@ -114,7 +114,7 @@ impl Usage<'_> {
             return Ok(own);
         }
         let mut sums = Sums { usage: self, session, shared, levels: vec![own], failed: None };
-        walk(&session.fs, file, 0, DEPTH_MAX, &mut sums);
+        walk(&*session.fs, file, 0, DEPTH_MAX, &mut sums);
         let Sums { shared, levels, failed, .. } = sums;
         if let Some(failure) = failed {
             return Err(failure);
@@ -157,7 +157,7 @@ impl Usage<'_> {
         }
         let mut space = Space::default();
         if attr.file_type == FileType::Regular {
-            session.fs.extents(attr.file, &mut self.cache, &mut |used| {
+            session.fs.btrfs().extents(attr.file, &mut self.cache, &mut |used| {
                 let ExtentUse { file_bytes, logical, is_shared } = used;
                 let exclusive = if is_shared { 0 } else { file_bytes };
                 space.add(Space { bytes: file_bytes, exclusive });

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, climb_file};
-use offshoot_vfs::{FileId, FileSystem};
+use offshoot_vfs::{FileId, FileSystem, Version};
 
 use crate::args::ExtractArguments;
 use crate::exit::{ExitStatus, Failure, Result};
@@ -36,9 +36,10 @@ pub(super) fn run(
     interrupt::watch(console)?;
     let session = PlaceSession::open(&arguments.place, console)?;
     let top = session.file(LastLink::Follow)?;
-    let path = climb_file(&session.fs, top, &session.path).map_err(|error| session.named(error))?;
+    let path =
+        climb_file(&*session.fs, top, &session.path).map_err(|error| session.named(error))?;
     let path = [session.volume.as_os_str().as_bytes(), b":", &path].concat();
-    let source = Source { fs: &session.fs as &dyn FileSystem, top, path: &path };
+    let source = Source { fs: &*session.fs as &dyn FileSystem, top, path: &path };
     let (outcome, result): (Outcome, Result) = match (&arguments.tar, &arguments.destination) {
         (Some(_), _) if to_stdout => {
             extract_tar(&source, Archive { writer: &mut *out, failure: Failure::Output }, console)?
@@ -78,11 +79,10 @@ pub(super) fn run(
 
 /// What says that a directory is filled from `top` as it is now.
 fn mark(session: &PlaceSession, top: FileId) -> Mark {
-    let superblock = session.fs.volume().superblock();
-    let log = superblock.item.log_root;
+    let Version { volume, state } = session.fs.volume().version();
     Mark {
-        place: format!("{} {} {}", superblock.fsid, top.dev, top.ino),
-        state: format!("generation {}, log {log}, boot {}", superblock.generation, boot()),
+        place: format!("{volume} {} {}", top.dev, top.ino),
+        state: format!("{state}, boot {}", boot()),
     }
 }
 

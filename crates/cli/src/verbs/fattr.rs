@@ -5,8 +5,8 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::XattrMode;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::{FileSystem, FileSystemMut, XattrMode};
 use regex_lite::Regex;
 use serde::Serialize;
 
@@ -77,13 +77,13 @@ fn found(
     arguments: &GetfattrArguments,
     matching: Option<&Regex>,
 ) -> offshoot_vfs::Result<Vec<Xattr>> {
-    let file = resolve(&session.fs, &session.path, last_link(arguments.no_dereference))?;
+    let file = resolve(&*session.fs, &session.path, last_link(arguments.no_dereference))?;
     let of_name = |name: &OsStr| {
         let value = session.fs.xattr(file, name.as_bytes());
         value.map(|value| vec![(name.as_bytes().to_vec(), value)])
     };
     let all = || {
-        let mut xattrs = held_xattrs(&session.fs, file)?;
+        let mut xattrs = held_xattrs(&*session.fs, file)?;
         xattrs.sort();
         xattrs.retain(|(name, _)| match matching {
             Some(pattern) => pattern.is_match(&String::from_utf8_lossy(name)),

@@ -13,9 +13,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Timestamp};
 
 use super::rm::require_name;
 use crate::args::FindArguments;
@@ -30,7 +29,7 @@ use crate::output::{
 };
 use crate::place::Place;
 use crate::places::Failures;
-use crate::session::{Access, Opening, open_tree};
+use crate::session::{Access, OpenTree, Opening, open_tree};
 use expression::{Count, Expression, Kind, Numbered, Search, Which, beginning, parse};
 
 /// The deepest tree that is gone through: far beyond what any path names.
@@ -58,7 +57,7 @@ pub(super) fn run(
     if access == Access::Write {
         interrupt::watch(console)?;
     }
-    let mut opened: Vec<(std::path::PathBuf, Filesystem)> = Vec::new();
+    let mut opened: Vec<(std::path::PathBuf, OpenTree)> = Vec::new();
     for Place { volume, path } in places {
         let known = opened.iter().find(|(known, _)| *known == volume).map(|(_, fs)| fs.clone());
         let fs = match known {
@@ -78,16 +77,16 @@ pub(super) fn run(
             search: &search,
             is_json: arguments.json,
             now,
-            fs: &fs,
+            fs: &*fs,
             volume: &volume,
-            owners: Owners::of(&fs),
+            owners: Owners::of(&*fs),
             newer: Vec::new(),
             out: &mut *out,
             failures: &mut failures,
             top: Vec::new(),
             failed: None,
         };
-        match finding.prepare().and_then(|()| expand(&fs, &path)) {
+        match finding.prepare().and_then(|()| expand(&*fs, &path)) {
             Ok(paths) => {
                 for path in paths {
                     if let Err(error) = finding.place(&path) {
@@ -121,7 +120,7 @@ struct Finding<'a, 'f> {
     search: &'a Search,
     is_json: bool,
     now: Timestamp,
-    fs: &'a Filesystem,
+    fs: &'a dyn FileSystemMut,
     volume: &'a Path,
     owners: Owners,
     /// The modification times of the places that are compared with.

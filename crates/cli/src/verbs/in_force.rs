@@ -13,7 +13,7 @@ pub(super) fn run(arguments: &InForceArguments, out: &mut dyn Write) -> Result {
         let directory = arguments.directory.display();
         Failure::Usage(format!("{directory}: no volume is mounted there with offshoot"))
     })?;
-    let subvolume = subvolume_of(live.fs.volume(), arguments.subvolume.as_deref())?;
+    let subvolume = subvolume_of(live.fs.btrfs().volume(), arguments.subvolume.as_deref())?;
     let (root, options) = (live.first, live.options.clone());
     Ok(write_line(out, &Served { subvolume: subvolume.0, root, options })?)
 }

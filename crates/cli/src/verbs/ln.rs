@@ -4,7 +4,6 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place};
 
@@ -39,7 +38,7 @@ pub(super) fn run(arguments: &LnArguments, out: &mut dyn Write, console: &Arc<Co
     let NamedPlace { volume, path } = &places[0];
     let fs = volumes.open(volume, Access::Write)?;
     let mut failures = Failures::new(console);
-    let linked = link(&fs, arguments, &target, path, &caller);
+    let linked = link(&*fs, arguments, &target, path, &caller);
     volumes.done(volume, path, linked.is_ok());
     let mut told = Ok(());
     match linked {
@@ -65,7 +64,7 @@ fn tell(out: &mut dyn Write, place: &[u8], arguments: &LnArguments) -> io::Resul
 
 /// Makes the link, and gives its path.
 fn link(
-    fs: &Filesystem,
+    fs: &dyn FileSystemMut,
     arguments: &LnArguments,
     target: &[u8],
     path: &[u8],

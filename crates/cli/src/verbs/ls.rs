@@ -232,7 +232,7 @@ impl<'a, 'o> Listing<'a, 'o> {
         let mut widths = Widths::default();
         let owners: Vec<Owners> = tops.iter().map(|top| self.owners(&top.session)).collect();
         let mut include = |top: &Top, owners: &Owners| {
-            let has_acl = self.style.is_long && has_acl(&top.session.fs, &top.attr);
+            let has_acl = self.style.is_long && has_acl(&*top.session.fs, &top.attr);
             let row = Row { attr: &top.attr, name: b"", owners, has_acl, target: None };
             widths.include(&row, &self.style);
         };
@@ -258,7 +258,7 @@ impl<'a, 'o> Listing<'a, 'o> {
 
     /// Who is who, where that is shown.
     fn owners(&self, session: &PlaceSession) -> Owners {
-        if self.style.is_long { Owners::of(&session.fs) } else { Owners::default() }
+        if self.style.is_long { Owners::of(&*session.fs) } else { Owners::default() }
     }
 
     fn tree<'l>(
@@ -269,7 +269,7 @@ impl<'a, 'o> Listing<'a, 'o> {
         widths: Widths,
     ) -> Tree<'l, 'a, 'o> {
         let json_volume = json_name(session.volume.as_os_str().as_bytes());
-        let (fs, volume) = (&session.fs, &*session.volume);
+        let (fs, volume) = (&*session.fs, &*session.volume);
         Tree { listing: self, fs, top, volume, json_volume, owners, widths }
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType};
+use offshoot_vfs::{Error, FileFlags, FileId, FileType};
 use serde::Serialize;
 
 use crate::args::LsattrArguments;
@@ -90,7 +90,7 @@ impl Listing<'_> {
             write_name(self.out, path)?;
             writeln!(self.out, ":")?;
         }
-        let (entries, error) = listed(&session.fs, top, directory, self.arguments.all);
+        let (entries, error) = listed(&*session.fs, top, directory, self.arguments.all);
         if let Some(error) = error {
             self.error(session, path, &error);
         }

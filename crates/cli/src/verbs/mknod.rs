@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, resolve_end};
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Node, Place, SetAttr};
+use offshoot_vfs::{Errno, Error, FileType, Node, Place, SetAttr};
 
 use crate::args::MknodArguments;
 use crate::edit::{Caller, at_every_place, new_file};

@@ -39,12 +39,12 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     let inside = |error| Failure::Inside(volume.clone(), error);
     let mut sources = Vec::new();
     for place in places {
-        sources.extend(expand(&fs, &place.path).map_err(inside)?);
+        sources.extend(expand(&*fs, &place.path).map_err(inside)?);
     }
     let shown = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
     let more = sources.get(1).map(|path| shown(path));
     require_one_source(arguments.no_target_directory, more.as_deref())?;
-    let aim = Aim::of(&fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)
+    let aim = Aim::of(&*fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)
         .map_err(inside)?;
     let how = match arguments {
         MvArguments { exchange: true, .. } => Rename::Exchange,
@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     let mut told = Ok(());
     let mut made = HashSet::new();
     for source in &sources {
-        let renamed = rename(&fs, source, &aim, &path, &mut made, (how, at));
+        let renamed = rename(&*fs, source, &aim, &path, &mut made, (how, at));
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {

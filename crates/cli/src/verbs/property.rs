@@ -9,14 +9,14 @@ use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, XattrMode,
+    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, Volume, XattrMode,
 };
 
 use super::subvolume::set_read_only;
 use crate::args::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
-use crate::edit::{Caller, at_every_place};
+use crate::edit::{Caller, in_every_tree};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
 use crate::session::PlaceSession;
@@ -44,6 +44,10 @@ impl<'a> Object<'a> {
         Ok(Self { fs, path, file: resolve(fs, path, LastLink::Follow)? })
     }
 
+    fn volume(&self) -> &dyn Volume {
+        &**self.fs.volume()
+    }
+
     /// Whether it has the property, set or not.
     fn knows(&self, property: Property) -> Result<bool, Error> {
         Ok(match property {
@@ -69,12 +73,12 @@ impl<'a> Object<'a> {
 
     /// Its value; `None` when it is not set.
     fn get(&self, property: Property) -> Result<Option<Vec<u8>>, Error> {
-        let volume = self.fs.volume();
         match property {
-            Property::Ro => Ok(Some(
-                volume.subvolume(TreeId(self.file.dev))?.read_only.to_string().into_bytes(),
-            )),
-            Property::Label => Ok(Some(volume.label())),
+            Property::Ro => {
+                let info = self.fs.volume().subvolume(TreeId(self.file.dev))?;
+                Ok(Some(info.read_only.to_string().into_bytes()))
+            }
+            Property::Label => Ok(Some(self.volume().label())),
             Property::Compression => match self.fs.xattr(self.file, COMPRESSION) {
                 Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),
                 value => value.map(Some),
@@ -99,7 +103,7 @@ impl<'a> Object<'a> {
                 let is_read_only = text.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
                 set_read_only(self.fs, self.path, is_read_only, force, at)
             }
-            Property::Label => self.fs.volume().set_label(value).map_err(|error| match error {
+            Property::Label => self.volume().set_label(value).map_err(|error| match error {
                 Error::Posix { errno: Errno::INVAL, .. } => wrong(),
                 other => other,
             }),
@@ -116,7 +120,7 @@ impl<'a> Object<'a> {
 
 fn get(arguments: &GetPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let object = Object::at(&session.fs, &session.path)?;
+    let object = Object::at(session.fs.btrfs(), &session.path)?;
     if let Some(property) = arguments.name {
         object.require(property)?;
     }
@@ -136,7 +140,8 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let at = Caller::of(open)?.at;
     let places = vec![open.place(&arguments.place)];
-    at_every_place(places, &arguments.edit, console, |fs, path, _| {
+    in_every_tree(places, &arguments.edit, console, |tree, path, _| {
+        let fs = tree.btrfs();
         let object = Object::at(fs, path)?;
         object.require(arguments.name)?;
         if let Some(rights) = open.rights() {
@@ -157,7 +162,7 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
 
 fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let object = Object::at(&session.fs, &session.path)?;
+    let object = Object::at(session.fs.btrfs(), &session.path)?;
     for property in Property::ALL {
         if object.knows(property)? {
             let (name, what) = property.words();
@@ -169,7 +174,7 @@ fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Co
 
 #[cfg(test)]
 mod tests {
-    use offshoot_btrfs::{OpenOptions, Volume};
+    use offshoot_btrfs::{OpenOptions, Volume as Btrfs};
     use offshoot_device::{BlockDevice, Fault, FaultDevice, FileDevice};
     use offshoot_testkit::fixture;
 
@@ -183,7 +188,7 @@ mod tests {
         fixture::unpack(&image).unwrap();
         let below: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(&image).unwrap());
         let device = Arc::new(FaultDevice::new(below));
-        let volume = Volume::open(vec![device.clone()], &OpenOptions::default()).unwrap();
+        let volume = Btrfs::open(vec![device.clone()], &OpenOptions::default()).unwrap();
         let top = volume.filesystem(TreeId::FS).unwrap();
         let nested = volume.subvolumes().map(Result::unwrap).find(|info| info.parent.is_some());
         let nested = nested.unwrap();

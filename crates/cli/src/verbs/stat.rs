@@ -6,8 +6,8 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_vfs::FileType;
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{FileSystem, FileType};
 
 use crate::args::StatArguments;
 use crate::exit::{Failure, Result};
@@ -55,14 +55,14 @@ fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) 
             name: &[session.volume.as_os_str().as_bytes(), b":", &session.path].concat(),
             attr: &attr,
             target: target.as_deref(),
-            owners: &Owners::of(&session.fs),
-            sector_bytes: session.fs.volume().superblock().sector_size,
+            owners: &Owners::of(&*session.fs),
+            sector_bytes: session.fs.volume().block_size(),
         };
         let has_escapes = arguments.format.is_none();
         format::write(out, format.as_bytes(), has_escapes, &subject)?;
         return if has_escapes { Ok(()) } else { Ok(writeln!(out)?) };
     }
-    let mut xattrs = held_xattrs(&session.fs, file).map_err(|error| session.named(error))?;
+    let mut xattrs = held_xattrs(&*session.fs, file).map_err(|error| session.named(error))?;
     xattrs.sort();
     let flags = session.fs.flags(file).map_err(|error| session.named(error))?;
     if arguments.json {
@@ -70,7 +70,7 @@ fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) 
         let record = FileRecord::new(&volume, &session.path, &attr, target.as_deref());
         return Ok(write_line(out, &record.with(flags, &xattrs))?);
     }
-    let owners = Owners::of(&session.fs);
+    let owners = Owners::of(&*session.fs);
     let called =
         |name: Option<&[u8]>| name.map_or("?".to_owned(), |name| Escaped(name).to_string());
     write!(out, "  File: {}", Escaped(&session.path))?;
@@ -83,7 +83,7 @@ fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) 
         "\n  Size: {:<15} Blocks: {:<10} IO Block: {:<6} {}",
         attr.size,
         attr.allocated_bytes.div_ceil(512),
-        session.fs.volume().superblock().sector_size,
+        session.fs.volume().block_size(),
         type_words(attr.file_type)
     )?;
     write!(

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use offshoot_vfs::FileSystemMut;
 use serde::Serialize;
 
 use crate::args::SyncArguments;

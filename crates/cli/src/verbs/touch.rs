@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
+use offshoot_vfs::{Errno, Error, FileSystemMut, SetAttr, SetTime, Timestamp};
 
 use crate::args::TouchArguments;
 use crate::edit::{Caller, at_every_place, file_or_new, require_one_volume};
@@ -49,7 +48,11 @@ pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result 
     })
 }
 
-fn times_of(fs: &Filesystem, path: &[u8], last: LastLink) -> Result<(Timestamp, Timestamp), Error> {
+fn times_of(
+    fs: &dyn FileSystemMut,
+    path: &[u8],
+    last: LastLink,
+) -> Result<(Timestamp, Timestamp), Error> {
     let file = resolve(fs, path, last)?;
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
     Ok((attr.atime, attr.mtime))

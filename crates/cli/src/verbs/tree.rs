@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Attr, Error, FileId, FileType};
 
 use crate::args::TreeVerbArguments;
 use crate::exit::{ExitStatus, Failure, Nameless, Result};
@@ -112,7 +112,7 @@ impl Tree<'_> {
         path: &[u8],
         is_last: bool,
     ) -> Level {
-        let (mut entries, error) = listed(&session.fs, top, directory, self.arguments.all);
+        let (mut entries, error) = listed(&*session.fs, top, directory, self.arguments.all);
         if let Some(error) = error {
             self.error(session, path, &error);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_btrfs::Trimmed;
+use offshoot_vfs::{Trimmed, Volume};
 use serde::Serialize;
 
 use crate::args::InfoArguments;

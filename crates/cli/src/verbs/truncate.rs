@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, SetAttr};
+use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, SetAttr};
 
 use crate::args::{Length, TruncateArguments};
 use crate::edit::{Caller, at_every_place, file_or_new};
@@ -29,7 +28,7 @@ pub(super) fn run(arguments: &TruncateArguments, console: &Arc<Console>) -> Resu
 }
 
 fn truncate(
-    fs: &Filesystem,
+    fs: &dyn FileSystemMut,
     file: FileId,
     path: &[u8],
     length: Length,

@@ -19,10 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use clap::Parser;
-use offshoot_btrfs::Filesystem;
-use offshoot_btrfs_format::TreeId;
 use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, Owner};
-use offshoot_vfs::{Errno, Error, FileSystem, Result};
+use offshoot_vfs::{Errno, Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::super::gate;
@@ -34,6 +32,7 @@ use crate::exit::{self, Failure};
 use crate::live::Live;
 use crate::output::Console;
 use crate::rights::Rights;
+use crate::session::OpenTree;
 use crate::verbs;
 
 /// What a job keeps of what it printed.
@@ -41,7 +40,7 @@ const MOST_BYTES: usize = 64 << 10;
 
 /// The jobs of a mount.
 pub(in crate::mount) struct Jobs {
-    fs: Filesystem,
+    fs: OpenTree,
     volume: PathBuf,
     owner: Owner,
     /// Those that it was mounted with.
@@ -99,7 +98,7 @@ fn groups() -> Vec<u32> {
 impl Jobs {
     /// None yet, on a mount of `fs` that shows files with this owner.
     pub(in crate::mount) fn new(
-        fs: Filesystem,
+        fs: OpenTree,
         volume: PathBuf,
         owner: Owner,
         options: Vec<String>,
@@ -184,7 +183,7 @@ impl Jobs {
 
     /// The tree of files that all `places` are in, which are paths in it then: what is mounted, or
     /// another subvolume that is mounted elsewhere.
-    fn tree_of(&self, places: &mut [OsString]) -> Result<Filesystem> {
+    fn tree_of(&self, places: &mut [OsString]) -> Result<OpenTree> {
         let ids: Vec<Option<u64>> = places
             .iter_mut()
             .map(|place| {
@@ -197,7 +196,7 @@ impl Jobs {
             return Err(Error::posix(Errno::XDEV, "places in several mounts of a volume"));
         }
         match ids.first().copied().flatten() {
-            Some(id) => self.fs.volume().filesystem(TreeId(id)),
+            Some(id) => self.fs.at(id),
             None => Ok(self.fs.clone()),
         }
     }

@@ -8,7 +8,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystem, Place, Timestamp};
 
 use super::subvolume_at;
 use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumesArguments};
-use crate::edit::{Aim, Caller, Volumes, at_every_place, new_file, require_one_volume};
+use crate::edit::{Aim, Caller, Volumes, in_every_tree, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::Place as NamedPlace;
@@ -18,7 +18,8 @@ use crate::session::Access;
 pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let caller = Caller::of(open)?;
-    at_every_place(parsed(arguments), &arguments.edit, console, |fs, path, _| {
+    in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
+        let fs = tree.btrfs();
         let bare = without_slashes(path);
         let end = resolve_end(fs, bare, LastLink::Keep)?;
         let (None, Some((dir, name))) = (end.file, end.place) else {
@@ -43,7 +44,7 @@ pub(in crate::verbs) fn snapshot(arguments: &SnapshotArguments, console: &Arc<Co
     let [source, destination] = &places;
     let fs = volumes.open(&source.volume, Access::Write)?;
     let mut failures = Failures::new(console);
-    let taken = take(&fs, &source.path, &destination.path, arguments, at);
+    let taken = take(fs.btrfs(), &source.path, &destination.path, arguments, at);
     volumes.done(&destination.volume, &destination.path, taken.is_ok());
     if let Err(error) = taken {
         failures.inside(&source.volume, ExitStatus::of(&error), &error);
@@ -84,7 +85,8 @@ fn take(
 pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let at = Caller::of(open)?.at;
-    at_every_place(parsed(arguments), &arguments.edit, console, |fs, path, _| {
+    in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
+        let fs = tree.btrfs();
         let (dir, name) = named_place(fs, path)?;
         let place = Place { dir, name };
         if let Some(rights) = open.rights() {
@@ -156,7 +158,7 @@ fn change(
     change: impl Fn(&Filesystem, &[u8]) -> Result<(), Error>,
 ) -> Result {
     let places = vec![arguments.edit.tree.open.place(&arguments.place)];
-    at_every_place(places, &arguments.edit, console, |fs, path, _| change(fs, path))
+    in_every_tree(places, &arguments.edit, console, |tree, path, _| change(tree.btrfs(), path))
 }
 
 fn parsed(arguments: &SubvolumesArguments) -> Vec<NamedPlace> {

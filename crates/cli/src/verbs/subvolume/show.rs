@@ -31,8 +31,8 @@ pub(in crate::verbs) fn show(
     console: &Arc<Console>,
 ) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let volume = session.fs.volume();
-    let mut info = volume.subvolume(subvolume_at(&session.fs, &session.path)?)?;
+    let volume = session.fs.btrfs().volume();
+    let mut info = volume.subvolume(subvolume_at(session.fs.btrfs(), &session.path)?)?;
     let is_default = volume.default_subvolume()? == info.id;
     let snapshots = snapshots_of(volume, &info)?;
     if arguments.json {
@@ -115,8 +115,8 @@ pub(in crate::verbs) fn get(
         ro: bool,
     }
     let session = PlaceSession::open(&arguments.place, console)?;
-    let id = subvolume_at(&session.fs, &session.path)?;
-    let ro = session.fs.volume().subvolume(id)?.read_only;
+    let id = subvolume_at(session.fs.btrfs(), &session.path)?;
+    let ro = session.fs.btrfs().volume().subvolume(id)?.read_only;
     if arguments.json {
         return Ok(write_line(out, &Properties { ro })?);
     }
