@@ -6,23 +6,23 @@
 
 use std::fmt::Display;
 use std::fs::Metadata;
-use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{End, LastLink, at_path, resolve_end};
 use offshoot_vfs::{
-    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Timestamp,
+    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Nameless, NewFile,
+    Timestamp,
 };
 use rustix::fs::Mode;
 use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
 use crate::disk::{Disk, DiskName, VolumeId, open_files};
-use crate::exit::{ExitStatus, Failure, Nameless, Result};
-use crate::globs::expand;
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt::is_interrupted;
 use crate::output::{Console, Done, Escaped, Statistics, json_name};
 use crate::place::Place;
@@ -105,39 +105,6 @@ pub(crate) fn file_or_new(
         }
         _ => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),
     }
-}
-
-/// Gives `place` to what `make` makes. The file that is there has it until then, and keeps it when
-/// that fails: it is made under another name first.
-pub(crate) fn make_over(
-    fs: &dyn FileSystemMut,
-    place: vfs::Place<'_>,
-    at: Timestamp,
-    make: impl Fn(vfs::Place<'_>) -> Result<(), Error>,
-) -> Result<(), Error> {
-    /// One of so many random names is free.
-    const TRIES: usize = 8;
-    let mut result = Err(Error::posix(Errno::EXIST, "a temporary name"));
-    for _ in 0..TRIES {
-        let name = format!(".offshoot-{:016x}", RandomState::new().hash_one(0));
-        let temporary = vfs::Place { dir: place.dir, name: name.as_bytes() };
-        result = make(temporary);
-        match &result {
-            Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
-            Err(_) => break,
-            Ok(()) => {
-                let Err(error) = fs.rename(temporary, place, at) else { return Ok(()) };
-                return Err(match fs.unlink(temporary, at) {
-                    Ok(()) => error,
-                    Err(stays) => {
-                        let what = format!("{error}; removing the temporary name {name}");
-                        Error::io(what, stays.errno())
-                    }
-                });
-            }
-        }
-    }
-    result
 }
 
 /// Which file of the host: device and inode, or the device that a special file stands for.

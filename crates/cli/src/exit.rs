@@ -169,21 +169,6 @@ pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
     status
 }
 
-/// An error about a file whose path is printed beside it: what the library calls the file
-/// would only repeat it with a number.
-pub(crate) struct Nameless<'a>(pub(crate) &'a vfs::Error);
-
-impl fmt::Display for Nameless<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            vfs::Error::Corrupt(corrupt) => {
-                vfs::Corrupt { file: None, ..vfs::Corrupt::clone(corrupt) }.fmt(f)
-            }
-            other => other.fmt(f),
-        }
-    }
-}
-
 impl From<vfs::Error> for Failure {
     fn from(error: vfs::Error) -> Self {
         Self::Volume(error)

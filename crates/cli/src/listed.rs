@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
 
-use crate::enter::{Entrance, attr_of, may_enter};
+use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 
 /// The most entries of one directory that are held.
 const ENTRIES_MAX: usize = 1_000_000;

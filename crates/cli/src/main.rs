@@ -10,10 +10,9 @@
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |
 //! | [`disk`] | what lies between a file and a volume: images, partitions |
 //! | [`session`] | opening a volume |
-//! | [`globs`], [`wildcard`], [`listed`] | patterns of names, the entries of a directory |
+//! | [`listed`] | the entries of a directory |
 //! | [`permissions`], [`moments`] | modes and times as people write them |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
-//! | [`enter`] | which entries lead down in a tree that is not trusted |
 //! | [`verbs`] | what each verb does |
 //! | [`extract`] | taking trees out, which is most of the program |
 //! | [`edit`], [`copy`] | changing volumes, copying trees into, out of and between them |
@@ -35,10 +34,8 @@ mod args;
 mod copy;
 mod disk;
 mod edit;
-mod enter;
 mod exit;
 mod extract;
-mod globs;
 mod interrupt;
 mod listed;
 mod live;
@@ -54,7 +51,6 @@ mod session;
 mod space;
 mod stream;
 mod verbs;
-mod wildcard;
 mod workload;
 mod xattrs;
 

@@ -22,4 +22,4 @@ pub(crate) use owners::Owners;
 pub(crate) use progress::Progress;
 pub(crate) use record::{FileRecord, shown_inode};
 pub(crate) use statistics::Statistics;
-pub(crate) use time::{CivilTime, json_time, zone};
+pub(crate) use time::{CivilTime, zone};

@@ -2,15 +2,16 @@
 //!
 //! A place that fails does not keep the others back: it is reported when its turn comes, and
 //! the worst of what happened decides the exit code. A path may be a pattern, which stands for
-//! several files of its volume ([`crate::globs`]). Messages begin with the volume.
+//! several files of its volume ([`offshoot_vfs::globs`]). Messages begin with the volume.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use offshoot_vfs::globs::expand;
+
 use crate::args::{PlacesArguments, TreeArguments};
 use crate::exit::{ExitStatus, Failure, InVolume, Result};
-use crate::globs::expand;
 use crate::output::Console;
 use crate::place::Place;
 use crate::session::{Access, OpenTree, Opening, PlaceSession, open_tree};

@@ -82,6 +82,19 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
+    /// Seconds and nanoseconds as the decimal that JSON consumers and PAX headers read:
+    /// `1700000000.000000001`, `-0.500000000`.
+    #[must_use]
+    pub fn decimal(self) -> String {
+        if self.secs < 0 && self.nanos > 0 {
+            // One and a half seconds before the epoch is kept as -2 s and +0.5 s.
+            let whole = (self.secs + 1).unsigned_abs();
+            format!("-{whole}.{:09}", 1_000_000_000 - self.nanos)
+        } else {
+            format!("{}.{:09}", self.secs, self.nanos)
+        }
+    }
+
     /// The moment of the call, by the clock of the host.
     #[must_use]
     pub fn now() -> Self {
@@ -145,4 +158,18 @@ pub struct StatFs {
     pub available_bytes: u64,
     /// The unit in which data is allocated.
     pub block_size: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimal_seconds() {
+        let decimal = |secs, nanos| Timestamp { secs, nanos }.decimal();
+        assert_eq!(decimal(1, 5), "1.000000005");
+        assert_eq!(decimal(-2, 500_000_000), "-1.500000000");
+        assert_eq!(decimal(-1, 500_000_000), "-0.500000000");
+        assert_eq!(decimal(-1, 0), "-1.000000000");
+    }
 }

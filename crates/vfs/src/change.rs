@@ -17,7 +17,9 @@
 //! piece by piece. It is durable when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`]
 //! returned.
 
-use crate::{FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
+use std::hash::{BuildHasher, RandomState};
+
+use crate::{Errno, Error, FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
 
 /// What a new file begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -331,4 +333,37 @@ pub trait FileSystemMut: FileSystem {
 
     /// Makes everything durable that was done.
     fn sync(&self) -> Result<()>;
+}
+
+/// Gives `place` to what `make` makes. The file that is there has it until then, and keeps it when
+/// that fails: it is made under another name first.
+pub fn make_over(
+    fs: &dyn FileSystemMut,
+    place: Place<'_>,
+    at: Timestamp,
+    make: impl Fn(Place<'_>) -> Result<()>,
+) -> Result<()> {
+    /// One of so many random names is free.
+    const TRIES: usize = 8;
+    let mut result = Err(Error::posix(Errno::EXIST, "a temporary name"));
+    for _ in 0..TRIES {
+        let name = format!(".offshoot-{:016x}", RandomState::new().hash_one(0));
+        let temporary = Place { dir: place.dir, name: name.as_bytes() };
+        result = make(temporary);
+        match &result {
+            Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
+            Err(_) => break,
+            Ok(()) => {
+                let Err(error) = fs.rename(temporary, place, at) else { return Ok(()) };
+                return Err(match fs.unlink(temporary, at) {
+                    Ok(()) => error,
+                    Err(stays) => {
+                        let what = format!("{error}; removing the temporary name {name}");
+                        Error::io(what, stays.errno())
+                    }
+                });
+            }
+        }
+    }
+    result
 }

@@ -63,6 +63,19 @@ impl<E: fmt::Display> fmt::Display for OsReason<'_, E> {
     }
 }
 
+/// An error about a file whose path is printed beside it: what the library calls the file
+/// would only repeat it with a number.
+pub struct Nameless<'a>(pub &'a Error);
+
+impl fmt::Display for Nameless<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Error::Corrupt(corrupt) => Corrupt { file: None, ..Corrupt::clone(corrupt) }.fmt(f),
+            other => other.fmt(f),
+        }
+    }
+}
+
 /// What an error number adds to the words of what was asked for, with a colon in front. A call that
 /// makes no sense is
 /// told in words of its own already, to which "Invalid argument" adds nothing.

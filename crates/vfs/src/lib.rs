@@ -18,20 +18,23 @@
 pub mod acl;
 mod attr;
 mod change;
+pub mod enter;
 mod error;
 pub mod escape;
 mod flags;
+pub mod globs;
 pub mod path;
 mod volume;
+pub mod wildcard;
 
 use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
 pub use change::{
     Dedupe, Fallocate, FileSystemMut, NewFile, Node, Place, Position, Rename, SetAttr, SetTime,
-    XattrMode,
+    XattrMode, make_over,
 };
-pub use error::{Corrupt, Errno, Error, OsReason, Result};
+pub use error::{Corrupt, Errno, Error, Nameless, OsReason, Result};
 pub use flags::FileFlags;
 pub use volume::{Trimmed, Version, Volume};
 

@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 
 use offshoot_vfs::Timestamp;
 use offshoot_vfs::path::last_name;
+use offshoot_vfs::wildcard::Pattern;
 
 use super::Preserve;
 use crate::args::{Attribute, CpArguments};
 use crate::exit::{Failure, Result};
 use crate::output::write_name;
-use crate::wildcard::Pattern;
 
 /// What becomes of a file that has the name of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,13 +11,13 @@ use std::sync::PoisonError;
 use offshoot_vfs::path::{End, LastLink, climb, leads_to_itself, resolve_end};
 use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, SetTime,
-    XattrMode,
+    XattrMode, make_over,
 };
 
 use super::original::Original;
 use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::args::{Attribute, Reflink};
-use crate::edit::{JUST_MADE, make_over};
+use crate::edit::JUST_MADE;
 use crate::extract::{Known, Name, SafeName, Unapplied};
 use crate::xattrs::Xattr;
 

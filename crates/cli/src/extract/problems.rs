@@ -10,10 +10,10 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use offshoot_vfs::{self as vfs, Errno, OsReason};
+use offshoot_vfs::{self as vfs, Errno, Nameless, OsReason};
 use serde::Serialize;
 
-use crate::exit::{ExitStatus, Failure, Nameless};
+use crate::exit::{ExitStatus, Failure};
 use crate::interrupt::is_interrupted;
 use crate::output::{Console, Escaped, json_name, message};
 

@@ -15,10 +15,10 @@
 
 use std::ops::ControlFlow;
 
+use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
 
 use super::name::SafeName;
-use crate::enter::{Entrance, attr_of, may_enter};
 
 /// How many entries of one directory are read at a time.
 const BATCH: usize = 512;

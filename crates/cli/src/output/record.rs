@@ -3,8 +3,8 @@
 use offshoot_vfs::{Attr, FileFlags, FileId};
 use serde::Serialize;
 
+use super::json_name;
 use super::mode::type_name;
-use super::{json_name, json_time};
 use crate::xattrs::Xattr;
 
 /// The object that `ls --json` and `stat --json` write.
@@ -73,10 +73,10 @@ impl<'a> FileRecord<'a> {
             allocated: attr.allocated_bytes,
             device: is_device.then_some(attr.rdev),
             target: target.map(json_name),
-            atime: json_time(attr.atime),
-            mtime: json_time(attr.mtime),
-            ctime: json_time(attr.ctime),
-            btime: json_time(attr.btime),
+            atime: attr.atime.decimal(),
+            mtime: attr.mtime.decimal(),
+            ctime: attr.ctime.decimal(),
+            btime: attr.btime.decimal(),
             flags: None,
             xattrs: None,
         }

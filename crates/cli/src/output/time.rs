@@ -46,18 +46,6 @@ fn write_time(f: &mut fmt::Formatter<'_>, time: Timestamp, ahead: i64) -> fmt::R
     write!(f, ":{second:02}.{nanos:09} {sign}{:02}{:02}", minutes / 60, minutes % 60)
 }
 
-/// Seconds and nanoseconds as the decimal that JSON consumers and PAX headers read:
-/// `1700000000.000000001`, `-0.500000000`.
-pub(crate) fn json_time(time: Timestamp) -> String {
-    if time.secs < 0 && time.nanos > 0 {
-        // One and a half seconds before the epoch is kept as -2 s and +0.5 s.
-        let whole = (time.secs + 1).unsigned_abs();
-        format!("-{whole}.{:09}", 1_000_000_000 - time.nanos)
-    } else {
-        format!("{}.{:09}", time.secs, time.nanos)
-    }
-}
-
 /// The Gregorian date of a day counted from 1970-01-01.
 ///
 /// The calendar repeats every 400 years (146,097 days). Counting years from March puts
@@ -115,14 +103,5 @@ mod tests {
         assert_eq!(text(1_795_167_000, 0), "2026-11-20 09:30:00.000000000 +0000");
         // The extremes of the field must not overflow.
         let _ = (text(i64::MIN, 0), text(i64::MAX, 0));
-    }
-
-    #[test]
-    fn decimal_seconds() {
-        let decimal = |secs, nanos| json_time(Timestamp { secs, nanos });
-        assert_eq!(decimal(1, 5), "1.000000005");
-        assert_eq!(decimal(-2, 500_000_000), "-1.500000000");
-        assert_eq!(decimal(-1, 500_000_000), "-0.500000000");
-        assert_eq!(decimal(-1, 0), "-1.000000000");
     }
 }

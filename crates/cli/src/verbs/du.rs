@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
 
 use crate::args::DuArguments;
 use crate::edit::joined;
-use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{Entry, Visitor, walk};
 use crate::output::{Console, Escaped, human_size, json_name, short_size, write_line, write_name};
 use crate::places::{Failures, Places};

@@ -13,16 +13,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_vfs::enter::is_empty;
+use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Nameless, Timestamp};
 
 use super::rm::require_name;
 use crate::args::FindArguments;
 use crate::edit::{joined, moment, require_one_volume, say_if_interrupted, sync};
-use crate::enter::is_empty;
-use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::extract::{Entry, Visitor, walk};
-use crate::globs::expand;
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{
     Console, Escaped, FileRecord, Owners, json_name, shown_inode, write_line, write_name,

@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, make_over};
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, Caller, Volumes, is_same, joined, make_over, new_file, require_one_volume};
+use crate::edit::{Aim, Caller, Volumes, is_same, joined, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;

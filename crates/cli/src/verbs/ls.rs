@@ -18,12 +18,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Nameless};
 
 use crate::args::LsArguments;
-use crate::enter::{Entrance, attr_of, may_enter};
-use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name, write_name};
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;

@@ -5,12 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Error, FileFlags, FileId, FileType};
+use offshoot_vfs::{Error, FileFlags, FileId, FileType, Nameless};
 use serde::Serialize;
 
 use crate::args::LsattrArguments;
 use crate::edit::joined;
-use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::listed::listed;
 use crate::output::{Console, Escaped, json_name, write_line, write_name};
 use crate::places::{Failures, Places};

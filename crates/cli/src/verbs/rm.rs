@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::RmArguments;
 use crate::edit::{Report, at_every_place, joined, moment};
-use crate::enter::is_empty;
 use crate::exit::Result;
 use crate::extract::{Entry, Visitor, walk};
 use crate::interrupt::{self, is_interrupted};

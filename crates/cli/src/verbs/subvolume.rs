@@ -18,7 +18,7 @@ use offshoot_vfs::path::{LastLink, resolve};
 
 use crate::args::{ListArguments, SubvolumeVerb};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name, json_time};
+use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name};
 use crate::session::Session;
 
 #[derive(Serialize)]
@@ -46,7 +46,7 @@ impl Json {
             path: info.path.as_deref().ok().map(json_name),
             generation: info.generation.0,
             created_generation: info.created_generation.0,
-            created: json_time(info.created),
+            created: info.created.decimal(),
             read_only: info.read_only,
             is_default,
             uuid: text(info.uuid),

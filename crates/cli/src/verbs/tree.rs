@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 
 use crate::args::TreeVerbArguments;
-use crate::exit::{ExitStatus, Failure, Nameless, Result};
+use crate::exit::{ExitStatus, Failure, Result};
 use crate::listed::{Listed, listed};
 use crate::output::{Console, Escaped, FileRecord, json_name, write_line, write_name};
 use crate::places::{Failures, Places};

@@ -13,7 +13,6 @@ use offshoot_vfs::{Attr, Timestamp};
 use tar::{EntryType, Header};
 
 use super::acl::acl_record;
-use crate::output::json_time;
 use crate::xattrs::Xattr;
 
 /// The unit of a tar archive.
@@ -110,7 +109,7 @@ impl Front<'_> {
         for (key, time) in
             [(b"mtime", self.attr.mtime), (b"atime", self.attr.atime), (b"ctime", self.attr.ctime)]
         {
-            record(&mut records, key, json_time(time).as_bytes());
+            record(&mut records, key, time.decimal().as_bytes());
         }
         for (name, value) in self.xattrs {
             if let Some((key, text)) = acl_record(name, value, self.attr.file_type) {

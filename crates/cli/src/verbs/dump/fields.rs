@@ -8,7 +8,7 @@ use offshoot_vfs::Timestamp;
 use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::output::{Escaped, json_name, json_time};
+use crate::output::{Escaped, json_name};
 
 const NANOS_PER_SEC: u32 = 1_000_000_000;
 
@@ -65,7 +65,7 @@ impl Fields {
         self.with(
             name,
             match nanos {
-                0..NANOS_PER_SEC => json_time(Timestamp { secs, nanos }),
+                0..NANOS_PER_SEC => Timestamp { secs, nanos }.decimal(),
                 // No time at all: the numbers, for whoever looks for what is wrong.
                 _ => format!("{secs} s and {nanos} ns"),
             },

@@ -10,11 +10,11 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{FileType, Timestamp};
 
 use crate::moments::parse_time;
 use crate::permissions::ModeChange;
-use crate::wildcard::Pattern;
 
 /// How deep `!` and parentheses may nest.
 const DEPTH_MAX: usize = 64;

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{Json, flags, subvolume_at};
 use crate::args::{InfoArguments, SubvolumeArguments};
 use crate::exit::Result;
-use crate::output::{CivilTime, Console, Escaped, json_name, json_time, write_line};
+use crate::output::{CivilTime, Console, Escaped, json_name, write_line};
 use crate::session::{PlaceSession, Session};
 
 #[derive(Serialize)]
@@ -38,7 +38,7 @@ pub(in crate::verbs) fn show(
     if arguments.json {
         let [sent, received] = [info.sent, info.received].map(Option::unzip);
         let time = |(generation, time): (Option<Generation>, Option<Timestamp>)| {
-            (generation.map(|generation| generation.0), time.map(json_time))
+            (generation.map(|generation| generation.0), time.map(Timestamp::decimal))
         };
         let ((sent_generation, sent), (received_generation, received)) =
             (time(sent), time(received));

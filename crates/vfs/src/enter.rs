@@ -10,11 +10,11 @@
 
 use std::ops::ControlFlow;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Result, missing};
+use crate::{Attr, Errno, Error, FileId, FileSystem, Result, missing};
 
 /// How a directory may be entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entrance {
+pub enum Entrance {
     /// This is its place in the tree.
     Walk,
     /// It stands in for something else and is empty: it is shown and not walked.
@@ -27,7 +27,7 @@ pub(crate) enum Entrance {
 /// # Errors
 /// When the entry leads to another place in the tree, and when the place of the directory cannot
 /// be read.
-pub(crate) fn may_enter(
+pub fn may_enter(
     fs: &dyn FileSystem,
     top: FileId,
     parent: FileId,
@@ -49,7 +49,7 @@ pub(crate) fn may_enter(
 
 /// The attributes of `file`, which the entry `name` of a directory that was just read leads to. The
 /// volume is open here alone, or does not change, so a file that is not there is damage.
-pub(crate) fn attr_of(fs: &dyn FileSystem, name: &[u8], file: FileId) -> Result<Attr> {
+pub fn attr_of(fs: &dyn FileSystem, name: &[u8], file: FileId) -> Result<Attr> {
     fs.attr(file).map_err(|error| match error {
         Error::Posix { errno: Errno::NOENT, .. } => missing(name, file),
         error => error,
@@ -57,7 +57,7 @@ pub(crate) fn attr_of(fs: &dyn FileSystem, name: &[u8], file: FileId) -> Result<
 }
 
 /// Whether a directory has no entries.
-pub(crate) fn is_empty(fs: &dyn FileSystem, directory: FileId) -> Result<bool> {
+pub fn is_empty(fs: &dyn FileSystem, directory: FileId) -> Result<bool> {
     let mut is_empty = true;
     fs.read_dir(directory, 0, &mut |_| {
         is_empty = false;

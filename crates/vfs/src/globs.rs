@@ -8,8 +8,8 @@
 
 use std::ops::ControlFlow;
 
-use offshoot_vfs::path::{LastLink, resolve};
-use offshoot_vfs::{Error, FileSystem, FileType, Result};
+use crate::path::{LastLink, resolve};
+use crate::{Error, FileSystem, FileType, Result};
 
 use crate::wildcard::{Pattern, is_pattern, unescaped};
 
@@ -17,7 +17,7 @@ use crate::wildcard::{Pattern, is_pattern, unescaped};
 const PATHS_MAX: usize = 1 << 20;
 
 /// The paths that `path` stands for: at least one.
-pub(crate) fn expand(fs: &dyn FileSystem, path: &[u8]) -> Result<Vec<Vec<u8>>> {
+pub fn expand(fs: &dyn FileSystem, path: &[u8]) -> Result<Vec<Vec<u8>>> {
     let as_it_is = || Ok(vec![path.to_vec()]);
     if !is_pattern(path) || resolve(fs, path, LastLink::Keep).is_ok() {
         return as_it_is();
@@ -83,44 +83,4 @@ fn step(
         names.iter().map(|name| path_of(name)).filter(|path| !is_on_the_way || is_there(path)),
     );
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use offshoot_testkit::memory::{Memory, ROOT};
-
-    use super::*;
-
-    fn expanded(fs: &Memory, path: &str) -> Vec<String> {
-        let found = expand(fs, path.as_bytes()).unwrap();
-        found.into_iter().map(|path| String::from_utf8(path).unwrap()).collect()
-    }
-
-    #[test]
-    fn as_in_a_shell() {
-        let mut fs = Memory::new();
-        fs.add(ROOT, b"od", 300, FileType::Directory);
-        fs.add(ROOT, b"other", 301, FileType::Directory);
-        for (ino, name) in [(302, "b.c"), (303, "a.c"), (304, ".hidden.c"), (305, "lit*ral")] {
-            fs.file(300, name.as_bytes(), ino, b"x");
-        }
-        fs.file(301, b"a.c", 306, b"x");
-        fs.file(ROOT, b"ofile", 307, b"x");
-        fs.add(ROOT, b"link", 308, FileType::Symlink).target = b"od".to_vec();
-        for (path, found) in [
-            ("/od/*.c", &["/od/a.c", "/od/b.c"][..]),
-            ("/o*/a.c", &["/od/a.c", "/other/a.c"]),
-            ("/od/.*", &["/od/.hidden.c"]),
-            ("/od/lit*ral", &["/od/lit*ral"]),
-            ("/od/lit\\*r?l", &["/od/lit*ral"]),
-            ("/l*/a.c", &["/link/a.c"]),
-            ("/*", &["/link", "/od", "/ofile", "/other"]),
-            ("/o*/", &["/od/", "/other/"]),
-            ("/od/*.h", &["/od/*.h"]),
-            ("/none/*", &["/none/*"]),
-            ("/od/a.c", &["/od/a.c"]),
-        ] {
-            assert_eq!(expanded(&fs, path), found, "{path}");
-        }
-    }
 }

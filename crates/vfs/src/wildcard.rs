@@ -5,12 +5,14 @@
 //! elsewhere. The work is bounded by the product of both lengths.
 
 /// Whether a text has anything that a pattern acts upon.
-pub(crate) fn is_pattern(text: &[u8]) -> bool {
+#[must_use]
+pub fn is_pattern(text: &[u8]) -> bool {
     text.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 
 /// The text without the backslashes that protect characters.
-pub(crate) fn unescaped(pattern: &[u8]) -> Vec<u8> {
+#[must_use]
+pub fn unescaped(pattern: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(pattern.len());
     let mut bytes = pattern.iter();
     while let Some(&byte) = bytes.next() {
@@ -26,7 +28,7 @@ pub(crate) fn unescaped(pattern: &[u8]) -> Vec<u8> {
 }
 
 /// A pattern in the form in which it is matched.
-pub(crate) struct Pattern {
+pub struct Pattern {
     parts: Vec<Part>,
     ignores_case: bool,
 }
@@ -67,12 +69,14 @@ fn lower(char: Char) -> Char {
 
 impl Pattern {
     /// The pattern that `text` is.
-    pub(crate) fn new(text: &[u8]) -> Self {
+    #[must_use]
+    pub fn new(text: &[u8]) -> Self {
         Self::parse(text, false)
     }
 
     /// The same for names in upper and lower case.
-    pub(crate) fn ignoring_case(text: &[u8]) -> Self {
+    #[must_use]
+    pub fn ignoring_case(text: &[u8]) -> Self {
         Self::parse(text, true)
     }
 
@@ -104,7 +108,8 @@ impl Pattern {
     }
 
     /// Whether the pattern is the whole of `name`.
-    pub(crate) fn matches(&self, name: &[u8]) -> bool {
+    #[must_use]
+    pub fn matches(&self, name: &[u8]) -> bool {
         let mut name = chars(name);
         if self.ignores_case {
             for char in &mut name {
